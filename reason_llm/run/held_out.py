@@ -200,14 +200,6 @@ def judge(learner: Learner, data: Sequence[Datum]) -> Record:
 
 
 def _of_scores(scores: Sequence[float], lengths: Sequence[int]) -> Record:
-    bias = length_bias(scores[::2], scores[1::2], lengths[::2], lengths[1::2])
-    found = {
-        "reward_mean": fmean(scores),
-        "reward_std": stdev(scores),
-        "length_correlation": bias.pearson,
-        "accuracy_chosen_longer": bias.chosen_longer.fraction,
-        "accuracy_chosen_not_longer": bias.chosen_not_longer.fraction,
-        "pairs_chosen_not_longer": float(bias.chosen_not_longer.num_pairs),
-        "accuracy_prefer_longer": bias.prefer_longer.fraction,
-    }
+    found = {"reward_mean": fmean(scores), "reward_std": stdev(scores)}
+    found |= length_bias(scores[::2], scores[1::2], lengths[::2], lengths[1::2])
     return {name: value for name, value in found.items() if not math.isnan(value)}

@@ -10,13 +10,13 @@ from reason_llm.run import reward_models
 from reason_llm.run.start.resolve import START
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.train import (
+    OBJECTIVES,
     Learner,
     Learners,
     LearningSettings,
     ShardedLearner,
     Shards,
     Values,
-    objective_of,
 )
 
 
@@ -38,7 +38,7 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
     train, row = config.train, config.algorithm.row()
     halved = state.micro_batch_tokens or plan.micro_batch_tokens
     settings = LearningSettings(
-        objective=objective_of(config),
+        objective=OBJECTIVES[config.stage](config),
         train=train,
         temperature=config.sample.temperature if config.samples else 1.0,
         micro_batch_tokens=min(halved, plan.micro_batch_tokens),  # it may be lower by now

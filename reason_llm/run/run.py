@@ -308,7 +308,7 @@ class Run:
                 kl = self.state.kl_coefficient
                 yield lambda: self._team.learn(step, data, lambda rows: progress(0, rows), kl)
         except OutOfMemory:
-            if not self.learners.moved_in_step:
+            if not any(each.updates_in_step for each in self.learners.by_role.values()):
                 self._save()
             raise
         self.record["memory/learning_peak_gib"] = peak.gib

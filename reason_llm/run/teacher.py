@@ -42,7 +42,7 @@ class Teacher:
             model.fused_adapters(),
             model.using("reference"),
         ):
-            for attempt in MicroBatches(tokens, model.device).attempts(asked):
+            for attempt in MicroBatches(tokens).attempts(asked):
                 with attempt as batches:
                     for indices in batches:
                         ids_BT, mask_BT = collate([asked[i] for i in indices], model.device)

@@ -11,8 +11,7 @@ from reason_llm.sample.shards import (
     lots,
     sample_lot,
 )
-from reason_llm.sample.stop_strings import stop_strings
-from reason_llm.sample.transformers_sampler import TransformersSampler, stream
+from reason_llm.sample.transformers_sampler import TransformersSampler, stop_strings, stream
 from reason_llm.sample.turns import environments_of, in_environment
 from reason_llm.sample.vllm_sampler import VllmSampler
 

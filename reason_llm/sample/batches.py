@@ -1,8 +1,6 @@
-"""The batches in which turns of rollouts are sampled.
-
-With vLLM a request joins the batch under way and leaves it when it is done, so no rollout waits for
-another's tool. With other samplers, and with ``model.deterministic``, there is a barrier: the next
-batch begins when all live rollouts ask. Equal batches have equal bits, whoever came first.
+"""The batches in which turns of rollouts are sampled. With vLLM a request joins the one under way.
+With other samplers, and with ``model.deterministic``, there is a barrier: the next batch begins
+when all live rollouts ask. Equal batches have equal bits, whoever came first.
 """
 
 import random

@@ -1,11 +1,8 @@
 """KV cache whose storage is reserved once: a token is written into it, and nothing is copied.
 
-``DynamicCache`` joins all keys and values anew for every token. Here the layers that attend to the
-whole text get storage for the longest row when the prompts have been read; a row that leaves is
-replaced by the last one. Layers with a sliding window stay as Transformers has them: they hold
-little.
-
-On a CPU, long prompts of many rows are kept once (``SharedPrompts``).
+Layers that attend to the whole text get storage for the longest row when the prompts have been
+read; a row that leaves is replaced by the last one. Layers with a sliding window stay as
+Transformers has them. On a CPU, long prompts of many rows are kept once (``SharedPrompts``).
 
 Shapes: P prompts, B rows, K key heads, T tokens so far, C tokens there is room for, H head size.
 """
@@ -48,17 +45,11 @@ class ReservedCache(DynamicCache):
                 layer.reorder_cache(index_B)
 
     def share(self, index_B: Tensor, lengths: Sequence[int], new_tokens: int) -> None:
-        """Keep the rows so far as prompts, and make row b a continuation of prompt ``index_B[b]``
-        with room for ``new_tokens``; ``is_reserved`` must hold.
-
-        Args:
-            lengths: of the prompts, which are padded on the left.
-        """
-        keys_values = [
-            layer.share(len(index_B), new_tokens)
-            for layer in self.layers
-            if isinstance(layer, _ReservedLayer)
-        ]
+        """Keep the rows so far, padded on the left, as prompts of these lengths, and make row b a
+        continuation of prompt ``index_B[b]`` with room for ``new_tokens``; ``is_reserved`` must
+        hold."""
+        layers = [layer for layer in self.layers if isinstance(layer, _ReservedLayer)]
+        keys_values = [layer.share(len(index_B), new_tokens) for layer in layers]
         self.prompts = SharedPrompts(keys_values, lengths, index_B)
 
     def keep(self, index_B: Tensor) -> None:
@@ -110,7 +101,6 @@ class _ReservedLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens, and return all keys and values so far."""
         if self._storage is None:
             keys, values = super().update(key_states, value_states)
             return keys, values

@@ -1,8 +1,5 @@
-"""A chat of the model with tools, and such a chat with the tools of an MCP server.
-
-The server is started by its command line, once for each wave, and speaks over its standard input
-and output. All rollouts of the wave share it. It gets a few harmless environment variables and no
-others.
+"""A chat of the model with tools, and such a chat with the tools of an MCP server, which is started
+by its command line, once for each wave, and speaks over its standard input and output.
 """
 
 import shlex
@@ -22,12 +19,10 @@ from reason_llm.sample.token_server import MODEL, Endpoint, Play, Plays, Session
 UseTool = Callable[[str, dict[str, Any]], Awaitable[str]]
 
 
-@asynccontextmanager
-async def client() -> AsyncIterator[httpx.AsyncClient]:
+def client() -> httpx.AsyncClient:
     """A client that waits as long as the model takes; what holds all up has a deadline itself."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as http:
-        yield http
+    return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
 
 
 async def converse(
@@ -61,17 +56,13 @@ async def converse(
                 text = await use(name, arguments)
             except Exception as error:  # noqa: BLE001  (it is the tool's; the model is told)
                 text = orjson.dumps({"error": one_line(error)[:1000]}).decode()
-            messages.append(
-                {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
-            )
+            told = {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
+            messages.append(told)
 
 
 def mcp_tools(command: str) -> Plays:
-    """Rollouts with the tools of the server of this command line.
-
-    Raises:
-        ConfigError: the package is missing, or there is no such command.
-    """
+    """Rollouts with the tools of the server of this command line; a ConfigError if the package is
+    missing, or there is no such command."""
     words = shlex.split(command)
     if not words:
         raise ConfigError("sample.environment=mcp: names no server; write mcp:COMMAND ARGUMENTS")
@@ -94,16 +85,11 @@ def mcp_tools(command: str) -> Plays:
         started = stdio_client(StdioServerParameters(command=words[0], args=words[1:]))
         async with client() as http, Client(started) as tools:
             described = [
-                {
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "description": tool.description or "",
-                        "parameters": tool.input_schema,
-                    },
-                }
-                for tool in (await tools.list_tools()).tools
-            ]
+                {"type": "function", "function": {
+                    "name": tool.name, "description": tool.description or "",
+                    "parameters": tool.input_schema,
+                }} for tool in (await tools.list_tools()).tools
+            ]  # fmt: skip
 
             async def use(name: str, arguments: dict[str, Any]) -> str:
                 result = await tools.call_tool(name, arguments)

@@ -15,13 +15,8 @@ CANARY_PROMPTS, CANARY_COMPLETIONS, CANARY_TOKENS = 4, 2, 16
 @contextmanager
 def sampling(model: Model, cache_tokens: int) -> Iterator[Sampler]:
     """Context of the sampling phase: the policy is in evaluation mode and the GPU belongs to the
-    sampler.
-
-    With vLLM the KV cache is brought back and vLLM's adapter becomes the policy's.
-
-    Args:
-        cache_tokens: how many tokens the Transformers sampler's KV cache may hold.
-    """
+    sampler. With vLLM the KV cache is brought back and vLLM's adapter becomes the policy's;
+    ``cache_tokens`` are what the Transformers sampler's KV cache may hold."""
     model.policy.eval()
     if model.engine is not None and model.sync is not None:
         model.engine.wake()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from reason_llm.rollout import Group, Prompt
 
@@ -39,17 +39,24 @@ class Sampler(Protocol):
 
         The same prompts, params, seed and weights give the same tokens on the same machine.
         """
-        ...
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
         """Number of these prompts that fit into memory together with all their completions; at
         least 1."""
-        ...
+
+
+class Wave(NamedTuple):
+    """Rollouts that are asked for, and the sampler of their turns; else as ``Sampler.sample``."""
+
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    seed: int
+    progress: Progress
+    sampler: Sampler
 
 
 class Episodes(Protocol):
     """Rollouts of several turns in environments."""
 
-    def over(self, sampler: Sampler) -> Sampler:
-        """The Sampler of whole rollouts over a sampler of turns."""
-        ...
+    def play(self, wave: Wave) -> list[Group]:
+        """As ``Sampler.sample``: the same tokens where the environments do the same."""

@@ -4,9 +4,8 @@
     mcp:COMMAND ARGUMENTS            the model calls the tools of an MCP server
     verifiers                        tasks of ``data.train: verifiers:TASKSET``, with their rewards
 
-All rollouts of a wave live at the same time, in one thread with one event loop; the sampler stays
-in the thread that it was called in. Each ends with what its program returns: a number is the reward
-``environment``. A program that raises, or keeps the others waiting for longer than
+All programs of a wave run in one thread with one event loop. Each ends with what it returns: a
+number is the reward ``environment``. One that raises, or keeps the others waiting for longer than
 ``sample.environment_seconds``, ends its rollout with the reason ``error``.
 
 A rollout of an agent that shortens or forks what it says is several conversations. That in which
@@ -17,7 +16,7 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -29,21 +28,17 @@ from reason_llm.config import Config
 from reason_llm.data import Renderer, abandon, load_function, own_session
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
-from reason_llm.rollout import ROW, Completion, Conversation, Group, Prompt, Span
+from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Span
 from reason_llm.sample.batches import batch_of, turn_seed
 from reason_llm.sample.mcp_tools import mcp_tools
-from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.protocol import Wave
 from reason_llm.sample.tasksets import tasksets
 from reason_llm.sample.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
 
 
 class Sessions:
-    """What a run needs for such rollouts.
-
-    Raises:
-        ConfigError: there is no such function, a package is missing, or the chat template does not
-            keep earlier answers.
-    """
+    """What a run needs for such rollouts; a ConfigError if there is no such function, a package is
+    missing, or the chat template does not keep earlier answers."""
 
     def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
         kind, rest = own_session(config.sample.environment)
@@ -61,64 +56,47 @@ class Sessions:
         if kind != "verifiers":  # which renders anew where turns cannot follow
             renderer.replies([[{"role": "user", "content": "."}]], self.section.reply_tokens)
 
-    def over(self, sampler: Sampler) -> Sampler:
-        """See ``Episodes.over``."""
-        return _Serving(self, sampler)
-
-
-class _Serving:
-    """The Sampler of whole rollouts."""
-
-    def __init__(self, sessions: Sessions, sampler: Sampler) -> None:
-        self._of_run = sessions
-        self._sampler = sampler
-
-    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
-        """See ``Sampler.prompts_at_once``."""
-        return self._sampler.prompts_at_once(prompts, params)
-
-    def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
-    ) -> list[Group]:
-        """See ``Sampler.sample``: the same tokens where the programs do the same."""
-        own, size = self._of_run, params.num_completions
+    def play(self, wave: Wave) -> list[Group]:
+        """See ``Episodes``."""
+        prompts, params, seed, progress, sampler = wave
+        size = params.num_completions
         rollouts = [Session(prompt) for prompt in prompts for _ in range(size)]
         server = TokenServer(
-            rollouts, own.section, own.renderer, own.context_tokens, params.max_new_tokens,
-            own.end_token_ids,
+            rollouts, self.section, self.renderer, self.context_tokens, params.max_new_tokens,
+            self.end_token_ids,
         )  # fmt: skip
         ended = 0
-        with server, _played(own, server), batch_of(self._sampler, seed) as batch:
+        with server, _played(self, server), batch_of(sampler, seed) as batch:
             while True:
                 batch.keep(server.wants)
                 asked = server.waiting(batch.keys, joins=batch.joins)
                 before, ended = ended, sum(each.has_ended for each in rollouts)
                 progress(0, ended - before)
                 for session, ask in asked:
-                    batch.add(
-                        (session, ask),
-                        replace(session.prompt, token_ids=ask.ids),
-                        replace(params, num_completions=1, max_new_tokens=ask.most),
-                        turn_seed(seed, rollouts.index(session), session.notes["turns"]),
-                    )
+                    prompt = replace(session.prompt, token_ids=ask.ids)
+                    own = replace(params, num_completions=1, max_new_tokens=ask.most)
+                    number = rollouts.index(session)
+                    own_seed = turn_seed(seed, number, session.notes["turns"])
+                    batch.add((session, ask), prompt, own, own_seed)
                 if not batch.keys:
                     break
                 done = dict(batch.step(lambda tokens, ended: progress(tokens, 0)))
                 server.answer(list(done), [completion for (completion,) in done.values()])
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         for group in groups:
-            self._speak(group, params, seed)
+            self._speak(group, wave)
         return [self._group(group) for group in groups]
 
-    def _speak(self, group: list[Session], params: SamplingParams, seed: int) -> None:
+    def _speak(self, group: list[Session], wave: Wave) -> None:
         """A token for each rollout that never asked, since a completion has one at least."""
         silent = [each for each in group if not each.branches]
         if not silent:
             return
         asked = [each.learned.prompt for each in group if each.branches]
         prompt = replace(group[0].prompt, token_ids=(asked or [group[0].prompt.token_ids])[0])
-        one = replace(params, num_completions=1, max_new_tokens=1)
-        said = self._sampler.sample([prompt] * len(silent), one, seed, lambda tokens, ended: None)
+        one = replace(wave.params, num_completions=1, max_new_tokens=1)
+        asks = [prompt] * len(silent)
+        said = wave.sampler.sample(asks, one, wave.seed, lambda tokens, ended: None)
         for each, (completion,) in zip(silent, (g.completions for g in said), strict=True):
             if each.finish is None:
                 each.fail("it never asked the model")
@@ -136,8 +114,7 @@ class _Serving:
                 f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be "
                 "compared with each other; let what is asked first depend on the row alone"
             )
-        tokenizer = self._of_run.renderer.tokenizer
-        (text,) = decode(tokenizer, [list(common)])
+        (text,) = decode(self.renderer.tokenizer, [list(common)])
         if common == prompt.token_ids:
             text = prompt.text
         return Group(
@@ -153,7 +130,7 @@ class _Serving:
         spans += [Span(len(own) + each.start, len(own) + each.end) for each in branch.spans]
         others = [each for each in session.branches if each is not branch]
         told = [list(ids), *(each.ids for each in others)]
-        text, *texts = decode(self._of_run.renderer.tokenizer, told)
+        text, *texts = decode(self.renderer.tokenizer, told)
         return Completion(
             ids, text, (*[0.0] * len(own), *branch.logprobs), session.why,
             spans=tuple(spans), environment=session.notes, last_turn=branch.text,
@@ -205,9 +182,10 @@ async def _play_all(own: Sessions, server: TokenServer) -> None:
     async def one(session: Session, play: Play) -> None:
         task = asyncio.current_task()
         assert task is not None
+        endpoint = Endpoint(server.url, session.key, list(session.prompt.extra[CHAT]))
         session.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
-            _end(session, await play(session, server.endpoint(session)))
+            _end(session, await play(session, endpoint))
         except asyncio.CancelledError:
             if not session.has_ended:  # the wave is broken off
                 raise
@@ -234,7 +212,7 @@ async def _play_all(own: Sessions, server: TokenServer) -> None:
 
 def _end(session: Session, reward: Any) -> None:
     """Keep what a program gave."""
-    if reward is None or session.has_ended or session.finish == "error":
+    if reward is None or session.finish == "error":
         return
     if isinstance(reward, int | float) and math.isfinite(reward):
         session.notes["reward"] = float(reward)

@@ -32,20 +32,11 @@ class Dealer(Protocol):
     def sample(
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
     ) -> list[list[Group]]:
-        """The groups of each part.
-
-        Args:
-            own: samples a lot in this process, and tells the progress by itself.
-        """
-        ...
+        """The groups of each part; ``own`` samples a lot here, and tells the progress."""
 
 
 class ShardedSampler:
-    """The Sampler that deals the prompts: prompt i is in shard i mod ``count``.
-
-    Args:
-        sampler: of this process.
-    """
+    """The Sampler that deals the prompts, from this process's: prompt i is in shard i mod count."""
 
     def __init__(self, sampler: Sampler, count: int, dealer: Dealer) -> None:
         self._sampler = sampler
@@ -56,14 +47,11 @@ class ShardedSampler:
         self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
     ) -> list[Group]:
         """See ``Sampler.sample``."""
-        parts = [
-            Part(
-                shard,
-                tuple(prompts[shard :: self._count]),
-                seed if self._count == 1 else _seed(seed, shard),
-            )
-            for shard in range(min(self._count, len(prompts)))
-        ]
+        parts = []
+        for shard in range(min(self._count, len(prompts))):
+            own_seed = random.Random(f"{seed}/shard/{shard}").getrandbits(63)
+            own_seed = seed if self._count == 1 else own_seed
+            parts.append(Part(shard, tuple(prompts[shard :: self._count]), own_seed))
 
         def own(lot: Lot) -> list[list[Group]]:
             return sample_lot(self._sampler, lot, params, progress)
@@ -81,9 +69,8 @@ def sample_lot(
 ) -> list[list[Group]]:
     """The groups of each part: under vLLM in one batch, else of one part after the other."""
     if isinstance(sampler, VllmSampler):
-        return sampler.sample_together(
-            [(part.prompts, part.seed) for part in lot], params, progress
-        )
+        waves = [(part.prompts, part.seed) for part in lot]
+        return sampler.sample_together(waves, params, progress)
     return [sampler.sample(part.prompts, params, part.seed, progress) for part in lot]
 
 
@@ -92,7 +79,3 @@ def lots(parts: Sequence[Part], takers: int, *, in_batches: bool) -> list[Lot]:
     one batch, else part by part, so that who is faster takes more."""
     count = min(takers, len(parts)) if in_batches else len(parts)
     return [tuple(parts[number::count]) for number in range(count)]
-
-
-def _seed(seed: int, shard: int) -> int:
-    return random.Random(f"{seed}/shard/{shard}").getrandbits(63)

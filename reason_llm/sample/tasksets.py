@@ -1,9 +1,8 @@
 """Rollouts in environments of verifiers 0.4, as they come, and their rewards.
 
-verifiers runs a task's own code here, in this process, and its tool servers as processes beside
-it. It asks the token server through its training client, with a renderer that puts the turns of a
-conversation together as our own does, or with one of its own that was named. In the place of its
-harness for plain chats, which starts a process of ``uv`` for each rollout, stands one that asks
+verifiers runs a task's own code in this process, and its tool servers beside it. It asks the token
+server through its training client, with our renderer or with one of its own that was named. In the
+place of its harness for plain chats, which starts a process for each rollout, stands one that asks
 from here; a taskset that ships a harness keeps it.
 """
 
@@ -43,9 +42,6 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
     Args:
         asked: options of ``sample.environment``: ``renderer=qwen3``.
         own: what puts turns together where no renderer is named.
-
-    Raises:
-        ConfigError: verifiers is missing, or an option is wrong.
     """
     where = f"sample.environment={config.sample.environment}"
     try:
@@ -133,24 +129,16 @@ def _environment(source: str, turns: int) -> Any:
 
 
 def _reward(session: Session, episode: Any) -> float | None:
-    """The reward of an episode; the parts of it go to the rollout's notes.
-
-    Raises:
-        ValueError: the episode failed.
-    """
+    """The reward of an episode, whose parts go to the rollout's notes."""
     if not episode.ok:
         errors = [*episode.errors, *(each for t in episode.traces for each in t.errors)]
         raise ValueError(f"{errors[0].type}: {errors[0].message}" if errors else "it has no reward")
-    rewards = {
-        name: float(reward.value)
-        for trace in episode.traces
-        for name, reward in trace.rewards.items()
-        if reward is not None
-    }
-    session.notes["rewards"] = rewards
-    session.notes["metrics"] = {
-        name: value for trace in episode.traces for name, value in trace.metrics.items()
-    }
+    rewards: dict[str, float] = {}
+    metrics: dict[str, Any] = {}
+    for trace in episode.traces:
+        rewards |= {n: float(each.value) for n, each in trace.rewards.items() if each is not None}
+        metrics |= trace.metrics
+    session.notes |= {"rewards": rewards, "metrics": metrics}
     return sum(rewards.values()) if rewards else None
 
 
@@ -219,15 +207,9 @@ def _harness() -> ModuleType:
         NEEDS_CONTAINER = False
 
         async def launch(
-            self,
-            ctx: Any,
-            trace: Any,
-            runtime: Any,
-            endpoint: str,
-            secret: str,
-            mcp_urls: dict[str, str],
-            data: Any,
-        ) -> ProgramResult:
+            self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str,
+            mcp_urls: dict[str, str], data: Any,
+        ) -> ProgramResult:  # fmt: skip
             system, prompt = self.resolve_prompt(data)
             talk: list[Any] = [{"role": "system", "content": system}] if system else []
             if isinstance(prompt, str):

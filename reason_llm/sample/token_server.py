@@ -4,17 +4,13 @@
     POST /v1/chat/completions     messages in, a message out; OpenAI's form, not streamed
     GET  /v1/models               the one model and its context
 
-The port is of 127.0.0.1, the system chooses it, and it is open while one wave is sampled. Who asks
-names a rollout of that wave: by the rollout's own key, or by the wave's key and ``X-Session-ID``.
-Keys are new in each wave, so a rollout that began with another adapter is refused.
+The port is of 127.0.0.1 and open while one wave is sampled. Who asks names a rollout of that wave:
+by the rollout's own key, or by the wave's key and ``X-Session-ID``. Keys are new in each wave.
 
-**The barrier.** The model is asked when every live rollout waits for it: then in one batch, in the
-rollouts' order. So batches, and with them what is drawn, do not depend on who came first. With vLLM
-there is none: a request is added to the batch that is under way, and answered when it is done. What
-keeps all others waiting for too long, with nothing happening, is ended.
-
-What was sampled is never encoded again: a chat whose messages go on from those of an earlier answer
-is asked with the ids so far and those of the reply.
+**The barrier.** The model is asked when every live rollout waits for it, in the rollouts' order, so
+that what is drawn does not depend on who came first. With vLLM a request joins the batch under way.
+Who keeps all others waiting for too long is ended. What was sampled is never encoded again: a chat
+that goes on from an earlier answer is asked with the ids so far and those of the reply.
 
 Source: the request and the answer of ``renderers`` 0.1.12 (``client.py``), which verifiers 0.4 and
 vLLM's ``/inference/v1/generate`` share. Differs: temperature and filters of a request are ignored,
@@ -28,7 +24,7 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -38,17 +34,8 @@ from reason_llm.data import Messages, Renderer, plain_messages, said_before
 from reason_llm.errors import ReasonError, one_line
 from reason_llm.files import MIB
 from reason_llm.model import decode
-from reason_llm.rollout import (
-    CHAT,
-    Completion,
-    FinishReason,
-    Prompt,
-    Span,
-    TokenIds,
-    record_from_json,
-)
+from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
 
-T = TypeVar("T")
 MODEL = "policy"
 """The model's name."""
 MOST_BYTES = 8 * MIB
@@ -76,12 +63,6 @@ class Branch:
     def sampled(self) -> int:
         """Number of tokens that the model wrote."""
         return len(self.ids) - sum(span.end - span.start for span in self.spans)
-
-    def rest_of(self, ids: Sequence[int]) -> tuple[int, ...] | None:
-        """What ids that go on from this branch add to it; None where they do not."""
-        known = len(self.prompt) + len(self.ids)
-        so_far = (*self.prompt, *self.ids)
-        return tuple(ids[known:]) if len(ids) > known and tuple(ids[:known]) == so_far else None
 
 
 @dataclass(slots=True, eq=False)
@@ -143,12 +124,10 @@ class Session:
             branch.spans.append(Span(len(branch.ids), end))
             branch.ids += ask.added
             branch.logprobs += [0.0] * len(ask.added)
-        if len(completion.token_ids) > ask.most:
+        if len(completion.token_ids) > (most := ask.most):
+            ids, logprobs = completion.token_ids[:most], completion.logprobs[:most]
             completion = replace(
-                completion,
-                token_ids=completion.token_ids[: ask.most],
-                logprobs=completion.logprobs[: ask.most],
-                finish_reason="length",
+                completion, token_ids=ids, logprobs=logprobs, finish_reason="length"
             )
         branch.ids += completion.token_ids
         branch.logprobs += completion.logprobs
@@ -166,10 +145,6 @@ class Endpoint:
     messages: Messages
     """The row's prompt, its system prompt included."""
     model: str = MODEL
-
-
-class _Refused(Exception):
-    """A request that is not answered; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +172,8 @@ class _Chat:
 
 
 class TokenServer:
-    """The server, as a context: it is open within.
-
-    Args:
-        sessions: the rollouts of the wave, in their order.
-        most_tokens: of a rollout after its first prompt.
-        end_token_ids: what ends an answer.
-    """
+    """The server, open within its context, for the rollouts of a wave in their order, each of at
+    most ``most_tokens`` after its first prompt."""
 
     def __init__(
         self,
@@ -227,9 +197,8 @@ class TokenServer:
         self._by_name: dict[str, Session] = {}
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="token server", daemon=True
-        )
+        run = self._loop.run_forever
+        self._thread = threading.Thread(target=run, name="token server", daemon=True)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -251,10 +220,6 @@ class TokenServer:
     def _within(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def endpoint(self, session: Session) -> Endpoint:
-        """Where a rollout asks."""
-        return Endpoint(self.url, session.key, list(session.prompt.extra[CHAT]))
-
     def call(self, session: Session, name: str) -> None:
         """Let requests with the wave's key and this ``X-Session-ID`` be of that rollout."""
         with self._changed:
@@ -274,12 +239,8 @@ class TokenServer:
     def waiting(
         self, under_way: Collection[tuple[Session, Ask]] = (), *, joins: bool = False
     ) -> list[tuple[Session, Ask]]:
-        """The rollouts that wait, once every live one does; none when all have ended.
-
-        Args:
-            under_way: what will be answered already; other requests are told at once.
-            joins: they are told as soon as there is one.
-        """
+        """The rollouts that wait, once every live one does, and none when all have ended; while
+        others are under way, at once those that are not; with ``joins`` as soon as there is one."""
         seconds = self._section.environment_seconds
         with self._changed:
             while True:
@@ -312,13 +273,9 @@ class TokenServer:
 
     async def _open(self) -> None:
         app = web.Application(client_max_size=MOST_BYTES)
-        app.add_routes(
-            [
-                web.post("/inference/v1/generate", self._answered(self._generate)),
-                web.post("/v1/chat/completions", self._answered(self._chat)),
-                web.get("/v1/models", self._answered(self._models)),
-            ]
-        )
+        app.router.add_post("/inference/v1/generate", self._answered(self._generate))
+        app.router.add_post("/v1/chat/completions", self._answered(self._chat))
+        app.router.add_get("/v1/models", self._answered(self._models))
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         self._runner, most = runner, MOST_CONNECTIONS + len(self.sessions)
@@ -347,7 +304,7 @@ class TokenServer:
                 status, text = 401, str(error)
             except web.HTTPRequestEntityTooLarge:
                 status, text = 413, f"a request has at most {MOST_BYTES:,} bytes"
-            except (_Refused, ReasonError, ValueError) as error:
+            except (ReasonError, ValueError) as error:
                 status, text = 400, one_line(error)
             problem = {"message": text, "type": "invalid_request_error", "code": status}
             return web.json_response({"error": problem}, status=status)
@@ -372,42 +329,38 @@ class TokenServer:
         return {"object": "list", "data": [model]}
 
     async def _generate(self, session: Session, request: web.Request) -> Any:
-        asked = await _read(_Generate, request)
+        asked = record_from_json(_Generate, orjson.loads(await request.read()))
         params = asked.sampling_params
         if not set(params.stop_token_ids) <= self._end_token_ids:
-            raise _Refused(
+            raise ValueError(
                 f"stop_token_ids={list(params.stop_token_ids)} are not all of the model's end "
                 f"tokens {sorted(self._end_token_ids)}; take the renderer of this model"
             )
         if max(asked.token_ids) >= self._vocabulary:
-            raise _Refused(
+            raise ValueError(
                 f"token_ids has {max(asked.token_ids)}; the vocabulary ends at "
                 f"{self._vocabulary - 1}"
             )
-        branch = Branch(asked.token_ids)
-        added: tuple[int, ...] = ()
+        ids, branch, added = asked.token_ids, Branch(asked.token_ids), tuple[int, ...]()
         for each in session.branches:
-            rest = each.rest_of(asked.token_ids)
-            if rest is not None and len(rest) < len(asked.token_ids):
-                branch, added = each, rest
+            so_far = (*each.prompt, *each.ids)
+            if len(ids) > len(so_far) and ids[: len(so_far)] == so_far:
+                branch, added = each, ids[len(so_far) :]
         completion = await self._sampled(session, branch, added, params.max_tokens)
         content: list[dict[str, Any]] = [
             {"token": f"token_id:{number}", "logprob": logprob, "bytes": None, "top_logprobs": []}
             for number, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
         ]
-        choice = {
-            "index": 0,
-            "token_ids": completion.token_ids,
+        return {"request_id": secrets.token_hex(8), "choices": [{
+            "index": 0, "token_ids": completion.token_ids, "logprobs": {"content": content},
             "finish_reason": completion.finish_reason,
-            "logprobs": {"content": content},
-        }
-        return {"request_id": secrets.token_hex(8), "choices": [choice]}
+        }]}  # fmt: skip
 
     async def _chat(self, session: Session, request: web.Request) -> Any:
-        asked = await _read(_Chat, request)
+        asked = record_from_json(_Chat, orjson.loads(await request.read()))
         for name, usual in (("n", 1), ("stream", False), ("stop", None), ("response_format", None)):
             if (value := getattr(asked, name)) not in (None, usual):
-                raise _Refused(f"{name}={value!r:.100} is not offered; leave it out")
+                raise ValueError(f"{name}={value!r:.100} is not offered; leave it out")
         messages = plain_messages(asked.messages)
         renderer = replace(self._renderer, tools=tuple(asked.tools or ()))
         branch, added = Branch(()), list[int]()
@@ -429,13 +382,10 @@ class TokenServer:
         if calls := [each for each in found if each]:
             message["content"] = said_before(completion.text) or None
             message["tool_calls"] = [
-                {
-                    "id": f"call_{session.notes['turns']}_{number}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": orjson.dumps(arguments).decode()},
-                }
-                for number, (name, arguments) in enumerate(calls)
-            ]
+                {"id": f"call_{session.notes['turns']}_{number}", "type": "function", "function": {
+                    "name": name, "arguments": orjson.dumps(arguments).decode(),
+                }} for number, (name, arguments) in enumerate(calls)
+            ]  # fmt: skip
             reason = "tool_calls" if reason == "stop" else reason
             session.notes["calls"] = session.notes.get("calls", 0) + len(calls)
         branch.messages = [*messages, *plain_messages([message])]
@@ -457,7 +407,7 @@ class TokenServer:
         room = min(own, self._context_tokens - len(branch.prompt) - self._most_tokens + own)
         if session.notes["turns"] >= section.turns:
             session.finish = "turns"
-            raise _Refused(f"the rollout had its {section.turns} turns (sample.turns)")
+            raise ValueError(f"the rollout had its {section.turns} turns (sample.turns)")
         if room < 1:
             problem = (
                 f"a prompt of {len(branch.prompt)} tokens leaves no room in the context of "
@@ -465,16 +415,16 @@ class TokenServer:
             )
             if own > 0:
                 session.fail(problem)
-                raise _Refused(problem)
+                raise ValueError(problem)
             session.finish = "length"
-            raise _Refused(f"the rollout had its {self._most_tokens} tokens (max_new_tokens)")
+            raise ValueError(f"the rollout had its {self._most_tokens} tokens (max_new_tokens)")
         ask = Ask(
             branch, added, min(room, section.turn_tokens or room, most or room),
             self._loop.create_future(),
         )  # fmt: skip
         with self._changed:
             if session.ask is not None:
-                raise _Refused("the rollout waits for an answer; ask one at a time")
+                raise ValueError("the rollout waits for an answer; ask one at a time")
             session.ask = ask
             self._changed.notify_all()
         try:
@@ -497,10 +447,6 @@ class _Closed(asyncio.Protocol):
 def _give(answer: "asyncio.Future[Completion]", completion: Completion) -> None:
     if not answer.done():
         answer.set_result(completion)
-
-
-async def _read(kind: type[T], request: web.Request) -> T:
-    return record_from_json(kind, orjson.loads(await request.read()))
 
 
 Play = Callable[[Session, Endpoint], Awaitable[Any]]

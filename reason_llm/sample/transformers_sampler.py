@@ -1,37 +1,32 @@
 """Sampling with the Transformers model itself, on any machine, without a second engine.
 
-Each prompt is read once and its KV cache copied to its completions, or kept once for all of them
-(``kv_cache``); finished completions leave the batch, so a wave costs what its tokens cost. Every
-token is drawn by inverting the cumulative distribution at a number that depends only on the seed,
-the row and the position, so the draw does not depend on the other rows of the batch.
-
-Not here: paged KV, and new rows taking the places of finished ones (vLLM does both).
+Each prompt is read once (``kv_cache``) and finished completions leave the batch. Every token is
+drawn by inverting the cumulative distribution at a number that depends only on the seed, the row
+and the position. Not here: paged KV, and new rows in the places of finished ones (vLLM does both).
 
 Shapes: P prompts, B rows in the batch, N rows in all, T prompt tokens, L longest completion, V
 vocabulary, D hidden.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
-from reason_llm.errors import TrainingError
+from reason_llm.errors import ConfigError, TrainingError
 from reason_llm.model import Model, decode
 from reason_llm.model.plan import READ_TOKENS
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.sample.kv_cache import SHARED_ROWS, SHARED_TOKENS, ReservedCache, filling
 from reason_llm.sample.protocol import Progress, SamplingParams
-from reason_llm.sample.stop_strings import stop_strings
 
 
 class TransformersSampler:
-    """The Sampler over a Model.
-
-    Args:
-        cache_tokens: how many tokens the KV cache may hold, all rows together.
-    """
+    """The Sampler over a Model, with at most ``cache_tokens`` in the KV cache of all rows."""
 
     def __init__(self, model: Model, cache_tokens: int) -> None:
         self.model = model
@@ -41,32 +36,26 @@ class TransformersSampler:
         self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
     ) -> list[Group]:
         """See ``Sampler.sample``."""
-        num_rows = len(prompts) * params.num_completions
+        size = params.num_completions
+        num_rows = len(prompts) * size
         uniforms_NL = self.uniforms(num_rows, params.max_new_tokens, seed).to(self.model.device)
         rows = self._rows_at_once(prompts, params)
         completions: list[Completion] = []
         for start in range(0, num_rows, rows):
-            of_prompt = [
-                row // params.num_completions for row in range(start, min(start + rows, num_rows))
-            ]
+            of_prompt = [row // size for row in range(start, min(start + rows, num_rows))]
             first, last = of_prompt[0], of_prompt[-1]
             with self.model.decoding():
                 completions += self._decode(
-                    prompts[first : last + 1],
-                    [p - first for p in of_prompt],
-                    params,
-                    uniforms_NL[start:],
-                    progress,
-                )
-        size = params.num_completions
+                    prompts[first : last + 1], [p - first for p in of_prompt], params,
+                    uniforms_NL[start:], progress,
+                )  # fmt: skip
         return [
             Group(prompt, tuple(completions[index * size : (index + 1) * size]))
             for index, prompt in enumerate(prompts)
         ]
 
-    def uniforms(self, num_rows: int, num_tokens: int, seed: int) -> torch.Tensor:
-        """Random numbers (N, L) in [0, 1) of all tokens of all rows: the sampler's only
-        randomness."""
+    def uniforms(self, num_rows: int, num_tokens: int, seed: int) -> Tensor:
+        """The sampler's only randomness: numbers (N, L) in [0, 1) of all tokens of all rows."""
         return torch.rand(num_rows, num_tokens, generator=torch.Generator().manual_seed(seed))
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
@@ -83,9 +72,9 @@ class TransformersSampler:
         prompts: Sequence[Prompt],
         of_prompt: list[int],
         params: SamplingParams,
-        uniforms_BL: torch.Tensor,
+        uniforms_BL: Tensor,
         progress: Progress,
-    ) -> Iterator[Completion]:
+    ) -> list[Completion]:
         """Complete row b of the batch from prompt ``of_prompt[b]``, for all rows together."""
         batch = _Batch.prefill(self.model, prompts, of_prompt, params.max_new_tokens)
         num_rows, device = len(of_prompt), self.model.device
@@ -114,14 +103,18 @@ class TransformersSampler:
                 break
             tokens = batch.drop(stopped_B, tokens)
             batch.extend(tokens)
-        return _completions(self.model, tokens_BL, logprobs_BL, lengths_B, stopped_B)
+        reported = shortest_decimals(logprobs_BL.cpu().numpy())
+        ended = zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)
+        rows = [tuple(ids[:length]) for ids, length in ended]
+        texts, stops = decode(self.model.tokenizer, rows), stopped_B.tolist()
+        return [
+            Completion(ids, text, tuple(values[: len(ids)]), "stop" if stopped else "length")
+            for ids, text, values, stopped in zip(rows, texts, reported, stops, strict=True)
+        ]
 
 
 BLOCK = 256
 """Tokens of the vocabulary that are summed up together."""
-DRAWN_ELEMENTS = 2**20
-"""Probabilities that exist at once on a CPU, whose cache holds them; on a GPU all do, in one launch
-of each kernel."""
 
 
 @dataclass(slots=True)
@@ -129,13 +122,13 @@ class _Batch:
     """Rows that are still being decoded: their KV cache and the last hidden state of each."""
 
     model: Model
-    rows: torch.Tensor
+    rows: Tensor
     """(B,) which of the original rows these are."""
     cache: ReservedCache
-    hidden_BD: torch.Tensor
-    positions_B: torch.Tensor
+    hidden_BD: Tensor
+    positions_B: Tensor
     """(B,) tokens of each row so far, padding not counted."""
-    mask_BT: torch.Tensor | None
+    mask_BT: Tensor | None
     """(B, T) which cache entries are real; None if all are, or if the prompts are kept once."""
 
     @classmethod
@@ -164,7 +157,12 @@ class _Batch:
                 cache=cache,
             )
         index = torch.tensor(of_prompt, device=model.device)
-        is_shared = _shares(model, cache, lengths, len(of_prompt))
+        is_shared = (
+            model.takes_shared_prompts
+            and cache.is_reserved
+            and sum(lengths) >= SHARED_TOKENS * len(lengths)
+            and len(of_prompt) >= SHARED_ROWS * len(lengths)
+        )
         if is_shared:
             cache.share(index, lengths, new_tokens)
         else:
@@ -178,12 +176,9 @@ class _Batch:
             mask_BT=mask_PT[index] if padded and not is_shared else None,
         )
 
-    def drop(self, stopped_B: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Drop the stopped rows, and return the tokens (B,) of the others.
-
-        Where a layer copies its whole cache for that, which costs about as much as decoding a
-        token, they are dropped once they are an eighth of the batch.
-        """
+    def drop(self, stopped_B: Tensor, tokens: Tensor) -> Tensor:
+        """Drop the stopped rows, and return the tokens (B,) of the others. Where a layer copies its
+        whole cache for that, they are dropped once they are an eighth of the batch."""
         keep = ~stopped_B[self.rows]
         num_stopped = len(keep) - int(keep.sum())
         if num_stopped == 0 or (not self.cache.is_reserved and 8 * num_stopped < len(keep)):
@@ -195,7 +190,7 @@ class _Batch:
             self.mask_BT = self.mask_BT[index]
         return tokens[index]
 
-    def extend(self, tokens: torch.Tensor) -> None:
+    def extend(self, tokens: Tensor) -> None:
         """Feed the sampled tokens (B,) and store the hidden states that predict the next ones."""
         if self.mask_BT is not None:
             self.mask_BT = torch.cat([self.mask_BT, self.mask_BT.new_ones(len(tokens), 1)], dim=-1)
@@ -210,14 +205,28 @@ class _Batch:
         self.positions_B = self.positions_B + 1
 
 
-def _shares(model: Model, cache: ReservedCache, lengths: Sequence[int], rows: int) -> bool:
-    """Whether the prompts are kept once: where that is possible and pays."""
-    return (
-        model.takes_shared_prompts
-        and cache.is_reserved
-        and sum(lengths) >= SHARED_TOKENS * len(lengths)
-        and rows >= SHARED_ROWS * len(lengths)
-    )
+@lru_cache(maxsize=1)
+def stop_strings(
+    tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]
+) -> StopStringCriteria | None:
+    """Criterion that tells of rows of token ids (B, T) whether each has just completed one of the
+    strings, across token borders; None without strings.
+
+    Raises:
+        ConfigError: a string is not found in its own tokens.
+    """
+    if not strings:
+        return None
+    for string in strings:
+        ids = tokenizer.encode(string, add_special_tokens=False)
+        with suppress(ValueError):
+            if ids and StopStringCriteria(tokenizer, [string])(torch.tensor([ids]), None):
+                continue
+        raise ConfigError(
+            f"sample.stop={string!r:.110}: the tokenizer does not write it, so it would end no "
+            "completion; remove it"
+        )
+    return StopStringCriteria(tokenizer, list(strings))
 
 
 @torch.inference_mode()
@@ -240,32 +249,28 @@ def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> I
             batch.extend(tokens_B)
 
 
-def draw(
-    logits_BV: torch.Tensor, params: SamplingParams, uniforms_B: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each row, and its log-prob in nats under the distribution it was drawn from.
+def draw(logits_BV: Tensor, params: SamplingParams, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    """One token (B,) for each row, and its log-prob in nats under the distribution it was drawn
+    from; greedy draws from a point mass: its log-probs are 0.
 
     Args:
-        logits_BV: float, of the model, before temperature.
-        uniforms_B: numbers in [0, 1), one for each row; unused when greedy.
+        logits_BV: of the model, before temperature.
+        uniforms_B: numbers in [0, 1), one for each row.
 
     Raises:
         TrainingError: the logits are not finite.
-
-    Returns:
-        tokens (B,) int64 and logprobs (B,) float32. Greedy draws from a point mass: its log-probs
-        are 0.
     """
     logits_BV = logits_BV.float()
     if params.temperature == 0:
         tokens_B = logits_BV.argmax(-1)
         return tokens_B, torch.zeros_like(tokens_B, dtype=torch.float32)
-    rows = _drawn_at_once(logits_BV)
-    parts = [
-        _draw(*part, params)
-        for part in zip(logits_BV.split(rows), uniforms_B.split(rows), strict=True)
-    ]
-    tokens_B, logprobs_B = (torch.cat(each) for each in zip(*parts, strict=True))
+    if params.temperature != 1:
+        logits_BV = logits_BV / params.temperature
+    if params.top_k or params.top_p < 1 or params.min_p > 0:
+        logits_BV = filtered_logprobs(logits_BV, params)
+    probs_BV = logits_BV.softmax(-1)
+    tokens_B = _inverse_cumulative(probs_BV, uniforms_B)
+    logprobs_B = probs_BV.gather(-1, tokens_B[:, None])[:, 0].log()
     if not torch.isfinite(logprobs_B).all():
         raise TrainingError(
             "the model's logits are not finite: its weights, or what was learned on them, "
@@ -274,29 +279,9 @@ def draw(
     return tokens_B, logprobs_B
 
 
-def _drawn_at_once(logits_BV: Tensor) -> int:
-    """Number of rows whose tokens are drawn together."""
-    if logits_BV.device.type != "cpu":
-        return len(logits_BV)
-    return max(1, DRAWN_ELEMENTS // logits_BV.shape[-1])
-
-
-def _draw(logits_BV: Tensor, uniforms_B: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    if params.temperature != 1:
-        logits_BV = logits_BV / params.temperature
-    if params.top_k or params.top_p < 1 or params.min_p > 0:
-        logits_BV = filtered_logprobs(logits_BV, params)
-    probs_BV = logits_BV.softmax(-1)
-    tokens_B = _inverse_cumulative(probs_BV, uniforms_B)
-    return tokens_B, probs_BV.gather(-1, tokens_B[:, None])[:, 0].log()
-
-
 def _inverse_cumulative(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """The first token (B,) whose cumulative weight exceeds ``u`` of the total, never one of weight
-    0.
-
-    In a large vocabulary first among blocks by their sums, then within the block: float64 sums of
-    the whole vocabulary would cost ten times as much.
+    0: in a large vocabulary, whose sums in float64 are costly, first among blocks, then within one.
     """
     vocabulary = weights_BV.shape[-1]
     whole = vocabulary - vocabulary % BLOCK
@@ -325,7 +310,7 @@ def _first_beyond(weights_BN: Tensor, fractions_B: Tensor) -> tuple[Tensor, Tens
     return index_B1[:, 0], within_B1.clamp_(0, 1 - 2**-52)[:, 0]
 
 
-def filtered_logprobs(logits_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def filtered_logprobs(logits_BV: Tensor, params: SamplingParams) -> Tensor:
     """Normalised log-probs (B, V) after top-k, top-p and min-p; -inf for filtered tokens."""
     if 0 < params.top_k < logits_BV.shape[-1]:
         kth_B1 = logits_BV.topk(params.top_k, dim=-1).values[:, -1:]
@@ -343,21 +328,3 @@ def filtered_logprobs(logits_BV: torch.Tensor, params: SamplingParams) -> torch.
         outside_BV = probs_BV < params.min_p * probs_BV.amax(-1, keepdim=True)
         logits_BV = logits_BV.masked_fill(outside_BV, -torch.inf)
     return logits_BV.log_softmax(-1)
-
-
-def _completions(
-    model: Model,
-    tokens_BL: torch.Tensor,
-    logprobs_BL: torch.Tensor,
-    lengths_B: torch.Tensor,
-    stopped_B: torch.Tensor,
-) -> Iterator[Completion]:
-    logprobs = shortest_decimals(logprobs_BL.cpu().numpy())
-    rows = [
-        ids[:length] for ids, length in zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)
-    ]
-    texts = decode(model.tokenizer, rows)
-    for ids, text, values, stopped in zip(rows, texts, logprobs, stopped_B.tolist(), strict=True):
-        yield Completion(
-            tuple(ids), text, tuple(values[: len(ids)]), "stop" if stopped else "length"
-        )

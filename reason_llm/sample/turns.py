@@ -11,14 +11,11 @@
 
 In the place of ``step`` there may be other public methods, with types and docstrings: they are
 tools that the model calls, and a turn without a call is the last one. That is the form of TRL's
-``environment_factory``, whose classes run unchanged.
+``environment_factory``. Any method may be ``async``.
 
-There is an object for each rollout. All live rollouts of a wave are asked together, turn by turn;
-then their environments answer side by side. With vLLM none waits for the others. What the model
-sampled is never encoded again: a reply's tokens are put after the ids so far. Any of the methods
-may be ``async``. They are the user's own code, in this process. An environment that raises, or
-takes longer than ``sample.environment_seconds``, ends its rollout with the reason ``error``, which
-teaches nothing; a tool's error is told to the model.
+What the model sampled is never encoded again: a reply's tokens are put after the ids so far. An
+environment that raises, or takes longer than ``sample.environment_seconds``, ends its rollout with
+the reason ``error``, which teaches nothing; a tool's error is told to the model.
 
 Source: ``environment_factory`` of ``GRPOTrainer`` of trl 1.14.2. Differs: there is an object for
 each rollout and no pool; ``reset`` gives a text or None.
@@ -32,7 +29,7 @@ from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoo
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, cast
 
 import orjson
 
@@ -54,7 +51,7 @@ from reason_llm.files import check_nesting
 from reason_llm.model import decode
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
 from reason_llm.sample.batches import batch_of, turn_seed
-from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams
+from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
 
 AT_A_TIME = 32
 """Environments that step at the same time."""
@@ -82,9 +79,25 @@ def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> 
     return Sessions(config, renderer, context_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class _Playing:
+    """The Sampler of whole rollouts."""
+
+    episodes: Episodes
+    sampler: Sampler
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+    ) -> list[Group]:
+        return self.episodes.play(Wave(prompts, params, seed, progress, self.sampler))
+
+    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        return self.sampler.prompts_at_once(prompts, params)
+
+
 def in_environment(sampler: Sampler, environments: Episodes | None) -> Sampler:
     """The Sampler of whole rollouts in these environments; without any, the sampler itself."""
-    return sampler if environments is None else environments.over(sampler)
+    return sampler if environments is None else _Playing(environments, sampler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +120,8 @@ class _Kind:
 
 
 class Environments:
-    """What a run needs to play rollouts in environments.
-
-    Args:
-        context_tokens: longest prompt plus completion.
-
-    Raises:
-        ConfigError: there is no such class, it lacks a method, or the model's chat template does
-            not keep earlier answers.
-    """
+    """What a run needs to play rollouts in environments; a ConfigError if there is no such class,
+    it lacks a method, or the model's chat template does not keep earlier answers."""
 
     def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
         self.section = config.sample
@@ -134,37 +140,100 @@ class Environments:
             kind = self.kinds[name] = _Kind(name, make, tools, renderer.of(name), pays_turns)
             kind.renderer.replies([kind.reply(".")], self.section.reply_tokens)
 
-    def over(self, sampler: Sampler) -> Sampler:
-        """See ``Episodes.over``."""
-        return _Playing(self, sampler)
+    def play(self, wave: Wave) -> list[Group]:
+        """See ``Episodes``."""
+        size = wave.params.num_completions
+        rollouts = [_Rollout(self, prompt) for prompt in wave.prompts for _ in range(size)]
+        groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="environment") as threads:
+            list(threads.map(_Rollout.begin, rollouts))
+            try:
+                for group in groups:
+                    self._tell(group, wave.params.max_new_tokens)
+                self._play(rollouts, threads, wave)
+            except BaseException:  # Ctrl-C too
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+            list(threads.map(_Rollout.end, rollouts))
+        return [Group(g[0].prompt, tuple(each.completion() for each in g)) for g in groups]
 
-    def kind(self, prompt: Prompt) -> _Kind:
-        """The environment that the prompt's row names."""
-        row = prompt.extra[ROW]["columns"]
-        return self.kinds[environment_name(self.section.environment, prompt.id, row)]
+    def _tell(self, group: "list[_Rollout]", new_tokens: int) -> None:
+        """Put what ``reset`` said at the end of the prompt, which the group shares."""
+        texts = {each.text for each in group if each.finish is None}
+        prompt = group[0].prompt
+        if len(texts) > 1:
+            raise DataError(
+                f"{prompt.id}: reset said {texts.pop()!r:.60} and {texts.pop()!r:.60} for one row, "
+                "whose completions are compared with each other; let it depend on the row alone"
+            )
+        if not any(texts):
+            return
+        talk = [dict(message) for message in prompt.extra[CHAT]]
+        talk[-1]["content"] = f"{talk[-1]['content']}{texts.pop()}"
+        told = group[0].kind.renderer.prompt(prompt.id, talk, prompt.answer)
+        told = replace(told, extra=prompt.extra)
+        if len(told.token_ids) + new_tokens > self.context_tokens:
+            raise DataError(
+                f"{prompt.id}: with what reset says the prompt has {len(told.token_ids)} tokens; "
+                f"the context of {self.context_tokens} leaves {self.context_tokens - new_tokens}"
+            )
+        for each in group:
+            each.prompt = told
+
+    def _play(self, rollouts: "list[_Rollout]", threads: ThreadPoolExecutor, wave: Wave) -> None:
+        """Ask the model for a turn of each, have the environments answer, and ask for the next."""
+        _, params, seed, progress, sampler = wave
+        most = params.max_new_tokens
+        asking, answering = list(range(len(rollouts))), dict[Future[Messages], int]()
+        with batch_of(sampler, seed) as batch:
+            until = FIRST_COMPLETED if batch.joins else ALL_COMPLETED
+            while asking or batch.keys or answering:
+                for number in asking:
+                    each = rollouts[number]
+                    room = most - len(each.ids)
+                    tokens = min(room, self.section.turn_tokens or room)
+                    prompt = replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.ids))
+                    own = replace(params, num_completions=1, max_new_tokens=tokens)
+                    batch.add(number, prompt, own, turn_seed(seed, number, each.notes["turns"]))
+                for number, (completion,) in batch.step(lambda tokens, ended: progress(tokens, 0)):
+                    rollouts[number].take(completion, most)
+                    answering[threads.submit(rollouts[number].answer)] = number
+                done, _ = wait(answering, 0 if batch.keys else None, until)
+                ordered = sorted(done, key=answering.__getitem__)
+                answers = {answering.pop(each): each.result() for each in ordered}
+                self._reply([(rollouts[n], each) for n, each in answers.items()], most)
+                asking = [number for number in answers if rollouts[number].finish is None]
+                progress(0, len(answers) - len(asking))
+
+    def _reply(self, answered: "list[tuple[_Rollout, Messages]]", most: int) -> None:
+        """Have what the environments answered read in the next turns, where there are such."""
+        going = [(each, messages) for each, messages in answered if not each.finish]
+        for each, _ in going:
+            if each.notes["turns"] == self.section.turns:
+                each.finish = "turns"
+        for kind in self.kinds.values():
+            told = [(each, m) for each, m in going if each.kind is kind and not each.finish]
+            if not told:
+                continue
+            replies = kind.renderer.replies([m for _, m in told], self.section.reply_tokens)
+            for (each, _), ids in zip(told, replies, strict=True):
+                each.reply(ids, most)
 
     def call(self, what: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-        """What the user's code gives.
-
-        Args:
-            read: takes from it what is used; raises ``_WrongError``.
-
-        Raises:
-            ValueError: it raised, took too long or gave the wrong thing; in one line.
-        """
+        """What the user's code gives, as ``read`` takes it; a ValueError in one line if it raised,
+        took too long or gave the wrong thing."""
 
         def guarded() -> Any:
             try:
                 result = function()
-                return read(
-                    asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-                )
+                if inspect.isawaitable(result):
+                    result = asyncio.run(asyncio.wait_for(result, None))
+                return read(result)
             except _WrongError as error:
                 raise ValueError(f"{what} gave {error}") from error
             except BaseException as error:  # an exit of its own would end the run without a word
-                raise ValueError(
-                    f"{what} raised {type(error).__name__}: {_message(error)}"
-                ) from error
+                problem = f"{type(error).__name__}: {one_line(error)}"
+                raise ValueError(f"{what} raised {problem}") from error
 
         try:
             return within(self.section.environment_seconds, what, guarded)
@@ -178,7 +247,7 @@ class _Rollout:
 
     environments: Environments
     prompt: Prompt
-    kind: _Kind
+    kind: _Kind = field(init=False)
     environment: Any = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -186,17 +255,20 @@ class _Rollout:
     turn_rewards: list[float | None] = field(default_factory=list)
     """None for a turn that ``step`` gave no reward, or was not told of, as it was cut off."""
     text: str = ""
-    """Of the model's last turn."""
+    """What ``reset`` said, then the model's last turn."""
     calls: list[Call | None] = field(default_factory=list)
     """In it."""
     notes: dict[str, Any] = field(init=False)
     finish: FinishReason | None = None
 
     def __post_init__(self) -> None:
+        row = self.prompt.extra[ROW]["columns"]
+        name = environment_name(self.environments.section.environment, self.prompt.id, row)
+        self.kind = self.environments.kinds[name]
         self.notes = {"turns": 0} | ({"calls": 0} if self.kind.tools else {})
 
-    def begin(self) -> str:
-        """Make the environment and reset it; what it says."""
+    def begin(self) -> None:
+        """Make the environment and reset it."""
         row = deepcopy(self.prompt.extra[ROW]["columns"])
         hidden = ENVIRONMENT if self.kind.name else None
 
@@ -204,7 +276,7 @@ class _Rollout:
             self.environment = self.kind.make()
             return self.environment.reset(**_taken(self.environment.reset, row, hidden))
 
-        return self._call("reset", reset, _begin) or ""
+        self.text = self._call("reset", reset, _begin) or ""
 
     def take(self, completion: Completion, most: int) -> None:
         """Add a turn of the model, cut where the rollout has ``most`` tokens."""
@@ -219,9 +291,8 @@ class _Rollout:
             self.calls = self.kind.renderer.calls(self.text, completion.token_ids[:room])
         self.notes["turns"] += 1
         self.turn_rewards.append(None)
-        if self.finish is None and (
-            completion.finish_reason == "length" or len(completion.token_ids) > room
-        ):
+        is_cut = completion.finish_reason == "length" or len(completion.token_ids) > room
+        if self.finish is None and is_cut:
             self.finish = "length"
 
     def answer(self) -> Messages:
@@ -284,9 +355,8 @@ class _Rollout:
         if self.finish == "error":
             return
         environment = self.environment
-        value = self._call(
-            "get_reward", lambda: getattr(environment, "get_reward", _nothing)(), _number
-        )
+        reward = getattr(environment, "get_reward", lambda: None)
+        value = self._call("get_reward", reward, _number)
         notes = self._call("notes", lambda: getattr(environment, "notes", {}), _json)
         if self.kind.pays_turns or any(reward is not None for reward in self.turn_rewards):
             paid = self.notes["turn_rewards"] = [reward or 0.0 for reward in self.turn_rewards]
@@ -319,139 +389,17 @@ class _Rollout:
         )  # fmt: skip
 
 
-class _Playing:
-    """The Sampler of whole rollouts."""
-
-    def __init__(self, environments: Environments, sampler: Sampler) -> None:
-        self._environments = environments
-        self._sampler = sampler
-
-    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
-        """See ``Sampler.prompts_at_once``."""
-        return self._sampler.prompts_at_once(prompts, params)
-
-    def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
-    ) -> list[Group]:
-        """See ``Sampler.sample``: the same tokens where the environments do the same."""
-        rollouts = [
-            _Rollout(self._environments, prompt, self._environments.kind(prompt))
-            for prompt in prompts
-            for _ in range(params.num_completions)
-        ]
-        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="environment") as threads:
-            said = list(threads.map(_Rollout.begin, rollouts))
-            for start in range(0, len(rollouts), params.num_completions):
-                part = slice(start, start + params.num_completions)
-                self._tell(rollouts[part], said[part], params.max_new_tokens)
-            try:
-                self._play(rollouts, threads, params, seed, progress)
-            except BaseException:  # Ctrl-C too
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
-            list(threads.map(_Rollout.end, rollouts))
-        size = params.num_completions
-        return [
-            Group(
-                rollouts[start].prompt,
-                tuple(each.completion() for each in rollouts[start : start + size]),
-            )
-            for start in range(0, len(rollouts), size)
-        ]
-
-    def _tell(self, group: list[_Rollout], said: list[str], new_tokens: int) -> None:
-        """Put what ``reset`` said at the end of the prompt, which the group shares."""
-        texts = {text for each, text in zip(group, said, strict=True) if each.finish is None}
-        prompt = group[0].prompt
-        if len(texts) > 1:
-            raise DataError(
-                f"{prompt.id}: reset said {texts.pop()!r:.60} and {texts.pop()!r:.60} for one row, "
-                "whose completions are compared with each other; let it depend on the row alone"
-            )
-        if not any(texts):
-            return
-        talk = [dict(message) for message in prompt.extra[CHAT]]
-        talk[-1]["content"] = f"{talk[-1]['content']}{texts.pop()}"
-        told = group[0].kind.renderer.prompt(prompt.id, talk, prompt.answer)
-        told = replace(told, extra=prompt.extra)
-        if len(told.token_ids) + new_tokens > self._environments.context_tokens:
-            raise DataError(
-                f"{prompt.id}: with what reset says the prompt has {len(told.token_ids)} tokens; "
-                f"the context of {self._environments.context_tokens} leaves "
-                f"{self._environments.context_tokens - new_tokens}"
-            )
-        for each in group:
-            each.prompt = told
-
-    def _play(
-        self, rollouts: list[_Rollout], threads: ThreadPoolExecutor, params: SamplingParams,
-        seed: int, progress: Progress,
-    ) -> None:  # fmt: skip
-        """Ask the model for a turn of each, have the environments answer, and ask for the next."""
-        asking, answering = list(range(len(rollouts))), dict[Future[Messages], int]()
-        with batch_of(self._sampler, seed) as batch:
-            until = FIRST_COMPLETED if batch.joins else ALL_COMPLETED
-            while asking or batch.keys or answering:
-                for number in asking:
-                    own_seed = turn_seed(seed, number, rollouts[number].notes["turns"])
-                    batch.add(number, *self._asked(rollouts[number], params), own_seed)
-                for number, (completion,) in batch.step(lambda tokens, ended: progress(tokens, 0)):
-                    rollouts[number].take(completion, params.max_new_tokens)
-                    answering[threads.submit(rollouts[number].answer)] = number
-                done, _ = wait(answering, 0 if batch.keys else None, until)
-                answers = {
-                    answering.pop(each): each.result()
-                    for each in sorted(done, key=answering.__getitem__)
-                }
-                self._reply([(rollouts[n], each) for n, each in answers.items()], params)
-                asking = [number for number in answers if rollouts[number].finish is None]
-                progress(0, len(answers) - len(asking))
-
-    def _asked(self, rollout: _Rollout, params: SamplingParams) -> tuple[Prompt, SamplingParams]:
-        """What the model is asked for in a rollout's next turn."""
-        room = params.max_new_tokens - len(rollout.ids)
-        tokens = min(room, self._environments.section.turn_tokens or room)
-        prompt = replace(rollout.prompt, token_ids=(*rollout.prompt.token_ids, *rollout.ids))
-        return prompt, replace(params, num_completions=1, max_new_tokens=tokens)
-
-    def _reply(self, answered: list[tuple[_Rollout, Messages]], params: SamplingParams) -> None:
-        """Have what the environments answered read in the next turns, where there are such."""
-        section = self._environments.section
-        going = [(each, messages) for each, messages in answered if not each.finish]
-        for each, _ in going:
-            if each.notes["turns"] == section.turns:
-                each.finish = "turns"
-        for kind in self._environments.kinds.values():
-            told = [(each, m) for each, m in going if each.kind is kind and not each.finish]
-            replies = (
-                kind.renderer.replies([m for _, m in told], section.reply_tokens) if told else []
-            )
-            for (each, _), ids in zip(told, replies, strict=True):
-                each.reply(ids, params.max_new_tokens)
-
-
 def _taken(
     function: Callable[..., Any], row: Mapping[str, Any], hidden: str | None
 ) -> dict[str, Any]:
     """What a function takes of the row's columns, by name; the hidden one where it names it."""
     named = inspect.signature(function).parameters
     takes_all = any(each.kind == each.VAR_KEYWORD for each in named.values())
-    return {
-        name: value
-        for name, value in row.items()
-        if name in named or (takes_all and name != hidden)
-    }
+    return {n: v for n, v in row.items() if n in named or (takes_all and n != hidden)}
 
 
 class _WrongError(ValueError):
     """What the user's code gave, and what it should have given."""
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return one_line(error)
-    except BaseException:  # noqa: BLE001  (of the error's own class)
-        return "without a message that can be read"
 
 
 def _text(value: Any) -> str:
@@ -485,13 +433,4 @@ def _json(value: Any) -> dict[str, Any]:
     check_nesting([[orjson.loads(text)]])  # as deep as it stands in a completion
     if not isinstance(value, dict) or len(text) > MOST_NOTES_BYTES:
         raise _WrongError(f"{value!r:.60}, and not a dict of at most 64 KiB")
-    found: dict[str, Any] = orjson.loads(text)
-    return found
-
-
-def _nothing() -> None:
-    """In the place of a method that is not there."""
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
+    return cast(dict[str, Any], orjson.loads(text))

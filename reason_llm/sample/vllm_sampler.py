@@ -1,10 +1,7 @@
 """Sampling with vLLM over the shared weights: the whole wave at once, token ids in and out.
+Log-probs are ``processed``: after temperature and filters, of the distribution that was drawn from.
 
-vLLM batches continuously, reads the prompt of a group once and shares it. Rollouts of several turns
-come and go in one batch. Log-probs are ``processed``: after temperature and filters, of the
-distribution that was drawn from.
-
-Not here: the engine and its memory (``model/shared_weights``).
+Not here: the engine and its memory (``model/vllm``).
 """
 
 import random
@@ -17,7 +14,7 @@ import torch
 
 from reason_llm.errors import ModelError
 from reason_llm.model import Model, decode
-from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
+from reason_llm.rollout import Completion, FinishReason, Group, Prompt, shortest_decimals
 from reason_llm.sample.protocol import Progress, SamplingParams
 
 
@@ -25,8 +22,7 @@ class VllmSampler:
     """The Sampler over a Model that vLLM holds."""
 
     def __init__(self, model: Model) -> None:
-        if model.engine is None or model.sync is None:
-            raise ModelError("the vLLM sampler needs a model that vLLM holds")
+        assert model.engine is not None and model.sync is not None
         self.model = model
         self.engine = model.engine
         self.sync = model.sync
@@ -46,7 +42,10 @@ class VllmSampler:
     ) -> list[list[Group]]:
         """Several prompts with a seed, all in one batch: the groups of each, as ``sample`` would
         return them. Each request has a seed of its own, which follows from theirs."""
-        asked = [(p, number) for prompts, seed in waves for p, number in _seeded(prompts, seed)]
+        asked = list[tuple[Prompt, int]]()
+        for prompts, seed in waves:
+            numbers = random.Random(seed)
+            asked += [(prompt, numbers.getrandbits(62)) for prompt in prompts]
         found: dict[int, Group] = {}
         with self.batch() as batch:
             for place, (prompt, number) in enumerate(asked):
@@ -97,15 +96,10 @@ class VllmSampler:
 
     def _completion(self, choice: Any) -> Completion:
         ids = tuple(choice.token_ids)
-        logprobs = tuple(
-            shortest_decimals(
-                [entry[token].logprob for entry, token in zip(choice.logprobs, ids, strict=True)]
-            )
-        )
+        logprobs = [each[id].logprob for each, id in zip(choice.logprobs, ids, strict=True)]
         (text,) = decode(self.model.tokenizer, [ids])
-        return Completion(
-            ids, text, logprobs, "stop" if choice.finish_reason == "stop" else "length"
-        )
+        why: FinishReason = "stop" if choice.finish_reason == "stop" else "length"
+        return Completion(ids, text, tuple(shortest_decimals(logprobs)), why)
 
 
 class VllmBatch:
@@ -148,9 +142,3 @@ class VllmBatch:
                 ended.append((key, completions))
                 del self.keys[key]
         return ended
-
-
-def _seeded(prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[Prompt, int]]:
-    numbers = random.Random(seed)
-    for prompt in prompts:
-        yield prompt, numbers.getrandbits(62)

@@ -6,7 +6,7 @@ from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import Objective, PolicyGradient, Values
 from reason_llm.train.optim import check_schedule
 from reason_llm.train.preferences import kto_desirable_weights
-from reason_llm.train.rewards import LengthBias, length_bias
+from reason_llm.train.rewards import length_bias
 from reason_llm.train.scored import (
     varies_enough,
     with_advantages,
@@ -14,15 +14,15 @@ from reason_llm.train.scored import (
     without_learner_logprobs,
 )
 from reason_llm.train.shards import Alone, Peers, ShardedLearner, Shards, deal
-from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised, objective_of
+from reason_llm.train.stages import OBJECTIVES, Labels, PairLoss, RewardModel, Supervised
 
 __all__ = [
+    "OBJECTIVES",
     "Alone",
     "Labels",
     "Learner",
     "Learners",
     "LearningSettings",
-    "LengthBias",
     "MicroBatches",
     "Objective",
     "PairLoss",
@@ -40,7 +40,6 @@ __all__ = [
     "learning",
     "length_bias",
     "next_kl_coefficient",
-    "objective_of",
     "varies_enough",
     "with_advantages",
     "with_learner_logprobs",

@@ -1,10 +1,9 @@
 """Advantages: from rewards alone, and with a critic's values (PPO), its loss and the KL's
 coefficient. Pure functions of tensors and numbers.
 
-Shapes: P groups of G completions, N = P * G, grouped: completion i belongs to group i // G; R
-rewards; B rows, T tokens. ``mask_BT`` is True where a token is trained; entry t of every (B, T)
-tensor belongs to token t. The token after t is the next trained one: prompts, tool outputs and
-padding are skipped, whatever their entries hold.
+Shapes: P groups of G completions, N = P * G; completion i belongs to group i // G; R rewards; B
+rows, T tokens. ``mask_BT`` is True where a token is trained; entry t of every (B, T) tensor belongs
+to token t. The token after t is the next trained one, whatever the entries between hold.
 """
 
 import math
@@ -26,37 +25,27 @@ def group_advantages(
     counted_N: Tensor | None = None,
     earned_KN: Tensor | None = None,
 ) -> Tensor:
-    """Advantages: each reward minus its baseline, divided by a standard deviation + epsilon.
-
-    At a turn the reward less what was earned before (the return to go) takes the reward's place;
-    baseline and deviation stay those of whole completions. Without a scale the expected gradient is
-    then the policy's (arXiv:1506.02438 section 2), times (G - 1) / G with ``group_mean``. A mean of
-    each turn's number would not give it: the policy decides how many completions have that turn.
+    """Advantages: each reward minus its baseline, divided by a standard deviation + epsilon; (N,),
+    or (K, N) with ``earned_KN``.
 
     Args:
-        rewards_N: total rewards; NaN where there is none, which counts in no mean and no deviation.
-        group_size: G.
+        rewards_N: total rewards. NaN counts in no mean and no deviation, and its advantage is 0.
         scale: ``group`` takes the group's standard deviation, ``batch`` that of all N rewards;
-            ``whiten`` subtracts the mean of all N advantages and takes their standard deviation;
-            ``none`` divides by nothing.
+            ``whiten`` subtracts the mean of all N advantages and takes their standard deviation.
         baseline: ``group_mean``; ``leave_one_out``, the mean of the group's others; ``none``.
         ddof: 1 for the sample's standard deviation, 0 for the population's.
-        epsilon: keeps nearly equal rewards finite. Where those that a deviation is taken of are all
-            equal, the advantages are 0.
+        epsilon: of equal rewards the advantages are 0 whatever it is.
         counted_N: for ``whiten``, the completions over which it is; the others' advantages are 0.
-            None: all.
-        earned_KN: part of each reward that was earned before each of K turns or tokens; None: none.
-
-    Returns:
-        (N,), or (K, N) with ``earned_KN``, in the rewards' dtype, 0 where there is no reward.
+        earned_KN: part of each reward that was earned before each of K turns or tokens. The reward
+            less it takes the reward's place; baseline and deviation stay those of whole
+            completions: each turn's own would bias the gradient (arXiv:1506.02438 section 2).
 
     Source: arXiv:2402.03300 section 4.1.2 (group); arXiv:2503.20783 section 3.2 (none);
     arXiv:2402.14740 (leave_one_out); arXiv:2501.03262 (v9) eq. 5 (whiten).
     Differs: the papers give neither ddof nor epsilon; both are TRL's.
     """
-    rewards_PG = rewards_N.view(-1, group_size)
+    centred_PG = rewards_PG = rewards_N.view(-1, group_size)
     known_PG = ~rewards_PG.isnan()
-    centred_PG = rewards_PG
     if baseline != "none":
         centred_PG = rewards_PG - rewards_PG.nanmean(dim=1, keepdim=True)
         # A mean of equal numbers can be off by a rounding; such a group must teach nothing.
@@ -100,19 +89,15 @@ def per_reward_advantages(
     epsilon: float = 1e-4,
     counted_N: Tensor | None = None,
 ) -> Tensor:
-    """Each reward normalised in its group by itself, then the weighted sum, (N,); NaN where a
-    completion has none of that reward.
+    """Each reward (NaN: none) normalised in its group by itself, then the weighted sum, (N,); with
+    ``scale: whiten`` whitened over the batch, as in ``group_advantages``.
 
-    With ``scale: whiten`` that sum is whitened over the batch, as in ``group_advantages``. Source:
-    arXiv:2601.05242 eq. 4 to 7.
+    Source: arXiv:2601.05242 eq. 4 to 7.
     """
-    normalized_RN = torch.stack(
-        [
-            group_advantages(rewards_N, group_size, "group", epsilon=epsilon)
-            for rewards_N in rewards_RN
-        ]
-    )
-    total_N = (weights_R[:, None] * normalized_RN).sum(dim=0)
+    normalized = [
+        group_advantages(each, group_size, "group", epsilon=epsilon) for each in rewards_RN
+    ]
+    total_N = (weights_R[:, None] * torch.stack(normalized)).sum(dim=0)
     if scale != "whiten":
         return total_N
     known_N = ~rewards_RN.isnan().all(dim=0)
@@ -124,13 +109,7 @@ def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Te
 
     Source: arXiv:2501.03262 (v9) eq. 4 (gamma = 1).
     """
-    returns_BT = torch.zeros_like(rewards_BT)
-    coming_B = torch.zeros_like(rewards_BT[:, 0])
-    for t in reversed(range(rewards_BT.shape[1])):
-        here_B = mask_BT[:, t]
-        coming_B = torch.where(here_B, rewards_BT[:, t] + gamma * coming_B, coming_B)
-        returns_BT[:, t] = torch.where(here_B, coming_B, 0.0)
-    return returns_BT
+    return _gae(rewards_BT, torch.zeros_like(rewards_BT), mask_BT, gamma, 1.0)
 
 
 def whiten(
@@ -154,15 +133,8 @@ def kl_in_reward(
     coefficient: float,
     estimator: KLEstimator = "k1",
 ) -> Tensor:
-    """Reward of each token: ``-coefficient KL_t``, and the score at the last trained token.
-
-    Args:
-        logprobs_BT: of the policy before the step.
-        scores_B: of the whole completions, no NaN. A row without a trained token has no place for
-            its score.
-
-    Returns:
-        (B, T), 0 outside the mask.
+    """Reward of each token, (B, T): ``-coefficient KL_t``, and the score at the last trained token;
+    0 outside the mask.
 
     Source: arXiv:1909.08593 eq. 2; arXiv:2203.02155 eq. 2.
     """
@@ -180,14 +152,10 @@ def gae(
     lam: float,
     critic_lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns, (B, T), 0 outside the mask.
+    """Advantages, by ``lam``, and returns, by ``critic_lam``; (B, T), 0 outside the mask.
 
     ``delta_t = r_t + gamma V_{t+1} - V_t``, ``A_t = delta_t + gamma lam A_{t+1}``, ``R_t = A_t +
     V_t``. After the last trained token V is 0.
-
-    Args:
-        lam: of the advantages.
-        critic_lam: of the returns.
 
     Source: arXiv:1506.02438 eq. 16; a lambda of its own for the critic, VC-PPO, arXiv:2503.01491.
     """
@@ -215,15 +183,8 @@ def _gae(
 def value_loss(
     values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, clip: float
 ) -> tuple[Tensor, Tensor]:
-    """``max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2``, token by token.
-
-    Args:
-        values_BT: of the critic as it is now, with gradient.
-        old_values_BT: of the critic before the step.
-        clip: 0: no clip, ``(V - R)^2 / 2``.
-
-    Returns:
-        loss_BT, and clipped_BT: True where the clip took the token's gradient away.
+    """``max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2`` of each token, and
+    where the clip took the gradient away. A clip of 0 is none.
 
     Source: arXiv:2005.12729 on the clip of OpenAI's baselines.
     """
@@ -253,12 +214,7 @@ def next_kl_coefficient(
     coefficient: float, kl: float, num_rollouts: int, target: float, horizon: float = 10_000
 ) -> float:
     """``coefficient (1 + clamp(kl / target - 1, -0.2, 0.2) num_rollouts / horizon)``: up where the
-    KL is above its target.
-
-    Args:
-        kl: mean over the step's rollouts of the sum over their tokens, in nats.
-        target: likewise, above 0.
-        horizon: rollouts after which the coefficient has changed by at most about a fifth.
+    KL, a mean over rollouts of the sum over their tokens in nats, is above its target.
 
     Source: arXiv:1909.08593 section 2.2; num_rollouts / horizon is of its code and of all peers.
     """

@@ -1,15 +1,8 @@
 """The learning phase: gradient steps of the policy's adapter, or of all its weights, and of a
-critic's beside it.
+critic's beside it. One step of the loop may hold several optimizer steps, each divided once, by the
+count of its whole optimizer batch. All randomness is a function of the seed and the step.
 
-Owns the optimizers and the order of the steps; losses are in ``objectives``, the maths in
-``advantages``, ``losses`` and ``model.logprobs``. One step of the loop may hold several optimizer
-steps. Each divides once, by the count of its whole optimizer batch.
-
-All randomness is a function of the seed and the step: the same step from the same adapter,
-optimizer and rows gives the same bits on a CPU, so nothing inside a step is ever saved. On a GPU it
-gives them with ``model.deterministic``, and else the same up to rounding.
-
-Not here: a step that several processes learn together (``shards``).
+Not here: losses (``objectives``), a step that several processes learn together (``shards``).
 
 Shapes: B rows of a micro-batch, T tokens, N rows.
 """
@@ -39,7 +32,7 @@ from reason_llm.model import (
     token_values,
 )
 from reason_llm.model.vllm import on_default_stream
-from reason_llm.train import advantages, micro_batches, optim
+from reason_llm.train import advantages, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import ROWS, Batch, Counts, Objective, Output, PolicyGradient
 from reason_llm.train.step_metrics import Tally
@@ -79,18 +72,17 @@ class Learner:
         self.model = model
         self.settings = settings
         self.is_packed = settings.train.packing == "varlen"
-        self.micro_batches = MicroBatches(settings.micro_batch_tokens, model.device, self.is_packed)
+        self.micro_batches = MicroBatches(settings.micro_batch_tokens, self.is_packed)
         if self.is_packed:
             with on_default_stream():
                 prove_packing(model)
         self.teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
-        """What the teacher is asked in the place of each prompt, as token ids; empty where it is
-        asked what the policy is asked."""
+        """What the teacher is asked in the place of each prompt, as ids; empty: just that."""
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
         self.logprobs_at_start: list[Tensor | None] = []
-        """Of the step that was learned last, the policy's log-probs of each row's trained tokens
-        before the first update; None for rows that were not passed through the model by then."""
+        """The policy's log-probs of each row's trained tokens before the first update of the step;
+        None for rows that were not passed through the model by then."""
         self.parameters = model.parameters_of(settings.role)
         self._carriers = optim.carriers(self.parameters, settings.train.optimizer)
         self.optimizer = optim.make_optimizer(
@@ -100,7 +92,8 @@ class Learner:
         )
         with ending_out_of_memory("making the optimizer's moments"):
             optim.allocate_state(self.optimizer)
-            if self.keeps_average:
+            self._ema = settings.train.ema if settings.role == "policy" else None
+            if self._ema is not None:
                 optim.allocate_average(self.optimizer)
         self.offloads = settings.train.gradient_checkpointing == "offload"
         if settings.train.gradient_checkpointing:  # takes effect in training mode only
@@ -108,11 +101,6 @@ class Learner:
             model.policy.gradient_checkpointing_enable({"use_reentrant": self.offloads})
             if self.offloads:
                 model.policy.enable_input_require_grads()  # else layers get no gradient
-
-    @property
-    def keeps_average(self) -> bool:
-        """Whether it keeps an average of the adapter: only the policy's, with ``train.ema``."""
-        return self.settings.role == "policy" and self.settings.train.ema is not None
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
         """A step's rows with the columns that stay constant over the step."""
@@ -139,15 +127,11 @@ class Learner:
     def update(
         self, step: int, data: Sequence[Datum], progress: Progress, prefix: str = "train"
     ) -> dict[str, float]:
-        """Take all epochs and optimizer steps over prepared rows, and return the step's metrics.
-
-        Args:
-            prefix: of the metrics' names.
+        """Take all epochs and optimizer steps over prepared rows; the metrics by ``prefix/name``.
 
         Raises:
-            TrainingError: a loss or gradient is not finite; the adapter is as before that optimizer
-                step.
-            OutOfMemory: one row alone is too much, or the gradient; likewise.
+            TrainingError: a loss or gradient is not finite; OutOfMemory: one row alone is too much,
+                or the gradient. The adapter is as before that optimizer step.
         """
         settings, train, objective = self.settings, self.settings.train, self.settings.objective
         size = ROWS[objective.unit]
@@ -158,12 +142,10 @@ class Learner:
         moved: list[tuple[float, float]] = []
         counted = objective.counted(data)
         trained = set(objective.trained(data))
-        self.logprobs_at_start = [
-            datum.on_trained("old_logprobs").float().cpu()
-            if i in counted and "old_logprobs" in datum.columns
-            else None
-            for i, datum in enumerate(data)
-        ]
+        self.logprobs_at_start = [None] * len(data)
+        for i in counted:
+            if "old_logprobs" in data[i].columns:
+                self.logprobs_at_start[i] = data[i].on_trained("old_logprobs").float().cpu()
         with ending_out_of_memory("making the gradients"):  # a batch without signal: of zeros
             self._make_gradients()
         with self.model.using(settings.role):
@@ -194,11 +176,6 @@ class Learner:
         }
         return {f"{prefix}{name.removeprefix('train')}": value for name, value in metrics.items()}
 
-    def pass_over(self, data: Sequence[Datum]) -> None:
-        """Take prepared rows as those of a step in which nothing is learned."""
-        self.updates_in_step = 0
-        self.logprobs_at_start = [datum.on_trained("old_logprobs").float().cpu() for datum in data]
-
     def drop_gradients(self) -> None:
         """Free the gradients' memory."""
         for parameter in self.parameters:
@@ -207,14 +184,8 @@ class Learner:
     def park(self) -> None:
         """Drop the gradients and move the moments to host memory, while another learner learns."""
         self.drop_gradients()
-        if self.model.device.type == "cuda":
-            optim.move_state(self.optimizer, torch.device("cpu"))
-            torch.cuda.empty_cache()
-
-    def fetch(self) -> None:
-        """Move the moments back."""
-        if self.model.device.type == "cuda":
-            optim.move_state(self.optimizer, self.model.device)
+        optim.move_state(self.optimizer, torch.device("cpu"))
+        torch.cuda.empty_cache()
 
     @torch.no_grad()
     def judge(self, data: Sequence[Datum]) -> dict[str, float]:
@@ -229,15 +200,12 @@ class Learner:
                 tally = Tally()
                 with attempt as batches:
                     for indices in batches:
-                        part = [rows[i] for i in indices]
-                        mask_BT, output_BT, entropies_BT, tokens = self._passed(part)
-                        result = objective.loss(
-                            _batch(part, mask_BT, output_BT, entropies_BT), counts
-                        )
-                        loss = result.total / counts.denominator
+                        batch, tokens = self._passed([rows[i] for i in indices])
+                        found = objective.loss(batch, counts)
                         tally.add_micro_batch(
-                            loss, mask_BT, tokens, 0, result.values, None, None, result.of_units
-                        )
+                            found.total / counts.denominator, batch.mask_BT, tokens, 0,
+                            found.values, None, None, found.of_units,
+                        )  # fmt: skip
         return tally.of_rows()
 
     def scores(self, data: Sequence[Datum], role: Role) -> list[float]:
@@ -248,11 +216,8 @@ class Learner:
     def measure(
         self, data: Sequence[Datum], role: Role, output: Output | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Output for each row's trained tokens in this role, and entropies, without dropout.
-
-        Args:
-            output: None: the objective's.
-        """
+        """The objective's output, or this one, for each row's trained tokens in this role, and
+        entropies, without dropout."""
         outputs: list[Tensor] = [torch.empty(0)] * len(data)
         entropies = list(outputs)
         self.model.policy.eval()
@@ -260,12 +225,11 @@ class Learner:
             for attempt in self.micro_batches.attempts(data):
                 with attempt as batches:
                     for indices in batches:
-                        mask_BT, output_BT, entropies_BT, _ = self._passed(
-                            [data[i] for i in indices], role=role, output=output
-                        )
+                        rows = [data[i] for i in indices]
+                        batch, _ = self._passed(rows, role=role, output=output)
                         for row, i in enumerate(indices):
-                            outputs[i] = output_BT[row][mask_BT[row]]
-                            entropies[i] = entropies_BT[row][mask_BT[row]]
+                            outputs[i] = batch.logprobs_BT[row][batch.mask_BT[row]]
+                            entropies[i] = batch.entropies_BT[row][batch.mask_BT[row]]
         self.model.policy.train()
         return outputs, entropies
 
@@ -319,27 +283,26 @@ class Learner:
         entropy_gradient: bool = False,
         role: Role | None = None,
         output: Output | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Mask, output and entropies (B, T) of a micro-batch, and its number of tokens.
-
-        Args:
-            role: whose head is read; None: that of the role that learns.
-            output: None: the objective's.
-        """
+    ) -> tuple[Batch, int]:
+        """A micro-batch after its forward pass, and its number of tokens; role and output are by
+        default those of the learner."""
         model, settings = self.model, self.settings
         output = output or settings.objective.output
         ids_BT, mask_BT = collate(data, model.device)
         layout = lay_out(data, model.device) if self.is_packed else None
-        tokens = (ids_BT if layout is None else layout.ids_1N).numel()
         if output == "logprobs":
-            logprobs_BT, entropies_BT = policy_logprobs(
+            output_BT, entropies_BT = policy_logprobs(
                 model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
                 settings.chunk_tokens,
             )  # fmt: skip
-            return mask_BT, logprobs_BT, entropies_BT, tokens
-        read = {"values": token_values, "scores": row_scores}[output]
-        output_BT = read(model, role or settings.role, ids_BT, mask_BT, layout)
-        return mask_BT, output_BT, torch.zeros_like(output_BT), tokens
+        else:
+            read = {"values": token_values, "scores": row_scores}[output]
+            output_BT = read(model, role or settings.role, ids_BT, mask_BT, layout)
+            entropies_BT = torch.zeros_like(output_BT)
+        columns = collate_columns(data, model.device)
+        rewards_B = torch.tensor([row.reward for row in data], device=model.device)
+        tokens = (ids_BT if layout is None else layout.ids_1N).numel()
+        return Batch(mask_BT, output_BT, entropies_BT, columns, rewards_B), tokens
 
     def _accumulate_rows(
         self,
@@ -350,12 +313,14 @@ class Learner:
         progress: Progress,
     ) -> Tally:
         """Set the gradients to those of these rows; out of memory, from the start again."""
-        states, tally, done = micro_batches.rng_states(), Tally(), 0
+        states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+        tally, done = Tally(), 0
         size = ROWS[self.settings.objective.unit]
         for attempt in self.micro_batches.attempts([data[i] for i in passed], size):
             for parameter in self.parameters:
                 parameter.grad.zero_()  # type: ignore[union-attr]
-            micro_batches.set_rng_states(states)  # dropout masks are drawn again
+            torch.set_rng_state(states[0])  # dropout masks are drawn again
+            torch.cuda.set_rng_state_all(states[1])
             progress(-done)
             tally, done = Tally(), 0
             with attempt as batches:
@@ -372,10 +337,8 @@ class Learner:
         objective, rows = self.settings.objective, [data[i] for i in indices]
         is_on_gpu = self.model.device.type == "cuda"
         with save_on_cpu(pin_memory=is_on_gpu) if self.offloads else nullcontext():
-            mask_BT, logprobs_BT, entropies_BT, tokens = self._passed(
-                rows, objective.entropy_gradient
-            )
-        batch = _batch(rows, mask_BT, logprobs_BT, entropies_BT)
+            batch, tokens = self._passed(rows, objective.entropy_gradient)
+        mask_BT, logprobs_BT = batch.mask_BT, batch.logprobs_BT
         gives_logprobs = objective.output == "logprobs"
         is_sampled = gives_logprobs and "sampler_logprobs" in batch.columns
         is_first = self.updates_in_step == 0
@@ -396,16 +359,11 @@ class Learner:
         mismatch_BT = None
         if is_first and is_sampled:
             mismatch_BT = logprobs_BT - batch.columns["sampler_logprobs"]
+        padding = 0 if self.is_packed else tokens - sum(row.num_tokens for row in rows)
         tally.add_micro_batch(
-            loss,
-            mask_BT,
-            tokens,
-            padding=0 if self.is_packed else tokens - sum(row.num_tokens for row in rows),
-            values=result.values,
-            of_units=result.of_units,
-            log_ratio_BT=log_ratio_BT if is_sampled else None,
-            mismatch_BT=mismatch_BT,
-        )
+            loss, mask_BT, tokens, padding, result.values, log_ratio_BT if is_sampled else None,
+            mismatch_BT, result.of_units,
+        )  # fmt: skip
         tally.left_out += result.masked_out
 
     def _update(
@@ -427,8 +385,8 @@ class Learner:
         with ending_out_of_memory("taking the optimizer's step"):
             seed = f"{settings.seed}/rounding/{optimizer_step}"
             optim.step(self.optimizer, self._carriers, seed)
-        if settings.train.ema is not None and self.keeps_average:
-            optim.update_average(self.optimizer, settings.train.ema)
+        if self._ema is not None:
+            optim.update_average(self.optimizer, self._ema)
         return norm, rate
 
 
@@ -437,14 +395,6 @@ def _diverged(what: str, largest_log_ratio: float) -> TrainingError:
         f"{what} (largest log ratio {largest_log_ratio:.3g}); start again with --run.resume never "
         "and a lower train.learning_rate"
     )
-
-
-def _batch(
-    rows: Sequence[Datum], mask_BT: Tensor, output_BT: Tensor, entropies_BT: Tensor
-) -> Batch:
-    rewards_B = torch.tensor([row.reward for row in rows], device=mask_BT.device)
-    columns = collate_columns(rows, mask_BT.device)
-    return Batch(mask_BT, output_BT, entropies_BT, columns, rewards_B)
 
 
 def split(count: int, parts: int, seed: str) -> list[list[int]]:
@@ -456,11 +406,8 @@ def split(count: int, parts: int, seed: str) -> list[list[int]]:
 
 
 class Learners:
-    """The learner of the policy and, where the algorithm has one, that of the critic. The two share
-    the base and nothing else, and only one of them has gradients at a time.
-
-    Args:
-        warmup_steps: in the first so many steps only the critic learns.
+    """The learner of the policy and, where the algorithm has one, that of the critic, which learns
+    alone in the first ``warmup_steps``. Only one of them has gradients at a time.
     """
 
     def __init__(
@@ -482,11 +429,6 @@ class Learners:
     def optimizers(self) -> dict[Role, torch.optim.Optimizer]:
         """Optimizers by the role whose adapter they train."""
         return {role: each.optimizer for role, each in self.by_role.items()}
-
-    @property
-    def moved_in_step(self) -> bool:
-        """Whether an optimizer step has been taken since the step began."""
-        return any(learner.updates_in_step > 0 for learner in self.by_role.values())
 
     def state(self) -> dict[str, Tensor]:
         """Copies in host memory of all that learning moves: adapters, heads, moments."""
@@ -521,23 +463,17 @@ class Learners:
         kl_coefficient: float | None = None,
     ) -> dict[str, float]:
         """Learn a step and return its metrics. A critic learns the returns of the step's rollouts
-        first; the advantages are from its values of before.
+        first; the advantages are from its values of before. Raises as ``Learner.update``.
 
         Args:
             progress: is told of the policy's rows.
             kl_coefficient: the weight of the KL from this step on; None: as it was.
-
-        Raises:
-            TrainingError, OutOfMemory: as ``Learner.update``.
         """
         policy, critic = self.policy, self.critic
-        if kl_coefficient is not None and isinstance(
-            objective := policy.settings.objective, PolicyGradient
-        ):
-            objective = replace(
-                objective, row=replace(objective.row, kl_coefficient=kl_coefficient)
-            )
-            policy.settings = replace(policy.settings, objective=objective)
+        objective = policy.settings.objective
+        if kl_coefficient is not None and isinstance(objective, PolicyGradient):
+            row = replace(objective.row, kl_coefficient=kl_coefficient)
+            policy.settings = replace(policy.settings, objective=replace(objective, row=row))
         for learner in self.by_role.values():
             learner.updates_in_step = 0
         if critic is None:
@@ -547,16 +483,16 @@ class Learners:
             [row.with_trained("old_values", value) for row, value in zip(data, old, strict=True)]
         )
         policy.park()
-        critic.fetch()
+        optim.move_state(critic.optimizer, critic.model.device)
         metrics = critic.update(step, rows, lambda count: None, prefix="critic")
         critic.park()
-        policy.fetch()
+        optim.move_state(policy.optimizer, policy.model.device)
         counted = [rows[i] for i in critic.settings.objective.counted(rows) if rows[i].has_reward]
         metrics["critic/explained_variance"] = _explained_variance(counted)
         if step >= self.warmup_steps:
             return metrics | policy.update(step, rows, progress)
         progress(len(rows))
-        policy.pass_over(rows)
+        policy.logprobs_at_start = [row.on_trained("old_logprobs").float().cpu() for row in rows]
         return metrics | policy.settings.objective.describe(rows, range(len(rows)))
 
 
@@ -566,9 +502,8 @@ def _explained_variance(rows: Sequence[Datum]) -> float:
         torch.cat([torch.empty(0), *(row.on_trained(name).cpu() for row in rows)])
         for name in ("old_values", "whole_returns")
     )
-    variance = advantages.explained_variance(
-        old_N, returns_N, torch.ones_like(old_N, dtype=torch.bool)
-    )
+    mask_N = torch.ones(len(old_N), dtype=torch.bool)
+    variance = advantages.explained_variance(old_N, returns_N, mask_N)
     return 0.0 if math.isnan(variance) else variance
 
 
@@ -585,5 +520,4 @@ def learning(learner: Learner) -> Iterator[Learner]:
     finally:
         model.policy.eval()
         learner.drop_gradients()
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()

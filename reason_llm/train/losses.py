@@ -1,12 +1,9 @@
 """The parts of a policy-gradient loss beside its surrogate: KL, importance weights, masks and sums.
-Pure functions of tensors and numbers.
-
-Every loss is a masked sum; the caller divides once by ``denominator`` over the whole optimizer
-batch, so that no split into micro-batches changes the gradient. Losses are minimised.
+Pure functions of tensors and numbers. Every loss is a masked sum; the caller divides once by
+``denominator`` over the whole optimizer batch. Losses are minimised.
 
 Shapes: B rows, T tokens, N completions of the optimizer batch. ``mask_BT`` is True where a token is
-trained; entry t of every (B, T) tensor belongs to token t; advantages are (B, T), or (B, 1) where
-a row has one.
+trained; entry t of every (B, T) tensor belongs to token t; advantages are (B, T), or (B, 1).
 """
 
 import math
@@ -15,12 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reason_llm.config import (
-    Aggregation,
-    Correction,
-    KLEstimator,
-    masked_mean,
-)
+from reason_llm.config import Aggregation, Correction, KLEstimator, masked_mean
 
 
 def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: KLEstimator) -> Tensor:
@@ -51,15 +43,10 @@ def importance_weights(
     floor: float = 0.0,
     rounding: float = 0.0,
 ) -> Tensor:
-    """Importance weights for tokens drawn by another policy, or by a sampler that differs slightly
-    from the old policy.
-
-    ``w = pi_old / pi_sampler``, each token's, or the whole completion's product; above ``cap`` it
-    is cut down to it (truncate) or the weight is 0 (mask); below ``floor`` it is raised to it, or 0
-    likewise. 0 outside the mask.
-
-    Args:
-        rounding: a token's log-ratio of up to this many nats counts as 0, its weight as 1.
+    """Importance weights ``w = pi_old / pi_sampler`` (B, T), 0 outside the mask: each token's, or
+    the whole completion's product. Above ``cap`` w is cut down to it (truncate) or is 0 (mask);
+    below ``floor`` it is raised to it, or 0 likewise. A log-ratio of at most ``rounding`` nats
+    counts as 0.
 
     Source: truncated importance sampling, F. Yao et al., "Your Efficient RL Framework Secretly
     Brings You Off-Policy RL Training" (2025); the four kinds and the floor are TRL's.
@@ -112,12 +99,8 @@ def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
 
 
 def masked_sum(loss_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -> Tensor:
-    """Sum of the masked losses; with ``sequence_mean`` each row is first divided by its number of
-    trained tokens.
-
-    Divide by ``denominator`` of the optimizer batch to get the loss. A row with no trained token
-    adds 0.
-    """
+    """Sum of the masked losses, to be divided by ``denominator`` of the optimizer batch; with
+    ``sequence_mean`` each row is first divided by its number of trained tokens."""
     row_sums_B = (loss_BT * mask_BT).sum(dim=1)
     if aggregation == "sequence_mean":
         row_sums_B = row_sums_B / mask_BT.sum(dim=1).clamp(min=1)
@@ -125,16 +108,13 @@ def masked_sum(loss_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -> Te
 
 
 def denominator(lengths_N: Sequence[int], aggregation: Aggregation, max_new_tokens: int) -> float:
-    """Denominator of the masked sums of a whole optimizer batch.
-
-    Args:
-        lengths_N: trained tokens of each completion, those whose advantage is 0 included.
+    """Denominator of the masked sums of a whole optimizer batch, from the trained tokens of each
+    completion, those whose advantage is 0 included.
 
     Source: sequence_mean, arXiv:2402.03300 eq. 3 (mean of sequence means); token_mean,
     arXiv:2503.14476 eq. 8 (all tokens alike); sequence_sum, arXiv:2402.14740 (mean of
     sequence sums); constant, arXiv:2503.20783 section 3.2 (no division by the sampled length).
-    Differs: constant divides by N * max_new_tokens, as TRL does; the paper leaves the constant
-    open.
+    Differs: constant divides by N * max_new_tokens, as TRL does; the paper leaves it open.
     """
     if aggregation in ("sequence_mean", "sequence_sum"):
         return float(max(1, len(lengths_N)))

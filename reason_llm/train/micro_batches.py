@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from reason_llm.errors import OutOfMemory
 from reason_llm.model import MOST_KEYS_PER_TOKEN, Datum
@@ -17,18 +16,13 @@ T = TypeVar("T")
 
 
 class MicroBatches:
-    """Micro-batches whose size is halved for the rest of the run when memory does not suffice.
+    """Micro-batches of so many tokens, halved for the rest of the run when memory does not suffice;
+    packed: rows lie end to end."""
 
-    Args:
-        tokens: of a micro-batch to begin with.
-        is_packed: its rows lie end to end.
-    """
-
-    def __init__(self, tokens: int, device: torch.device, is_packed: bool = False) -> None:
+    def __init__(self, tokens: int, is_packed: bool = False) -> None:
         self.tokens = tokens
         self.is_packed = is_packed
         self._replays = 0
-        self._device = device
 
     def take_replays(self) -> int:
         """Number of restarts since the last call."""
@@ -39,19 +33,11 @@ class MicroBatches:
         self, data: Sequence[Datum], size: int = 1
     ) -> Iterator[AbstractContextManager[list[list[int]]]]:
         """Contexts with the indices of every micro-batch: one, and out of memory the next one with
-        smaller micro-batches.
-
-            for attempt in micro_batches.attempts(rows):
-                found = []  # without what the attempt before left
-                with attempt as batches:
-                    for indices in batches:
-                        ...
-
-        Args:
-            size: rows of a unit: each ``size`` rows that follow each other stay together.
+        smaller micro-batches, which must not keep what the one before left. Each ``size`` rows that
+        follow each other stay together.
 
         Raises:
-            OutOfMemory: a unit alone in its micro-batch is too much.
+            OutOfMemory: these alone in a micro-batch are too much.
         """
         lengths = [datum.num_tokens for datum in data]
         largest = max(map(sum, units(lengths, size)), default=0)
@@ -84,23 +70,15 @@ class MicroBatches:
                 )
             self.tokens = max(largest, self.tokens // 2)
             self._replays += 1
-            log.warning(
-                "out of memory while learning (%s): again with micro-batches of %d tokens",
-                failed,
-                self.tokens,
-            )
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
+            said = "out of memory while learning (%s): again with micro-batches of %d tokens"
+            log.warning(said, failed, self.tokens)
+            torch.cuda.empty_cache()
             yield attempt()
 
 
 @contextmanager
 def ending_out_of_memory(doing: str) -> Iterator[None]:
-    """Turn an out-of-memory error that smaller micro-batches cannot fix into one line.
-
-    Raises:
-        OutOfMemory: in the allocator's place.
-    """
+    """Turn an error of the allocator that smaller micro-batches cannot fix into OutOfMemory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -111,19 +89,6 @@ def ending_out_of_memory(doing: str) -> Iterator[None]:
             "train.optimizer to adamw_8bit, or lower model.adapter.rank or memory.budget_gib; what "
             "was learned and sampled so far is saved"
         ) from None
-
-
-def rng_states() -> list[Tensor]:
-    """Generator states of the CPU and of each GPU."""
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *on_gpus]
-
-
-def set_rng_states(states: list[Tensor]) -> None:
-    """Restore the generator states from ``rng_states``."""
-    torch.set_rng_state(states[0])
-    if states[1:]:
-        torch.cuda.set_rng_state_all(states[1:])
 
 
 MOST_PADDING = 0.05
@@ -137,14 +102,7 @@ def units(values: Sequence[T], size: int) -> list[Sequence[T]]:
 
 def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) -> list[list[int]]:
     """Indices grouped so that rows * longest row <= budget and at most ``MOST_PADDING`` of all is
-    padding, longest units first.
-
-    A unit longer than the budget is a micro-batch of its own. Longest first: if memory does not
-    suffice, it shows at once.
-
-    Args:
-        size: rows of a unit, which is never split.
-    """
+    padding, longest first; ``size`` rows are never split, and may be more than the budget alone."""
     longest_of = [max(unit) for unit in units(lengths, size)]
     batches: list[list[int]] = []
     real = padded = 0  # tokens of all batches so far, without padding and with it
@@ -165,13 +123,7 @@ def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) ->
 
 def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> list[list[int]]:
     """Indices grouped so that all tokens together are within the budget, a prompt's counted once;
-    units of a prompt are side by side, the group with the longest row first.
-
-    A unit longer than the budget is a micro-batch of its own.
-
-    Args:
-        size: rows of a unit, which is never split.
-    """
+    units of a prompt are side by side, the group with the longest row first. Else as above."""
     groups: dict[tuple[int, ...], list[list[int]]] = {}
     for unit in units(range(len(data)), size):
         groups.setdefault(data[unit[0]].prompt_ids, []).append(list(unit))
@@ -183,33 +135,17 @@ def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> 
         group.sort(key=by_length)
     batches: list[list[int]] = []
     tokens = keys = 0  # of the last batch
-    prompts: set[tuple[int, ...]] = set()
-    for group in sorted(groups.values(), key=lambda g: by_length(g[0])):
-        for unit in group:
-            more, new = _tokens_added(data, unit, prompts)
-            more_keys = sum(data[i].num_tokens for i in unit)
+    for prompt, group in sorted(groups.items(), key=lambda item: by_length(item[1][0])):
+        for place, unit in enumerate(group):
+            own_keys = sum(data[i].num_tokens for i in unit)
+            own = own_keys - sum(len(data[i].prompt_ids) for i in unit)
+            own += sum(map(len, {data[i].prompt_ids for i in unit}))
+            more = own - (len(prompt) if place else 0)  # which the unit before has
             fits = tokens + more <= budget_tokens
-            if batches and fits and keys + more_keys <= MOST_KEYS_PER_TOKEN * budget_tokens:
+            if batches and fits and keys + own_keys <= MOST_KEYS_PER_TOKEN * budget_tokens:
                 batches[-1] += unit
-                tokens, keys = tokens + more, keys + more_keys
-                prompts |= new
+                tokens, keys = tokens + more, keys + own_keys
             else:
                 batches.append(unit)
-                tokens, prompts = _tokens_added(data, unit, set())
-                keys = more_keys
+                tokens, keys = own, own_keys
     return batches
-
-
-def _tokens_added(
-    data: Sequence[Datum], unit: Sequence[int], prompts: set[tuple[int, ...]]
-) -> tuple[int, set[tuple[int, ...]]]:
-    """Tokens that a unit adds to a micro-batch with these prompts, and its prompts that are new."""
-    more, new = 0, set[tuple[int, ...]]()
-    for i in unit:
-        prompt = data[i].prompt_ids
-        more += data[i].num_tokens
-        if prompt in prompts or prompt in new:
-            more -= len(prompt)
-        else:
-            new.add(prompt)
-    return more, new

@@ -1,8 +1,5 @@
-"""Objectives of rollouts: the rows that count, the columns measured before the first update, the
-loss of a micro-batch, and the denominator of an optimizer batch.
-
-The policy gradient serves every row of the algorithm table, and PPO's critic has one of its own.
-Those of the stages that learn from a set of rows are in ``stages``.
+"""Objectives of rollouts: the policy gradient, for every row of the algorithm table, and that of
+PPO's critic. Those of the stages that learn from a set of rows are in ``stages``.
 
 Shapes: B rows of a micro-batch, T tokens, N rows.
 """
@@ -15,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from reason_llm.config import SURROGATES, Algorithm, CriticSection, Terms
 from reason_llm.model import Datum
@@ -79,8 +77,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(ABC):
-    """What makes a loss of rows. Unless an objective says otherwise every row counts and nothing is
-    measured before the first update."""
+    """What makes a loss of rows. By default every row counts and nothing is measured before."""
 
     output: Output = "logprobs"
     """The model's output for each token."""
@@ -114,11 +111,8 @@ class Objective(ABC):
 
     @abstractmethod
     def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
-        """Over the counted rows of an optimizer batch, trained or not.
-
-        Args:
-            beside: of the rows that ``beside`` names, for their trained tokens, without gradient.
-        """
+        """Over the counted rows of an optimizer batch, trained or not; ``beside``: log-probs of the
+        trained tokens of the rows that ``beside`` names, by the policy and by the reference."""
 
     @abstractmethod
     def loss(self, batch: Batch, counts: Counts) -> Loss:
@@ -154,13 +148,10 @@ class PolicyGradient(Objective):
         """Old log-probs and entropies where the policy moves, or where they make advantages or say
         which tokens are trained; the base's log-probs where there is a KL."""
         row = self.row
-        names: tuple[str, ...] = ()
-        if row.needs_whole_step or updates > 1 or row.top_entropy_fraction < 1:
-            names += ("old_logprobs", "entropies")
-        if row.kl != "none":
-            names += ("ref_logprobs",)
-        if row.teacher:
-            names += ("teacher_logprobs",)
+        moves = row.needs_whole_step or updates > 1 or row.top_entropy_fraction < 1
+        names: tuple[str, ...] = ("old_logprobs", "entropies") if moves else ()
+        names += ("ref_logprobs",) if row.kl != "none" else ()
+        names += ("teacher_logprobs",) if row.teacher else ()
         if row.needs_whole_step:
             return list(range(len(data))), names
         # The highest entropies are a part of those of all counted tokens.
@@ -168,18 +159,20 @@ class PolicyGradient(Objective):
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
         """With advantages from log-probs and values, where the row makes them so: the KL taken off
-        the rewards, the critic's, the teacher's."""
+        the rewards, the critic's, or of each token the teacher's log-prob less the policy's.
+
+        Source: arXiv:2306.13649 eq. 1 (teacher), whose gradient at beta = 1 this estimates.
+        """
         if not self.row.needs_whole_step:
             return list(data)
         if self.row.critic:
             return with_critic(data, self.row, self.critic, self.turn_weight)
         if self.row.teacher:
-            return with_teacher(data, self.teacher_coefficient)
-        shaped = shaped_advantages(data, self.row, self.turn_weight)
-        return [
-            datum.with_trained("advantages", values)
-            for datum, values in zip(data, shaped, strict=True)
-        ]
+            ratios = [_log_ratio(datum, "teacher_logprobs") for datum in data]
+            shaped = [-self.teacher_coefficient * each for each in ratios]
+        else:
+            shaped = shaped_advantages(data, self.row, self.turn_weight)
+        return [d.with_trained("advantages", each) for d, each in zip(data, shaped, strict=True)]
 
     def counted(self, data: Sequence[Datum]) -> list[int]:
         """The rows that ``keep`` and ``truncated`` leave."""
@@ -191,11 +184,9 @@ class PolicyGradient(Objective):
             for datum in data:
                 if datum.has_reward:
                     groups.setdefault(datum.group, {})[datum.rollout] = -datum.reward
-            best = {
-                rollout
-                for group in groups.values()
-                for rollout in sorted(group, key=lambda each: (group[each], each))[: row.top_k]
-            }
+            best = set[int]()
+            for group in groups.values():
+                best |= {each for _, each in sorted((r, n) for n, r in group.items())[: row.top_k]}
             kept = [i for i in kept if data[i].rollout in best]
         return [i for i in kept if not _is_left_out(data[i], row)]
 
@@ -251,9 +242,8 @@ class PolicyGradient(Objective):
         return Loss(total, measured, masked_out)
 
     def describe(self, data: Sequence[Datum], counted: Sequence[int]) -> dict[str, float]:
-        """The standard deviation of the counted rows' advantages; the KL of a whole completion, of
-        all rows, in nats, where it is off the reward; the reverse KL to the teacher, of a token of
-        the counted rows."""
+        """The standard deviation of the counted rows' advantages; where it is off the reward, the
+        KL of a whole completion of all rows, in nats; the reverse KL to the teacher, of a token."""
         advantages = torch.tensor([mean_advantage(data[i]) for i in counted], dtype=torch.float64)
         described = {"train/advantage_std": float(advantages.std()) if len(counted) > 1 else 0.0}
         if self.row.needs_whole_step and self.row.kl != "none":
@@ -319,49 +309,46 @@ def _log_ratio(datum: Datum, name: str) -> Tensor:
 
 def _earned(data: Sequence[Datum], weight: float) -> Tensor:
     """(N, T) float64: the part of each row's reward that was earned before the token's turn."""
-    rows = [
-        weight * datum.on_trained("earned").double()
-        if "earned" in datum.columns
-        else torch.zeros(datum.num_trained, dtype=torch.float64)
-        for datum in data
-    ]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    rows = [torch.zeros(datum.num_trained, dtype=torch.float64) for datum in data]
+    for i, datum in enumerate(data):
+        if "earned" in datum.columns:
+            rows[i] = weight * datum.on_trained("earned").double()
+    return pad_sequence(rows, batch_first=True)
+
+
+def _mask(lengths: Sequence[int], like_NT: Tensor) -> Tensor:
+    """(N, T): True for as many tokens of each row as its length says."""
+    places_T = torch.arange(like_NT.shape[1], device=like_NT.device)
+    return places_T[None] < torch.tensor(lengths, device=like_NT.device)[:, None]
 
 
 def with_critic(
     data: Sequence[Datum], row: Algorithm, critic: CriticSection, turn_weight: float = 0.0
 ) -> list[Datum]:
-    """Rows with the columns ``advantages``, whitened where the row says so, ``returns``, which the
-    critic learns, and ``whole_returns``, those with lambda 1.
+    """Rows with the columns ``advantages``, ``returns``, which the critic learns, and
+    ``whole_returns``, those with lambda 1. A row without a reward, or one that is left out, has
+    advantages of 0 and its values as returns, and does not count in the whitening.
 
     Args:
-        data: with the columns old_values and old_logprobs, and ref_logprobs where there is a KL in
-            the rewards. A row without a reward has advantages of 0 and its values as returns; so
-            has one that is left out. Neither counts in the whitening.
+        data: with old_values and old_logprobs, and ref_logprobs where there is a KL in the rewards.
 
     Source: arXiv:1909.08593 eq. 2 (rewards); arXiv:1506.02438 eq. 16 (advantages).
     """
 
     def padded(name: str) -> Tensor:
         columns = [datum.on_trained(name).double() for datum in data]
-        return torch.nn.utils.rnn.pad_sequence(columns, batch_first=True)
+        return pad_sequence(columns, batch_first=True)
 
-    values_NT = padded("old_values")
-    lengths_N = torch.tensor([datum.num_trained for datum in data], device=values_NT.device)
-    places_T = torch.arange(values_NT.shape[1], device=values_NT.device)
-    mask_NT = places_T[None] < lengths_N[:, None]
+    values_NT, lengths = padded("old_values"), [datum.num_trained for datum in data]
+    mask_NT = _mask(lengths, values_NT)
     scores = [d.reward - row.missing_eos_penalty * d.is_truncated for d in data]
     scores_N = torch.tensor(scores, dtype=torch.float64, device=values_NT.device)
     off_reward = row.kl != "none" and row.kl_place == "token_reward"
     policy_NT = padded("old_logprobs")
     rewards_NT = advantages.kl_in_reward(
-        policy_NT,
-        padded("ref_logprobs") if off_reward else policy_NT,
-        mask_NT,
-        scores_N,
-        row.kl_coefficient if off_reward else 0.0,
-        row.kl if off_reward else "k1",
-    )
+        policy_NT, padded("ref_logprobs") if off_reward else policy_NT, mask_NT, scores_N,
+        row.kl_coefficient if off_reward else 0.0, row.kl if off_reward else "k1",
+    )  # fmt: skip
     earned_NT = _earned(data, turn_weight).to(rewards_NT)
     rewards_NT += earned_NT.diff(dim=1, append=earned_NT[:, :1] * 0)  # the rest at the row's end
     advantages_NT, returns_NT = advantages.gae(
@@ -379,23 +366,9 @@ def with_critic(
     }
     rows = list(data)
     for name, column_NT in made.items():
-        for i, length in enumerate(lengths_N.tolist()):
+        for i, length in enumerate(lengths):
             rows[i] = rows[i].with_trained(name, column_NT[i, :length].float())
     return rows
-
-
-def with_teacher(data: Sequence[Datum], coefficient: float) -> list[Datum]:
-    """Rows with the column ``advantages``: of each token the teacher's log-prob less the policy's.
-
-    Args:
-        data: with the columns old_logprobs and teacher_logprobs.
-
-    Source: arXiv:2306.13649 eq. 1, whose gradient at beta = 1 the policy gradient estimates.
-    """
-    return [
-        datum.with_trained("advantages", -coefficient * _log_ratio(datum, "teacher_logprobs"))
-        for datum in data
-    ]
 
 
 def _is_left_out(datum: Datum, row: Algorithm) -> bool:
@@ -414,14 +387,12 @@ def shaped_advantages(
 ) -> list[Tensor]:
     """Advantages of each row's trained tokens, with the KL to the base subtracted from the reward.
 
-    ``reward``: ``r - beta sum_t k``, then baseline and scale as always, where k is the row's
-    estimator of the KL; k1 is ``log pi_old - log pi_ref``. ``token_reward``: the term of each token
-    off its own reward, returns to go, whitened over all.
+    ``reward``: ``r - beta sum_t k``, over all rows of the rollout, then baseline and scale as
+    always. ``token_reward``: the term of each token off its own reward, returns to go, whitened.
 
     Args:
         data: with the columns ``old_logprobs`` and ``ref_logprobs``; groups of one size. A row
-            without a reward counts in no baseline, and its advantages are 0. What follows a
-            rollout's first row adds to its KL, and shares its advantage.
+            without a reward counts in no baseline, and its advantages are 0.
 
     Source: arXiv:2402.14740 (reward); arXiv:2501.03262 (v9) eq. 4 and 5 (token_reward).
     """
@@ -437,13 +408,8 @@ def shaped_advantages(
         for datum, k in zip(data, kl, strict=True):
             first.setdefault(datum.rollout, datum)
             kl_of[datum.rollout] = kl_of.get(datum.rollout, 0.0) + float(k.sum())
-        rewards_N = torch.tensor(
-            [
-                d.reward - beta * kl_of[d.rollout] if d.has_reward else math.nan
-                for d in first.values()
-            ],
-            dtype=torch.float64,
-        )
+        less = [d.reward - beta * kl_of[n] if d.has_reward else math.nan for n, d in first.items()]
+        rewards_N = torch.tensor(less, dtype=torch.float64)
         size = len(first) // len({datum.group for datum in data})
         counted_N = torch.tensor([not _is_left_out(datum, row) for datum in first.values()])
         found_TN = advantages.group_advantages(
@@ -453,9 +419,8 @@ def shaped_advantages(
         place = {rollout: i for i, rollout in enumerate(first)}
         return [found_TN[: len(k), place[d.rollout]].to(k) for d, k in zip(data, kl, strict=True)]
     lengths = [len(k) for k in kl]
-    rewards_NT = torch.nn.utils.rnn.pad_sequence([-beta * k for k in kl], batch_first=True)
-    mask_NT = torch.arange(rewards_NT.shape[1])[None] < torch.tensor(lengths)[:, None]
-    mask_NT = mask_NT.to(rewards_NT.device)
+    rewards_NT = pad_sequence([-beta * k for k in kl], batch_first=True)
+    mask_NT = _mask(lengths, rewards_NT)
     for index, datum in enumerate(data):
         rewards_NT[index, lengths[index] - 1] += datum.reward
     returns_NT = advantages.returns_to_go(rewards_NT, mask_NT) - earned_NT.to(rewards_NT)

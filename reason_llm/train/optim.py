@@ -1,8 +1,7 @@
 """Optimizer and schedule. The state is plain tensors, so no pickle is written or read.
 
-Weights in bfloat16 hold 8 bits of a number, so a step of less than 1 part in 512 of a weight would
-be lost by rounding to the nearest. Their step is made on a float32 copy, one parameter at a time,
-large ones in parts, and rounded up or down with the probability that makes it right in the mean.
+The step of weights in bfloat16 is made on a float32 copy, one parameter at a time, large ones in
+parts, and rounded up or down with the probability that makes it right in the mean.
 Source: arXiv:2010.06192.
 """
 
@@ -11,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -36,13 +35,11 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def __init__(
         self, matrices: Sequence[Tensor], others: Sequence[Tensor], options: dict[str, float]
     ) -> None:
-        self.parts: list[torch.optim.Optimizer] = []
-        if matrices:
-            self.parts.append(
-                torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **options)  # type: ignore[arg-type]
-            )
-        if others:
-            self.parts.append(torch.optim.AdamW(others, fused=True, **options))  # type: ignore[arg-type]
+        kinds = (
+            (matrices, torch.optim.Muon, {"adjust_lr_fn": "match_rms_adamw"}),
+            (others, torch.optim.AdamW, {"fused": True}),
+        )
+        self.parts = [kind(of, **more, **options) for of, kind, more in kinds if of]  # type: ignore[arg-type]
         super().__init__([group for part in self.parts for group in part.param_groups], {})
         for part in self.parts:
             part.state = self.state
@@ -58,41 +55,31 @@ def make_optimizer(
     config: TrainSection,
     is_inner: Callable[[int], bool] = lambda number: True,
 ) -> torch.optim.Optimizer:
-    """AdamW with its two moments in float32, fused; or in 8 bits, by blocks (bitsandbytes), which
-    may also be paged to host memory when the GPU is full; Adafactor; or Muon.
-
-    bitsandbytes keeps the moments of tensors below 4,096 elements in float32.
-
-    Args:
-        is_inner: whether the parameter of that number is neither an embedding nor a head, so that
-            Muon takes it if it is a matrix.
+    """AdamW with its two moments in float32, or in 8 bits by blocks (bitsandbytes; those of tensors
+    below 4,096 elements in float32), perhaps paged to host memory; Adafactor; or Muon, for matrices
+    whose number ``is_inner`` takes: neither an embedding nor a head.
 
     Source: arXiv:1711.05101; 8 bits, arXiv:2110.02861; paged, arXiv:2305.14314 section 3;
     Adafactor, arXiv:1804.04235.
     """
-    rate, decay = config.learning_rate, config.weight_decay
-    options = {"lr": rate, "weight_decay": decay}
+    options: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+        return torch.optim.AdamW(parameters, fused=True, **options)
     if config.optimizer == "adafactor":  # foreach would hold temporaries of all parameters at once
-        return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay, foreach=False)
+        return torch.optim.Adafactor(parameters, foreach=False, **options)
     if config.optimizer == "muon":
         chosen = {i for i, each in enumerate(parameters) if each.dim() == 2 and is_inner(i)}
         others = [each for i, each in enumerate(parameters) if i not in chosen]
         return MuonAndAdamW([parameters[i] for i in sorted(chosen)], others, options)
     from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 
-    kind = {"adamw_8bit": AdamW8bit, "paged_adamw_8bit": PagedAdamW8bit}[config.optimizer]
-    optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, weight_decay=decay)
-    return optimizer
+    kind: Any = {"adamw_8bit": AdamW8bit, "paged_adamw_8bit": PagedAdamW8bit}[config.optimizer]
+    return cast(torch.optim.Optimizer, kind(parameters, **options))
 
 
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the moments now instead of in the first step, so that too little memory is noticed
-    before anything is sampled.
-
-    The names and types are those of torch 2.13 and bitsandbytes 0.50.
-    """
+    """Allocate the moments before anything is sampled, so that too little memory is noticed then;
+    names and types are those of torch 2.13 and bitsandbytes 0.50."""
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             if (theirs := getattr(optimizer, "init_state", None)) is not None:
@@ -103,24 +90,23 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _zeros_for(parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
     """The state of a parameter before its first step, by torch's optimizer whose group this is."""
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
-
-    def steps(device: torch.device) -> Tensor:
-        return torch.zeros((), dtype=torch.float32, device=device)
-
-    shape = parameter.shape
+    shape, device = parameter.shape, parameter.device
+    counts_on = torch.device("cpu") if "beta2_decay" in group else device
+    shapes: dict[str, tuple[int, ...]] = {"exp_avg": shape, "exp_avg_sq": shape}  # AdamW
     if "ns_steps" in group:  # Muon
-        return {"momentum_buffer": zeros(*shape)}
-    if "beta2_decay" not in group:  # AdamW
-        moments = {"exp_avg": zeros(*shape), "exp_avg_sq": zeros(*shape)}
-        return {"step": steps(parameter.device), **moments}
-    counted = {"step": steps(torch.device("cpu"))}
-    if len(shape) < 2:
-        return counted | {"variance": zeros(*shape)}
-    row, column = zeros(*shape[:-1], 1), zeros(*shape[:-2], 1, shape[-1])
-    return counted | {"row_var": row, "col_var": column}
+        shapes = {"momentum_buffer": shape}
+    elif "beta2_decay" in group:  # Adafactor
+        shapes = {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
+        if len(shape) < 2:
+            shapes = {"variance": shape}
+    counted = (
+        {}
+        if "ns_steps" in group
+        else {"step": torch.zeros((), dtype=torch.float32, device=counts_on)}
+    )
+    dtype = parameter.dtype
+    zeros = {name: torch.zeros(s, dtype=dtype, device=device) for name, s in shapes.items()}
+    return counted | zeros
 
 
 class Carrier(NamedTuple):
@@ -153,11 +139,8 @@ def carriers(parameters: Sequence[torch.nn.Parameter], optimizer: str) -> list[C
 
 @torch.no_grad()
 def step(optimizer: torch.optim.Optimizer, carried: Sequence[Carrier], seed: str) -> None:
-    """The optimizer's step on parameters with gradients, whose ``carriers`` it has.
-
-    Args:
-        seed: of the rounding of those of 16 bits; with the carrier's number.
-    """
+    """The optimizer's step on parameters with gradients, whose ``carriers`` it has; the seed and
+    the carrier's number are those of the rounding."""
     optimizer.step()  # of those of 32 bits: no other carrier has a gradient
     for number, (moved, parameter, rows) in enumerate(carried):
         if moved is parameter:
@@ -193,8 +176,7 @@ def allocate_average(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def update_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Take the parameters into their exponential moving average, whose start from zero is
-    corrected.
+    """Take the parameters into their exponential moving average, corrected for its start from zero.
 
     Source: arXiv:1412.6980 section 7.2.
     """
@@ -215,14 +197,13 @@ def averaged_steps(optimizer: torch.optim.Optimizer) -> int:
 @torch.no_grad()
 def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Parameters hold their average in this block, and afterwards what they held before."""
-    parameters = _parameters(optimizer)
-    held = [parameter.clone() for parameter in parameters]
+    held = [(parameter, parameter.clone()) for parameter in _parameters(optimizer)]
     try:
-        for parameter in parameters:
+        for parameter, _ in held:
             parameter.copy_(optimizer.state[parameter][AVERAGE])
         yield
     finally:
-        for parameter, value in zip(parameters, held, strict=True):
+        for parameter, value in held:
             parameter.copy_(value)
 
 
@@ -238,29 +219,18 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
 
 def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -> float:
     """Learning rate of optimizer step ``optimizer_step`` (from 0) of ``total_steps``: warm-up, then
-    the schedule of that name in Transformers.
-
-    linear and cosine reach 0 just after the last step. Differs: in the warm-up, whose first step
-    would have a rate of 0 there.
-    """
+    the schedule of that name in Transformers; linear and cosine reach 0 just after the last step.
+    Differs: in the warm-up, whose first step would have a rate of 0 there."""
     if optimizer_step < config.warmup_steps:
         return config.learning_rate * (optimizer_step + 1) / config.warmup_steps
-    factor = _schedule(
-        config.schedule,
-        config.learning_rate,
-        config.warmup_steps,
-        total_steps,
-        tuple(sorted(config.schedule_options.items())),
-    )
-    return config.learning_rate * max(0.0, float(factor(optimizer_step)))
+    options = tuple(sorted(config.schedule_options.items()))
+    rate = config.learning_rate
+    factor = _schedule(config.schedule, rate, config.warmup_steps, total_steps, options)
+    return rate * max(0.0, float(factor(optimizer_step)))
 
 
 def check_schedule(config: TrainSection, total_steps: int) -> None:
-    """Check that the schedule takes its options.
-
-    Raises:
-        ConfigError: it lacks one, or knows one not.
-    """
+    """Raise a ConfigError if the schedule lacks an option, or knows one not."""
     try:
         for step in (config.warmup_steps, max(config.warmup_steps, total_steps - 1)):
             learning_rate(config, step, total_steps)
@@ -287,16 +257,12 @@ def _schedule(
         made: Any = get_scheduler(
             name, carrier, warmup_steps, total_steps, scheduler_specific_kwargs=dict(options)
         )
-    found: Callable[[int], float] = made.lr_lambdas[0]
-    return found
+    return cast(Callable[[int], float], made.lr_lambdas[0])
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``{"3.exp_avg": tensor, ...}``: every value of the state by parameter number and name.
-
-    bitsandbytes' tables (qmap) are one for all parameters; here each has a copy, as safetensors
-    wants it.
-    """
+    """``{"3.exp_avg": tensor, ...}``: every value of the state by parameter number and name; of
+    bitsandbytes' shared tables (qmap) each has a copy, as safetensors wants it."""
     return {
         f"{index}.{name}": torch.as_tensor(value.clone() if name.startswith("qmap") else value)
         for index, parameter in enumerate(_parameters(optimizer))
@@ -305,36 +271,26 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load what ``state_tensors`` returned, without an average that nobody asked for.
-
-    bitsandbytes counts steps with an int, and its state_dict nests what it quantised.
-
-    Raises:
-        ValueError: they are another optimizer's or another adapter's.
-    """
+    """Load what ``state_tensors`` returned, without an average that nobody asked for; a ValueError
+    if they are another optimizer's or another adapter's."""
     if not optimizer.state:
         allocate_state(optimizer)
     parameters = _parameters(optimizer)
-    counts_with_int = hasattr(optimizer, "init_state")
     for key, value in tensors.items():
         index, _, name = key.partition(".")
         if not index.isdecimal() or int(index) >= len(parameters):
             raise ValueError(f"{key!r} belongs to none of {len(parameters)} parameters")
-        is_average = name in (AVERAGE, AVERAGED_STEPS)
-        if is_average and name not in optimizer.state[parameters[int(index)]]:
-            continue
-        parameter = parameters[int(index)]
-        state = optimizer.state[parameter]
+        state = optimizer.state[parameters[int(index)]]
         held = state.get(name)
+        if held is None and name in (AVERAGE, AVERAGED_STEPS):
+            continue
         if held is None or torch.as_tensor(held).shape != value.shape:
             kind = type(optimizer).__name__
             raise ValueError(f"{key!r} of shape {list(value.shape)} is no state of {kind}")
-        if _is_paged(state.get(name)):  # an ordinary tensor in its place would not be paged
-            state[name].copy_(value)
+        if _is_paged(held):  # an ordinary tensor in its place would not be paged
+            held.copy_(value)
         else:
-            is_count = counts_with_int and name == "step"
-            device = held.device if isinstance(held, Tensor) else parameter.device
-            state[name] = int(value) if is_count else value.to(device)
+            state[name] = value.to(held.device) if isinstance(held, Tensor) else int(value)
 
 
 def _is_paged(value: Any) -> bool:

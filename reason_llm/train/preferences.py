@@ -1,13 +1,10 @@
-"""Preference losses: pure functions of the log-probs of whole completions.
+"""Preference losses: pure functions of the log-probs of whole completions, in nats, one loss a pair
+(or a labelled completion); the caller sums them and divides once by their number over the whole
+optimizer batch. Losses are minimised.
 
-Each function returns one loss a pair (or a labelled completion), with gradient; the caller sums
-them and divides once by their number over the whole optimizer batch. Losses are minimised.
-
-Shapes: P pairs, N labelled completions. Log-probs are in nats: those of ``cdpo``, ``rdpo`` and
-``kto`` are sums over a completion's trained tokens, its end token included; those of ``orpo`` and
-``simpo`` are means over them; ``ipo`` takes either. With ``h = (policy_chosen -
-ref_chosen) - (policy_rejected - ref_rejected)``, the chosen completion's log-ratio minus the
-rejected one's, every loss of a pair falls as h grows, ``ipo`` up to its target.
+Shapes: P pairs, N labelled completions. Log-probs of ``cdpo``, ``rdpo`` and ``kto`` are sums over a
+completion's trained tokens, its end token included; those of ``orpo`` and ``simpo`` are means;
+``ipo`` takes either. ``h = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)``.
 """
 
 import math
@@ -33,12 +30,8 @@ def cdpo(
     beta: float,
     label_smoothing: float,
 ) -> Tensor:
-    """``-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)``. With e = 0 it is DPO's loss; above
-    it is lowest at a finite h, where ``sigmoid(beta h) = 1 - e``.
-
-    Args:
-        beta: above 0; the larger, the closer the policy stays to the reference.
-        label_smoothing: e, the fraction of labels that are wrong, from 0 to 0.5.
+    """``-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)``, e the fraction of labels that are
+    wrong, from 0 (DPO) to 0.5; above 0 it is lowest where ``sigmoid(beta h) = 1 - e``.
 
     Source: DPO, arXiv:2305.18290 eq. 7; conservative DPO, E. Mitchell, "A note on DPO with noisy
     preferences & relationship to IPO" (2023) eq. 3.
@@ -57,10 +50,7 @@ def rdpo(
     label_smoothing: float,
 ) -> Tensor:
     """``(-(1 - e) log sigmoid(beta h) + e log sigmoid(-beta h)) / (1 - 2 e)``: its mean over labels
-    of which a fraction e is wrong is DPO's loss on the right ones.
-
-    Args:
-        label_smoothing: e, from 0 (DPO) up to but not including 0.5.
+    of which a fraction e, below 0.5, is wrong is DPO's loss on the right ones.
 
     Source: robust DPO, arXiv:2403.00409; TRL 1.14.2's ``loss_type="robust"``.
     """
@@ -77,13 +67,8 @@ def ipo(
     ref_rejected_P: Tensor,
     tau: float,
 ) -> Tensor:
-    """``(h - 1 / (2 tau))^2``: a finite h is the target.
-
-    Log-probs are sums over a completion's tokens, the paper's letter, or means over them, as its
-    authors told TRL that they had computed it.
-
-    Args:
-        tau: above 0; the larger, the smaller the target, the closer to the reference.
+    """``(h - 1 / (2 tau))^2``: a finite h is the target. Of sums over tokens, the paper's letter,
+    or of means, as its authors told TRL that they had computed it.
 
     Source: IPO, arXiv:2310.12036 eq. 17; TRL 1.14.2's ``loss_type="ipo"`` (means).
     """
@@ -100,13 +85,8 @@ def kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Tensor:
-    """With the log-ratio r and the baseline z0: ``w_D (1 - sigmoid(beta (r - z0)))`` for a
-    desirable completion, ``w_U (1 - sigmoid(beta (z0 - r)))`` for another. Each is at most its
-    weight, and its gradient vanishes far from z0 on either side.
-
-    Args:
-        desirable_N: bool, each completion's label.
-        baseline: z0 of ``kto_baseline``, a scalar.
+    """With the log-ratio r and z0 of ``kto_baseline``: ``w_D (1 - sigmoid(beta (r - z0)))`` for a
+    desirable completion, ``w_U (1 - sigmoid(beta (z0 - r)))`` for another.
 
     Source: KTO, arXiv:2402.01306 (v1) eq. 7.
     """
@@ -120,11 +100,7 @@ def kto(
 
 def kto_baseline(policy_N: Tensor, ref_N: Tensor) -> Tensor:
     """z0, an estimate of KL(policy || reference): the mean log-ratio of completions under prompts
-    that are not theirs, and at least 0. A scalar without gradient.
-
-    Args:
-        policy_N, ref_N: of the whole optimizer batch, prompts and completions paired by
-            ``mismatched``. N is at least 1.
+    that are not theirs (``mismatched``), and at least 0. A scalar without gradient.
 
     Source: arXiv:2402.01306 section 4.1.
     """
@@ -133,10 +109,7 @@ def kto_baseline(policy_N: Tensor, ref_N: Tensor) -> Tensor:
 
 def mismatched(count: int) -> list[int]:
     """The completion that each prompt of an optimizer batch gets for the baseline: the one before
-    its own; the first prompt gets the last completion.
-
-    Raises:
-        DataError: fewer than 2, so that a prompt would get its own completion.
+    its own; a DataError for fewer than 2.
 
     Source: arXiv:2402.01306 section 4.1; TRL 1.14.2's KTOTrainer.
     """
@@ -152,10 +125,7 @@ def kto_desirable_weights(
     num_desirable: float, num_undesirable: float, undesirable_weight: float
 ) -> tuple[float, float]:
     """Lowest and highest recommended weight of desirable completions, for which
-    ``w_D n_D / (w_U n_U)`` lies within ``KTO_BALANCE``.
-
-    Args:
-        num_desirable, num_undesirable: rows, or shares of what is drawn, above 0.
+    ``w_D n_D / (w_U n_U)`` lies within ``KTO_BALANCE``; numbers of rows, or shares, above 0.
 
     Source: arXiv:2402.01306 (v1) section 4.2; TRL 1.14.2 warns outside of 1 to 1.33.
     """
@@ -165,13 +135,8 @@ def kto_desirable_weights(
 
 
 def orpo(chosen_P: Tensor, rejected_P: Tensor, coefficient: float) -> Tensor:
-    """``-coefficient log sigmoid(log odds_chosen - log odds_rejected)``, to which the caller adds
-    the NLL of the chosen completions' tokens: the loss has no reference, so that the odds alone
-    would hold nothing in place.
-
-    Args:
-        chosen_P, rejected_P: means over the trained tokens.
-        coefficient: lambda, 0.1 in the paper.
+    """``-coefficient log sigmoid(log odds_chosen - log odds_rejected)``, of means over the trained
+    tokens; the caller adds the NLL of the chosen completions' tokens.
 
     Source: ORPO, arXiv:2403.07691 eq. 4, 6 and 7.
     Differs: TRL's NLL covers the prompt too.
@@ -192,9 +157,6 @@ def log_odds(mean_logprobs_P: Tensor) -> Tensor:
 def log1mexp(x: Tensor) -> Tensor:
     """``log(1 - exp(x))`` for x < 0, without cancellation near 0 and far from it.
 
-    The branch for numbers far from 0 never sees those near it: their gradient there is NaN, which
-    would survive ``torch.where``.
-
     Source: M. Mächler, "Accurately Computing log(1 - exp(-|a|))" (2012).
     """
     is_near = x > -math.log(2)
@@ -203,11 +165,8 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def simpo(chosen_P: Tensor, rejected_P: Tensor, beta: float, gamma: float) -> Tensor:
-    """``-log sigmoid(beta (chosen - rejected) - gamma)``, of means over tokens and without a
-    reference: longer completions gain nothing by their length.
-
-    Args:
-        gamma: the margin itself, as in TRL, and not gamma / beta.
+    """``-log sigmoid(beta (chosen - rejected) - gamma)``, of means over tokens; gamma is the margin
+    itself, as in TRL, and not gamma / beta.
 
     Source: SimPO, arXiv:2405.14734 eq. 6.
     """

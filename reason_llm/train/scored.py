@@ -30,8 +30,7 @@ def with_advantages(
     turn_weight: float = 0.0,
 ) -> list[Group]:
     """The scored groups with an advantage on every completion, from the rewards alone; 0 in groups
-    that do not vary enough. A completion without any reward counts in no baseline, and its
-    advantage is 0.
+    that do not vary enough, and for a completion without any reward, which counts in no baseline.
 
     Args:
         weights: of each reward by name, for ``normalization: per_reward``; None: 1 each.
@@ -40,17 +39,14 @@ def with_advantages(
     size = len(groups[0].completions)
     completions = [c for group in groups for c in group.completions]
     leaves_out = algorithm.truncated == "leave_out"
-    counted_N = torch.tensor(
-        [not (leaves_out and c.finish_reason == "length") for c in completions]
-    )
+    counted = [not (leaves_out and c.finish_reason == "length") for c in completions]
+    counted_N = torch.tensor(counted)
     if algorithm.normalization == "per_reward":
         names = list(completions[0].rewards)
-        rewards_RN = torch.tensor(
-            [[c.rewards[name] for c in completions] for name in names], dtype=torch.float64
-        )
-        weights_R = torch.tensor(
-            [weights[name] if weights else 1.0 for name in names], dtype=torch.float64
-        )
+        by_name = [[c.rewards[name] for c in completions] for name in names]
+        rewards_RN = torch.tensor(by_name, dtype=torch.float64)
+        own = [weights[name] if weights else 1.0 for name in names]
+        weights_R = torch.tensor(own, dtype=torch.float64)
         found = advantages.per_reward_advantages(
             rewards_RN, weights_R, size, algorithm.scale, counted_N=counted_N
         )
@@ -79,12 +75,7 @@ def with_learner_logprobs(
     groups: Sequence[Group], logprobs: Sequence[Tensor | None]
 ) -> list[Group]:
     """The groups with the learner's log-probs on every completion, 0 for tokens that the model did
-    not write.
-
-    Args:
-        logprobs: of the sampled tokens of each completion, in ``to_data``'s order; None where the
-            learner computed none.
-    """
+    not write; given for the sampled tokens of each completion, in ``to_data``'s order, or None."""
     found = iter(logprobs)
 
     def spread(completion: Completion) -> tuple[float, ...] | None:
@@ -93,13 +84,8 @@ def with_learner_logprobs(
         numbers = iter(shortest_decimals(values))
         return tuple(next(numbers) if wrote else 0.0 for wrote in completion.is_sampled)
 
-    return [
-        replace(
-            group,
-            completions=tuple(replace(c, learner_logprobs=spread(c)) for c in group.completions),
-        )
-        for group in groups
-    ]
+    spreads = [tuple(replace(c, learner_logprobs=spread(c)) for c in g.completions) for g in groups]
+    return [replace(g, completions=made) for g, made in zip(groups, spreads, strict=True)]
 
 
 def without_learner_logprobs(groups: Sequence[Group]) -> list[Group]:

@@ -1,21 +1,18 @@
 """Shards: a step's rows are dealt in a number of parts that the config fixes, and the gradients of
 these are added in a fixed order. What is learned depends on the number of shards, and not on how
-many processes share them.
+many processes (``Peers``), each with an equal run of them, share them.
 
-Processes (``Peers``) hold equal runs of shards. A shard's gradient is a sum over its micro-batches;
-the shards' sums are the leaves of a binary tree. Its lower levels are added within a process, its
-upper ones between two processes, and as a + b and b + a have the same bits, all of them end with
-the same total.
+The shards' gradients are the leaves of a binary tree: its lower levels are added within a process,
+its upper ones between two. As a + b and b + a have the same bits, all end with the same total.
 
 Not here: how peers reach each other.
 """
 
-import base64
 import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -31,24 +28,17 @@ from reason_llm.train.step_metrics import Tally
 class Peers(Protocol):
     """The processes that learn a step together. Every call is made by all of them, in one order."""
 
-    @property
-    def rank(self) -> int:
-        """Number of this process, from 0."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of processes, a power of two."""
-        ...
+    rank: int
+    """Number of this process, from 0."""
+    size: int
+    """Number of processes, a power of two."""
 
     def add(self, total: Tensor) -> None:
         """Add the other processes' tensors to this one, in place, by pairs of ranks that differ in
         one bit, the lowest first."""
-        ...
 
     def gather(self, content: bytes) -> list[bytes]:
         """What each process gave, in the order of the ranks."""
-        ...
 
 
 class Alone:
@@ -80,10 +70,8 @@ class Shards:
         return range(self.peers.rank * each, (self.peers.rank + 1) * each)
 
     def deal(self, data: Sequence[Datum]) -> list[list[int]]:
-        """Indices of the rows of each shard, in ascending order.
-
-        The rows of a group stay together. The groups with the most tokens are dealt first, each to
-        the shard that has the fewest tokens by then.
+        """Indices of the rows of each shard, ascending. The rows of a group stay together; groups
+        with the most tokens are dealt first, each to the shard that has the fewest tokens by then.
         """
         if self.count == 1:
             return [list(range(len(data)))]
@@ -101,11 +89,8 @@ class Shards:
 
 
 class GradientSum:
-    """Sum of the gradients of an optimizer batch over its shards, in the parameters' ``grad``.
-
-    Args:
-        parameters: float32, on one device.
-    """
+    """Sum of the gradients of an optimizer batch over its shards, in the ``grad`` of parameters
+    that are float32 and on one device."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], shards: Shards) -> None:
         self._parameters = parameters
@@ -113,12 +98,14 @@ class GradientSum:
         self._spare: list[Tensor] = []
         self._sums: list[tuple[int, Tensor]] = []
         """Sums that wait for their sibling in the tree, with their level; the highest first."""
-        self._current = self._empty()
+        self.begin()
         self._spare.append(self._current)
 
     def begin(self) -> None:
         """Set the gradients to zero for the next shard of this process."""
-        self._current = self._spare.pop() if self._spare else self._empty()
+        size = sum(parameter.numel() for parameter in self._parameters)
+        spare = self._spare
+        self._current = spare.pop() if spare else self._parameters[0].new_empty(size)
         self._show(self._current.zero_())
 
     def end(self) -> None:
@@ -139,10 +126,6 @@ class GradientSum:
         self._show(total)
         self._spare.append(total)  # until the next shard begins
 
-    def _empty(self) -> Tensor:
-        first = self._parameters[0]
-        return first.new_empty(sum(parameter.numel() for parameter in self._parameters))
-
     def _show(self, flat: Tensor) -> None:
         """Have the gradients be views of ``flat``."""
         sizes = [each.numel() for each in self._parameters]
@@ -158,7 +141,7 @@ class ShardedLearner(Learner):
         self.shards = shards
 
     def measure_step(self, data: Sequence[Datum], role: Role) -> tuple[list[Tensor], list[Tensor]]:
-        """See ``Learner``: this process's shards are measured here, the others by the peers."""
+        """See ``Learner``: the peers measure the rows of their shards."""
         dealt = self.shards.deal(data)
         outputs: list[Tensor] = [torch.empty(0)] * len(data)
         entropies = list(outputs)
@@ -222,21 +205,22 @@ class ShardedLearner(Learner):
         return tallies
 
     def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
-        """The tallies of all shards in order, whoever learned from them.
-
-        The peers compare their adapters here, and tell what only one of them has seen.
+        """The tallies of all shards in order. The peers compare their adapters here, and tell what
+        only one of them has seen.
 
         Raises:
             TrainingError: a peer has another adapter.
         """
-        has_peers = self.shards.peers.size > 1
+        has_peers, digest = self.shards.peers.size > 1, hashlib.sha256()
+        for parameter in self.parameters if has_peers else ():
+            digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
         content = {
             "updates": [[_to_json(tally) for tally in of_update] for of_update in tallies],
             "micro_batch_tokens": self.micro_batches.tokens,
             "replays": self.micro_batches.take_replays(),
-            "digest": self._digest() if has_peers else "",
+            "digest": digest.hexdigest(),
             "logprobs_at_start": {
-                i: _to_text(values)
+                i: values.tolist()
                 for i, values in enumerate(self.logprobs_at_start)
                 if has_peers and values is not None
             },
@@ -255,20 +239,13 @@ class ShardedLearner(Learner):
         # The smallest micro-batch of any peer holds for all, and in the checkpoint.
         self.micro_batches.tokens = min(each["micro_batch_tokens"] for each in told)
         for each in told:
-            for i, text in each["logprobs_at_start"].items():
-                self.logprobs_at_start[int(i)] = _from_text(text)
+            for i, values in each["logprobs_at_start"].items():
+                self.logprobs_at_start[int(i)] = torch.tensor(values)
         of_all = [
             [_from_json(tally) for each in told for tally in each["updates"][update]]
             for update in range(len(tallies))
         ]
         return of_all, sum(each["replays"] for each in told)
-
-    def _digest(self) -> str:
-        """SHA-256 of what this learner moves."""
-        digest = hashlib.sha256()
-        for parameter in self.parameters:
-            digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
 
 
 def deal(learners: Learners, shards: Shards) -> None:
@@ -280,31 +257,15 @@ def deal(learners: Learners, shards: Shards) -> None:
 
 def _to_json(tally: Tally) -> dict[str, Any]:
     """What ``_from_json`` makes a tally of, ready for JSON; Infinity and NaN may be in it."""
-    return {
-        "counts": [tally.tokens, tally.passed, tally.padding, tally.left_out],
-        "sums": {name: float(value) for name, value in tally.sums.items()},
-        "unit_sums": {name: float(value) for name, value in tally.unit_sums.items()},
-        "units": tally.units,
-        "mismatch_max": tally.mismatch_max,
-        "log_ratios": _to_text(torch.cat([torch.empty(0), *tally.log_ratios])),
-    }
+    sums, unit_sums = (
+        {name: float(value) for name, value in each.items()}
+        for each in (tally.sums, tally.unit_sums)
+    )
+    ratios = torch.cat([torch.empty(0), *tally.log_ratios]).tolist()
+    plain = asdict(replace(tally, sums={}, unit_sums={}, log_ratios=[]))
+    return plain | {"sums": sums, "unit_sums": unit_sums, "log_ratios": ratios}
 
 
-def _from_json(value: Any) -> Tally:
-    tokens, passed, padding, left_out = value["counts"]
-    ratios = _from_text(value["log_ratios"])
-    return Tally(
-        tokens=tokens, passed=passed, padding=padding, left_out=left_out,
-        sums=value["sums"], unit_sums=value["unit_sums"], units=value["units"],
-        mismatch_max=value["mismatch_max"], log_ratios=[ratios] if len(ratios) else [],
-    )  # fmt: skip
-
-
-def _to_text(values: Tensor) -> str:
-    """The bits of float32 numbers (N,) as text."""
-    return base64.b64encode(values.detach().cpu().contiguous().numpy().tobytes()).decode()
-
-
-def _from_text(text: str) -> Tensor:
-    content = bytearray(base64.b64decode(text))
-    return torch.frombuffer(content, dtype=torch.float32) if content else torch.empty(0)
+def _from_json(value: dict[str, Any]) -> Tally:
+    ratios = value.pop("log_ratios")
+    return Tally(**value, log_ratios=[torch.tensor(ratios)] if ratios else [])

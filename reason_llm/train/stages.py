@@ -15,15 +15,7 @@ from torch import Tensor
 from reason_llm.config import Config, PreferenceRow, StageName
 from reason_llm.model import Datum
 from reason_llm.train import losses, preferences, rewards
-from reason_llm.train.objectives import (
-    Batch,
-    Counts,
-    Loss,
-    Objective,
-    Output,
-    PolicyGradient,
-    Unit,
-)
+from reason_llm.train.objectives import Batch, Counts, Loss, Objective, Output, PolicyGradient, Unit
 
 ROUNDING_NATS = 1e-3
 """More than float32 log-probs of one policy differ between sampling and learning."""
@@ -74,16 +66,21 @@ class PairLoss(Objective):
             ratio_B = (policy_B - ref_B).detach()
             metrics["chosen_log_ratio"], metrics["rejected_log_ratio"] = ratio_B[::2], ratio_B[1::2]
             ahead_P = ratio_B[::2] - ratio_B[1::2]
-            metrics["margin"] = row.beta * ahead_P
-            loss_P = self._against_reference(policy_B, ref_B, lengths_B)
+            if row.normalize_length:
+                policy_B, ref_B = mean_B, ref_B / lengths_B
+            sides = (policy_B[::2], policy_B[1::2], ref_B[::2], ref_B[1::2])
+            if row.loss == "ipo":
+                loss_P = preferences.ipo(*sides, row.beta)
+            else:
+                function = preferences.rdpo if row.loss == "robust" else preferences.cdpo
+                loss_P = function(*sides, row.beta, row.label_smoothing)
         else:
             ahead_P = (mean_B[::2] - mean_B[1::2]).detach()
-            loss_P = (
-                preferences.orpo(mean_B[::2], mean_B[1::2], row.beta)
-                if row.loss == "orpo"
-                else preferences.simpo(mean_B[::2], mean_B[1::2], row.beta, row.margin)
-            )
-            metrics["margin"] = ahead_P if row.loss == "orpo" else row.beta * ahead_P
+            if row.loss == "orpo":
+                loss_P = preferences.orpo(mean_B[::2], mean_B[1::2], row.beta)
+            else:
+                loss_P = preferences.simpo(mean_B[::2], mean_B[1::2], row.beta, row.margin)
+        metrics["margin"] = ahead_P if row.loss == "orpo" else row.beta * ahead_P
         metrics |= {
             "pair_accuracy": rewards.in_order(ahead_P),
             "chosen_logprob": mean_B[::2].detach(),
@@ -91,20 +88,9 @@ class PairLoss(Objective):
         }
         total = loss_P.sum()
         if row.nll_coefficient:
-            nll = -policy_B[::2].sum() / counts.tokens * counts.denominator
+            nll = -batch.logprobs_BT.sum(1)[::2].sum() / counts.tokens * counts.denominator
             total = total + row.nll_coefficient * nll
         return Loss(total, {"entropy": batch.entropies_BT}, of_units=metrics)
-
-    def _against_reference(self, policy_B: Tensor, ref_B: Tensor, lengths_B: Tensor) -> Tensor:
-        row = self.row
-        if row.normalize_length:
-            policy_B, ref_B = policy_B / lengths_B, ref_B / lengths_B
-        sides = (policy_B[::2], policy_B[1::2], ref_B[::2], ref_B[1::2])
-        if row.loss == "ipo":
-            return preferences.ipo(*sides, row.beta)
-        if row.loss == "robust":
-            return preferences.rdpo(*sides, row.beta, row.label_smoothing)
-        return preferences.cdpo(*sides, row.beta, row.label_smoothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +123,9 @@ class Labels(Objective):
         ref_B = batch.columns["ref_logprobs"].sum(1)
         desirable_B = batch.rewards_B > 0
         loss_B = preferences.kto(
-            policy_B,
-            ref_B,
-            desirable_B,
-            policy_B.new_tensor(counts.baseline),
-            row.beta,
-            row.desirable_weight,
-            row.undesirable_weight,
-        )
+            policy_B, ref_B, desirable_B, policy_B.new_tensor(counts.baseline), row.beta,
+            row.desirable_weight, row.undesirable_weight,
+        )  # fmt: skip
         ratio_B = (policy_B - ref_B).detach()
         metrics: Mapping[str, Tensor] = {
             "chosen_log_ratio": ratio_B[desirable_B],
@@ -187,17 +168,9 @@ def _of_rollouts(config: Config) -> Objective:
     has importance weights of exactly 1, and the same adapter to the last bit."""
     rounds = config.algorithm.row().correction == "auto" and config.is_off_policy
     return PolicyGradient(
-        config.learned_row,
-        config.sample.max_new_tokens,
-        ROUNDING_NATS if rounds else 0.0,
-        config.critic,
-        config.teacher.coefficient,
-        config.turn_weight,
-    )
-
-
-def _supervised(config: Config) -> Objective:
-    return Supervised(aggregation=config.sft.aggregation)
+        config.learned_row, config.sample.max_new_tokens, ROUNDING_NATS if rounds else 0.0,
+        config.critic, config.teacher.coefficient, config.turn_weight,
+    )  # fmt: skip
 
 
 def _of_preferences(config: Config) -> Objective:
@@ -205,21 +178,14 @@ def _of_preferences(config: Config) -> Objective:
     return PairLoss(row=row) if row.needs_pairs else Labels(row=row)
 
 
-def _reward_model(config: Config) -> Objective:
-    return RewardModel(centering=config.reward.centering, uses_margins=config.reward.margin)
-
-
 OBJECTIVES: dict[StageName, Callable[[Config], Objective]] = {
     "rl": _of_rollouts,
     "sample": _of_rollouts,
-    "sft": _supervised,
-    "pretrain": _supervised,
-    "reward": _reward_model,
+    "sft": lambda config: Supervised(aggregation=config.sft.aggregation),
+    "pretrain": lambda config: Supervised(aggregation=config.sft.aggregation),
+    "reward": lambda config: RewardModel(
+        centering=config.reward.centering, uses_margins=config.reward.margin
+    ),
     "preference": _of_preferences,
 }
 """By the stages of ``config.STAGES``."""
-
-
-def objective_of(config: Config) -> Objective:
-    """The objective of a config's stage."""
-    return OBJECTIVES[config.stage](config)

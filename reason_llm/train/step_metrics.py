@@ -40,16 +40,10 @@ class Tally:
         mismatch_BT: Tensor | None,
         of_units: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add a micro-batch.
-
-        Args:
-            passed: tokens of the micro-batch.
-            padding: those of them that are none.
-            values: (B, T) by name, whose means over the masked tokens are wanted.
-            log_ratio_BT: the policy's log-probs less the old ones; None where there are none.
-            mismatch_BT: the learner's less the sampler's; None once the policy has moved.
-            of_units: (U,) by name, whose means over rows or pairs are wanted.
-        """
+        """Add a micro-batch of ``passed`` tokens, ``padding`` included, with means over the masked
+        tokens of ``values`` (B, T) and over rows or pairs of ``of_units`` (U,); the policy's
+        log-probs less the old ones, if there are such, and less the sampler's, until the policy has
+        moved."""
         self._add("loss", loss.detach())
         self.tokens += int(mask_BT.sum())
         self.passed += passed
@@ -104,8 +98,8 @@ class Tally:
         return means | {name: float(v) / self.units[name] for name, v in self.unit_sums.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Means over tokens, or over optimizer steps for loss and gradient norm. A metric without
-        tokens is omitted, and so is the KL if none is computed."""
+        """Means over tokens, or over optimizer steps for loss and gradient norm; what was measured
+        of no token is omitted."""
         sums, updates = {name: float(value) for name, value in self.sums.items()}, self.updates
         sampler_kl, compared = sums.pop("sampler_kl", 0.0), sums.pop("sampler_tokens", 0.0)
         per_update = ("loss", "grad_norm")

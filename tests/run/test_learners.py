@@ -66,7 +66,7 @@ def test_roles_and_settings(
     found = {"shards": shards} | {name: getattr(policy, name) for name in policy.__slots__}
     tokens = {"micro_batch_tokens": min(halved or 64, 64)}
     assert found == found | settings | tokens | {"role": "policy", "train": config.train}
-    assert policy.objective == learners.objective_of(config)
+    assert policy.objective == learners.OBJECTIVES[config.stage](config)
     if "critic" not in config.roles:
         assert others == []
         return

@@ -23,7 +23,7 @@ from reason_llm.run.run import Run
 from reason_llm.run.store import metrics
 from reason_llm.run.store.archive import Archive, Replay
 from reason_llm.run.store.document import Document, RunIdentity, read_document
-from reason_llm.train import Learners, objective_of
+from reason_llm.train import OBJECTIVES, Learners
 from reason_llm.train.objectives import Batch, Counts
 
 Small = Callable[..., Config]
@@ -130,7 +130,7 @@ def test_the_learner_is_given_them_and_a_run_goes_on_with_them(
 
 def test_they_count_by_the_ratio_to_their_own_log_probs(small_run: Small) -> None:
     """A token twice as likely as when it was drawn weighs two, one that is ten times so the cap."""
-    objective = objective_of(small_run(**REPLAY))
+    objective = OBJECTIVES["rl"](small_run(**REPLAY))
     mask = torch.tensor([[False, True, True, True]])
     now = torch.tensor([[0.0, -1.0, -1.0, -1.0]], requires_grad=True)
     theirs = now.detach() - torch.tensor([[0.0, 1.5, 10.0, 1.0]]).log().nan_to_num(neginf=0)

@@ -34,7 +34,7 @@ from reason_llm.errors import ConfigError, DataError
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store import metrics
-from reason_llm.sample import SamplingParams, tasksets
+from reason_llm.sample import SamplingParams, in_environment, tasksets
 from reason_llm.sample.sessions import Sessions
 from reason_llm.sample.token_server import MOST_BYTES, SESSION, Branch, Session, TokenServer
 
@@ -109,7 +109,7 @@ def play(
     own: Sessions, sampler: Any, prompts: Sequence[Prompt], each: int = 1, most: int = 200
 ) -> list[Group]:
     ended: list[int] = []
-    groups = own.over(sampler).sample(
+    groups = in_environment(sampler, own).sample(
         prompts, SamplingParams(each, most), 7, lambda tokens, items: ended.append(items)
     )
     assert sum(ended) == each * len(prompts)

@@ -15,6 +15,7 @@ from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Span
 from reason_llm.sample import SamplingParams, tasksets
 from reason_llm.sample.mcp_tools import converse
+from reason_llm.sample.protocol import Wave
 from reason_llm.sample.sessions import _end
 from reason_llm.sample.token_server import Branch, Session, TokenServer
 
@@ -195,7 +196,7 @@ def a_rollout(*branches: Branch) -> Session:
 
 
 def test_completions_begin_where_their_prompts_differ() -> None:
-    serving: Any = sessions(AGENT).over(Told("x"))
+    serving = sessions(AGENT)
     long = Branch((1, 5, 6, 7), [10, 11, 12, 13, 14], [-1, 0, 0, -2, -3], [Span(1, 3)], "last")
     other = Branch((1, 5, 6, 7), [30, 31, 32, 33, 34, 35], [0] * 6, [Span(0, 4)])
     short = Branch((1, 5, 9), [20, 21], [-4.0, -5.0])
@@ -218,16 +219,17 @@ def test_completions_begin_where_their_prompts_differ() -> None:
 
 
 def test_a_rollout_that_never_asked_is_an_error() -> None:
-    serving: Any = sessions(AGENT).over(sampler := Told("words"))
+    serving, sampler = sessions(AGENT), Told("words")
     failed, silent, spoke = a_rollout(), a_rollout(), a_rollout(Branch((1, 5), [7], [-1.0]))
     failed.fail("it raised")
-    serving._speak([failed, silent, spoke], SamplingParams(3, 50), 3)
+    wave = Wave([], SamplingParams(3, 50), 3, None, sampler)
+    serving._speak([failed, silent, spoke], wave)
     problems = [each.notes.get("problem") for each in (failed, silent, spoke)]
     assert problems == ["it raised", "it never asked the model", None]
     assert silent.why == failed.why == "error"
     assert [prompt.token_ids for prompt in sampler.asked[0]] == [(1, 5), (1, 5)]
     assert silent.branches == [Branch((1, 5), ids_of("words")[:1], [-0.5], text="words 1")]
-    serving._speak([spoke], SamplingParams(1, 50), 3)
+    serving._speak([spoke], wave)
     assert len(sampler.asked) == 1
 
 

@@ -80,12 +80,6 @@ def test_draws_follow_the_filtered_distribution(options: dict, kept: list[int]) 
     assert torch.allclose(logprobs.exp(), expected[tokens], atol=1e-6)
 
 
-def test_a_card_draws_all_rows_in_one_launch() -> None:
-    for device, rows in (("meta", 256), ("cpu", 6)):
-        logits = torch.empty(1, 152_064, device=device).expand(256, -1)
-        assert transformers_sampler._drawn_at_once(logits) == rows
-
-
 def test_a_token_without_probability_is_never_drawn() -> None:
     edges = torch.tensor([0.0, 1e-12, 1 - 2**-24, 0.999999])
     logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]]).expand(4, -1)

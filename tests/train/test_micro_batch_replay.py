@@ -159,7 +159,7 @@ def test_another_error_is_no_lack_of_memory(model: Model) -> None:
 def test_memory_errors_without_a_word_are_a_lack_of_memory_too() -> None:
     """Python's own says nothing, and micro-batches never go below the longest rollout."""
     rollouts = [Datum.of((1,), (2,) * n) for i, n in enumerate((9, 4, 4))]
-    micro_batches, done = MicroBatches(15, torch.device("cpu")), []
+    micro_batches, done = MicroBatches(15), []
     for attempt in micro_batches.attempts(rollouts):
         done.clear()
         with attempt as batches:
@@ -174,7 +174,7 @@ def test_memory_errors_without_a_word_are_a_lack_of_memory_too() -> None:
 @pytest.mark.parametrize(("size", "largest", "what"), [(1, 9, "row"), (2, 17, "pair")])
 def test_the_tokens_are_halved_down_to_the_largest_unit(size: int, largest: int, what: str) -> None:
     rows = [Datum.of((1,), (2,) * n) for n in (8, 7, 4, 6)]
-    micro_batches, tried = MicroBatches(80, torch.device("cpu")), []
+    micro_batches, tried = MicroBatches(80), []
     with pytest.raises(OutOfMemory, match=f"one {what} of {largest} tokens in a micro-batch"):
         for attempt in micro_batches.attempts(rows, size):
             tried.append(micro_batches.tokens)
@@ -194,7 +194,7 @@ def test_what_ran_out_of_memory_is_let_go_before_the_next_attempt() -> None:
         if tokens > 10:
             raise MemoryError
 
-    micro_batches = MicroBatches(15, torch.device("cpu"))
+    micro_batches = MicroBatches(15)
     gc.disable()
     try:
         for attempt in micro_batches.attempts([Datum.of((1,), (2,) * 4)] * 3):

@@ -15,7 +15,7 @@ from reason_llm.train.rewards import in_order, length_bias
 def test_a_tie_counts_one_half() -> None:
     assert in_order(torch.tensor([2.0, 0.0, -1.0])).tolist() == [1.0, 0.5, 0.0]
     untrained = length_bias([0.0] * 4, [0.0] * 4, [3, 4, 5, 6], [4, 3, 5, 7])
-    assert untrained.accuracy.fraction == untrained.chosen_not_longer.fraction == 0.5
+    assert untrained["accuracy_chosen_longer"] == untrained["accuracy_chosen_not_longer"] == 0.5
 
 
 def test_the_line_of_chance_is_drawn_for_pairs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
