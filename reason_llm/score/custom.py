@@ -40,9 +40,9 @@ OF_ONE = {"completion", "token_ids"}
 OF_GROUP = {"completions", "all_token_ids"}
 OF_BOTH = {"prompt", "answer"}
 OF_TRL = {"prompts", "completions", "completion_ids"}
-NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt"}
-OF_A_TRAINER = {"trainer_state", "log_extra", "log_metric", "environments"}
-"""Arguments that TRL gives beside the columns and that do not exist here."""
+NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt", "trainer_state", "log_extra", "log_metric",
+              "environments"}  # fmt: skip
+"""What a function of TRL's form is not given here."""
 
 
 class CustomReward:
@@ -80,7 +80,7 @@ class CustomReward:
         if self.is_trl:
             needed = [n for n, p in named.items() if p.default is p.empty and n not in OF_TRL]
             self.columns = (ROW, *needed)
-            wrong = next((n for n in needed if n in OF_A_TRAINER | NOT_OF_TRL), None)
+            wrong = next((n for n in needed if n in NOT_OF_TRL), None)
             if wrong is not None:
                 raise ConfigError(
                     f"score.rewards: {where} takes {wrong}, which a function of TRL's form (one "
@@ -115,8 +115,19 @@ class CustomReward:
         }
         count = len(group.completions)
         arguments = self._of_trl(group) if self.is_trl else self._arguments(group.prompt, values)
-        found = self._within_limit(lambda: self._listed(self._result(arguments), count + 1))
-        rewards = [_number(value, self.where) for value in found]
+
+        def listed() -> list[Any]:
+            """What it gave, one too many at most. A generator runs here."""
+            result = self._result(arguments)
+            if isinstance(result, str | Mapping) or not isinstance(result, Iterable):
+                what = "the number " if isinstance(result, SupportsFloat) else ""
+                raise ValueError(
+                    f"{self.where} gave {what}{str(result)[:60]} and no list; it must give a list "
+                    "with one number for each completion, as TRL's reward functions do"
+                )
+            return list(islice(result, count + 1))
+
+        rewards = [_number(value, self.where) for value in self._within_limit(listed)]
         if len(rewards) != count:
             given = f"more than {count}" if len(rewards) > count else f"{len(rewards)}"
             raise ValueError(
@@ -150,16 +161,6 @@ class CustomReward:
         if missing:
             raise ValueError(f"{self.where} asks for {str(missing)[1:-1]}, which {prompt.id} lacks")
         return {n: prompt.extra[n] if n in self.columns else values[n] for n in self._names}
-
-    def _listed(self, result: Any, most: int) -> list[Any]:
-        """What a function gave for a group, at most so many of them. A generator runs here."""
-        if isinstance(result, str | Mapping) or not isinstance(result, Iterable):
-            what = "the number " if isinstance(result, SupportsFloat) else ""
-            raise ValueError(
-                f"{self.where} gave {what}{str(result)[:60]} and no list; it must give a list with "
-                "one number for each completion, as TRL's reward functions do"
-            )
-        return list(islice(result, most))
 
     def _result(self, arguments: dict[str, Any]) -> Any:
         result = self._function(**arguments)

@@ -44,12 +44,9 @@ FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0
 """Seconds between two tries."""
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 """Status codes of a server that may answer the next time."""
-TOP_LOGPROBS = 20
-HIGHEST = 9
-WINS, TIES = 1.0, 0.5
+TOP_LOGPROBS, HIGHEST = 20, 9
+GAINS = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 SCORE_RUBRIC = "Judge how well the assistant's last answer serves the user: right, clear, complete."
-SCORE_LINE = "Score: "
-"""How the last line of an answer begins; a digit follows, and no more."""
 MAX_UNANSWERED = 8
 """Requests one after another, each with all its tries; then the judge is asked no more."""
 SCORE_FORM = (
@@ -119,12 +116,6 @@ class _Token(BaseModel):
         text = self.token.strip()
         return int(text) if len(text) == 1 and text.isascii() and text.isdigit() else None
 
-    @property
-    def is_blank(self) -> bool:
-        """White space, or the mark of an end, such as ``<|im_end|>``."""
-        text = self.token.strip()
-        return not text or (text.startswith("<") and text.endswith(">"))
-
 
 class _Logprobs(BaseModel):
     content: list[_Token] | None = None
@@ -132,16 +123,12 @@ class _Logprobs(BaseModel):
 
 class _Message(BaseModel):
     content: str | None = None
-    """The answer's text; None if the model spent all tokens on its reasoning."""
+    """None if the model spent all tokens on its reasoning."""
 
 
 class _Choice(BaseModel):
     message: _Message
     logprobs: _Logprobs | None = None
-
-    @property
-    def text(self) -> str:
-        return self.message.content or ""
 
 
 class _ChatCompletion(BaseModel):
@@ -175,12 +162,8 @@ class LanguageModelJudge:
         self._lock = Lock()
         self._num_unanswered = 0
         self._has_told = False
-        suffix = "/chat/completions"
-        self._url = options.url if options.url.endswith(suffix) else options.url + suffix
-
-    def close(self) -> None:
-        """Close its connections."""
-        self._client.close()
+        self._url = options.url.removesuffix("/chat/completions") + "/chat/completions"
+        self.close = self._client.close
 
     def score(self, prompt: Prompt, completion: Completion) -> float:
         """From 0 to 1; NaN where the judge's answer has no score.
@@ -210,17 +193,17 @@ class LanguageModelJudge:
             )
             if not math.isnan(gained):
                 points[i].append(gained)
-                points[j].append(WINS - gained)
+                points[j].append(1 - gained)
         return [sum(point) / len(point) if point else math.nan for point in points]
 
     def _pair(self, prompt: Prompt, one: str, other: str) -> float:
         """What the first one gains: 1, 1/2 or 0; NaN without a judgement."""
         if one == other:
-            return TIES
+            return GAINS["TIE"]
         there = self._first_of(prompt, one, other)
-        back = WINS - self._first_of(prompt, other, one)
+        back = 1 - self._first_of(prompt, other, one)
         is_judged = not math.isnan(there + back)
-        return (there if there == back else TIES) if is_judged else math.nan
+        return (there if there == back else GAINS["TIE"]) if is_judged else math.nan
 
     def _first_of(self, prompt: Prompt, first: str, second: str) -> float:
         answers = [_marked("answer A", first), _marked("answer B", second)]
@@ -247,40 +230,41 @@ class LanguageModelJudge:
             return math.nan
 
     def _digit(self, text: str) -> float:
+        """The digit of the answer's last line, or its expectation."""
         choice = self._ask(f"{self._rubric}\n\n{SCORE_FORM}", text, self.options.logprobs)
-        return _expected_digit(choice.logprobs, _score_of(choice.text))
+        line = (choice.message.content or "").rstrip().rpartition("\n")[2].strip()
+        match = re.fullmatch("Score: ([0-9])", line)
+        if match is None:
+            raise _NoJudgement(
+                f"its answer ends with {line[-80:]!r}, and not with 'Score: 7' or another digit"
+            )
+        return _expected_digit(choice.logprobs, int(match[1]))
 
     def _verdict(self, text: str) -> float:
-        content = self._ask(f"{self._rubric}\n\n{PAIR_FORM}", text, logprobs=False).text
-        gain = {"A": 1.0, "B": 0.0, "TIE": TIES}.get(content.strip().strip(".*\"'").upper())
+        message = self._ask(f"{self._rubric}\n\n{PAIR_FORM}", text, logprobs=False).message
+        content = message.content or ""
+        gain = GAINS.get(content.strip().strip(".*\"'").upper())
         if gain is None:
             raise _NoJudgement(f"it answered {content[:80]!r}, which is none of A, B and TIE")
         return gain
 
     def _ask(self, system: str, user: str, logprobs: bool) -> _Choice:
-        """The first choice of the server's answer.
-
-        Raises:
-            ValueError: what came is none. ConnectionError, TimeoutError: nothing came.
-            RewardError: the judge has been silent for too long; it is not asked again.
-        """
+        """The first choice of the server's answer; raises as ``score``."""
+        options, wait = self.options, FIRST_WAIT_SECONDS
+        roles = {"system": system, "user": user}
         body: dict[str, Any] = {
-            "model": self.options.model,
-            "messages": [
-                {"role": "system", "content": system},
-                {"role": "user", "content": user},
-            ],
+            "model": options.model,
+            "messages": [{"role": role, "content": text} for role, text in roles.items()],
             "temperature": 0,
-            "max_tokens": self.options.max_tokens,
+            "max_tokens": options.max_tokens,
         }
         if logprobs:
             body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        content, wait = orjson.dumps(body), FIRST_WAIT_SECONDS
-        for left in reversed(range(self.options.retries + 1)):
+        content = orjson.dumps(body)
+        for left in reversed(range(options.retries + 1)):
             self._check_silence()
             try:
-                seconds = self.options.timeout_seconds
-                answer = within(seconds, self._url, lambda: self._post(content))
+                answer = within(options.timeout_seconds, self._url, lambda: self._post(content))
                 break
             except (_Again, TimeoutError) as error:
                 if not left:
@@ -288,7 +272,7 @@ class LanguageModelJudge:
                         self._num_unanswered += 1
                     self._check_silence()
                     kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
-                    raise kind(f"{one_line(error)} ({self.options.retries + 1} tries)") from None
+                    raise kind(f"{one_line(error)} ({options.retries + 1} tries)") from None
             time.sleep(wait)
             wait = min(2 * wait, MAX_WAIT_SECONDS)
         self._num_unanswered = 0
@@ -342,10 +326,9 @@ def _key(name: str | None) -> str | None:
         return None
     key = os.environ.get(name, "")
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        problem = "is not set" if not key else "holds something that is no key"
         raise ConfigError(
-            f"score.rewards: key_env={name} of the judge: the environment variable {problem}; set "
-            "it to the service's key"
+            f"score.rewards: key_env={name} of the judge: the environment variable is not set, or "
+            "holds no key; set it to the service's key"
         )
     return key
 
@@ -364,10 +347,9 @@ def _rubric(options: JudgeOptions) -> str:
 
 def _conversation(prompt: Prompt) -> str:
     """The messages before the answer, without the system's."""
-    messages = prompt.extra[CHAT]
     return "\n\n".join(
         _marked(str(message["role"]), str(message["content"]))
-        for message in messages
+        for message in prompt.extra[CHAT]
         if message["role"] != "system"
     )
 
@@ -397,22 +379,6 @@ def _first_choice(body: bytes) -> _Choice:
         ) from error
 
 
-def _score_of(content: str) -> int:
-    """The digit of the last line.
-
-    Raises:
-        _NoJudgement: that line says something else.
-    """
-    line = content.rstrip().rpartition("\n")[2].strip()
-    match = re.fullmatch(f"{SCORE_LINE}([0-9])", line)
-    if match is None:
-        raise _NoJudgement(
-            f"its answer ends with {line[-80:]!r}, and not with {SCORE_LINE + '7'!r} or another "
-            "digit"
-        )
-    return int(match[1])
-
-
 def _expected_digit(logprobs: _Logprobs | None, digit: int) -> float:
     """Expectation over the digits that could have stood in the score's place; the digit where there
     are no log-probs.
@@ -422,23 +388,23 @@ def _expected_digit(logprobs: _Logprobs | None, digit: int) -> float:
     """
     if logprobs is None or logprobs.content is None:
         return digit
-    last = next((token for token in reversed(logprobs.content) if not token.is_blank), None)
-    if last is None or last.digit != digit:
+    marks = re.compile(r"\s*(<.*>)?\s*", re.DOTALL)  # such as <|im_end|>, and white space
+    shown = (token for token in reversed(logprobs.content) if not marks.fullmatch(token.token))
+    if (last := next(shown, None)) is None or last.digit != digit:
         raise ValueError(
             "the judge's log-probs do not end with the score as a token of its own; set the "
             "judge's option logprobs to false"
         )
     if last.top_logprobs is None:
         return digit
-    likeliest = [(likely.digit, likely.logprob) for likely in last.top_logprobs]
-    weights = [(n, _probability(logprob)) for n, logprob in likeliest if n is not None]
-    total = sum(weight for _, weight in weights)
+    total = weighted = 0.0
+    for likely in last.top_logprobs:
+        if (number := likely.digit) is not None:
+            logprob = likely.logprob
+            if type(logprob) not in (int, float) or math.isnan(logprob) or logprob > 1e-3:
+                raise ValueError(f"the judge's answer has the log-prob {str(logprob)[:40]!r}")
+            total += math.exp(logprob)
+            weighted += number * math.exp(logprob)
     if total <= 0:
         raise ValueError("the judge's log-probs hold no digit that could have been")
-    return sum(n * weight for n, weight in weights) / total
-
-
-def _probability(logprob: Any) -> float:
-    if type(logprob) not in (int, float) or math.isnan(logprob) or logprob > 1e-3:
-        raise ValueError(f"the judge's answer has the log-prob {str(logprob)[:40]!r}")
-    return math.exp(logprob)
+    return weighted / total

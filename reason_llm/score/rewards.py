@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,8 +44,6 @@ log = logging.getLogger(__name__)
 CUSTOM_SECONDS = 60.0
 PATTERN_SECONDS = 1.0
 """Seconds of one search of the regex reward, whose pattern and text are not trusted."""
-MOST_CACHE_TOKENS = 1024
-"""Largest default of soft_overlong's cache_tokens."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _STEP = re.compile(
     r"(?:step\s{1,9}+\d{1,9}+\b|\d{1,9}+[.)]\s|[-*]\s|first(?:ly)?\b|second(?:ly)?\b|third(?:ly)?\b"
@@ -125,11 +122,8 @@ def think_answer_format(text: str) -> float:
     """1 if the whole text is ``<think>…</think><answer>…</answer>``, each tag once, in this order,
     whatever stands between them; else 0."""
     text = text.strip()
-    if any(text.count(tag) != 1 for tag in TAGS):
-        return 0.0
-    between = text.partition("</think>")[2].partition("<answer>")
-    is_whole = text.startswith("<think>") and text.endswith("</answer>")
-    return float(is_whole and bool(between[1]) and not between[0].strip())
+    whole = r"<think>.*</think>\s*<answer>.*</answer>"
+    return float(tag_count(text) == 1 and re.fullmatch(whole, text, re.DOTALL) is not None)
 
 
 def tag_count(text: str) -> float:
@@ -215,7 +209,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A row: exactly one of the two functions is there, or a model is asked."""
+    """A row: one of the two functions is there, or a model is asked, or no program may be run."""
 
     of_one: OfOne | None = None
     of_group: OfGroup | None = None
@@ -279,15 +273,15 @@ def _gym(options: Section, context: Context) -> Reward:
         if not source.startswith(GYM):
             raise ValueError("the reward gym judges rows of data.train=gym:NAME alone")
         tasks, answer = gym_tasks(source), find(completion.answer)
-        score = partial(tasks.score_answer, answer, entry=tasks[int(number) - 1])
-        return within(seconds, "reasoning-gym", lambda: float(score()))
+        entry = tasks[int(number) - 1]
+        return within(seconds, "reasoning-gym", lambda: float(tasks.score_answer(answer, entry)))
 
     return Reward(of_one, answer=find)
 
 
 def _code(context: Context, is_fraction: bool) -> Reward:
     if not context.runs_programs:
-        return Reward(_not_run)
+        return Reward()
     seconds = context.score.timeout_seconds or TEST_SECONDS
     code = context.resources.enter_context(CodeTests(context.score.sandbox, seconds))
 
@@ -303,21 +297,13 @@ def _code(context: Context, is_fraction: bool) -> Reward:
     return Reward(of_one, description=code.sandbox.description)
 
 
-def _not_run(prompt: Prompt, completion: Completion) -> float:
-    raise RuntimeError("this Scorer was made without programs; it cannot score")
-
-
 def _of_text(value: Callable[..., float], *options: Any) -> Reward:
     return Reward(lambda prompt, completion: value(completion.answer, *options))
 
 
-def _of_tokens(value: Callable[..., float], *options: Any) -> Reward:
-    return Reward(lambda prompt, completion: value(completion.sampled_ids, *options))
-
-
 def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
     most = context.max_new_tokens
-    cache = options.cache_tokens or max(1, min(MOST_CACHE_TOKENS, most // 4))
+    cache = options.cache_tokens or max(1, min(1024, most // 4))
     if cache > most:
         raise ConfigError(
             f"score.rewards: soft_overlong's cache_tokens={cache} is more than "
@@ -326,25 +312,22 @@ def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
     return Reward(lambda p, c: soft_overlong(len(c.sampled_ids), most, cache))
 
 
-def _cosine(options: CosineOptions, context: Context) -> Reward:
+def _of_lengths(values: Callable[[list[int], list[bool]], list[float]]) -> Reward:
+    """By the lengths of a group and what is right in it; none where the first reward gave none."""
+
     def of_group(group: Group, first: list[float]) -> list[float]:
-        return [
-            cosine(len(c.sampled_ids), value > 0, context.max_new_tokens, options.correct,
-                           options.wrong)
-            if not math.isnan(value) else math.nan
-            for c, value in zip(group.completions, first, strict=True)
-        ]  # fmt: skip
-
-    return Reward(of_group=of_group)
-
-
-def _length(options: Section, context: Context) -> Reward:
-    def of_group(group: Group, first: list[float]) -> list[float]:
-        lengths = [len(c.sampled_ids) for c in group.completions]
-        found = length_in_group(lengths, [value > 0 for value in first])
+        lengths = [len(completion.sampled_ids) for completion in group.completions]
+        found = values(lengths, [value > 0 for value in first])
         return [math.nan if math.isnan(v) else f for f, v in zip(found, first, strict=True)]
 
     return Reward(of_group=of_group)
+
+
+def _cosine(options: CosineOptions, context: Context) -> Reward:
+    ends = (context.max_new_tokens, options.correct, options.wrong)
+    return _of_lengths(lambda lengths, are_right: [
+        cosine(length, is_right, *ends) for length, is_right in zip(lengths, are_right, strict=True)
+    ])  # fmt: skip
 
 
 def _regex(options: RegexOptions, context: Context) -> Reward:
@@ -359,9 +342,8 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
 
     def of_one(prompt: Prompt, completion: Completion) -> float:
         try:
-            return float(
-                pattern.search(completion.answer, timeout=seconds, concurrent=True) is not None
-            )
+            found = pattern.search(completion.answer, timeout=seconds, concurrent=True)
+            return float(found is not None)
         except TimeoutError:
             log.warning(
                 "the pattern %r took more than %g seconds on a completion of %d characters, which "
@@ -371,11 +353,6 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
             return 0.0
 
     return Reward(of_one)
-
-
-def _model(options: RewardModelOptions, context: Context) -> Reward:
-    # A model of its own has a template of its own, which takes messages.
-    return Reward(of_model=True, columns=(CHAT,) if options.is_outside else ())
 
 
 def _judge(options: JudgeOptions, context: Context) -> Reward:
@@ -416,13 +393,16 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     "reasoning_steps": (StepsOptions, lambda o, c: _of_text(reasoning_steps, o.wanted)),
     "soft_overlong": (SoftOverlongOptions, _soft_overlong),
     "cosine": (CosineOptions, _cosine),
-    "length": (NoOptions, _length),
+    "length": (NoOptions, lambda o, c: _of_lengths(length_in_group)),
     "repetition_penalty": (
         RepetitionOptions,
-        lambda o, c: _of_tokens(repetition_penalty, o.ngram, o.penalty),
+        lambda o, c: Reward(lambda p, c: repetition_penalty(c.sampled_ids, o.ngram, o.penalty)),
     ),
     "gym": (NoOptions, _gym),
     "environment": (EnvironmentOptions, _environment),
-    REWARD_MODEL: (RewardModelOptions, _model),
+    REWARD_MODEL: (  # a model of its own has a template of its own, which takes messages
+        RewardModelOptions,
+        lambda o, c: Reward(of_model=True, columns=(CHAT,) if o.is_outside else ()),
+    ),
     "judge": (JudgeOptions, _judge),
 }

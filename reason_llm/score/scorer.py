@@ -132,20 +132,14 @@ class Scorer:
                 found = [[0.0 if math.isnan(value) else value for value in of] for of in found]
             first = first or found
             values[reward.name] = found
-        scored = [
-            replace(
-                group,
-                completions=tuple(
-                    replace(
-                        completion,
-                        rewards=(given := {name: of[g][c] for name, of in values.items()}),
-                        reward=_total(rewards, given) if is_whole else None,
-                    )
-                    for c, completion in enumerate(group.completions)
-                ),
-            )
-            for g, group in enumerate(groups)
-        ]
+        scored = []
+        for g, group in enumerate(groups):
+            completions = []
+            for c, completion in enumerate(group.completions):
+                given = {name: of[g][c] for name, of in values.items()}
+                total = _total(rewards, given) if is_whole else None
+                completions.append(replace(completion, rewards=given, reward=total))
+            scored.append(replace(group, completions=tuple(completions)))
         if is_whole:
             _warn_of_unscored(scored, only_first)
         return scored
@@ -166,33 +160,30 @@ class Scorer:
             replace(
                 group,
                 completions=tuple(
-                    self._completed(
-                        c, name, self._finite(name, f"{group.prompt.id}#{i}", next(rest))
-                    )
+                    self._completed(c, name, next(rest), f"{group.prompt.id}#{i}")
                     for i, c in enumerate(group.completions)
                 ),
             )
             for group in groups
         ]
 
-    def _completed(self, completion: Completion, name: str, value: float) -> Completion:
+    def _completed(
+        self, completion: Completion, name: str, value: float, rollout: str
+    ) -> Completion:
+        if not math.isfinite(value):
+            told = f"the reward model {name} gave {value} for {rollout}"
+            if self.config.on_error == "stop":
+                raise RewardError(
+                    f"{told}; train it again with a lower train.learning_rate, or set "
+                    "score.on_error to zero"
+                )
+            self._errors, value = self._errors + 1, 0.0
+            log.warning("%s, which counts 0", told)
         rewards = {**completion.rewards, name: _of_whole(completion, value)}
         if len(rewards) < len(self.rewards):
             return replace(completion, rewards=rewards)
         in_order = {reward.name: rewards[reward.name] for reward in self.rewards}
         return replace(completion, rewards=in_order, reward=_total(self.rewards, in_order))
-
-    def _finite(self, name: str, rollout: str, value: float) -> float:
-        if math.isfinite(value):
-            return value
-        if self.config.on_error == "stop":
-            raise RewardError(
-                f"the reward model {name} gave {value} for {rollout}; train it again with a lower "
-                "train.learning_rate, or set score.on_error to zero"
-            )
-        self._errors += 1
-        log.warning("the reward model %s gave %s for %s, which counts 0", name, value, rollout)
-        return 0.0
 
     def take_counts(self) -> dict[str, float]:
         """Number of errors and timed-out comparisons since the last call."""

@@ -1,13 +1,9 @@
 """Tests of a programming problem: read from a data row, and compared with a program's results.
 
-Three forms, each a frozen record: whole programs with standard input and output, calls of one
-function, and source text with assertions. A row's tests travel as a JSON string in
-``Prompt.answer``: it is text already in the buffer and in every data file, and what they mean is
-only of interest here.
-
-Outputs are compared line by line, trailing white space and trailing empty lines ignored. With
-``tolerance``, words that are numbers may differ by it, relative or absolute. Returned values are
-compared as JSON has them (``jail.values.as_json``): a tuple is a list, a key of a dict is text.
+A row's tests travel as a JSON string in ``Prompt.answer``. Outputs are compared line by line,
+trailing white space and trailing empty lines ignored. With ``tolerance``, words that are numbers
+may differ by it, relative or absolute. Returned values are compared as JSON has them
+(``jail.values.as_json``): a tuple is a list, a key of a dict is text.
 """
 
 import ast
@@ -29,7 +25,7 @@ MAX_RELATIVE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
-    """Programs that read standard input; one output for each input."""
+    """Whole programs that read standard input; one output for each input."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -39,11 +35,10 @@ class ProgramTests:
 
 @dataclass(frozen=True, slots=True)
 class CallTests:
-    """Calls of a function, or of a method of ``class Solution``; one result for each."""
+    """Calls of a function, or of a method of ``class Solution``, with positional arguments."""
 
     function: str
     inputs: tuple[tuple[Any, ...], ...]
-    """Positional arguments."""
     outputs: tuple[Any, ...]
     tolerance: float | None = None
 
@@ -177,21 +172,17 @@ def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
             raise ValueError(
                 f"{column!r}, case {number}: {_shown(case)}; expected an object with input, output"
             )
-    names = {name for case in cases if (name := _function_name(case))}
+    beside = [case["metadata"] if isinstance(case.get("metadata"), dict) else {} for case in cases]
+    of_rllm = [metadata.get("func_name") for metadata in beside]
+    found = [case.get("fn_name") or other for case, other in zip(cases, of_rllm, strict=True)]
+    names = sorted({str(name) for name in found if name})
     if len(names) > 1:
-        raise ValueError(f"{column!r} names more than one function: {', '.join(sorted(names))}")
+        raise ValueError(f"{column!r} names more than one function: {', '.join(names)}")
     return {
         "inputs": [case["input"] for case in cases],
         "outputs": [case["output"] for case in cases],
-        "fn_name": next(iter(names), None),
+        "fn_name": names[0] if names else None,
     }
-
-
-def _function_name(case: Mapping[str, Any]) -> str:
-    """Function name from ``fn_name`` or from the place of rLLM's data; empty without one."""
-    metadata = case.get("metadata")
-    of_rllm = metadata.get("func_name") if isinstance(metadata, dict) else None
-    return str(case.get("fn_name") or of_rllm or "")
 
 
 def _inputs_and_outputs(
@@ -206,19 +197,18 @@ def _inputs_and_outputs(
             f"{column!r} has {len(inputs)} inputs and {len(outputs)} outputs; expected as many, "
             "and at least one"
         )
-    tolerance = _tolerance(options)
+    tolerance = options.get("tolerance", options.get("atol")) or None
+    is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (is_number and 0 < tolerance < 1e6):
+        raise ValueError(f"the tolerance is {_shown(tolerance)}; expected a number above 0")
     function = options.get("fn_name")
     if function is not None:
         if not isinstance(function, str) or not function.isidentifier():
             raise ValueError(f"{column!r}: 'fn_name' is {_shown(function)}; expected a name")
         return _calls(function, inputs, outputs, tolerance, column)
+    given, wanted = (_texts(value[n], f"{column!r}: {n!r}") for n in ("inputs", "outputs"))
     ignore_case = str(options.get("checker", "")).startswith("case-insensitive")
-    return ProgramTests(
-        _texts(inputs, f"{column!r}: 'inputs'"),
-        _texts(outputs, f"{column!r}: 'outputs'"),
-        tolerance,
-        ignore_case,
-    )
+    return ProgramTests(given, wanted, tolerance, ignore_case)
 
 
 def _texts(cases: list[Any], where: str) -> tuple[str, ...]:
@@ -232,15 +222,6 @@ def _texts(cases: list[Any], where: str) -> tuple[str, ...]:
             )
         texts.append(text)
     return tuple(texts)
-
-
-def _tolerance(options: Mapping[str, Any]) -> float | None:
-    value = options.get("tolerance", options.get("atol"))
-    if value is None or value == 0:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-        raise ValueError(f"the tolerance is {_shown(value)}; expected a number above 0")
-    return float(value)
 
 
 def _calls(
@@ -281,17 +262,10 @@ def same_output(
     )
     if tolerance is None or wanted == given:
         return wanted == given
-    return len(wanted) == len(given) and all(
-        _same_words(a.split(), b.split(), tolerance)
-        for a, b in zip(wanted, given, strict=True)
-        if a != b
-    )
-
-
-def _same_words(wanted: list[str], given: list[str], tolerance: float) -> bool:
-    return len(wanted) == len(given) and all(
-        a == b or _close(_number(a), _number(b), tolerance)
-        for a, b in zip(wanted, given, strict=True)
+    lines = [[line.split() for line in text] for text in (wanted, given)]
+    pairs = [pair for words in zip(*lines, strict=False) for pair in zip(*words, strict=False)]
+    return [*map(len, lines[0])] == [*map(len, lines[1])] and all(
+        a == b or _close(_number(a), _number(b), tolerance) for a, b in pairs
     )
 
 

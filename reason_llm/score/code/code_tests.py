@@ -1,11 +1,6 @@
-"""Does the program in a completion pass the tests of its problem? Programs run in the sandbox only.
-
-``code_tests`` is 1 if all tests pass, else 0, and stops at the first that does not;
-``code_tests_fraction`` is the part that passes. A whole program passes a test if it ends with exit
-code 0 within its limits and prints what is expected. Expected outputs never enter the process of
-the program, whichever the form of the tests (``jail/function_harness.py`` tells how).
-
-Not here: problems with many right outputs, interactive ones, languages other than Python.
+"""Does the program in a completion pass the tests of its problem? Programs run in the sandbox only,
+and expected outputs never enter their process. A whole program passes a test if it ends with exit
+code 0 within its limits and prints what is expected.
 """
 
 import json

@@ -1,28 +1,9 @@
 """Runs Python programs that a model wrote, all of which are treated as hostile.
 
-Covered, in namespaces (``score.sandbox: auto``), each by a test in ``tests/score/code/``:
-- the network: there is none, and no socket but local ones can be opened
-- the host's files: a program sees the system's libraries, this Python (at ``/python``) and a few
-  packages (at ``/packages``), all read-only, and an empty folder in memory that is gone afterwards;
-  no project, no home, no /proc
-- the host's processes: it sees and reaches none; whatever it started ends with it
-- the environment: it has a fixed one of its own; nothing of the host's
-- privileges: no user of the host, no capability, no way to gain one, no tracing, no new namespace
-- limits on CPU time, wall time, memory (of one process and of all together), processes, size of
-  files and of output
-
-Not covered: holes in the kernel itself; timing and other side channels; the speed of the machine
-(a program may use the CPU time that it is given on as many cores as it has processes, until the
-wall time ends). ``/tmp`` (``file_bytes``) comes on top of ``memory_bytes``.
-
-With ``limits_only`` there is no wall: programs can read every file that this user can, reach local
-services (where there is no seccomp filter, the network too), and run as this user, with all that
-this user can write, delete and signal. (Where this user is root, they run as a user of their own:
-they read all, but write only what anybody can.) Limits, environment, seccomp filter, and the end of
-all their processes are as above. It is for machines where isolation cannot be had, and for programs
-that are trusted.
-
-A program never learns more than what it is given: what its output is compared with stays outside.
+With ``score.sandbox: auto`` there is no network, no file of the host but the system's libraries,
+this Python and a few packages, no process, environment or privilege of the host, and limits on
+time, memory, processes, files and output. Not covered: holes in the kernel, side channels, the
+machine's speed. With ``limits_only`` the limits alone remain: programs run as this user.
 """
 
 import contextlib
@@ -87,9 +68,7 @@ class Finished:
     stderr: str
     """Its last 64 KiB."""
     limit: Limit | None
-    """The limit at which the program was ended from outside; None if it ended by itself. (A
-    program that is refused memory, files or processes gets an error from its system calls and goes
-    on.)"""
+    """The limit at which the program was ended from outside; None if it ended by itself."""
 
 
 class SandboxError(RuntimeError):
@@ -160,16 +139,13 @@ class Sandbox:
         problem = self._problem()
         if problem is not None:
             self.close()
-            if mode == "limits_only":
-                raise ConfigError(
-                    f"score.sandbox={mode}: programs cannot be run here ({problem}); "
-                    "remove that cause"
-                )
-            raise ConfigError(
-                f"score.sandbox={mode}: programs cannot be isolated here ({problem}); allow user "
-                "namespaces (sysctl -a | grep userns; Linux 5.12 or later), or set "
-                "score.sandbox=limits_only if every program is trusted"
+            advice = (
+                f"isolated here ({problem}); allow user namespaces (sysctl -a | grep userns; Linux "
+                "5.12 or later), or set score.sandbox=limits_only if every program is trusted"
             )
+            if mode == "limits_only":
+                advice = f"run here ({problem}); remove that cause"
+            raise ConfigError(f"score.sandbox={mode}: programs cannot be {advice}")
         filtered = "seccomp filter" if seccomp.is_available() else "no seccomp filter"
         if mode == "limits_only":
             return f"code sandbox: limits only, {filtered}; programs can reach the host's files"
@@ -288,9 +264,8 @@ class _Launcher:
             self._start()
         if self._setup["isolated"]:
             return Finished(**self._exchange(request, wait))
-        with tempfile.TemporaryDirectory(
-            prefix="reason_llm-", ignore_cleanup_errors=True
-        ) as folder:
+        made = tempfile.TemporaryDirectory(prefix="reason_llm-", ignore_cleanup_errors=True)
+        with made as folder:
             return Finished(**self._exchange({**request, "folder": folder}, wait))
 
     def _start(self) -> None:

@@ -1,25 +1,23 @@
 """Comparisons of answers with a time limit that really ends them.
 
-sympy can hang, inside C code too, where a signal or a thread cannot end it, and can ask for all
-memory. So the comparisons run in a pool of worker processes (``math_worker.py``): one that exceeds
-its limit is killed and replaced, and its item alone is judged not equivalent. Each worker belongs
-to one thread of the pool. What the text alone decides never leaves this process.
-
-The workers are fresh interpreters, not forks of a process that may hold threads and a GPU. They die
-with the thread that owns them.
+sympy can hang, inside C code too, and can ask for all memory. So the comparisons run in worker
+processes (``math_worker.py``): the kernel ends one at its limit of processor time, and its item
+alone is judged not equivalent. The workers are fresh interpreters, not forks of a process that may
+hold threads and a GPU. What the text alone decides never leaves this process.
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
+import queue
 import select
 import shlex
+import signal
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -45,10 +43,32 @@ _MAKING = threading.Lock()
 
 
 class _Worker:
-    """One process of ``math_worker.py``, owned by one thread."""
+    """One process of ``math_worker.py``, started when it is asked and has ended or never ran."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: Question, timeout_seconds: float) -> bool | None:
+        """The worker's verdict; None if it died.
+
+        Raises:
+            TimeoutError: it gave none in so much processor time, or in ``_PATIENCE`` times as long.
+        """
+        process, verdict = self._process or self._start(), None
+        asked = json.dumps([question.gold, question.answer, timeout_seconds])
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                assert process.stdin is not None
+                process.stdin.write(f"{asked}\n".encode())
+                verdict = _reply(process, _PATIENCE * timeout_seconds)
+        finally:  # where an interrupt came, too: the reply would be the next question's
+            code = self.end() if verdict is None else 0
+        if code == -signal.SIGPROF:
+            raise TimeoutError
+        return verdict
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-c", _WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -57,65 +77,40 @@ class _Worker:
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the run, also while this one starts
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._questions, self._replies = self._process.stdin, self._process.stdout
-        try:
-            is_ready = self._reply(_START_SECONDS)
-        except TimeoutError:
-            is_ready = None
+        is_ready = False
+        with contextlib.suppress(TimeoutError):
+            is_ready = bool(_reply(process, _START_SECONDS))
         if not is_ready:
             raise RuntimeError(
                 f"the comparison worker did not start (exit code {self.end()}); "
                 f"run `{sys.executable} -P -c {shlex.quote(_WORKER)}` to see why"
             )
-
-    def ask(self, question: Question, timeout_seconds: float) -> bool | None:
-        """The worker's verdict; None if it died.
-
-        Raises:
-            TimeoutError: it gave none in so much processor time, or in ``_PATIENCE`` times as long.
-        """
-        try:
-            self._questions.write(f"{json.dumps([question.gold, question.answer])}\n".encode())
-        except BrokenPipeError:
-            return None
-        return self._reply(timeout_seconds)
-
-    def _reply(self, timeout_seconds: float) -> bool | None:
-        poll = select.poll()
-        poll.register(self._replies, select.POLLIN)
-        used, latest = self._used_seconds(), time.monotonic() + _PATIENCE * timeout_seconds
-        left = timeout_seconds
-        while not poll.poll(max(left, 0.01) * 1000):
-            left = min(used + timeout_seconds - self._used_seconds(), latest - time.monotonic())
-            if left <= 0:
-                raise TimeoutError
-        line = self._replies.readline()
-        return bool(json.loads(line)) if line else None
-
-    def _used_seconds(self) -> float:
-        """Processor time of the process so far."""
-        try:
-            return time.clock_gettime((~self._process.pid << 3) | 2)  # clock_getcpuclockid(3)
-        except OSError:  # it died, which the next poll tells
-            return 0.0
+        return process
 
     def kill(self) -> None:
         """End the process, whatever it is doing. Any thread may call it."""
-        self._process.kill()
+        if (process := self._process) is not None:
+            process.kill()
 
     def end(self) -> int:
         """Kill the process and give back what it held; its exit code."""
-        self.kill()
-        self._questions.close()
-        self._replies.close()
-        return self._process.wait()
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.kill()
+        process.communicate()
+        return process.returncode
 
 
-class _Own(threading.local):
-    """Values that each thread of a pool keeps for itself."""
-
-    worker: _Worker | None = None
+def _reply(process: subprocess.Popen[bytes], wall_seconds: float) -> bool | None:
+    """A line of the process; None where it has ended."""
+    assert process.stdout is not None
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    if not poll.poll(wall_seconds * 1000):
+        raise TimeoutError
+    line = process.stdout.readline()
+    return bool(json.loads(line)) if line else None
 
 
 class Judge:
@@ -131,10 +126,11 @@ class Judge:
                 ``MAX_WORKERS``.
         """
         count = num_workers or min(len(os.sched_getaffinity(0)), MAX_WORKERS)
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="judge")
-        self._own = _Own()
+        self._workers = [_Worker() for _ in range(count)]
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
         self._lock = threading.Lock()
-        self._workers: set[_Worker] = set()
         self._is_closed = False
         self.num_timed_out = 0
 
@@ -147,50 +143,29 @@ class Judge:
     def compare(self, question: Question, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
         """Whether two trees are the same mathematical object; False beyond the time limit, and
         where two workers in a row die of the comparison."""
-        return self._threads.submit(self._compare, question, timeout_seconds).result()
-
-    def close(self) -> None:
-        """Kill the workers; comparisons that run or wait are dropped."""
-        self._is_closed = True
-        with self._lock:
-            for worker in self._workers:
-                worker.kill()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for worker in self._workers:
-            worker.end()
-        self._workers.clear()
-
-    def _compare(self, question: Question, timeout_seconds: float) -> bool:
-        """Runs in a thread of the pool, which keeps its worker for the next item."""
-        for _ in range(2):  # one that was killed from outside says nothing about the item
-            worker = self._worker()
-            try:
+        worker = self._idle.get()
+        try:
+            for _ in range(2):  # one that was killed from outside says nothing about the item
+                if self._is_closed:
+                    raise RuntimeError("the judge is closed")
                 verdict = worker.ask(question, timeout_seconds)
-            except TimeoutError:
-                self._drop(worker)
-                with self._lock:
-                    self.num_timed_out += 1
-                return False
-            if verdict is not None:
-                return verdict
-            self._drop(worker)
+                if verdict is not None:
+                    return verdict
+        except TimeoutError:
+            with self._lock:
+                self.num_timed_out += 1
+        finally:
+            self._idle.put(worker)
         return False
 
-    def _worker(self) -> _Worker:
-        worker = self._own.worker
-        if worker is None:
-            worker = self._own.worker = _Worker()
-            with self._lock:
-                self._workers.add(worker)
-                if self._is_closed:
-                    worker.kill()
-        return worker
-
-    def _drop(self, worker: _Worker) -> None:
-        worker.end()
-        with self._lock:
-            self._workers.discard(worker)
-        self._own.worker = None
+    def close(self) -> None:
+        """Kill the workers; a comparison that runs or waits raises RuntimeError."""
+        self._is_closed = True
+        for worker in self._workers:
+            worker.kill()
+        for worker in [self._idle.get() for _ in self._workers]:
+            worker.end()
+            self._idle.put(worker)
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """A process that compares answers with sympy, and may hang or run out of memory doing so.
 ``judge.py`` starts it, limits it and replaces it.
 
-Run as a module that imports only its own folder, so that it starts in half a second. Protocol: a
-line of JSON ``[gold, answer]`` in, two trees of ``answer_tree.py``; a line of JSON true or false
-out; the first line out says that it is ready. It ends with its input.
+It imports only its own folder, so that it starts in half a second. Protocol: a line of JSON
+``[gold, answer, seconds]`` in, two trees of ``answer_tree.py`` and processor time; a line of JSON
+true or false out; the first line out says that it is ready. It ends with its input.
 
 Numbers are exact: a decimal is a rational. Where one side is a decimal and the other has no end
 in decimals, they are equal within ``RELATIVE_TOLERANCE``. Expressions with variables are equal if
@@ -11,7 +11,6 @@ they are at points drawn from a fixed seed, to 30 digits.
 """
 
 import contextlib
-import ctypes
 import json
 import operator
 import os
@@ -37,7 +36,6 @@ _SMALL = Rational(1, 1000)
 _DIGITS = 30
 _POINTS = 5
 _MAX_ITEMS = 100
-_PR_SET_PDEATHSIG = 1
 _NOT_COMPUTED = (MemoryError, RuntimeError, ArithmeticError, ValueError, TypeError, AttributeError,
                  LookupError)  # fmt: skip
 """What sympy raises, and a deep recursion or the memory limit: what cannot be computed is not
@@ -475,12 +473,10 @@ def _decimals(tree: Tree) -> int:
 
 
 def _limit_this_process() -> None:
-    """Die with the parent, leave Ctrl-C to it, and keep to ``MEMORY_BYTES`` of address space."""
+    """Leave Ctrl-C to the parent, and keep to ``MEMORY_BYTES`` of address space."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
@@ -493,12 +489,14 @@ def main() -> None:
 
 
 def serve(questions: Iterable[str], replies: TextIO) -> None:
-    """Answer line by line."""
+    """Answer line by line. The kernel's signal at the limit ends this process, in C code too."""
     for line in questions:
-        gold, answer = json.loads(line)
+        gold, answer, timeout_seconds = json.loads(line)
         verdict = False
+        signal.setitimer(signal.ITIMER_PROF, timeout_seconds)
         with contextlib.suppress(*_NOT_COMPUTED):
             verdict = same(gold, answer)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(f"{json.dumps(verdict)}\n")
 
 

@@ -228,7 +228,7 @@ def test_what_does_not_fit_in_memory_is_refused_and_the_worker_goes_on(
 
     monkeypatch.setattr(math_worker, "same", fills_memory)
     replies = io.StringIO()
-    math_worker.serve(['["1", "2"]', '["x", "y"]'], replies)
+    math_worker.serve(['["1", "2", 9]', '["x", "y", 9]'], replies)
     assert replies.getvalue().split() == ["false", "true"]
 
 

@@ -1,12 +1,9 @@
 """Comparisons of numpy's arrays in tests, made strict: what the program gave is never broadcast.
 
-numpy repeats the smaller one of two arrays to the shape of the larger, so that 1 equals
-``np.ones((3, 3))`` and an empty array equals anything. Here what the program gave must have the
-whole shape and the kind (number, truth, text); the tests' own side may be one number for all. So do
-``==``, ``!=``, ``-`` and numpy's functions that compare. Likewise ``zip`` of the program's values
-and of a list of the tests: the first may not be shorter; ``all`` over cases of the tests leaves
-out none of them at the program's word; and a loop over what the program made shorter is not empty,
-nor shorter than it began.
+1 equals ``np.ones((3, 3))`` in numpy, and an empty array equals anything. Here what the program
+gave must have the whole shape and the kind (number, truth, text); the tests' own side may be one
+number for all. Likewise the program may not shorten a ``zip``, ``all`` or a loop over cases of the
+tests.
 """
 
 import ast
@@ -27,7 +24,7 @@ ARRAY_ARGUMENTS = ("a", "b", "a1", "a2", "actual", "desired", "x", "y")
 """Names of what they compare, in its order."""
 _EQUAL, _MINUS, _COMPARES, _ZIP = "__equal__", "__minus__", "__compares__", "__zip__"
 EACH = "__each__"
-_KINDS = {"i": "number", "u": "number", "f": "number", "c": "number"}
+_KINDS = dict.fromkeys("iufc", "number")
 
 
 class StrictArrays(ast.NodeTransformer):
@@ -51,8 +48,8 @@ class StrictArrays(ast.NodeTransformer):
         if len(node.ops) != 1 or not any(given) or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
             return node
         is_equal = ast.Constant(isinstance(node.ops[0], ast.Eq))
-        pair = [node.left, node.comparators[0]]
-        return ast.copy_location(call(_EQUAL, is_equal, _flags(given), *pair), node)
+        made = call(_EQUAL, is_equal, _flags(given), node.left, node.comparators[0])
+        return ast.copy_location(made, node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         """``-``."""
@@ -72,8 +69,7 @@ class StrictArrays(ast.NodeTransformer):
             case ast.Attribute(attr=name) | ast.Name(id=name) if name in self.aliases and any(
                 given[:2]
             ):
-                of = _flags(given[:2])
-                node.args = [node.func, of, *node.args]
+                node.args = [node.func, _flags(given[:2]), *node.args]
                 node.func = ast.Name(_COMPARES, ast.Load())
             case ast.Name(id="all"):
                 for argument in node.args:
@@ -83,24 +79,12 @@ class StrictArrays(ast.NodeTransformer):
                 node.func = ast.Name(_ZIP, ast.Load())
         return node
 
-    def visit_For(self, node: ast.For) -> ast.stmt:
+    def visit_For(self, node: ast.For | ast.comprehension) -> ast.AST:
         """A loop over what the tests may have handed to the program."""
-        self._watch(node)
-        self.generic_visit(node)
-        return node
-
-    def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
-        """The same in a comprehension."""
-        if not node.is_async:
-            self._watch(node)
-        self.generic_visit(node)
-        return node
-
-    def _watch(self, loop: ast.For | ast.comprehension) -> None:
-        values = [loop.iter]
-        if isinstance(loop.iter, ast.Call):  # of enumerate(xs), zip(xs, ys), d.items()
-            of = [loop.iter.func.value] if isinstance(loop.iter.func, ast.Attribute) else []
-            values += [*loop.iter.args, *of]
+        values = [node.iter]
+        if isinstance(node.iter, ast.Call):  # of enumerate(xs), zip(xs, ys), d.items()
+            of = [node.iter.func.value] if isinstance(node.iter.func, ast.Attribute) else []
+            values += [*node.iter.args, *of]
         watched: list[ast.expr] = [
             copy.deepcopy(value)
             for value in values
@@ -108,8 +92,11 @@ class StrictArrays(ast.NodeTransformer):
             or (isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name))
             if not self.taint.holds(value)
         ]
-        if watched:
-            loop.iter = call(EACH, loop.iter, ast.Tuple(watched, ast.Load()))
+        if watched and not getattr(node, "is_async", False):
+            node.iter = call(EACH, node.iter, ast.Tuple(watched, ast.Load()))
+        return self.generic_visit(node)
+
+    visit_comprehension = visit_For
 
     def _keep_cases(self, values: ast.expr) -> None:
         """``x for … if c`` becomes ``c and x for …``."""
@@ -172,11 +159,10 @@ def equal(is_equal: bool, given: Sequence[bool], first: Any, second: Any) -> Any
 def looped(
     shortened: Container[int], values: Iterable[Any], watched: Sequence[Any]
 ) -> Iterator[Any]:
-    """The items of a loop.
+    """The items of a loop over ``watched``.
 
     Args:
         shortened: ids of what the program made shorter.
-        watched: what the loop goes over.
 
     Raises:
         AssertionError: the program emptied or shortened it, so that cases were left out.

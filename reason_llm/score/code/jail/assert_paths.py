@@ -1,17 +1,13 @@
 """Which way tests go, and what of it the program decides.
 
 The rule: wherever a value or an error of the program decides which way the tests go, the way taken
-comes to an assertion, if another way would have. Each way is counted each time it is taken: a loop
-that passes over one of its cases has failed there.
-
-``Taint`` says which names hold what the program gave, by scope, whatever the order of statements.
-``Ways`` puts the counting into the statements: before a decision it notes how many assertions were
-evaluated (``__count__``), and where its branches end or leave, ``__took__`` compares. Not here:
-what an assertion itself accepts, such as ``assert got is None or got == 3``.
+comes to an assertion, if another way would have. ``Ways`` notes before a decision how many
+assertions were evaluated (``__count__``), and where its branches end, ``__took__`` compares. Not
+here: what an assertion itself accepts, such as ``assert got is None or got == 3``.
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 CASE, COUNT, TOOK = "__case__", "__count__", "__took__"
@@ -29,14 +25,15 @@ Key = tuple[int, str]
 
 
 class Taint:
-    """The names of the tests that hold what the program gave.
+    """The names that hold what the program gave, by scope, whatever the order of statements.
 
     Args:
         asked: global names that are the program's.
     """
 
     def __init__(self, tree: ast.Module, asked: Iterable[str]) -> None:
-        self._keys: dict[int, Key] = {}
+        self.keys: dict[int, Key] = {}
+        """The scope and name that a node stands for, by its id."""
         self._edges: list[tuple[set[Key], set[Key]]] = []
         self.functions = {n.name: n for n in ast.walk(tree) if isinstance(n, FunctionNode)}
         self.handed: dict[str, set[str]] = {}
@@ -52,10 +49,6 @@ class Taint:
         """Whether any of these uses what the program gave."""
         return any(tree is not None and self._used(tree) & self.names for tree in trees)
 
-    def key(self, name: ast.Name) -> Key:
-        """The scope and name that a name stands for."""
-        return self._keys[id(name)]
-
     def _name_scopes(self, node: ast.AST, scopes: list[tuple[int, set[str]]]) -> None:
         if isinstance(node, FunctionNode | ast.Lambda):
             for outside in [*getattr(node, "decorator_list", ()), *node.args.defaults]:
@@ -64,19 +57,19 @@ class Taint:
             body = node.body if isinstance(node.body, list) else [node.body]
             for inside in [*body, *ast.walk(node.args)]:
                 if isinstance(inside, ast.arg):
-                    self._keys[id(inside)] = (id(node), inside.arg)
+                    self.keys[id(inside)] = (id(node), inside.arg)
                 elif inside in body:
                     self._name_scopes(inside, scopes)
             return
         match node:
             case ast.Name(id=name) | ast.ExceptHandler(name=str(name)):
                 found = (scope for scope, names in reversed(scopes) if name in names)
-                self._keys[id(node)] = (next(found, _GLOBAL), name)
+                self.keys[id(node)] = (next(found, _GLOBAL), name)
         for child in ast.iter_child_nodes(node):
             self._name_scopes(child, scopes)
 
     def _used(self, tree: ast.AST) -> set[Key]:
-        names = {self._keys[id(n)] for n in ast.walk(tree) if id(n) in self._keys}
+        names = {self.keys[id(n)] for n in ast.walk(tree) if id(n) in self.keys}
         return names | {(-1, n.attr) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
 
     def _collect(self, node: ast.AST) -> None:
@@ -106,7 +99,7 @@ class Taint:
                 self._implicit([s for case in cases for s in case.body], [subject])
             case ast.Try(body=body, handlers=handlers, orelse=orelse):
                 self._implicit([s for h in handlers for s in h.body] + orelse, body)
-                caught = {self._keys[id(h)] for h in handlers if h.name}
+                caught = {self.keys[id(h)] for h in handlers if h.name}
                 self._edges.append((caught, set().union(*map(self._used, body))))
             case ast.ImportFrom(module="solution", names=names):
                 self.names |= {(_GLOBAL, alias.asname or alias.name) for alias in names}
@@ -123,8 +116,8 @@ class Taint:
                     self.names |= {(id(node), a.arg) for a in node.args.args}
 
     def _collect_call(self, call: ast.Call) -> None:
-        """Arguments flow into the parameters of the tests' own functions, and into what they are
-        added to. A function that is itself an argument is given what stands beside it."""
+        """What is given flows into parameters and into what it is added to; a function that is
+        given takes what stands beside it."""
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         name = last_name(call.func)
         if name in self.functions:
@@ -157,12 +150,9 @@ class Taint:
 
     def _implicit(self, body: Sequence[ast.stmt], deciding: Sequence[ast.AST]) -> None:
         """Names bound on a way that the program chooses count as the program's."""
-        bound = {
-            self._keys[id(n)]
-            for statement in body
-            for n in ast.walk(statement)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        }
+        nodes = (n for statement in body for n in ast.walk(statement))
+        stored = (n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        bound = {self.keys[id(n)] for n in stored}
         self._edges.append((bound, set().union(*map(self._used, deciding))))
 
     def _bind(self, target: ast.AST, value: ast.AST) -> None:
@@ -178,7 +168,7 @@ class Taint:
             case ast.Attribute(attr=name), _:
                 self._edges.append(({(-1, name)}, self._used(value)))
             case ast.Name(), _:
-                self._edges.append(({self._keys[id(target)]}, self._used(value)))
+                self._edges.append(({self.keys[id(target)]}, self._used(value)))
 
     def _bind_loop(self, target: ast.AST, values: ast.AST) -> None:
         """A number that a loop counts is the tests' own, however often the loop runs."""
@@ -231,11 +221,6 @@ def must_fail(node: ast.AST) -> bool:
     return isinstance(node, ast.Raise)
 
 
-def expects_error(body: Sequence[ast.stmt]) -> bool:
-    """Whether a ``try`` says that the program must raise: what stands there must not be come to."""
-    return any(map(must_fail, body))
-
-
 def is_raises(node: ast.stmt) -> bool:
     """``with pytest.raises(…):`` is an assertion as a whole."""
     return isinstance(node, WithNode) and any(
@@ -268,18 +253,19 @@ class Plain(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.stmt:
         """``if bad: raise AssertionError``."""
         self.generic_visit(node)
-        if node.orelse or len(node.body) != 1:
-            return node
-        match node.body[0]:
-            case (
+        match node.body:
+            case [
                 ast.Raise(exc=None)
                 | ast.Raise(exc=ast.Name(id="AssertionError"))
                 | ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError")))
-            ):
-                return ast.copy_location(ast.Assert(ast.UnaryOp(ast.Not(), node.test)), node)
-            case ast.Assert() as only if must_fail(only):
-                return ast.copy_location(ast.Assert(ast.UnaryOp(ast.Not(), node.test)), node)
-        return node
+            ]:
+                is_assertion = not node.orelse
+            case [only]:
+                is_assertion = not node.orelse and isinstance(only, ast.Assert) and must_fail(only)
+            case _:
+                return node
+        made = ast.Assert(ast.UnaryOp(ast.Not(), node.test))
+        return ast.copy_location(made, node) if is_assertion else node
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         """Conditions without ``if``, and functions that assert."""
@@ -305,11 +291,11 @@ class Plain(ast.NodeTransformer):
 
     def visit_Return(self, node: ast.Return) -> ast.stmt:
         """``return None if got is None else same(got, 3)``."""
-        match node.value:
-            case ast.IfExp(test=test, body=body, orelse=other):
-                made = ast.If(test, [ast.Return(body)], [ast.Return(other)])
-                return ast.fix_missing_locations(ast.copy_location(made, node))
-        return node
+        if not isinstance(node.value, ast.IfExp):
+            return node
+        made = ast.If(node.value.test, [ast.Return(node.value.body)],
+                      [ast.Return(node.value.orelse)])  # fmt: skip
+        return ast.fix_missing_locations(ast.copy_location(made, node))
 
     def visit_With(self, node: ast.With) -> ast.AST:
         """Statements that expect an error stay as they are."""
@@ -330,25 +316,18 @@ class Plain(ast.NodeTransformer):
 class _Way:
     """The context of a statement."""
 
+    # variable that notes the count before the nearest decision of the program's
     name: str | None = None
-    """Variable that notes the count before the nearest decision of the program's; None: there is
-    none around."""
-    in_loop: bool = False
-    """Whether that decision stands in the nearest loop, so that ``continue`` leaves it."""
-    after: bool = False
-    """Whether an assertion follows in the body of the nearest loop or function."""
-    after_loop: bool = False
-    """Whether one follows in the function."""
-    loop_has: bool = False
-    """Whether the nearest loop has one."""
+    in_loop: bool = False  # that decision stands in the nearest loop: ``continue`` leaves it
+    after: bool = False  # an assertion follows in the body of the nearest loop or function
+    after_loop: bool = False  # one follows in the function
+    loop_has: bool = False  # the nearest loop has one
+    # variable of the nearest ``while True``, which a ``break`` ends as a condition would
     endless: str | None = None
-    """Variable of the nearest ``while True``, which a ``break`` ends as a condition would."""
-    branches: bool = False
-    """Whether a branch of the nearest decision has one."""
+    branches: bool = False  # a branch of the nearest decision has an assertion
+    # variable that is true where no assertion of the ``try`` was passed over
     done: str | None = None
-    """Variable that is true where no assertion of the ``try`` was passed over."""
-    beside: Sequence[ast.stmt] = ()
-    """The statements of the same body."""
+    beside: Sequence[ast.stmt] = ()  # the statements of the same body
 
 
 class Ways:
@@ -400,7 +379,7 @@ class Ways:
             case ast.Match(subject=subject, cases=cases):
                 return self.taint.holds(subject) and any(self.due(case.body) for case in cases)
             case ast.Try(body=body, orelse=orelse, finalbody=last):
-                is_due = self.due(body) and not expects_error(body)
+                is_due = self.due(body) and not any(map(must_fail, body))
                 return is_due or self.due(orelse) or self.due(last)
             case ast.For() | ast.AsyncFor() | ast.While() | ast.With() | ast.AsyncWith():
                 return is_raises(node) or self.due(node.body)
@@ -463,7 +442,8 @@ class Ways:
         for body in bodies:
             body[:] = self._block(body, inner)
         if isinstance(node, ast.If) and (equal := self._equality(node.test)) is not None:
-            (node.body if equal else node.orelse).insert(0, self._held())
+            held = ast.Expr(call(CASE, self._number(), ast.Constant(True)))
+            (node.body if equal else node.orelse).insert(0, held)
         return [self._noted(name), node, *([self._took(name, None)] if needs else [])]
 
     def _loop(self, node: LoopNode, way: _Way) -> list[ast.stmt]:
@@ -482,7 +462,7 @@ class Ways:
 
     def _try(self, node: ast.Try, way: _Way) -> list[ast.stmt]:
         is_decided = self.taint.holds(*node.body) and bool(node.handlers or _jumps(node.finalbody))
-        must_raise = expects_error(node.body)
+        must_raise = any(map(must_fail, node.body))
         has = (self.due(node.body) and not must_raise) or self.due(node.orelse)
         name, done = self._name(), self._name()
         if is_decided and has:
@@ -533,30 +513,23 @@ class Ways:
                 values = inner
             case ast.Compare(left=ast.Call(func=ast.Name(id="len")) as inner):
                 values = inner
-        subscripts = {id(n.value) for n in ast.walk(values) if isinstance(n, ast.Subscript)}
-        is_loop = not isinstance(values, ast.Compare | ast.BoolOp)
-        names = {
-            self.taint.key(n)
-            for n in ast.walk(values)
-            if isinstance(n, ast.Name) and self.taint.key(n) in self.taint.names
-        }
-        if not is_loop or not names or (subscripts and isinstance(values, ast.Subscript)):
+        used = {self.taint.keys[id(n)] for n in ast.walk(values) if isinstance(n, ast.Name)}
+        names = used & self.taint.names
+        if not names or isinstance(values, ast.Compare | ast.BoolOp | ast.Subscript):
             return False
         told: set[Key] = set()
         for node in beside:
             test = node.test if isinstance(node, ast.Assert) else None
             if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
-                told |= {
-                    key for side in (test.left, *test.comparators) for key in self._whole(side)
-                }
+                for side in (test.left, *test.comparators):
+                    match side:
+                        case ast.Name():
+                            told.add(self.taint.keys[id(side)])
+                        case ast.Call(func=ast.Name(id=name), args=[ast.Name() as of, *_]) if (
+                            name in _WHOLE
+                        ):
+                            told.add(self.taint.keys[id(of)])
         return names <= told
-
-    def _whole(self, side: ast.expr) -> Iterator[Key]:
-        match side:
-            case ast.Name():
-                yield self.taint.key(side)
-            case ast.Call(func=ast.Name(id=name), args=[ast.Name() as inner, *_]) if name in _WHOLE:
-                yield self.taint.key(inner)
 
     def _equality(self, test: ast.expr) -> bool | None:
         """Whether a condition compares what the program gave with what the tests hold: True where
@@ -579,10 +552,9 @@ class Ways:
         self.num_ways += 1
         return f"__way{self.num_ways}__"
 
-    def _held(self) -> ast.stmt:
+    def _number(self) -> ast.expr:
         self.num_ways += 1
-        number = ast.Constant(self._first + self.num_ways)
-        return ast.Expr(call(CASE, number, ast.Constant(True)))
+        return ast.Constant(self._first + self.num_ways)
 
     def _noted(self, name: str) -> ast.stmt:
         return _set(name, call(COUNT))
@@ -590,9 +562,7 @@ class Ways:
     def _took(self, name: str | None, done: str | None) -> ast.stmt:
         way = ast.Constant(_NEVER) if name is None else ast.Name(name, ast.Load())
         is_done = ast.Constant(False) if done is None else ast.Name(done, ast.Load())
-        self.num_ways += 1
-        number = ast.Constant(self._first + self.num_ways)
-        return ast.Expr(call(TOOK, number, way, is_done))
+        return ast.Expr(call(TOOK, self._number(), way, is_done))
 
 
 def _jumps(body: Sequence[ast.stmt]) -> bool:

@@ -1,15 +1,9 @@
 """Tests written as Python source: which names they ask the program for, and their assertions.
 
 All of it is decided from the text of the tests alone. A name is asked for if the tests use it as a
-global one and neither define it nor find it among the built-in names; so a program that defines
-``abs``, ``check`` or ``test_sum`` beside what was asked for defines it for itself. Where the tested
-function has a built-in name, as in ``assert sum(10, 15) == 6``, that name is the program's
-(``_builtin_under_test``).
-
-Each ``assert X`` becomes a call of the counter (``AssertionCounts``), and goes on where it fails.
-What the program decides of the way through the tests is counted, too (``assert_paths``). Each
-function that is a test (``check``, ``test_…``) says when it is entered, so that it is run once by
-whoever runs it.
+global one and neither define it nor find it among the built-in names, but for a tested function
+with a built-in name, as in ``assert sum(10, 15) == 6``. Each ``assert X`` becomes a call of the
+counter (``AssertionCounts``), and goes on where it fails.
 """
 
 import ast
@@ -25,11 +19,12 @@ from .assert_paths import (
     COUNT,
     TOOK,
     FunctionNode,
+    LoopNode,
     Plain,
     Taint,
     Ways,
+    WithNode,
     call,
-    expects_error,
     is_raises,
     last_name,
     must_fail,
@@ -37,9 +32,9 @@ from .assert_paths import (
 
 MODULES = {"array", "asyncio", "bisect", "calendar", "cmath", "collections", "copy", "datetime",
            "decimal", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math",
-           "numpy", "operator", "os", "random", "re", "statistics", "string", "sys", "time",
+           "np", "numpy", "operator", "os", "random", "re", "statistics", "string", "sys", "time",
            "typing"}  # fmt: skip
-"""Modules that tests may use without importing them, since programs mostly do; ``np``, too."""
+"""Modules that tests may use without importing them, since programs mostly do."""
 HELPERS = {"isclose": "math", "inf": "math", "Counter": "collections", "defaultdict": "collections",
            "OrderedDict": "collections", "deepcopy": "copy", "allclose": "numpy",
            "array_equal": "numpy"}  # fmt: skip
@@ -52,8 +47,6 @@ PROGRAM_NAME = "solution"
 
 _ENTERED, _EXCEPTION = "__entered__", "__exception__"
 _FROM_PROGRAM = "program:"  # no identifier, so that no other name can be this one
-_Function = FunctionNode
-_Import = ast.Import | ast.ImportFrom
 
 
 class TestsSource:
@@ -80,7 +73,7 @@ class TestsSource:
         }
         numbers = {id(node): number for number, node in enumerate(asserts)}
         classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
-        bases = [ast.unparse(base) for kind in classes for base in kind.bases]
+        bases = [last_name(base) for kind in classes for base in kind.bases]
         self.is_unittest = any(base.endswith("TestCase") for base in bases)
         methods = [test for each in classes for test in _functions_among(each.body, "test")]
         words = set(re.findall("[a-z]+", source.lower()))
@@ -117,22 +110,20 @@ class TestsSource:
         self.renamed = {_FROM_PROGRAM + name: name for name in {n.id for n in under_test}}
         for node in under_test:
             node.id = _FROM_PROGRAM + node.id
-        self.code = compile(_Rewrite(numbers, self.functions).rewritten(self.tree), "tests.py",
-                            "exec")  # fmt: skip
+        for name, function in self.functions.items():  # to be run once, by whoever runs it
+            function.body.insert(0, ast.Expr(call(_ENTERED, ast.Constant(name))))
+        _Rewrite(numbers).visit(self.tree)
+        self.code = compile(ast.fix_missing_locations(self.tree), "tests.py", "exec")
 
     def _builtin_under_test(self, free: set[str], builtin: Container[str]) -> list[ast.Name]:
-        """The uses of a built-in name that mean the program's function of that name.
-
-        They are what the tests themselves hand to a function of theirs (``check(sum)``), or, where
-        the entry point or nothing else says what is tested, the name that the innermost call of
-        the first assertion calls.
-        """
+        """The uses of a built-in name that mean the program's: what the tests hand to a function
+        of theirs (``check(sum)``), or, where the entry point or nothing else says what is tested,
+        what the innermost call of the first assertion calls."""
         uses = [node for node in ast.walk(self.tree) if _is_use(node)]
         taken = {node.id for node in uses if node.id in free and node.id in builtin}
-        asks_otherwise = self.asked or _imports_names(self.tree)
         if self.entry_point is not None:
             taken &= {self.entry_point}
-        elif asks_otherwise:
+        elif self.asked or _imports_names(self.tree):
             return []
         handed = [node for node in _handed_over(self.tree, self.functions) if node.id in taken]
         if handed or "check" in self.functions:
@@ -170,7 +161,7 @@ class AssertionCounts:
         if not is_done and self.num_runs <= num_runs_before:
             self(number, False)
 
-    def score(self, num_missing: int) -> tuple[int, int]:
+    def score(self, num_missing: int) -> dict[str, int]:
         """Assertions that held, and all. One that ran more often weighs as much as any other, in
         parts: how often a loop runs may be the program's doing.
 
@@ -179,7 +170,7 @@ class AssertionCounts:
         """
         parts = min(math.lcm(*self.ran.values()), 10**9)
         held = sum(self.held[n] * parts // ran for n, ran in self.ran.items())
-        return held, (len(self.ran) + num_missing) * parts
+        return {"passed": held, "total": (len(self.ran) + num_missing) * parts}
 
 
 class Stop(BaseException):
@@ -188,22 +179,15 @@ class Stop(BaseException):
 
 def namespace_of(counts: AssertionCounts, entered: set[str]) -> dict[str, Any]:
     """Names that the rewritten tests need."""
-    own = {COUNT: lambda: counts.num_runs, TOOK: counts.took}
-    return {CASE: counts, _ENTERED: entered.add, _EXCEPTION: Exception, **own, **CHECKS}
+    count = {CASE: counts, COUNT: lambda: counts.num_runs, TOOK: counts.took}
+    return {**count, _ENTERED: entered.add, _EXCEPTION: Exception, **CHECKS}
 
 
 class _Rewrite(ast.NodeTransformer):
     """``assert X`` becomes: try ``__case__(n, X)``, and where X raises, ``__case__(n, False)``."""
 
-    def __init__(self, numbers: dict[int, int], functions: dict[str, _Function]) -> None:
+    def __init__(self, numbers: dict[int, int]) -> None:
         self.numbers = numbers
-        self.functions = functions
-
-    def rewritten(self, tree: ast.Module) -> ast.Module:
-        for name, node in self.functions.items():
-            node.body.insert(0, ast.Expr(call(_ENTERED, ast.Constant(name))))
-        self.visit(tree)
-        return ast.fix_missing_locations(tree)
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         return self._counted(node, [], node.test)
@@ -222,8 +206,8 @@ class _Rewrite(ast.NodeTransformer):
         return ast.copy_location(ast.Try([*first, ast.Expr(case)], [handler], [], []), node)
 
 
-def _functions_among(body: Sequence[ast.stmt], begin: str) -> list[_Function]:
-    return [n for n in body if isinstance(n, _Function) and n.name.startswith(begin)]
+def _functions_among(body: Sequence[ast.stmt], begin: str) -> list[FunctionNode]:
+    return [n for n in body if isinstance(n, FunctionNode) and n.name.startswith(begin)]
 
 
 def _assertions(tree: ast.AST) -> Iterator[ast.stmt]:
@@ -245,14 +229,12 @@ def _certain(body: Sequence[ast.stmt], is_helper: bool = False) -> Iterator[ast.
         is_helper: it may be called for other cases alone, and then leaves before its end.
     """
     for node in body:
-        if isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith) and (
-            not is_raises(node)
-        ):
+        if isinstance(node, LoopNode | WithNode) and not is_raises(node):
             yield from _certain(node.body, is_helper)
         elif isinstance(node, ast.Try):
             yield from _certain(node.finalbody, is_helper)
-            catches_all = any(map(_catches_all, node.handlers))  # whatever the program raises
-            if catches_all and not expects_error(node.body):
+            caught = {last_name(each.type) if each.type else "Exception" for each in node.handlers}
+            if caught & {"Exception", "BaseException"} and not any(map(must_fail, node.body)):
                 yield from _certain(node.body, is_helper)
         elif isinstance(node, ast.If | ast.Match):
             if is_helper and any(isinstance(n, ast.Return | ast.Continue) for n in ast.walk(node)):
@@ -265,24 +247,19 @@ def _handed_out(tree: ast.Module, certain: Sequence[ast.stmt], taint: Taint) -> 
     """The same of functions that these statements call, hand to the program, or let it decorate,
     and of the functions that those use in turn."""
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    functions: dict[str, list[_Function]] = {}
+    functions: dict[str, list[FunctionNode]] = {}
     for each in ast.walk(tree):
-        if not isinstance(each, ast.ClassDef | _Function):
-            continue
-        for method in each.body if isinstance(each, ast.ClassDef) else ():
-            if isinstance(method, _Function) and method.name not in attributes:
-                is_called = not method.name.startswith("__") or method.name in (
-                    "__init__",
-                    "__call__",
-                )
-                functions.setdefault(each.name if is_called else "", []).append(method)
-        if isinstance(each, _Function):
+        if isinstance(each, FunctionNode):
             functions.setdefault(each.name, []).append(each)
+        for method in _functions_among(each.body, "") if isinstance(each, ast.ClassDef) else ():
+            is_called = method.name in ("__init__", "__call__") or method.name[:2] != "__"
+            if is_called and method.name not in attributes:
+                functions.setdefault(each.name, []).append(method)
     waiting = list(certain)
     while waiting:
         node = waiting.pop()
         names = list(_used(node))
-        if isinstance(node, _Function) and taint.holds(*node.decorator_list):
+        if isinstance(node, FunctionNode) and taint.holds(*node.decorator_list):
             names.append(node.name)
         for name in names:
             for function in functions.pop(name, ()):
@@ -314,10 +291,6 @@ def _used(node: ast.AST) -> Iterator[str]:
         yield from _used(part)
 
 
-def _catches_all(handler: ast.ExceptHandler) -> bool:
-    return handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
-
-
 def _free_names(source: str, mode: str) -> set[str]:
     """Global names that are used anywhere and bound by no statement of the tests."""
     used: set[str] = set()
@@ -341,21 +314,19 @@ def _is_use(node: ast.AST) -> TypeGuard[ast.Name]:
 
 def _is_module(name: str, tree: ast.Module) -> bool:
     """Whether the tests use a module's name as a module: with a dot behind it, always."""
-    if name not in MODULES and name != "np":
-        return False
-    uses = sum(_is_use(n) and n.id == name for n in ast.walk(tree))
-    attributes = (n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute))
-    return uses == sum(_is_use(n) and n.id == name for n in attributes)
+    uses = {id(node) for node in ast.walk(tree) if _is_use(node) and node.id == name}
+    dotted = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return name in MODULES and uses <= dotted
 
 
 def _imports_names(tree: ast.Module) -> bool:
     """Whether the tests import the program, other than by ``*``, which names nothing of it."""
     for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, _Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module == PROGRAM_NAME and names != ["*"]:
-            return True
-        if isinstance(node, ast.Import) and PROGRAM_NAME in names:
-            return True
+        match node:
+            case ast.ImportFrom(module="solution", names=names) if names[0].name != "*":
+                return True
+            case ast.Import(names=names) if any(alias.name == PROGRAM_NAME for alias in names):
+                return True
     return False
 
 
@@ -367,7 +338,7 @@ def _assertion_names(tree: ast.Module) -> set[str]:
             case ast.Name(id=name) | ast.Attribute(attr=name, value=ast.Name()) if (
                 name.lower().startswith(("assert", "expect"))
             ):
-                names.add(node.id if isinstance(node, ast.Name) else last_name(node.value))
+                names.add(last_name(node if isinstance(node, ast.Name) else node.value))
     return names
 
 

@@ -1,26 +1,10 @@
 """Calls functions of an untrusted program and runs assertions on them, inside the sandbox.
 
-Two processes, so that the program never shares one with its tests. The tester forks the program's
-process first and only then reads the tests from stdin; the two exchange values as JSON
-(``program_proxy``). In the tests' namespace each function and class of the program is a stand-in
-that sends its arguments over and hands back the result as plain data, rebuilt from its own kind: an
-overridden ``__eq__``, a patched builtin, ``os._exit(0)`` or a forged message in the program's
-process changes what values come back, never how they are compared or counted. Expected values and
-the text of the tests are in the tester only, which cannot be traced, and imports nothing from where
-the program can write. The tests' namespace holds the names that the tests ask for
-(``assert_source``) and no other.
+The tester forks the program's process, and only then reads the tests; the two exchange values as
+JSON (``program_proxy``). So a program changes what values come back, never how they are compared or
+counted. What remains: objects of the program's own classes stay over there, and the tests believe
+its methods.
 
-Tests pass if every assertion that ran held, none was kept from running by an empty loop, and every
-way that the program chose came to one (``assert_paths``); tests that exit or raise instead pass by
-running to their end. Both must have used the program.
-
-What remains: results that are objects of the program's own classes stay over there, and the tests
-see them through the program's methods, so a test that compares two such objects, or checks one
-helper of the program with another, believes the program. Arguments are copies; what the program
-does to lists and their like among them, then or later, is done to the originals (``shared``).
-Anything the program prints is dropped.
-
-These files are sent into the sandbox and run there (``code_tests.py``).
 stdin: one JSON object, ``{"calls": [function, inputs]}`` or ``{"asserts": source, "entry_point"}``,
 with ``timeout_seconds`` (CPU time of one call; three times that in wall time) and ``stop_early``.
 stdout: one line for each call, ``{"value": …}`` or ``{"error": …}``; or one line with ``passed``,
@@ -40,7 +24,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -62,7 +46,7 @@ from .values import as_json, write_line
 _PR_SET_DUMPABLE = 4
 
 
-def _run_asserts(program: Program, request: dict[str, Any]) -> dict[str, Any]:
+def _verdict(program: Program, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     source = request["asserts"]
     builtin = builtin_names(LEETCODE_MARK.removeprefix("class ") in source)
     tests = TestsSource(source, request["entry_point"], builtin)
@@ -77,8 +61,7 @@ def _run_asserts(program: Program, request: dict[str, Any]) -> dict[str, Any]:
     if program.has_ended:
         problem = problem or "the program ended before its tests"
     num_missing = 0 if problem is None else max(1, tests.num_asserts - len(counts.ran))
-    passed, total = counts.score(num_missing)
-    return {"passed": passed, "total": total, "problem": problem}
+    yield {**counts.score(num_missing), "problem": problem}
 
 
 def _run_tests(
@@ -91,20 +74,18 @@ def _run_tests(
     sys.modules[PROGRAM_NAME] = _ProgramModule(program)
     sys.modules["pytest"] = like_pytest.module()
     program.gives_arrays, program.gives_all_numbers = tests.uses_numpy, tests.speaks_of_infinity
-    loops = {EACH: functools.partial(looped, program.shared.shortened)}
     lost = _LostErrors()
     namespace = {
         "__name__": "__main__",
         "__builtins__": builtin,
-        **loops,
+        EACH: functools.partial(looped, program.shared.shortened),
         **namespace_of(counts, entered),
     }
-    for name in tests.modules:
+    for name in tests.modules | tests.helpers:
+        of = HELPERS.get(name, "numpy" if name == "np" else name)
         with contextlib.suppress(ImportError):
-            namespace[name] = importlib.import_module("numpy" if name == "np" else name)
-    for name in tests.helpers:
-        with contextlib.suppress(ImportError):
-            namespace[name] = getattr(importlib.import_module(HELPERS[name]), name)
+            module = importlib.import_module(of)
+            namespace[name] = getattr(module, name) if name in tests.helpers else module
     namespace |= _asked(program, {name: name for name in tests.asked} | tests.renamed)
     if tests.asks_for_candidate:
         namespace["candidate"] = _candidate(program, tests, builtin)
@@ -126,8 +107,7 @@ def _run_tests(
 
 
 class _LostErrors:
-    """Errors of the tests that no one is told: of a thread, of a future or a task that nobody asks
-    for its result."""
+    """Errors that no one is told: of a thread, of a future or a task that nobody asks."""
 
     def __init__(self) -> None:
         self._found: list[BaseException | None] = []
@@ -141,7 +121,7 @@ class _LostErrors:
         keep = Future.set_exception
 
         def set_exception(future: Future[Any], error: BaseException | None) -> None:
-            self._unheard.add(future)
+            self._unheard.add(future)  # before a thread that waits for it hears of it
             keep(future, error)
 
         setattr(Future, "set_exception", set_exception)  # noqa: B010 - mypy allows no assignment
@@ -186,7 +166,7 @@ def _asked(program: Program, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _candidate(program: Program, tests: TestsSource, builtin: dict[str, Any]) -> Any:
-    """What the entry point names in the program; evaluating it is no call by the tests."""
+    """What the entry point names; evaluating it is no call by the tests."""
     entry_point = str(tests.entry_point)
     found = _asked(program, {name: name for name in tests.asked_by_entry})
     # If the program defines no ``sum``, the built-in one does not replace it.
@@ -213,9 +193,7 @@ class _ProgramModule(types.ModuleType):
             raise AttributeError(str(error)) from None
 
 
-def _run_calls(
-    program: Program, request: dict[str, Any], write: Callable[[dict[str, Any]], None]
-) -> None:
+def _answers(program: Program, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     name, inputs = request["calls"]
     program.load()
     for arguments in inputs:
@@ -225,7 +203,7 @@ def _run_calls(
             answer = {"value": as_json(value)}
         except Exception as error:  # noqa: BLE001 - the program's
             answer = {"error": f"{type(error).__name__}: {error}"}
-        write(answer)
+        yield answer
         if program.has_ended or ("error" in answer and request["stop_early"]):
             return
 
@@ -264,14 +242,10 @@ def main() -> None:
     # What the program gave may be slow to compare or to print: CPU time between two of its answers.
     program.heard = lambda: signal.setitimer(signal.ITIMER_PROF, request["timeout_seconds"])
 
-    def write(message: dict[str, Any]) -> None:
-        write_line(verdicts, message)
-
+    answers = _answers(program, request) if "calls" in request else _verdict(program, request)
     try:
-        if "calls" in request:
-            _run_calls(program, request, write)
-        else:
-            write(_run_asserts(program, request))
+        for answer in answers:
+            write_line(verdicts, answer)
     except Exception as error:  # noqa: BLE001 - the program did not load
-        write({"error": f"{type(error).__name__}: {error}"})
+        write_line(verdicts, {"error": f"{type(error).__name__}: {error}"})
     os._exit(0)

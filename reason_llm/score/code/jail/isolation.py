@@ -1,8 +1,5 @@
-"""The walls: namespaces, a root of its own, no privileges, resource limits. Linux only.
-
-Order, as the launcher uses it: ``build_root`` once; then for each program ``unshare_processes``, a
-fork, and in that child ``enter_root`` and ``drop_privileges``; at last ``limit`` in the program's
-own process. Every function raises OSError where the kernel refuses.
+"""The walls: namespaces, a root of its own, no privileges, resource limits. Linux only; every
+function raises OSError where the kernel refuses.
 
 Source: namespaces(7), user_namespaces(7), mount_setattr(2), pivot_root(2), capabilities(7).
 """
@@ -50,15 +47,8 @@ def _call(name: str, *arguments: object, shown_as: str | None = None) -> None:
 
 
 def _mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
-    _call(
-        "mount",
-        source.encode(),
-        bytes(target),
-        kind.encode(),
-        ctypes.c_ulong(flags),
-        options.encode(),
-        shown_as=f"mount of {source} on {target}",
-    )
+    given = (source.encode(), bytes(target), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _call("mount", *given, shown_as=f"mount of {source} on {target}")
 
 
 def build_root(visible: dict[str, str], user: int) -> int | None:
@@ -66,8 +56,7 @@ def build_root(visible: dict[str, str], user: int) -> int | None:
     what a program will see: libraries, ``visible``, five devices, an empty ``/tmp``; read-only.
 
     Args:
-        visible: files and folders by the paths at which programs read them. Those paths are the
-            same on every host (``PYTHON``, ``PACKAGES``), so that none is hidden by ``/tmp``.
+        visible: files and folders by the paths at which programs read them.
         user: id that programs run under where this process is root; no other process should have
             it, since processes are counted by user.
 
@@ -83,7 +72,11 @@ def build_root(visible: dict[str, str], user: int) -> int | None:
             _become(user)
             _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self would be root's
     if change_to is None:
-        _unshare_as_user()
+        uid, gid = os.geteuid(), os.getegid()
+        _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWUTS)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     _mount("none", Path("/"), "none", _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", ROOT, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     for path in map(Path, (*_LIBRARIES, *_DEVICES, _LOADER_CACHE)):
@@ -97,16 +90,10 @@ def build_root(visible: dict[str, str], user: int) -> int | None:
     for path in _STREAMS:
         _inside(path).touch()
     _inside(_SHARED_MEMORY).symlink_to(SCRATCH)  # locks between processes are files there
-    _make_read_only()
+    read_only = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
+    given = (_AT_FDCWD, bytes(ROOT), _AT_RECURSIVE, ctypes.byref(read_only), ctypes.c_size_t(32))
+    _call("syscall", _SYS_MOUNT_SETATTR, *given, shown_as="mount_setattr")
     return change_to
-
-
-def _unshare_as_user() -> None:
-    uid, gid = os.geteuid(), os.getegid()
-    _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWUTS)
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
 def _inside(path: Path) -> Path:
@@ -123,20 +110,6 @@ def _show(source: Path, at: Path) -> None:
     _mount(str(source), target, "none", _MS_BIND | _MS_REC)
 
 
-def _make_read_only() -> None:
-    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
-    _call(
-        "syscall",
-        _SYS_MOUNT_SETATTR,
-        _AT_FDCWD,
-        bytes(ROOT),
-        _AT_RECURSIVE,
-        ctypes.byref(attributes),
-        ctypes.c_size_t(32),
-        shown_as="mount_setattr",
-    )
-
-
 def unshare_processes() -> None:
     """The next child is process 1 of a namespace of its own: when it ends, all in it end."""
     _call("unshare", _CLONE_NEWPID | _CLONE_NEWIPC)
@@ -145,13 +118,8 @@ def unshare_processes() -> None:
 def enter_root(scratch_bytes: int) -> None:
     """Make ``ROOT`` the root, with an empty ``/tmp`` of that size, and forget the host's files."""
     _call("unshare", _CLONE_NEWNS)
-    _mount(
-        "tmpfs",
-        _inside(SCRATCH),
-        "tmpfs",
-        _MS_NOSUID | _MS_NODEV,
-        f"size={scratch_bytes},nr_inodes=4096,mode=1777",
-    )
+    options = f"size={scratch_bytes},nr_inodes=4096,mode=1777"
+    _mount("tmpfs", _inside(SCRATCH), "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     os.chdir(ROOT)
     _call("pivot_root", b".", b".")
     _call("umount2", b".", _MNT_DETACH)

@@ -2,12 +2,9 @@
 ``sandbox.py``, one process for each worker; talks JSON with it through stdin and stdout.
 
     launcher            builds the root once, reads requests
-      supervisor        one for each request: feeds stdin, reads output, counts, kills
+      supervisor        one for each request, outside the walls: feeds, reads, counts, kills
         init            process 1 of the program's namespace: when it ends, all in there end
           the program   a fresh Python without privileges
-
-The supervisor is outside the walls and trusts nothing that comes out. Nothing of a request is left
-when its answer is sent.
 """
 
 import contextlib
@@ -40,8 +37,7 @@ Json = dict[str, Any]
 
 
 def main() -> None:
-    """Answer the requests on stdin until it ends, as it does when the other side dies. (A signal
-    at a parent's death comes when the thread that started this ends, so it is of no use here.)"""
+    """Answer the requests on stdin until it ends, as it does when the other side dies."""
     setup = _read(sys.stdin.buffer)
     if setup is None:
         return
@@ -200,13 +196,8 @@ class _Supervisor:
             # The kernel's own count for this limit is by clock ticks, and may be far off.
             is_spent = ended["cpu_seconds"] >= self.limits["cpu_seconds"] / 2
             limit = "cpu" if is_spent else None
-        text = {d: bytes(data).decode(errors="replace") for d, data in self.output.items()}
-        return {
-            "status": ended["status"],
-            "stdout": text[self.stdout],
-            "stderr": text[self.stderr],
-            "limit": limit,
-        }
+        out, error = (bytes(data).decode(errors="replace") for data in self.output.values())
+        return {"status": ended["status"], "stdout": out, "stderr": error, "limit": limit}
 
     def _watch(self) -> tuple[str | None, bytes]:
         """Which limit was hit, if any, and what init reported."""
@@ -272,23 +263,17 @@ class _Supervisor:
     def _kill(self) -> None:
         """End everything; what was in a process namespace is gone when its init is reaped."""
         if self.is_isolated:
-            _kill_one(self.init)
+            os.kill(self.init, signal.SIGKILL)
             os.waitpid(self.init, 0)
             return
         while pids := _descendants(os.getpid()):
             for signal_number in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in pids:
-                    _kill_one(pid, signal_number)
-            try:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal_number)
+            with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-            except ChildProcessError:
-                return
-
-
-def _kill_one(pid: int, signal_number: int = signal.SIGKILL) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal_number)
 
 
 def _descendants(pid: int) -> list[int]:

@@ -3,8 +3,9 @@
 """
 
 import math
+import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -23,8 +24,6 @@ class _Raises:
         assert error is not None, f"no {self.expected} was raised"
         if not isinstance(error, self.expected):
             return False
-        import re
-
         assert self.match is None or re.search(self.match, str(error)), f"raised {error}"
         self.value = error
         return True
@@ -67,9 +66,12 @@ class approx:
         return type(expected) is type(actual) and bool(expected == actual)
 
 
-def fail(reason: str = "") -> None:
-    """Fail."""
+def _fail(reason: str = "") -> None:
     raise AssertionError(reason)
+
+
+def _param(*values: Any, **ignored: Any) -> Any:
+    return values if len(values) != 1 else values[0]
 
 
 class _Mark:
@@ -85,23 +87,13 @@ class _Mark:
     def parametrize(names: str | Sequence[str], values: Sequence[Any], **ignored: Any) -> Any:
         """The test once for each of the values; several marks make every combination."""
         parts = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
-
-        def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-            def each(**given: Any) -> list[Any]:
-                rows = [[value] if len(parts) == 1 else list(value) for value in values]
-                return [function(**given, **dict(zip(parts, row, strict=True))) for row in rows]
-
-            return each
-
-        return decorated
+        rows = [[value] if len(parts) == 1 else list(value) for value in values]
+        cases = [dict(zip(parts, row, strict=True)) for row in rows]
+        return lambda test: lambda **given: [test(**given, **case) for case in cases]
 
 
 def module() -> types.ModuleType:
     """What ``import pytest`` gives."""
     made = types.ModuleType("pytest")
-    made.__dict__.update(raises=raises, approx=approx, fail=fail, mark=_Mark(), param=_param)
+    made.__dict__.update(raises=raises, approx=approx, fail=_fail, mark=_Mark(), param=_param)
     return made
-
-
-def _param(*values: Any, **ignored: Any) -> Any:
-    return values if len(values) != 1 else values[0]

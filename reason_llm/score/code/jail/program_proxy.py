@@ -1,14 +1,11 @@
 """The tester's side of the channel to an untrusted program: requests, and stand-ins for objects.
 
 Everything that comes back is only a claim of the program. One request has one answer, which must
-carry the random id of its request: what is written before it is asked for ends the program. An
-answer is a value, an error or a call of a function that the tests handed over, and a value is plain
-data of built-in types or the number of an object that stays with the program. So a program that
-writes to the channel itself can say what its functions could have returned, and nothing else. It
-names nothing and replaces nothing: names are the tester's own.
-
-``StopIteration`` is an error of the program unless it answers ``next``: raised by a function, it
-would end the loop of the tests that calls it, before their assertions.
+carry the random id of its request: a value (plain data of built-in types, or the number of an
+object that stays with the program), an error, or a call of a function that the tests handed over.
+So a program that writes to the channel itself can say what its functions could have returned, and
+nothing else. ``StopIteration`` is an error unless it answers ``next``: it would end a loop of the
+tests before their assertions.
 """
 
 import asyncio
@@ -38,9 +35,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 MAX_LINEAGE = 32
 """Classes that an exception's class is taken to derive from."""
 SPECIAL_ATTRIBUTES = {"__name__", "__qualname__", "__dict__", "__annotations__", "__wrapped__"}
-"""What tests may ask a program's object for among the names that Python reserves. Libraries look
-up the others by themselves, and believe them: numpy reads memory where ``__array_interface__``
-points."""
+"""Reserved names that tests may ask a program's object for. Libraries look up others and believe
+them: numpy reads memory where ``__array_interface__`` points."""
 
 PREDICATES = {
     name
@@ -48,12 +44,10 @@ PREDICATES = {
     for name in dir(kind)
     if name.startswith("is") or name in ("startswith", "endswith")
 }
-"""Methods by which tests ask a plain value yes or no. An object that has them only is none: it may
-say yes to whatever it is asked, and so know nothing."""
+"""Methods by which tests ask a plain value yes or no; an object may say yes to all."""
 
 MAX_ITEMS = 1 << 16
-"""Of an object of the tests that the program goes through, and of all its own that the tests go
-through: an iterator need not end."""
+"""Of an object that the other side goes through: an iterator need not end."""
 
 
 def _public(name: Any) -> str:
@@ -63,8 +57,7 @@ def _public(name: Any) -> str:
 
 
 def _set_data(given: Any, name: Any, value: Any) -> None:
-    """Set an attribute, but nothing that is called: what the tests' own class does is not the
-    program's."""
+    """Set an attribute, but nothing that is called: that is the tests' own."""
     if callable(getattr(given, _public(name), None)):
         raise AttributeError(f"{name} is a method")
     setattr(given, name, value)
@@ -76,15 +69,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda given, *arguments, **named: given(*arguments, **named),
     "list": lambda given: list(islice(given, MAX_ITEMS)),
     **{f.__name__: f for f in (len, next, bool, str, repr, hash, copy.copy, copy.deepcopy)},
-    **{
-        f.__name__: f
-        for f in (
-            *(operator.getitem, operator.setitem, operator.delitem, operator.contains),
-            *(operator.eq, operator.lt, operator.le, operator.gt, operator.ge),
-            *(operator.add, operator.sub, operator.mul),
-        )
-    },
-}
+    **{name: getattr(operator, name) for name in ("getitem", "setitem", "delitem", "contains",
+                                                  "eq", "lt", "le", "gt", "ge", "add", "sub",
+                                                  "mul")},
+}  # fmt: skip
 """What a program may do with an object of a class that the tests define."""
 
 Json = dict[str, Any]
@@ -126,9 +114,7 @@ class Program:
         self._asking = Lock()
         self._is_asked: ContextVar[bool] = ContextVar("is_asked", default=False)
         self.has_ended = False
-        self.num_calls = 0
-        self.num_items = 0
-        self.num_names = 0
+        self.num_calls = self.num_items = self.num_names = 0
         self.loading = ""
 
     def start(self) -> None:
@@ -144,11 +130,7 @@ class Program:
         self._answer(self.loading, "load")
 
     def get(self, name: str) -> Any:
-        """What the program defined under a name that the tests ask for.
-
-        Raises:
-            NameError: it defined no such name.
-        """
+        """What the program defined under a name; NameError if nothing."""
         found = self._asked("get", (name,))
         self.num_names += 1
         is_class = isinstance(found, StandIn) and name.lstrip("_")[:1].isupper()
@@ -163,18 +145,13 @@ class Program:
         return self._asked(function, arguments, named)
 
     def plain(self, container: "StandIn") -> Any:
-        """Its value as ``list`` or the like has it; the same until the program is asked for another
-        thing."""
+        """Its value as ``list`` or the like has it, the same until something else is asked."""
         if container._number not in self._plain:
             self._plain[container._number] = self._asked("plain", (container,))
         return self._plain[container._number]
 
     def sync(self) -> None:
-        """Hear from the program once more, so that what it wrote unasked is found.
-
-        Raises:
-            ProgramEnded: it wrote something, or is no longer there.
-        """
+        """Hear from the program once more; ProgramEnded if it wrote unasked or is gone."""
         self._asked("sync")
 
     def _asked(
@@ -216,8 +193,7 @@ class Program:
         return self._value(message["value"], function)
 
     def _call_back(self, number: str, message: Json) -> None:
-        """The program calls a function that the tests handed over, or does something with an object
-        of theirs; its errors are returned too."""
+        """The program calls a function of the tests, or does something with an object of theirs."""
         given = [self._value(item) for item in message["arguments"]]
         named = {name: self._value(item) for name, item in message["named"].items()}
         if "callback" in message:
@@ -275,13 +251,10 @@ class Program:
             message = json.loads(line)
             if message["id"] != number:
                 raise ValueError("an answer to no request")
-            if "callback" in message:
-                if message["callback"] not in range(len(self.callbacks)):
-                    raise ValueError("a callback that was never given")
-                _ = [*message["arguments"]], {**message["named"]}
-            elif "operation" in message:
-                if message["operation"] not in OPERATIONS:
-                    raise ValueError("an operation that is none")
+            if {"callback", "operation"} & message.keys():
+                known = range(len(self.callbacks)) if "callback" in message else OPERATIONS
+                if message.get("callback", message.get("operation")) not in known:
+                    raise ValueError("a call of nothing that was given")
                 _ = [*message["arguments"]], {**message["named"]}
             elif "error" in message:
                 lineage, _, attributes = message["error"]
@@ -328,7 +301,8 @@ class Program:
             return {"object": value._stand_in._number}
         if isinstance(value, tuple) and _is_own(value) and hasattr(value, "_fields"):
             items = [self._encoded(item) for item in value]
-            return {"record": [self._number_of(value), type(value).__name__, value._fields, items]}
+            number = _number_of(value, self.given)
+            return {"record": [number, type(value).__name__, value._fields, items]}
         return None if kind_of(value) is None else self.shared.refer(value)
 
     def _to_program(self, value: Any) -> Any:
@@ -344,22 +318,11 @@ class Program:
             return self._encoded(list(value))
         is_iterator = isinstance(value, Iterator)
         if is_iterator or _is_own(value):
-            return {"iterator" if is_iterator else "given": self._number_of(value)}
+            return {"iterator" if is_iterator else "given": _number_of(value, self.given)}
         if not callable(value):
             raise TypeError(f"{type(value).__name__} cannot be given to the program")
-        number = next((n for n, each in enumerate(self.callbacks) if each is value), None)
-        if number is None:
-            number = len(self.callbacks)
-            self.callbacks.append(value)
         about = getattr(value, "__name__", "callback"), getattr(value, "__doc__", None)
-        return {"callback": [number, *about]}
-
-    def _number_of(self, value: Any) -> int:
-        """Number of an object of the tests that stays with them."""
-        number = next((n for n, each in enumerate(self.given) if each is value), None)
-        if number is None:
-            self.given.append(value)
-        return len(self.given) - 1 if number is None else number
+        return {"callback": [_number_of(value, self.callbacks), *about]}
 
     def _value(self, encoded: Any, function: str = "") -> Any:
         """What the program sent, made of built-in types and stand-ins."""
@@ -384,23 +347,25 @@ class Program:
         if kind == "ndarray":  # a list where there is no numpy
             return content if self.gives_arrays or type(content) is list else content.tolist()
         if kind == "derived":
-            number, value = content
-            return _derived(self._value(value), StandIn(self, int(number)))
+            value = self._value(content[1])
+            if type(value) not in _DERIVED:  # not a number
+                return value
+            made = _DERIVED[type(value)](value)
+            made._stand_in, made._given = StandIn(self, int(content[0])), value
+            return made
         if kind not in ("object", "generator", "coroutine") or type(content) is not int:
             raise ValueError(f"a value of the unknown kind {kind!r}")
         stand_in = (GeneratorStandIn if kind == "generator" else StandIn)(self, content)
         return self._awaited(stand_in) if kind == "coroutine" else stand_in
 
     async def _awaited(self, coroutine: "StandIn") -> Any:
-        """A coroutine of the program's. Those that run beside it are begun before it is waited
-        for."""
+        """Those that run beside it are begun before it is waited for."""
         self.call("begin", coroutine)
         await asyncio.sleep(0)
         return self.call("finish", coroutine)
 
     def _exception(self, lineage: list[str]) -> type[Exception]:
-        """The tester's own class for one of the program's, and for those that it derives from, so
-        that tests can catch it."""
+        """The tester's own class for one of the program's, so that tests can catch it."""
         kind: type[Exception] = ProgramError
         for name in reversed(lineage[:MAX_LINEAGE]):
             if name in self.exceptions:
@@ -420,14 +385,21 @@ def _is_own(value: Any) -> bool:
     return not isinstance(value, type) and type(value).__module__ == "__main__"
 
 
+def _number_of(value: Any, kept: list[Any]) -> int:
+    """Place of what stays with the tests."""
+    number = next((n for n, each in enumerate(kept) if each is value), len(kept))
+    if number == len(kept):
+        kept.append(value)
+    return number
+
+
 class StandIn:
     """An object that lives in the program's process.
 
     It equals nothing but another such object: otherwise the program would be asked whether it is
-    right. For the same reason it has no predicates of plain values (``PREDICATES``), and no
-    arithmetic with numbers of the tests, which could give 0 less whatever is expected, unless the
-    tests made it of a class that they name, by a name with a capital. Where that class derives from
-    ``list`` or the like, the value by ``list`` says what it equals, its length, truth and items.
+    right. So it has no ``PREDICATES`` and no arithmetic with numbers of the tests, unless the tests
+    made it of a class with a capital. Where that class derives from ``list`` or the like, the value
+    by ``list`` says what it equals, its length, truth and items.
     """
 
     __slots__ = ("_is_class", "_is_container", "_is_tested", "_number", "_program")
@@ -474,12 +446,7 @@ class StandIn:
         self._goes_on(error, await self._program.call("leave", self, "__aexit__", *_told(error)))
 
     def _goes_on(self, error: BaseException | None, is_swallowed: Any) -> None:
-        """What the tests raised goes on.
-
-        Raises:
-            ProgramEnded: the program would have it swallowed, and so lead the tests past the rest;
-                whatever the tests catch, they have failed.
-        """
+        """What the tests raised goes on; a program that would have it swallowed is ended."""
         if _told(error)[0] and is_swallowed:
             self._program._end("a context of the program swallows the error of its body")
 
@@ -488,7 +455,7 @@ class StandIn:
 
 
 def _told(error: BaseException | None) -> tuple[list[str], str]:
-    """What a context of the program's is told of an error within it: nothing of what ends tests."""
+    """What a context of the program's is told of an error: nothing of what ends tests."""
     is_told = isinstance(error, Exception) and not isinstance(error, AssertionError | ProgramEnded)
     return [kind.__name__ for kind in type(error).__mro__] if is_told else [], str(error)
 
@@ -505,8 +472,7 @@ def _asks(function: str, result: Callable[[Any], Any] = lambda found: found) -> 
 
 
 def _contains(own: Any, item: Any) -> bool:
-    """By the word of the program's class only where the tests made the object of it."""
-    if own._is_tested and not own._is_container:
+    if own._is_tested and not own._is_container:  # else its class's word counts nothing
         return bool(own._program.call("contains", own, item))
     return any(each is item or each == item for each in own)
 
@@ -554,18 +520,16 @@ _METHODS = {
     "contains": _contains,
     **{name: _asks(name) for name in ("getitem", "setitem", "delitem", "iter", "next", "aiter")},
     **{name: _compares(name) for name in ("eq", "lt", "le", "gt", "ge")},
-    **{name: _computes(name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")},
-    **{name: _computes(name) for name in ("matmul", "pow", "neg", "abs", "and", "or", "xor")},
+    **{name: _computes(name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod",
+                                          "matmul", "pow", "neg", "abs", "and", "or", "xor")},
     **{name: _copies(name) for name in ("copy", "deepcopy")},
     **{f"r{name}": _computes(name, is_reflected=True) for name in ("add", "sub", "mul", "matmul")},
-}
+}  # fmt: skip
 for _name, _method in _METHODS.items():
     setattr(StandIn, f"__{_name}__", _method)
 
 
-# The docstring of what it stands for.
-_doc: Any = property(lambda own: own._program.call("getattr", own, "__doc__"))
-StandIn.__doc__ = _doc
+setattr(StandIn, "__doc__", property(lambda own: own._program.call("getattr", own, "__doc__")))  # noqa: B010
 
 
 class GeneratorStandIn(StandIn):
@@ -579,12 +543,11 @@ class GeneratorStandIn(StandIn):
 
 
 class Derived:
-    """Plain data of a class of the program's that derives from ``list``, ``str`` or the like: a
-    value of that type here, and the program is asked for what that type does not have."""
+    """Plain data of a class of the program's that derives from ``list`` or the like: a value of
+    that type here, and the program is asked for what that type does not have."""
 
     _stand_in: StandIn
-    _given: Any
-    """Its value as the program gave it."""
+    _given: Any  # its value as the program gave it
 
     def __getattr__(self, name: str) -> Any:
         return self._stand_in.__getattr__(name)
@@ -599,11 +562,3 @@ _DERIVED: dict[type, Any] = {
     kind: type(kind.__name__, (Derived, kind), {})
     for kind in (list, dict, set, frozenset, deque, tuple, str, int, float)
 }
-
-
-def _derived(value: Any, stand_in: StandIn) -> Any:
-    if type(value) not in _DERIVED:  # not a number
-        return value
-    made = _DERIVED[type(value)](value)
-    made._stand_in, made._given = stand_in, value
-    return made

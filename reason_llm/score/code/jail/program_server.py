@@ -59,14 +59,8 @@ async def _all_of(values: Any) -> list[Any]:
     return [value async for value in values]
 
 
-def call(function: Any, /, *arguments: Any, **named: Any) -> Any:
-    """The result of a function."""
-    return function(*arguments, **named)
-
-
 def plain(value: Any) -> Any:
-    """The value of an object of the program's class as the built-in class below it has it, whatever
-    its own methods say."""
+    """The value of an object as the built-in class below its own has it."""
     kind = _base(value)
     if kind in (int, float, str):
         return kind.__getnewargs__(value)[0]
@@ -83,24 +77,16 @@ def _base(value: Any) -> Any:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "make": call,
-    **{f.__name__: f for f in (call, plain)},
+    **dict.fromkeys(("make", "call"), lambda of, /, *given, **named: of(*given, **named)),
+    "plain": plain,
     "sync": lambda: None,
     **{f.__name__: f for f in (getattr, setattr, len, bool, str, repr, hash, iter, next)},
-    "isinstance": isinstance,
-    **{f.__name__: f for f in (begin, finish, aiter, anext)},
-    **{
-        f.__name__: f
-        for f in (
-            *(operator.getitem, operator.setitem, operator.delitem, operator.contains),
-            *(operator.eq, operator.lt, operator.le, operator.gt, operator.ge),
-            *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv),
-            *(operator.mod, operator.matmul, operator.pow, operator.neg, abs),
-            *(copy.copy, copy.deepcopy),
-        )
-    },
-    **{name: getattr(operator, f"__{name}__") for name in ("and", "or", "xor")},
-}
+    **{f.__name__: f for f in (isinstance, begin, finish, aiter, anext, copy.copy, copy.deepcopy)},
+    **{name: getattr(operator, f"__{name}__") for name in (
+        "getitem", "setitem", "delitem", "contains", "eq", "lt", "le", "gt", "ge", "add", "sub",
+        "mul", "truediv", "floordiv", "mod", "matmul", "pow", "neg", "abs", "and", "or", "xor",
+    )},
+}  # fmt: skip
 
 LEETCODE_MARK = "class Solution"
 # What LeetCode has imported before such a class is read; pow and abs stay the built-in ones.
@@ -125,9 +111,7 @@ MAX_ATTRIBUTES = 32
 
 def builtin_names(is_leetcode: bool) -> dict[str, Any]:
     """What a namespace finds without defining it; for LeetCode's form with what is imported there.
-
-    These are no names of the program: one that defines nothing has no ``gcd`` to be called.
-    """
+    These are no names of the program."""
     prelude: dict[str, Any] = {}
     if is_leetcode:
         exec(LEETCODE_PRELUDE, prelude)
@@ -136,7 +120,6 @@ def builtin_names(is_leetcode: bool) -> dict[str, Any]:
 
 
 def _lineage(kind: type) -> list[str]:
-    """The names of an exception's class and of all that it derives from, nearest first."""
     return [base.__name__ for base in kind.__mro__]
 
 
@@ -246,7 +229,7 @@ class ProgramServer:
         return self.namespace[name]
 
     def leave(self, context: Any, method: str, lineage: list[str], text: str) -> Any:
-        """Leave a context, in which an error of that class and text may have been raised."""
+        """Leave a context, perhaps with an error of that class and text."""
         if not lineage:
             return getattr(context, method)(None, None, None)
         known = {**TYPES, **self.namespace}
@@ -331,12 +314,10 @@ class ProgramServer:
 
     def _from_tester(self, kind: str | None, content: Any) -> Any:
         match kind:
-            case None:
+            case None | "ndarray":
                 return content
             case "object":
                 return self.objects[content]
-            case "ndarray":
-                return content
             case "shared":
                 return self.shared.copies[content]
             case "builtin":

@@ -1,9 +1,7 @@
 """System calls that no untrusted program needs are refused with EPERM, by a seccomp filter.
 
-Refused: sockets but local ones (a virtual machine's vsock is in no network namespace), new
-namespaces, mounts, tracing another process, memory that no resource limit counts (memfd, System V
-shared memory), keyrings, BPF, io_uring, performance events. All else is allowed: this is a second
-wall, not the first. x86_64 and aarch64; elsewhere there is no filter.
+A second wall, not the first: sockets but local ones, new namespaces, mounts, tracing, memory that
+no resource limit counts, keyrings, BPF, io_uring. x86_64 and aarch64; elsewhere no filter.
 
 Source: linux/seccomp.h, linux/filter.h, and the kernel's system call tables.
 """
@@ -62,12 +60,7 @@ def is_available() -> bool:
     return sys.platform == "linux" and platform.machine() in _AUDIT_ARCH
 
 
-def program() -> bytes:
-    """The filter as an array of ``struct sock_filter``.
-
-    Raises:
-        KeyError: ``is_available()`` is False.
-    """
+def _program() -> bytes:
     machine = platform.machine()
     column = 0 if machine == "x86_64" else 1
     clone, socket = _CLONE_AND_SOCKET[machine]
@@ -102,7 +95,7 @@ def install() -> None:
     Raises:
         OSError: the kernel has no seccomp.
     """
-    code = program()
+    code = _program()  # an array of ``struct sock_filter``
     wanted = _Program(len(code) // 8, code)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(wanted), 0, 0) != 0:

@@ -8,7 +8,7 @@ import cmath
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -40,8 +40,8 @@ _LIBRARY = {"Fraction": "fractions", "Decimal": "decimal", "date": "datetime",
 
 
 class NotFinite:
-    """NaN or infinity where the tests speak of none: it can be held and handed back, and it raises
-    wherever a number would be compared or counted with, so that no bound holds for it."""
+    """NaN or infinity where the tests speak of none: it raises wherever it would be compared or
+    counted with, so that no bound holds for it."""
 
     def __init__(self, number: Any) -> None:
         self.number = number
@@ -64,11 +64,8 @@ def encode(
     types: Mapping[str, type] = TYPES,
     first: Callable[[Any], Any] = lambda value: None,
 ) -> Any:
-    """Plain data as JSON, ``{"kind": …}`` where JSON has no form for it; ``other`` gives the form
-    of anything else, and ``first`` that of what is not to be taken as plain data.
-
-    Example: ``(1, {2}) -> {"tuple": [1, {"set": [2]}]}``
-    """
+    """Plain data as JSON: ``(1, {2}) -> {"tuple": [1, {"set": [2]}]}``; ``other`` gives the form of
+    anything else, and ``first`` that of what is not to be taken as plain data."""
     if value is None or isinstance(value, bool):
         return value
     if type(value) not in (int, float, str) and (found := first(value)) is not None:
@@ -79,16 +76,19 @@ def encode(
         return _int(int(value))
     if isinstance(value, float):
         return float(value)
+
+    def listed(items: Iterable[Any]) -> list[Any]:
+        return [encode(item, other, types, first) for item in items]
+
     if isinstance(value, list):
-        return [encode(item, other, types, first) for item in value]
+        return listed(value)
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
-            return {kind.__name__: [encode(item, other, types, first) for item in value]}
+            return {kind.__name__: listed(value)}
     if isinstance(value, dict):
-        return {"dict": [[encode(each, other, types, first) for each in p] for p in value.items()]}
+        return {"dict": [listed(pair) for pair in value.items()]}
     if isinstance(value, slice | range):
-        parts = (value.start, value.stop, value.step)
-        return {type(value).__name__: [encode(part, other, types, first) for part in parts]}
+        return {type(value).__name__: listed((value.start, value.stop, value.step))}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, bytes | bytearray):
@@ -99,8 +99,7 @@ def encode(
     if _LIBRARY.get(kind.__name__) == kind.__module__:
         if kind.__name__ == "Fraction":
             return {"Fraction": [_int(value.numerator), _int(value.denominator)]}
-        is_list = kind.__name__ == "deque"
-        return {kind.__name__: encode(list(value), other, types, first) if is_list else str(value)}
+        return {kind.__name__: listed(value) if kind.__name__ == "deque" else str(value)}
     if kind.__module__ == "numpy" and callable(getattr(value, "tolist", None)):
         content = encode(value.tolist(), other, types)
         is_whole = is_array(value)
@@ -116,13 +115,9 @@ def is_array(value: Any) -> bool:
 
 
 def _int(number: int) -> Any:
-    """Beyond 4,300 digits, Python refuses to write decimals.
-
-    Raises:
-        OverflowError: it is larger than any test could look at.
-    """
     if number.bit_length() > MAX_BITS:
         raise OverflowError(f"an integer of {number.bit_length()} bits")
+    # beyond 4,300 digits, Python refuses to write decimals
     return number if number.bit_length() < 10_000 else {"int": hex(number)}
 
 
@@ -182,8 +177,7 @@ def _array(name: str, shape: list[int], values: Any) -> Any:
         numpy = importlib.import_module("numpy")
     except ImportError:
         return values
-    array = numpy.array(values, dtype=name)
-    return array.reshape([_bounded(size) for size in shape])
+    return numpy.array(values, dtype=name).reshape([_bounded(size) for size in shape])
 
 
 def _of_library(name: str, content: Any) -> Any:
@@ -210,14 +204,12 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_json(item) for item in value]
     if isinstance(value, dict):
-        return {_key(key): as_json(item) for key, item in value.items()}
+        words = {"None": "null", "True": "true", "False": "false"}
+        return {
+            key if isinstance(key, str) else words.get(str(key), str(key)): as_json(item)
+            for key, item in value.items()
+        }
     is_written = not isinstance(value, int) or value.bit_length() <= MAX_JSON_BITS
     if value is None or (isinstance(value, bool | int | float | str) and is_written):
         return value
     return {"not JSON": type(value).__name__}
-
-
-def _key(key: Any) -> str:
-    if isinstance(key, bool) or key is None:
-        return {None: "null", True: "true", False: "false"}[key]
-    return str(key)
