@@ -46,7 +46,7 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
     return summary
 
 
-class _Followed:
+class _Followed(Watch):
     """A watch and the trackers as one watch."""
 
     def __init__(self, shown: Watch, followers: Trackers) -> None:
@@ -90,7 +90,7 @@ class _Followed:
 def _write_curves(config: Config, folder: Path) -> None:
     sources = " + ".join(source.source for source in config.data.sources)
     title = f"{config.run.name}: {config.method.name} on {sources}"
-    picture = curves.draw_curves(metrics.read_all(folder), title, config.score.judged_by)
+    picture = curves.draw_curves(metrics.read(folder), title, config.score.judged_by)
     write_atomically(folder / "curves.png", picture)
 
 

@@ -100,8 +100,3 @@ def with_learner_logprobs(
         )
         for group in groups
     ]
-
-
-def without_learner_logprobs(groups: Sequence[Group]) -> list[Group]:
-    """The groups as they were before learning."""
-    return with_learner_logprobs(groups, [None] * sum(len(g.completions) for g in groups))

@@ -128,7 +128,7 @@ def _measured(run: Path, adapter: Path) -> dict[str, Any]:
     best = run_folder.best_record(run) if adapter == run_folder.place_of(run, "best") else None
     return {
         "best": None if not best else Best(**best),
-        "is_ema": adapter == run / run_folder.EMA,
+        "is_ema": adapter == run / run_folder.KEPT["ema"],
         "summary": _read(run / "summary.json")
         if adapter == run_folder.place_of(run, "last")
         else {},
