@@ -1,8 +1,7 @@
 """The error classes. Every message is one line: the cause, the value, the fix.
 
-Commands print a ``ReasonError`` without a traceback and exit with code 2; any other exception
-is a bug of ours and keeps its traceback. Each class also inherits the standard library's nearest
-error.
+Commands print a ``ReasonError`` without a traceback and exit with code 2; any other exception is a
+bug of ours. Each class also inherits the standard library's nearest error.
 """
 
 import os
@@ -81,11 +80,8 @@ class Stopped(KeyboardInterrupt):
 
 
 def raise_all(errors: Iterable[ReasonError]) -> None:
-    """Raise the first of several errors with the others as its notes; none of them is told twice.
-
-    Raises:
-        ReasonError: there is one.
-    """
+    """Raise the first of several errors, if there is one, with the others as its notes; none of
+    them is told twice."""
     first, *others = {str(error): error for error in errors}.values() or (None,)
     if first is not None:
         for other in others:
@@ -101,11 +97,8 @@ def one_line(error: BaseException) -> str:
 
 
 def clear_frames(error: BaseException) -> None:
-    """Drop the local variables of the frames of an error and of the errors before it.
-
-    They hold activations and views of the weights for as long as the error is handled. Frames that
-    still run keep theirs.
-    """
+    """Drop the local variables of the frames of an error and of the errors before it, which hold
+    activations and views of the weights. Frames that still run keep theirs."""
     left, done = [error], set()
     while left:
         each = left.pop()
@@ -131,18 +124,12 @@ def shown(error: Exception | str) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with control characters spelled out, because data and completions may hold escape
-    sequences.
-
-    Args:
-        keep: what may stay, such as line breaks.
-    """
+    """The text with control characters spelled out, but for those to ``keep``."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def secrets() -> dict[str, str]:
-    """Values of the environment's tokens, keys and passwords with their names, longest first
-    because one may begin with another."""
+    """Values of the environment's tokens, keys and passwords with their names, longest first."""
     values = {
         value: name
         for name, value in os.environ.items()
@@ -152,12 +139,7 @@ def secrets() -> dict[str, str]:
 
 
 def without_secrets(text: str, known: dict[str, str] | None = None) -> str:
-    """The text with the names in place of the values of the environment's tokens, keys and
-    passwords.
-
-    Args:
-        known: of ``secrets()``, where there are many texts.
-    """
+    """The text with the names in place of the values of ``secrets()``, which are ``known``."""
     for value, name in (secrets() if known is None else known).items():
         text = text.replace(value, f"<{name}>")
     return text

@@ -1,13 +1,10 @@
 """Files: writing that survives a crash, bounded reading of files from others, and limits on the
 programs that come with them.
 
-Writing: atomic replacement, locks that end with their process, moving aside. Files that a later
-stage or command reads carry their SHA-256: a JSON object as its first member (``sealed``), a folder
-in ``digests.json``. Readers compare it (``compare``); files without one are read as they are.
-Reading: regular files only, up to a bound on size and nesting. A FIFO would hang and ``/dev/zero``
-would not end, so neither is opened. A model's chat template and its ``tokenizer.json`` are
-programs: they run, or are tried, in a process with limits on time and memory (``Confined``). The
-Hub is asked only where it can be reached: its libraries try again for most of a minute.
+Files that a later stage or command reads carry their SHA-256: a JSON object as its first member
+(``sealed``), a folder in ``digests.json``; files without one are read as they are. Regular files
+alone are opened, as a FIFO would hang and ``/dev/zero`` would not end. A model's chat template and
+its ``tokenizer.json`` are programs: they run, or are tried, in a limited process (``Confined``).
 """
 
 import ctypes
@@ -36,8 +33,7 @@ from functools import cache
 from io import BufferedReader, BufferedWriter
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -45,6 +41,8 @@ import orjson
 from safetensors import SafetensorError
 
 from reason_llm.errors import BusyError, NotAsWritten, WriteError, one_line
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +87,7 @@ class FileLock:
             os.write(self._file, f"{os.getpid()}\n".encode())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -117,11 +110,8 @@ CLOSED_OUTPUT = 128 + signal.SIGPIPE
 
 
 def check_writable(folder: Path) -> None:
-    """Check that ``folder`` could be made and written, without trying.
-
-    Raises:
-        WriteError: with the part of the path that stands in the way.
-    """
+    """Raises WriteError where ``folder`` could not be made and written, with what stands in the
+    way; nothing is tried."""
     try:
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     except OSError as error:  # for example, the name is too long
@@ -218,7 +208,7 @@ def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the renames inside a folder, survive a power cut."""
+    """Make a file's content, or the renames in a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -248,8 +238,6 @@ def move_aside(path: Path) -> None:
 
 
 MIB = 1 << 20
-
-
 MOST_NESTING = 64
 """Deepest nesting of lists and mappings."""
 
@@ -292,20 +280,14 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: Path, most_bytes: int = MIB) -> str:
-    """The UTF-8 text in the regular file at ``path``.
-
-    Raises:
-        OSError: as ``read_bounded``. UnicodeDecodeError: it is no UTF-8.
-    """
+    """The UTF-8 text in the regular file at ``path``; raises UnicodeDecodeError and as
+    ``read_bounded``."""
     return read_bounded(path, most_bytes).decode()
 
 
 def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
-    """The JSON object in the regular file at ``path``.
-
-    Raises:
-        OSError: as ``read_bounded``. ValueError: it is no JSON, no object, or nested too deep.
-    """
+    """The JSON object in the regular file at ``path``; raises as ``read_bounded`` and
+    ``parsed_object``."""
     return parsed_object(read_bounded(path, most_bytes))
 
 
@@ -339,14 +321,8 @@ def sealed(content: bytes) -> bytes:
 
 
 def check_seal(content: bytes, *, must_carry: bool = False) -> None:
-    """Compare the SHA-256 that a JSON object begins with.
-
-    Args:
-        must_carry: an object without one is an error, too.
-
-    Raises:
-        NotAsWritten: it is another.
-    """
+    """Raises NotAsWritten where the SHA-256 that a JSON object begins with is another, or where it
+    has none that it ``must_carry``."""
     start = len(_SEAL_BEGINS) + 64
     body = start + len(_SEAL_ENDS)
     if not content.startswith(_SEAL_BEGINS) or content[start:body] != _SEAL_ENDS:
@@ -360,11 +336,7 @@ def check_seal(content: bytes, *, must_carry: bool = False) -> None:
 
 
 def compare(what: str, found: str, expected: str) -> None:
-    """Compare a SHA-256 with the one that was noted when a thing was written.
-
-    Raises:
-        NotAsWritten: they differ.
-    """
+    """Raises NotAsWritten where a SHA-256 differs from the one that was noted."""
     if found != expected:
         raise NotAsWritten(
             f"{what} is not what was written: its SHA-256 is {found:.12}..., and "
@@ -396,21 +368,16 @@ def check_digests(folder: Path) -> dict[str, str]:
                 f"{name} is not what was written: it has {file.stat().st_size} bytes, and "
                 f"{entry.get('bytes')!s:.20} were noted"
             )
-        digests[name] = _unless_known(file)
+        state = _state_of(file)
+        if file not in _KNOWN or _KNOWN[file][0] != state:
+            _KNOWN[file] = state, sha256(file)
+        digests[name] = _KNOWN[file][1]
         compare(name, digests[name], str(entry.get("sha256")))
     return digests
 
 
 _KNOWN: dict[Path, tuple[tuple[int, int, int], str]] = {}
 """SHA-256 of files that this process has read, by path, with size, time and inode."""
-
-
-def _unless_known(file: Path) -> str:
-    """The file's SHA-256, taken once by a process as long as the file is not written to."""
-    now = _state_of(file)
-    if file not in _KNOWN or _KNOWN[file][0] != now:
-        _KNOWN[file] = now, sha256(file)
-    return _KNOWN[file][1]
 
 
 def _state_of(file: Path) -> tuple[int, int, int]:
@@ -427,15 +394,9 @@ MOST_KEPT = 10_000
 
 
 def large_digest(files: Sequence[Path]) -> str:
-    """SHA-256 over the names, the sizes and all bytes of files such as a model's weights.
-
-    Each file is read by several threads, in pieces of 16 MiB whose SHA-256 are digested in turn.
-    Those of large files are kept in the user's cache folder by path, size, time and inode, so that
-    the same file costs nothing the next time.
-
-    Raises:
-        OSError: as ``open_regular``.
-    """
+    """SHA-256 over the names, the sizes and all bytes of files such as a model's weights: of each
+    that of the SHA-256 of its pieces of 16 MiB. Those of large files are kept in the user's cache
+    folder by path, size, time and inode; raises as ``open_regular``."""
     kept: dict[str, list[Any]] = {}
     with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: there is no home
         kept = read_object(_digests_path(), 16 * MIB)
@@ -480,11 +441,7 @@ def _digests_path() -> Path:
 
 
 def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Of the regular file at ``path``, which is read piece by piece.
-
-    Raises:
-        OSError: as ``read_bounded``.
-    """
+    """Of the regular file at ``path``, which is read piece by piece; raises as ``read_bounded``."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise too_large(most_bytes)
@@ -492,11 +449,8 @@ def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def regular(path: Path) -> Path:
-    """``path``, for a library that opens it by itself and would wait for a FIFO's other end.
-
-    Raises:
-        OSError: as ``open_regular``.
-    """
+    """``path``, for a library that opens it by itself and would wait for a FIFO's other end; raises
+    as ``open_regular``."""
     open_regular(path).close()
     return path
 
@@ -506,13 +460,9 @@ def too_large(most_bytes: int) -> OSError:
     return OSError(errno.EFBIG, f"it is larger than {most_bytes / MIB:,g} MiB")
 
 
-def check_nesting(value: Any) -> None:
-    """Check that a parsed value is not nested too deep for recursion.
-
-    Raises:
-        ValueError: it is nested deeper than ``MOST_NESTING``.
-    """
-    level = [value] if isinstance(value, list | Mapping) else []
+def check_nesting(value: T) -> T:
+    """The parsed value; raises ValueError where it is nested deeper than ``MOST_NESTING``."""
+    level: list[Any] = [value] if isinstance(value, list | Mapping) else []
     for _ in range(MOST_NESTING):
         level = [
             item
@@ -521,7 +471,7 @@ def check_nesting(value: Any) -> None:
             if isinstance(item, list | Mapping)
         ]
         if not level:
-            return
+            return value
     raise ValueError(f"nested more than {MOST_NESTING} levels deep")
 
 
@@ -554,10 +504,9 @@ class Confined:
     """A forked process that makes calls of one function, with limits on memory and on processor
     time: for programs that come with a model.
 
-    It is a copy of this one without its threads, files and signals. It serves one call after
-    another, as a fork takes milliseconds, and dies with this one. Its address space may grow by
-    ``MOST_CONFINED_BYTES`` from where it begins, so that what fills the memory ends in a
-    ``MemoryError`` there and takes nothing from anybody else.
+    It has none of this one's threads, files and signals, serves one call after another, and dies
+    with this one. Its address space may grow by ``MOST_CONFINED_BYTES``, so that what fills the
+    memory ends in a ``MemoryError`` there.
 
     Args:
         call: what it makes of the arguments of ``ask``, a tuple of texts, numbers and None. It
@@ -653,10 +602,8 @@ PROBE = "".join(map(chr, range(32, 127))) * 2 + " \u00e4\u00df\u4f60\u597d \n\t 
 
 
 def check_tokenizer(content: bytes) -> None:
-    """Try a tokenizer.json on a short text, within limits on time and memory.
-
-    Its steps run in Rust, which no time limit of ours ends: a step that writes ``aa`` for ``a``,
-    forty times in a row, would fill any memory.
+    """Try a tokenizer.json on a short text: a step that writes ``aa`` for ``a``, forty times in a
+    row, would fill any memory.
 
     Raises:
         ValueError: it fills the memory, takes too long, or makes its library panic.
@@ -696,8 +643,9 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def reach_hub() -> bool:
-    """Whether the Hub, or the proxy before it, can be reached. If not, its libraries are told to
-    take only what is in their cache, until ``hub_restored``."""
+    """Whether the Hub, or the proxy before it, can be reached. If not, its libraries, which would
+    try for most of a minute, are told to take only what is in their cache, until ``hub_restored``.
+    """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

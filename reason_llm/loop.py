@@ -1,10 +1,7 @@
 """The training loop: sample -> score -> buffer -> train -> evaluate -> save, until all steps are
-done. The stage sample ends a step before it learns; the others but rl learn from a set of rows in
-place of rollouts.
+done. The stage sample ends a step before it learns; the others but rl learn from a set of rows.
 
-A run that dies at any moment goes on from its last checkpoint and its buffer when it is started
-again. What is checked before a weight is read is in ``run.start.prepare``, and what a run holds
-while it is under way in ``run.run``.
+A run that dies at any moment goes on from its last checkpoint and its buffer.
 """
 
 from typing import Any

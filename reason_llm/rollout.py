@@ -1,13 +1,12 @@
-"""The records that flow between the stages: Prompt, Completion, Group; to and from JSON.
+"""The records that flow between the stages: Prompt, Completion, Group; orjson writes them.
 
-Token ids are the record; text is derived from them and kept for the reader. The three stages
-sample, score and train meet here and on disk, and nowhere else. The types of the fields are checked
-where a record is read from JSON, and not where one is made.
+Token ids are the record; text is kept for the reader. The stages meet here and on disk, and nowhere
+else. The types of the fields are checked where a record is read from JSON.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, compress
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,7 +21,7 @@ T = TypeVar("T")
 FinishReason = Literal["stop", "length", "turns", "environment", "error"]
 CHAT = "@chat"
 """Member of ``Prompt.extra``, where a reward asks for it: the messages that the prompt was rendered
-from. No column that a custom reward could ask for has such a name."""
+from. No column has such a name."""
 ROW = "@row"
 """Member of ``Prompt.extra``, where a reward in TRL's form asks for it: ``{"prompt": text or
 messages, "columns": {...}}``, the columns of the row by name."""
@@ -43,13 +42,8 @@ KNOWN_FIELDS_ONLY = {"extra": "forbid"}
 """For pydantic, as ``__pydantic_config__`` of a record."""
 
 
-def _not_too_deep(value: Any) -> Any:
-    check_nesting(value)
-    return value
-
-
-NOT_TOO_DEEP = BeforeValidator(_not_too_deep)
-"""A validator for fields with any JSON: raises as ``check_nesting``."""
+NOT_TOO_DEEP = BeforeValidator(check_nesting)
+"""A validator for fields with any JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +80,8 @@ def _is_sampled(tokens: int, spans: Sequence[Span]) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Of an agent that shortens, forks or writes anew what was said: one more conversation of its
-    rollout. What is in its prompt is learned elsewhere or was not sampled."""
+    """One more conversation of a rollout, of an agent that shortens, forks or writes anew what was
+    said. What is in its prompt is learned elsewhere or was not sampled."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     prompt_ids: TokenIds
@@ -139,8 +133,8 @@ class Completion:
     last_turn: Text | None = None
     """Of several turns: the text of the model's last one."""
     others: tuple[Conversation, ...] = ()
-    """Where the rollout is several conversations: all but the one in which the model wrote most.
-    Each is a row of its own for the learner, with the rollout's one advantage."""
+    """Conversations beside the one in which the model wrote most. Each is a row of its own for the
+    learner, with the rollout's one advantage."""
 
     @property
     def answer(self) -> str:
@@ -195,10 +189,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One row of an offline stage (sft, pretrain, reward, preference), T tokens.
-
-    A pair is two consecutive rows with the same group and the same prompt: chosen, then rejected.
-    """
+    """One row of an offline stage (sft, pretrain, reward, preference), T tokens. A pair is two
+    consecutive rows with the same group and the same prompt: chosen, then rejected."""
 
     name: str
     """File and line: ``my_rows.jsonl:17``."""
@@ -213,17 +205,8 @@ class TokenRow:
     false, or the number that it has; of a conditioned demonstration its score."""
 
 
-def group_to_json(group: Group) -> dict[str, Any]:
-    """A JSON-ready dict that ``group_from_json`` turns back into an equal Group."""
-    # Not dataclasses.asdict, which copies every number: half a minute for a million tokens.
-    return {
-        "prompt": _shallow(group.prompt),
-        "completions": [_shallow(completion) for completion in group.completions],
-    }
-
-
 def group_from_json(value: Any) -> Group:
-    """The Group that ``group_to_json`` made.
+    """The Group in what its JSON holds.
 
     Raises:
         ValueError: naming the field that is missing, unknown, of the wrong kind or length.
@@ -234,34 +217,24 @@ def group_from_json(value: Any) -> Group:
 
 
 def check_lengths(group: Group) -> None:
-    """Check that each completion and conversation has as many log-probs as tokens, that its spans
-    lie within, and that its turns have as many rewards and advantages, or none.
-
-    Raises:
-        ValueError: of one they do not.
-    """
+    """Raises ValueError where a completion or conversation has not as many log-probs as tokens, its
+    spans do not lie within, or its turns have not as many rewards and advantages, or none."""
     for number, completion in enumerate(group.completions):
+        where = f"prompt {group.prompt.id!r}, completion {number}"
         conversations: list[Completion | Conversation] = [completion, *completion.others]
         for each in conversations:
             ends = [0, *(n for span in each.spans for n in (span.start, span.end))]
-            if ends != sorted(ends) or ends[-1] > len(each.token_ids):
-                raise ValueError(
-                    f"prompt {group.prompt.id!r}, completion {number}: its spans do not follow "
-                    "each other within its tokens"
-                )
+            tokens = len(each.token_ids)
+            if ends != sorted(ends) or ends[-1] > tokens:
+                raise ValueError(f"{where}: its spans do not follow each other within its tokens")
             of_learner = completion.learner_logprobs if each is completion else None
             for logprobs in (each.logprobs, of_learner):
-                if logprobs is not None and len(logprobs) != len(each.token_ids):
-                    raise ValueError(
-                        f"prompt {group.prompt.id!r}, completion {number}: "
-                        f"{len(each.token_ids)} token_ids but {len(logprobs)} log-probs"
-                    )
+                if logprobs is not None and len(logprobs) != tokens:
+                    raise ValueError(f"{where}: {tokens} token_ids but {len(logprobs)} log-probs")
+        turns = len(completion.spans) + 1
         for of_turns in (completion.turn_rewards, completion.turn_advantages):
-            if len(of_turns) not in (0, len(completion.spans) + 1):
-                raise ValueError(
-                    f"prompt {group.prompt.id!r}, completion {number}: {len(of_turns)} numbers for "
-                    f"{len(completion.spans) + 1} turns"
-                )
+            if len(of_turns) not in (0, turns):
+                raise ValueError(f"{where}: {len(of_turns)} numbers for {turns} turns")
 
 
 def record_from_json(kind: type[T], value: Any) -> T:
@@ -283,8 +256,12 @@ def _reader(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _shallow(record: Any) -> dict[str, Any]:
-    return {each.name: getattr(record, each.name) for each in fields(record)}
+def without_learner_logprobs(groups: Sequence[Group]) -> list[Group]:
+    """The groups as they were before learning."""
+    return [
+        replace(g, completions=tuple(replace(c, learner_logprobs=None) for c in g.completions))
+        for g in groups
+    ]
 
 
 def shortest_decimals(values: Any) -> Any:

@@ -272,7 +272,7 @@ def test_metrics(tmp_path: Path) -> None:
 
     def read(content: bytes) -> None:
         (tmp_path / "metrics.jsonl").write_bytes(content)
-        if records := metrics.read(tmp_path / "metrics.jsonl"):
+        if records := metrics.read(tmp_path):
             metrics.summarize(records, tmp_path, 0.0)
 
     lines = broken_bytes(b"".join(orjson.dumps(r) + b"\n" for r in records))

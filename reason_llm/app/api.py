@@ -55,7 +55,7 @@ class Summary(dict[str, Any]):
 
     def records(self) -> list[Record]:
         """The metrics of each step, oldest first; step 0 is the untrained policy."""
-        return metrics.read_all(self.folder)
+        return metrics.read(self.folder)
 
 
 def load_config(

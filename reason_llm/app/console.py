@@ -33,7 +33,7 @@ from reason_llm.app import lines
 from reason_llm.errors import printable, without_secrets
 from reason_llm.files import discard_output
 from reason_llm.rollout import Group
-from reason_llm.run import Begun, Progress, Record
+from reason_llm.run import Begun, Progress, Record, Watch
 
 REFRESHES_PER_SECOND = 2
 MOST_CELLS = 24
@@ -57,7 +57,7 @@ def restored_output() -> Iterator[None]:
             output.reconfigure(errors=errors)
 
 
-class Console:
+class Console(Watch):
     """Lines and progress bars of a run.
 
     Args:

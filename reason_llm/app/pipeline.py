@@ -48,7 +48,7 @@ def run_pipeline(pipeline: Pipeline, console: Console) -> dict[str, dict[str, An
         _update_rows(pipeline, stage, console)
         summaries[stage.name] = run_training(stage.config, console)
         if is_passed_over:
-            records = metrics.read_all(stage.folder)
+            records = metrics.read(stage.folder)
             judged = [told for record in records if (told := lines.judged(record))]
             console.line(f"  {', '.join(judged[-1])}" if judged else "  nothing was held out")
         write_report_of(home, console if stage is pipeline.selected[-1] else SILENT)

@@ -11,10 +11,10 @@ from pathlib import Path
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
-from reason_llm.rollout import CHAT, ROW, Group
+from reason_llm.rollout import CHAT, ROW, Group, without_learner_logprobs
 from reason_llm.run import ANSWERS, Document, RunIdentity, lock, read_document, to_bytes
 from reason_llm.score import Scorer
-from reason_llm.train import with_advantages, without_learner_logprobs
+from reason_llm.train import with_advantages
 
 
 def rescore(document: Document, config: Config, source: Path) -> Document:

@@ -45,7 +45,7 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
     return summary
 
 
-class _Followed:
+class _Followed(Watch):
     """A watch and the trackers as one watch."""
 
     def __init__(self, shown: Watch, followers: Trackers) -> None:

@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import pstdev
 from threading import Lock
 from typing import Protocol, Self
@@ -38,11 +37,9 @@ class Stop(Protocol):
     @property
     def requested(self) -> bool:
         """Whether sampling should end."""
-        ...
 
     def check(self) -> None:
         """Raises Stopped if sampling should end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,8 @@ class Step:
     """As ``RunState.deviations`` at the start of the step."""
     version: int
     """The version of the policy that samples it, in learned steps."""
-    checkpoint: Path | None
-    """The run's newest checkpoint."""
+    checkpoint: str | None
+    """Path of the run's newest checkpoint."""
     job: Job
     buffer: RolloutBuffer
     stop: Stop
@@ -72,11 +69,7 @@ class Step:
 
     def begin(self) -> Document | None:
         """The step's rollouts so far, at the start of its turn; they are moved into the buffer."""
-        return self.buffer.read(self.number, self._checkpoint)
-
-    @property
-    def _checkpoint(self) -> str | None:
-        return None if self.checkpoint is None else str(self.checkpoint)
+        return self.buffer.read(self.number, self.checkpoint)
 
     def prompts(self, count: int) -> list[Prompt]:
         """The first prompts of the step."""
@@ -104,33 +97,21 @@ class Step:
             return informative_order(*place, self.deviations)
         return order(*place)
 
-    def saved(self) -> Document | None:
-        """The step's rollouts so far."""
-        return self.buffer.find(self.number)
-
     def save(
         self, groups: list[Group], drawn: int, counts: Mapping[str, float], *, whole: bool = False
     ) -> None:
         """Write its rollouts so far; arguments as of ``RolloutBuffer.write``."""
         with timed(self.record, "buffer"):
             self.buffer.write(
-                self.number,
-                groups,
-                whole=whole,
-                drawn=drawn,
-                counts=counts,
-                checkpoint=self._checkpoint,
-                version=self.version,
-            )
+                self.number, groups, whole=whole, drawn=drawn, counts=counts,
+                checkpoint=self.checkpoint, version=self.version,
+            )  # fmt: skip
 
 
 def collect(step: Step, sampler: Sampler) -> list[Group]:
     """Scored groups to train on, with their advantages where no reward model is still to be asked;
-    all of them are in the buffer on return.
-
-    Raises:
-        Stopped: a signal asked for the end; the waves so far are in the buffer, scored.
-        RewardError: a reward failed; the waves so far are in the buffer.
+    all of them are in the buffer on return. Raises Stopped and RewardError, when the waves so far
+    are in the buffer.
 
     If too few groups within the bound have a signal, the step has fewer groups; if none has, it is
     the last wave as it was sampled. Groups of that wave with equal rewards teach nothing; groups
@@ -168,7 +149,7 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
 def sampled_before(step: Step) -> list[Group] | None:
     """The groups of a step that wait for reward models alone, sampled ahead or before a kill; None
     if some are still to be sampled."""
-    saved = step.saved()
+    saved = step.buffer.find(step.number)
     if not step.job.run.reward_models or saved is None:
         return None
     is_full = len(saved.groups) >= step.config.sample.prompts_per_step
@@ -177,16 +158,11 @@ def sampled_before(step: Step) -> list[Group] | None:
 
 def with_reward_models(step: Step, groups: list[Group], scores: ModelScores) -> list[Group]:
     """The collected groups with the rewards of models and with their advantages; all of them are in
-    the buffer on return. After each model the buffer is saved, so that a run that is killed here
-    asks the others alone.
-
-    Raises:
-        Stopped: a signal asked for the end; what was scored is in the buffer.
-        RewardError: a score is not finite.
-    """
-    saved, scorer = step.saved(), step.job.scorer
+    the buffer on return, and after each model, so that a run that is killed here asks the others
+    alone."""
     if not step.job.run.reward_models:
         return groups
+    saved, scorer = step.buffer.find(step.number), step.job.scorer
     assert saved is not None
     counts = saved.counts
     for model in step.job.run.reward_models:
@@ -207,14 +183,8 @@ def _finished(step: Step, scored: list[Group], drawn: int, counts: dict[str, flo
 
 
 def _waves(step: Step, collected: "_Collected", wave: int) -> Iterator[slice]:
-    """Which of the step's prompts to sample next, until it is full or its bound is reached.
-
-    With dynamic sampling the scores decide how many more, so each wave is scored first; else it is
-    scored while the next one is sampled.
-
-    Raises:
-        Stopped: a signal came and another wave would follow; those so far are saved, scored.
-    """
+    """Which of the step's prompts to sample next, until it is full or its bound is reached. With
+    dynamic sampling the scores decide how many more, so each wave is scored first."""
     row, wanted = step.config.algorithm.row(), step.config.sample.prompts_per_step
     bound = wanted * row.dynamic_sampling
     if row.dynamic_sampling > 1:
@@ -244,7 +214,7 @@ class _Collected:
     the end of the block the last one is scored."""
 
     def __init__(self, step: Step) -> None:
-        saved = step.saved()
+        saved = step.buffer.find(step.number)
         groups = [] if saved is None else saved.groups
         self._step = step
         self.groups = [group for group in groups if _is_scored(group)]
@@ -277,17 +247,13 @@ class _Collected:
             self.waiting = self.waiting + sampled
 
     def score(self, sampled: list[Group]) -> None:
-        """Start to score the oldest waiting groups, after the earlier ones are scored."""
+        """Start to score the oldest waiting groups, when the earlier ones are scored."""
         self.settle()
         if sampled:
             self._under_way = self._thread.submit(self._score, sampled)
 
     def settle(self) -> None:
-        """Wait until everything that was begun is scored.
-
-        Raises:
-            RewardError: a reward failed.
-        """
+        """Wait until everything that was begun is scored; raises RewardError."""
         if self._under_way is not None:
             under_way, self._under_way = self._under_way, None
             under_way.result()
@@ -312,23 +278,14 @@ def sampling_params(config: Config) -> SamplingParams:
     """Sampling parameters for training rollouts."""
     sample = config.sample
     return SamplingParams(
-        sample.completions_per_prompt,
-        sample.max_new_tokens,
-        sample.temperature,
-        sample.top_k,
-        sample.top_p,
-        sample.min_p,
-        tuple(sample.stop),
-    )
+        sample.completions_per_prompt, sample.max_new_tokens, sample.temperature, sample.top_k,
+        sample.top_p, sample.min_p, tuple(sample.stop),
+    )  # fmt: skip
 
 
 def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) -> bool:
-    """Whether dynamic sampling keeps the group: its rewards vary enough, and its success rate is in
-    range.
-
-    Args:
-        weights: of each reward; positive values of the first one are successes.
-    """
+    """Whether dynamic sampling keeps the group: its rewards vary enough, and its success rate, by
+    the positive values of the first reward, is in range."""
     if algorithm.dynamic_sampling == 1:
         return True
     scored = [completion for completion in group.completions if completion.has_reward]

@@ -15,6 +15,7 @@ from reason_llm.config import Config
 from reason_llm.files import write_atomically
 from reason_llm.model import Datum
 from reason_llm.rollout import Group, Prompt
+from reason_llm.run import collect
 from reason_llm.run.rows import Rows
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store import metrics
@@ -22,13 +23,7 @@ from reason_llm.run.store.metrics import Record
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team.alone import Team
 from reason_llm.run.watch import Watch
-from reason_llm.sample import (
-    Progress,
-    Sampler,
-    SamplingParams,
-    in_environment,
-    sampling,
-)
+from reason_llm.sample import Progress, Sampler, SamplingParams, in_environment, sampling
 from reason_llm.score import Scorer
 from reason_llm.score.statistics import estimate
 from reason_llm.train import Learner, learning, length_bias
@@ -39,16 +34,10 @@ LARGEST_NLL = 200.0
 
 def sampling_params(config: Config) -> SamplingParams:
     """One greedy completion of each held-out problem, or ``eval.samples`` as in training."""
-    section, k = config.sample, config.eval.samples
-    greedy = SamplingParams(
-        1, config.eval_max_new_tokens, temperature=0.0, stop=tuple(section.stop)
-    )
-    if not k:
-        return greedy
-    return replace(
-        greedy, num_completions=k, temperature=section.temperature, top_k=section.top_k,
-        top_p=section.top_p, min_p=section.min_p,
-    )  # fmt: skip
+    tokens, stop = config.eval_max_new_tokens, tuple(config.sample.stop)
+    if k := config.eval.samples:
+        return replace(collect.sampling_params(config), num_completions=k, max_new_tokens=tokens)
+    return SamplingParams(1, tokens, temperature=0.0, stop=stop)
 
 
 class HeldOut:
@@ -123,26 +112,17 @@ def evaluate(
     progress: Progress,
     seed: int,
 ) -> tuple[Record, list[Group]]:
-    """Accuracy from the completions of each prompt, judged by the first reward.
-
-    Returns:
-        ``eval/accuracy``, the mean reward; ``eval/completion_tokens``, the mean length;
-        ``eval/truncated_fraction``; of samples what ``of_samples`` says; and the scored
-        completions.
-    """
+    """Accuracy, the mean of the first reward, and more from completions of each prompt; and the
+    scored completions."""
     groups = scorer.score(
         sampler.sample(prompts, params, seed=seed, progress=progress), only_first=True
     )
     completions = [completion for group in groups for completion in group.completions]
     count, name = len(completions), scorer.rewards[0].name
     found = {
-        "eval/accuracy": sum(completion.rewards[name] for completion in completions) / count,
-        "eval/completion_tokens": sum(len(completion.sampled_ids) for completion in completions)
-        / count,
-        "eval/truncated_fraction": sum(
-            completion.finish_reason == "length" for completion in completions
-        )
-        / count,
+        "eval/accuracy": sum(c.rewards[name] for c in completions) / count,
+        "eval/completion_tokens": sum(len(c.sampled_ids) for c in completions) / count,
+        "eval/truncated_fraction": sum(c.finish_reason == "length" for c in completions) / count,
     }
     if params.temperature > 0:
         found |= of_samples([[each.rewards[name] for each in g.completions] for g in groups])
@@ -185,9 +165,8 @@ def to_lines(name: str, groups: Sequence[Group]) -> bytes:
 
 
 def judge(learner: Learner, data: Sequence[Datum]) -> Record:
-    """Loss and metrics of held-out rows, as ``eval/loss``, ``eval/pair_accuracy``; the perplexity
-    of tokens that are learned by their likelihood, the number of pairs, and of a reward model also
-    its scale and how it goes by length."""
+    """Loss and metrics of held-out rows; the perplexity of tokens that are learned by their
+    likelihood, the number of pairs, and of a reward model its scale and how it goes by length."""
     found = learner.judge(data)
     if "nll" in found:
         found["perplexity"] = math.exp(min(found["nll"], LARGEST_NLL))

@@ -70,10 +70,8 @@ class RewardModelFolder:
 
 
 def check(config: Config, base: str, template: str) -> list[RewardModelFolder]:
-    """The config's reward models.
-
-    Args:
-        base, template: digests of the run's base and of how its prompts are written.
+    """The config's reward models; ``base`` and ``template`` are digests of the run's base and of
+    how its prompts are written.
 
     Raises:
         ConfigError: a folder is missing or of another base.
@@ -120,11 +118,7 @@ def _checked(
 
 def paid_by(config: Config, folder: Path) -> tuple[float, float]:
     """Slope and offset of the reward in the score of the reward model in this folder: what the run
-    pays by it; where it pays nothing, the normalised score.
-
-    Raises:
-        ModelError: its description cannot be read.
-    """
+    pays by it; where it pays nothing, the normalised score; raises ModelError."""
     described = _described("critic.start", folder)
     mean, std = (_number(described.get(name)) for name in ("mean", "std"))
     weight, is_normalized = 1.0, True
@@ -138,7 +132,6 @@ def paid_by(config: Config, folder: Path) -> tuple[float, float]:
 
 
 def _described(key: str, folder: Path) -> dict[str, Any]:
-    """The content of ``reward.json``; empty without that file."""
     if not (folder / SCALE).exists():
         return {}
     try:
@@ -151,7 +144,6 @@ def _described(key: str, folder: Path) -> dict[str, Any]:
 
 
 def _check_adapter(key: str, folder: Path, base: str) -> None:
-    """Check that there is an adapter over this base, with a head."""
     named = adapters.base_of(folder)
     if not (folder / score_head.FILE).is_file():
         raise ConfigError(
@@ -182,12 +174,10 @@ def _scale(key: str, folder: Path, described: Mapping[str, Any]) -> tuple[float,
 
 
 def _number(value: object) -> float | None:
-    """A finite number, or None."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _digest(folder: Path) -> str:
-    """Digest of all its weights and descriptions."""
     names = ("*.safetensors", adapters.CONFIG, SCALE, "config.json")
     try:
         return large_digest(sorted(file for name in names for file in folder.glob(name)))[:16]
@@ -201,14 +191,8 @@ def conversations(
     groups: Sequence[Group], classifier: SequenceClassifier, reads_end_token: bool
 ) -> list[list[int]]:
     """The conversations of all completions as the reward model's own template and tokenizer write
-    them, in its token ids.
-
-    Args:
-        reads_end_token: without the white space after the last one.
-
-    Raises:
-        DataError: the template cannot take them, or the tokenizer takes too long.
-    """
+    them, in its token ids; raises DataError. One that ``reads_end_token`` is not given the white
+    space after it."""
     template = chat_template("auto", str(classifier.path), model_has_one=True)
     renderer = Renderer(classifier.tokenizer, template, None)
     rows = []
@@ -236,10 +220,6 @@ class RewardModels:
         progress: Progress,
     ) -> list[float]:
         """Score of each completion, in order, within the learning phase.
-
-        Args:
-            learner: passes rollouts through the base, in its micro-batches.
-            progress: told how many completions were scored.
 
         Raises:
             ModelError: the model cannot be loaded.

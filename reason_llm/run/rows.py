@@ -5,13 +5,9 @@ reference, which are measured once before the first step.
                                           logprobs (sum of lengths,) float32, sha256 (32,) uint8
 
 The digest in the name is that of the reference: the base's weights and config, its dtype, and the
-start adapter if it is the reference. A row's key is the digest of its ids and of which are trained,
-so a row is looked up by what it is. ``logprobs`` are those of the trained tokens, in nats.
-
-The rows of a step are measured together, as the step itself would, so that a row has the bits that
-the first step with it would measure, however often the run was killed.
-
-Not here: the baseline of KTO, whose rows depend on the step.
+start adapter if it is the reference. A row's key is the digest of its ids and of which are trained.
+``logprobs`` are those of the trained tokens, in nats. The rows of a step are measured together, as
+the step itself would, so that a row has the bits that the first step with it would measure.
 """
 
 import gzip
@@ -52,11 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class References:
-    """Log-probs of one reference by row, in memory and in a file.
-
-    Args:
-        path: the file; None to keep none.
-    """
+    """Log-probs of one reference by row, in memory and in a file, if there is one."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -97,16 +89,8 @@ class References:
         watch: Watch,
         stop: StopSignal,
     ) -> None:
-        """Measure rows and write them.
-
-        Args:
-            steps: from ``missing``. All rows of a step are measured together, as the bits of one
-                may depend on those beside it; of a row that was known, the known ones stay.
-
-        Raises:
-            WriteError: the file cannot be written.
-            Stopped: a signal came; what was measured is written.
-        """
+        """Measure the rows of steps from ``missing`` and write them; raises WriteError, and Stopped
+        when what was measured is written. Of a row that was known, the known ones stay."""
         written = time.monotonic()
         with watch.phase("reference", sum(count for _, count in steps)) as progress:
             for data, count in steps:
@@ -121,11 +105,7 @@ class References:
         self.write()
 
     def write(self) -> None:
-        """Write all of them in the place of every older reference's file.
-
-        Raises:
-            WriteError: as ``write_atomically``.
-        """
+        """Write all of them in the place of every older reference's file; raises WriteError."""
         assert self.path is not None
         write_atomically(self.path, _to_bytes(self._logprobs))
         for other in self.path.parent.glob("reference-*.safetensors"):
@@ -153,7 +133,7 @@ class Rows:
 
     def write_texts(self) -> None:
         """Write an even sample of the rows that the run learns from, as lines like those of an
-        evaluation: the prompt is the text before the first token that is learned."""
+        evaluation."""
         config, units = self._job.config, self._job.data.units
         count = config.train.rows_per_step
         drawn = self._drawn(0, config.run.steps * count)
@@ -170,7 +150,6 @@ class Rows:
         write_atomically(self._job.folder / run_folder.ROWS, gzip.compress(content, mtime=0))
 
     def _drawn(self, start: int, count: int) -> list[int]:
-        """Indices of the units from ``start`` on in the run's order."""
         data, seed = self._job.data, self._job.config.run.seed
         return order(data.sizes, data.weights, seed, start, count)
 
@@ -235,9 +214,6 @@ def _to_bytes(logprobs: dict[bytes, Tensor]) -> bytes:
 
 
 def _from_bytes(content: bytes) -> dict[bytes, Tensor]:
-    """Raises:
-    SafetensorError, ValueError, KeyError: it is not what ``_to_bytes`` made.
-    """
     tensors = load(content)
     expected = bytes(tensors.pop("sha256").tolist())
     keys, lengths, logprobs = (tensors[name] for name in ("keys", "lengths", "logprobs"))

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -13,7 +14,7 @@ from reason_llm.errors import BusyError, OutOfMemory, Stopped
 from reason_llm.files import FileLock, sealed, write_atomically
 from reason_llm.model import Datum, Model, default_device
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
-from reason_llm.rollout import Group
+from reason_llm.rollout import Group, without_learner_logprobs
 from reason_llm.run import learners
 from reason_llm.run.collect import Step
 from reason_llm.run.held_out import HeldOut
@@ -26,12 +27,12 @@ from reason_llm.run.store import best, checkpoint, metrics
 from reason_llm.run.store.archive import Archive, Replay
 from reason_llm.run.store.buffer import AHEAD, RolloutBuffer
 from reason_llm.run.store.document import Document, RunIdentity
-from reason_llm.run.store.folder import KEPT
+from reason_llm.run.store.folder import kept_name
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.teacher import Teacher
-from reason_llm.run.team.alone import Alone, Team
+from reason_llm.run.team.alone import Team
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, in_environment, prove_sampler_is_policy, sampling
 from reason_llm.train import (
@@ -40,7 +41,6 @@ from reason_llm.train import (
     next_kl_coefficient,
     with_advantages,
     with_learner_logprobs,
-    without_learner_logprobs,
 )
 
 
@@ -94,10 +94,11 @@ def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, BackgroundWriter]]:
     run, never = job.config.run, job.config.run.resume == "never"
     run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {job.folder}")
     writer = BackgroundWriter()
+    saved, archive = partial(_saved_rollouts, job), _archive_of(job)
     buffer = RolloutBuffer(
         run.buffer_path,
         job.state.run,
-        [_SavedRollouts(job) if job.run.saved_buffers else _archive_of(job)],
+        [saved if job.run.saved_buffers else archive.read],
         ahead=job.folder / AHEAD if run.max_staleness else None,
         writer=writer,
         discard=never,
@@ -114,42 +115,26 @@ def _archive_of(job: Job) -> Archive:
     return Archive(job.folder, run.keep_buffers, int(run.keep_buffers_gib * GIB))
 
 
-@dataclass(frozen=True, slots=True)
-class _SavedRollouts:
-    """The saved rollouts of ``run.from_buffer``, as a source of the buffer."""
-
-    job: Job
-
-    def read(self, step: int, run: RunIdentity) -> Document:
-        """The rollouts to learn from in this step, with this run's advantages.
-
-        Raises:
-            RolloutBufferError: they are damaged or do not fit the model.
-        """
-        job, path = self.job, self.job.run.saved_buffers[step]
-        document = saved_rollouts.read(path, job.run.subject)
-        saved_rollouts.warn_of_another(path, document, job.run.saved_run)
-        weights = job.scorer.weights, job.config.turn_weight
-        groups = with_advantages(document.groups, job.config.learned_row, *weights)
-        return replace(document, step=step, groups=without_learner_logprobs(groups))
+def _saved_rollouts(job: Job, step: int, run: RunIdentity) -> Document:
+    """The rollouts of ``run.from_buffer`` to learn from in this step, with this run's
+    advantages."""
+    path = job.run.saved_buffers[step]
+    document = saved_rollouts.read(path, job.run.subject)
+    saved_rollouts.warn_of_another(path, document, job.run.saved_run)
+    weights = job.scorer.weights, job.config.turn_weight
+    groups = with_advantages(document.groups, job.config.learned_row, *weights)
+    return replace(document, step=step, groups=without_learner_logprobs(groups))
 
 
-@contextmanager
-def _team_of(job: Job, watch: Watch) -> Iterator[Team]:
+def _team_of(job: Job, watch: Watch) -> AbstractContextManager[Team]:
     """The run's team, whose other processes start while this one goes on. With one process and one
-    shard nothing of Ray, shards or sampling ahead is imported.
-
-    Raises:
-        ReplicaError: Ray cannot be started or joined, or has no place for them.
-    """
+    shard nothing of Ray, shards or sampling ahead is imported."""
     run, count = job.config.run, job.run.replicas
     if count == 1 and run.shards == 1 and not run.samplers and not run.max_staleness:
-        yield Alone(job.config.learns)
-        return
+        return nullcontext(Team(job.config.learns))
     from reason_llm.run.team import many
 
-    with many.start(job, watch, count) as team:
-        yield team
+    return many.start(job, watch, count)
 
 
 class Run:
@@ -214,17 +199,10 @@ class Run:
     def step(self, number: int) -> Step:
         """The step that is learned next, ready to be collected."""
         return Step(
-            number,
-            self.state.drawn,
-            self.state.deviations,
-            self._team.version_of(number),
-            None if self._saved is None else self._saved.folder,
-            self.job,
-            self._buffer,
-            self._stop,
-            self._watch,
-            self.record,
-        )
+            number, self.state.drawn, self.state.deviations, self._team.version_of(number),
+            None if self._saved is None else str(self._saved.folder),
+            self.job, self._buffer, self._stop, self._watch, self.record,
+        )  # fmt: skip
 
     def batch(self, step: int) -> list[Datum]:
         """The rows of a step, in a stage that learns from a set of rows."""
@@ -245,13 +223,19 @@ class Run:
         with (
             self._team.at(version),
             sampling(self.model, self.job.plan.cache_tokens) as sampler,
-            self._meter.phase() as peak,
+            self._measured("sampling"),
         ):
             if self.model.engine is not None:
                 prompts = self.job.data.prompts
                 self.record |= prove_sampler_is_policy(sampler, self.model, prompts)
             yield sampler
-        name = "memory/sampling_peak_gib"  # a step may be sampled in several phases
+
+    @contextmanager
+    def _measured(self, phase: str) -> Iterator[None]:
+        """Note the peak of memory in the block; a step may be sampled or scored in several."""
+        with self._meter.phase() as peak:
+            yield
+        name = f"memory/{phase}_peak_gib"
         self.record[name] = max(peak.gib, float(self.record.get(name) or 0))
 
     def model_scores(self, model: RewardModelFolder, groups: Sequence[Group]) -> Sequence[float]:
@@ -278,18 +262,16 @@ class Run:
     @contextmanager
     def _reading(self, what: str, count: int) -> Iterator[Callable[[int], None]]:
         """Phase in which a model beside the policy reads the step's rollouts; it yields whom to
-        tell how many."""
+        tell of how many."""
         with self._saved_if_stopped():
             self._stop.check()
             with (
                 timed(self.record, "scoring"),
                 learning(self.learners.policy),
-                self._meter.phase() as peak,
+                self._measured("scoring"),
                 self._watch.phase(what, count) as progress,
             ):
                 yield lambda rows: progress(0, rows)
-        name = "memory/scoring_peak_gib"
-        self.record[name] = max(peak.gib, float(self.record.get(name) or 0))
 
     @contextmanager
     def learning(self, step: int, data: Sequence[Datum]) -> Iterator[Callable[[], Record]]:
@@ -302,7 +284,7 @@ class Run:
                 ahead,
                 timed(self.record, "learning"),
                 learning(self.learners.policy),
-                self._meter.phase() as peak,
+                self._measured("learning"),
                 self._watch.phase("learning", len(data) * self.config.train.epochs) as progress,
             ):
                 kl = self.state.kl_coefficient
@@ -311,15 +293,10 @@ class Run:
             if not any(each.updates_in_step for each in self.learners.by_role.values()):
                 self._save()
             raise
-        self.record["memory/learning_peak_gib"] = peak.gib
 
     def end(self, step: int, learned: Record) -> None:
-        """Archive, evaluate, log and save a step.
-
-        Raises:
-            Stopped: a signal asked for the end; everything is saved.
-            WriteError: what was saved of the step before cannot be written.
-        """
+        """Archive, evaluate, log and save a step; raises Stopped, when everything is saved, and the
+        writer's errors of the step before."""
         self._writer.wait()  # so that one step at most is on its way to the disk
         self.record |= learned
         drawn, last = self.config.train.rows_per_step, None
@@ -368,7 +345,7 @@ class Run:
         if self.config.samples:
             self._buffer.finish()
         records, since = self._log.records(), self._log.seconds_since()
-        last = folder / KEPT["last"].name(self.config.model.train)
+        last = folder / kept_name("last", self.config.model.train)
         summary = metrics.summarize(records, last, since)
         summary["best"] = None if state.best is None else asdict(state.best)
         summary["judged_by"] = self.config.score.judged_by
@@ -384,7 +361,6 @@ class Run:
         return summary
 
     def _archive(self, document: Document) -> None:
-        """Archive the rollouts of a step, with the learner's log-probs."""
         if not self._archived.wants(document.step):
             return
         logprobs, folder = self.learners.policy.logprobs_at_start, self.job.folder
@@ -400,7 +376,6 @@ class Run:
         self._writer.submit(write)
 
     def _of_rollouts(self, document: Document) -> Record:
-        """Metrics of a step's rollouts."""
         record = metrics.describe(document.groups, self.config.score.rewards[0].key)
         record |= document.counts
         record["sample/groups_dropped"] = document.drawn - len(document.groups)
@@ -422,11 +397,7 @@ class Run:
             self.record[name] = self.record.get(name, 0.0) + count
 
     def _show(self, last: Group | None) -> None:
-        """Write and show the record of the steps so far; a new one begins.
-
-        Args:
-            last: group that was learned from.
-        """
+        """Write and show the record of the steps so far; a new one begins."""
         plan = self.job.plan
         memory = {
             "memory/sampling_planned_gib": plan.sampling_bytes / GIB,
@@ -470,8 +441,11 @@ class Run:
             micro_batch_tokens=tokens if tokens < planned else None,
             metrics_sha256=self._log.sha256,
         )
-        earlier = self._team.earlier_adapters
-        beside = {checkpoint.version_file(version): each for version, each in earlier.items()}
+        beside = {
+            checkpoint.version_file(version): adapter
+            for version, adapter in self._team.adapters.items()
+            if version < state.step
+        }
         self.state = self._saved = checkpoint.save(
             self.job.folder,
             state,

@@ -1,5 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: the first one finishes the wave or the learning phase and saves,
-the second one ends at once."""
+"""Handling of Ctrl-C and SIGTERM."""
 
 import logging
 import os
@@ -16,9 +15,7 @@ logger = logging.getLogger(__name__)
 
 class StopSignal:
     """Signal handler of a run: the first signal is noted, the second one ends the process; in an
-    interactive session it is a KeyboardInterrupt, which leaves the session's variables.
-
-    Ending at once loses no more than kill -9 does. Outside the main thread signals are left alone.
+    interactive session it is a KeyboardInterrupt. Outside the main thread signals are left alone.
     """
 
     unheeded: ClassVar[signal.Signals | None] = None
@@ -45,11 +42,7 @@ class StopSignal:
         return self._received is not None
 
     def check(self) -> None:
-        """Stop here if a signal was received; everything is on disk.
-
-        Raises:
-            Stopped: a signal came.
-        """
+        """Raises Stopped if a signal was received; everything is on disk."""
         if self._received is not None:
             raise Stopped(128 + self._received)
 

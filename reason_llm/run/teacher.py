@@ -21,17 +21,13 @@ class Teacher:
     def read(
         self, data: Sequence[Datum], learner: Learner, progress: Callable[[int], None]
     ) -> list[Datum]:
-        """The rows with the teacher's log-probs, under the temperature of sampling.
-
-        Args:
-            learner: of the policy; says what the teacher is asked.
-            progress: told how many rows were read.
-
-        Raises:
-            ModelError: the model cannot be loaded.
-            OutOfMemory: it does not fit, or a row alone is too much.
-        """
-        model = self._loaded(learner)
+        """The rows with the teacher's log-probs, under the temperature of sampling; raises
+        ModelError and OutOfMemory."""
+        if (model := self._model) is None:
+            with ending_out_of_memory("loading the teacher"):
+                model = self._model = Model(self._section, learner.model.tokenizer, seed=0)
+            model.policy.eval()
+            offload.to_host(model.policy)
         asked = [learner.as_told_to_the_teacher(row) for row in data]
         settings = learner.settings
         tokens = learner.micro_batches.tokens
@@ -57,11 +53,3 @@ class Teacher:
             datum.with_trained("teacher_logprobs", logprobs)
             for datum, logprobs in zip(data, found, strict=True)
         ]
-
-    def _loaded(self, learner: Learner) -> Model:
-        if self._model is None:
-            with ending_out_of_memory("loading the teacher"):
-                self._model = Model(self._section, learner.model.tokenizer, seed=0)
-            self._model.policy.eval()
-            offload.to_host(self._model.policy)
-        return self._model

@@ -1,11 +1,10 @@
 """Interface between a run and its observers (console, trackers, notebook), which cannot change
 it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from reason_llm.rollout import Group
 from reason_llm.run.store.metrics import Record
@@ -30,20 +29,20 @@ class Begun:
     """Name of what evaluation measures: the first reward's, unless it tells what is right."""
 
 
-class Watch(Protocol):
-    """Observer of a run's lines, phases and steps, called in the thread that runs it."""
+class Watch:
+    """Observer of a run's lines, phases and steps, called in the thread that runs it. This one
+    shows nothing."""
 
     def line(self, text: str) -> None:
         """A line for the user."""
-        ...
 
     def run(self, begun: Begun) -> AbstractContextManager[None]:
         """Context of the run's steps; its records are in ``metrics.jsonl`` as they are written."""
-        ...
+        return nullcontext()
 
     def phase(self, name: str, total: int) -> AbstractContextManager[Progress]:
         """Context of a phase with ``total`` items; what it yields is called with the progress."""
-        ...
+        return nullcontext(lambda tokens, items: None)
 
     def step(self, record: Record, group: Group | None) -> None:
         """A step was recorded.
@@ -52,27 +51,7 @@ class Watch(Protocol):
             record: that of step 0 tells of the policy before training.
             group: the last one that was learned from; None at step 0.
         """
-        ...
 
 
-class Silent:
-    """A watch that shows nothing."""
-
-    def line(self, text: str) -> None:
-        """Nothing."""
-
-    @contextmanager
-    def run(self, begun: Begun) -> Iterator[None]:
-        """Nothing."""
-        yield
-
-    @contextmanager
-    def phase(self, name: str, total: int) -> Iterator[Progress]:
-        """Nothing."""
-        yield lambda tokens, items: None
-
-    def step(self, record: Record, group: Group | None) -> None:
-        """Nothing."""
-
-
-SILENT = Silent()
+Silent = Watch
+SILENT = Watch()

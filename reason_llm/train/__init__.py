@@ -11,7 +11,6 @@ from reason_llm.train.scored import (
     varies_enough,
     with_advantages,
     with_learner_logprobs,
-    without_learner_logprobs,
 )
 from reason_llm.train.shards import Alone, Peers, ShardedLearner, Shards, deal
 from reason_llm.train.stages import OBJECTIVES, Labels, PairLoss, RewardModel, Supervised
@@ -43,5 +42,4 @@ __all__ = [
     "varies_enough",
     "with_advantages",
     "with_learner_logprobs",
-    "without_learner_logprobs",
 ]

@@ -86,8 +86,3 @@ def with_learner_logprobs(
 
     spreads = [tuple(replace(c, learner_logprobs=spread(c)) for c in g.completions) for g in groups]
     return [replace(g, completions=made) for g, made in zip(groups, spreads, strict=True)]
-
-
-def without_learner_logprobs(groups: Sequence[Group]) -> list[Group]:
-    """The groups as they were before learning."""
-    return with_learner_logprobs(groups, [None] * sum(len(g.completions) for g in groups))

@@ -254,7 +254,7 @@ def test_a_run_with_a_tracker_that_hangs_is_the_same_run(
     config = small_run(run__steps=2, log__trackers=["trackio", "wandb"])
     training.run_training(config, Console("quiet"))
     folder = config.run.directory / "small"
-    records = metrics.read(folder / "metrics.jsonl")
+    records = metrics.read(folder)
     assert [record["step"] for record in records] == [0, 1, 2]
     assert [each.steps for each in made] == [[0, 1, 2, -1]]
     (warning,) = warnings(caplog)

@@ -293,7 +293,7 @@ def test_a_run_over_several_sets_tells_each_accuracy(
     training.run_training(config, Console("plain"))
     shown = capsys.readouterr().out
     folder = config.run.directory / "small"
-    records = metrics.read(folder / "metrics.jsonl")
+    records = metrics.read(folder)
     assert records[0]["eval/accuracy"] == records[0]["eval/sums/accuracy"]
     assert "eval/seen/completion_tokens" in records[-1]
     summary = orjson.loads((folder / "summary.json").read_bytes())

@@ -48,7 +48,7 @@ def test_three_steps_and_an_export(
     )
     run_training(config, Console("quiet"))
     run = config.run.directory / "small"
-    records = metrics.read_all(run)
+    records = metrics.read(run)
     assert [record["step"] for record in records][-1] == 3
     learned = [record for record in records if record["step"]]
     assert all(0 < record["train/grad_norm"] < math.inf for record in learned)

@@ -63,7 +63,7 @@ def whole(
             ended = trainer.run(folder, Fault("", "", is_fresh=run == "plain"))
             assert ended.status == 0, ended.printed
             for each in runs_of(folder):
-                steps = [record["step"] for record in metrics.read(each / "metrics.jsonl")]
+                steps = [record["step"] for record in metrics.read(each)]
                 assert steps == list(range(len(steps)))
             found[run] = ended, folder
         return found[run]
@@ -94,7 +94,7 @@ def test_what_out_of_memory_left_is_lowered_further_by_the_user(
     assert trainer.run(folder, fault).status == 0
     options = ("--run.steps", "3", "--train.micro_batch_tokens", "32")
     assert trainer.run(folder, None, *options).status == 0
-    records = metrics.read(folder / "runs" / "run" / "metrics.jsonl")
+    records = metrics.read(folder / "runs" / "run")
     tokens = [record.get("train/micro_batch_tokens") for record in records]
     assert tokens == [None, 64, 64, 32]  # of 128 that were planned
 

@@ -59,7 +59,7 @@ def exported(form: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 def test_the_rule_of_form_is_learned_from_log_2_on(form: Path) -> None:
-    records = metrics.read_all(form)
+    records = metrics.read(form)
     assert records[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert records[1]["train/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert records[-1]["eval/pair_accuracy"] >= 0.98
@@ -94,7 +94,7 @@ def test_the_average_has_the_scale_of_its_own_scores(tmp_path: Path) -> None:
 def test_length_alone_raises_the_alarm(tmp_path: Path) -> None:
     train(reward_config(tmp_path, "long", by_length, 6))
     folder = tmp_path / "runs" / "long"
-    records = metrics.read_all(folder)
+    records = metrics.read(folder)
     assert records[-1]["eval/pair_accuracy"] >= 0.9
     found = examine(read_run(folder, "long")).findings
     assert found[ALARM].state == "alarm"
@@ -167,7 +167,7 @@ def test_it_pays_what_it_gives(form: Path, exported: Path, tmp_path: Path) -> No
         total = 0.5 * c.rewards["fixed"] + 1.5 * c.rewards["plain"] + 2.5 * c.rewards["own"]
         assert c.reward == pytest.approx(total, abs=1e-6)
     assert alike >= 3
-    records = metrics.read_all(tmp_path / "runs" / "rl")
+    records = metrics.read(tmp_path / "runs" / "rl")
     assert records[-1]["score/fixed"] != 0
     assert "eval/accuracy" in records[-1]
     best = max(found, key=lambda each: each[1].reward or 0.0)[1]
@@ -179,7 +179,7 @@ def bits(folder: Path) -> tuple[bytes, list[dict[str, float]], list[Any]]:
     run = folder / "runs" / "rl"
     timed = ("time/", "memory/", "sample/tokens_")
     records = [
-        {k: v for k, v in each.items() if not k.startswith(timed)} for each in metrics.read_all(run)
+        {k: v for k, v in each.items() if not k.startswith(timed)} for each in metrics.read(run)
     ]
     rollouts = [completions(folder, "rl", step) for step in range(2)]
     return (run / "adapter" / "adapter_model.safetensors").read_bytes(), records, rollouts
@@ -272,7 +272,7 @@ def test_a_head_of_nan_is_one_line(form: Path, tmp_path: Path) -> None:
     config = paid(tmp_path, [model(bad, "bad")], "zero")
     train(config.model_copy(update={"score": config.score.model_copy(update={"on_error": "zero"})}))
     assert {c.rewards["bad"] for _, c in completions(tmp_path, "zero")} == {0.0}
-    assert metrics.read_all(tmp_path / "runs" / "zero")[-1]["score/errors"] == 12
+    assert metrics.read(tmp_path / "runs" / "zero")[-1]["score/errors"] == 12
 
 
 def write(name: str, **changes: Any) -> Callable[[Path], None]:

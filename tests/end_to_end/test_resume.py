@@ -68,7 +68,7 @@ def outcome(folder: Path) -> dict[str, object]:
     """Everything that must not depend on interruptions."""
     run = folder / "runs" / "run"
     newest = sorted((run / "checkpoints").iterdir())[-1]
-    records = metrics.read(run / "metrics.jsonl")
+    records = metrics.read(run)
     timeless = [
         {
             k: v

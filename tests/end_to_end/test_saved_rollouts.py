@@ -171,7 +171,7 @@ def test_a_new_run_from_a_checkpoint_and_on_with_it(
     assert call("train.py", config, *fork)[0] == 0
     # The very steps that the first run took, from there on.
     assert adapter(folder, "fork") == adapter(folder, "first")
-    assert [r["step"] for r in metrics.read(folder / "runs" / "fork" / "metrics.jsonl")] == [2, 3]
+    assert [r["step"] for r in metrics.read(folder / "runs" / "fork")] == [2, 3]
     code, shown = call("train.py", config, *fork, "--run.steps", "4")
     assert (code, "goes on after step 3" in shown) == (0, True)
     code, shown = call("train.py", config, "--run.resume", checkpoint, "--run.steps", "9")
@@ -366,7 +366,7 @@ def test_another_algorithm_learns_from_saved_rollouts_as_the_readme_says(
     findings = examine(read_run(runs / "dapo8", "dapo8")).findings["KL or mismatch jumps"]
     if findings.state == "alarm":
         assert "The rollouts are of an earlier policy (run.from_buffer)" in findings.advice
-    records = metrics.read(runs / "dapo8" / "metrics.jsonl")
+    records = metrics.read(runs / "dapo8")
     assert (
         records[1]["train/importance_weight"] == 1.0
     )  # the base sampled these, and learns from them

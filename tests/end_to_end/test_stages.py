@@ -72,7 +72,7 @@ def options(stage: str) -> tuple[str, ...]:
 
 
 def records_of(folder: Path) -> Records:
-    return metrics.read(folder / "runs" / "run" / "metrics.jsonl")
+    return metrics.read(folder / "runs" / "run")
 
 
 @pytest.mark.parametrize("stage", most_are_long(STAGES, ["ppo"]))

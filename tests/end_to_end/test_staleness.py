@@ -229,7 +229,7 @@ def have_samplers_wait_for_the_head(
     local_cluster: type[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sampler begins what is sampled by version 1, ahead, when the head has begun to help."""
-    original, helps = ahead._Ahead._sample, threading.Event()
+    original, helps = ahead.Ahead._sample, threading.Event()
 
     def sample(*given: Any) -> None:
         helps.set()
@@ -239,7 +239,7 @@ def have_samplers_wait_for_the_head(
         if method == "sample" and arguments[2] == 1:
             assert helps.wait(600)
 
-    monkeypatch.setattr(ahead._Ahead, "_sample", sample)
+    monkeypatch.setattr(ahead.Ahead, "_sample", sample)
     monkeypatch.setattr(local_cluster, "before", before)
 
 
@@ -437,7 +437,7 @@ def test_an_error_of_the_head_while_it_helps_is_told_after_the_step_is_saved(
 ) -> None:  # fmt: skip
     whole, failing = alone(), make("head", run__samplers=1)
     with monkeypatch.context() as struck, caplog.at_level(logging.WARNING):
-        kill_at(struck, ahead._Ahead, "_sample", 1, TrainingError("the head is broken"))
+        kill_at(struck, ahead.Ahead, "_sample", 1, TrainingError("the head is broken"))
         have_samplers_wait_for_the_head(local_cluster, struck)
         train(failing)
     assert "failed (the head is broken); it is tried again in its turn" in caplog.text

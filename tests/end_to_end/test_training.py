@@ -93,7 +93,7 @@ def test_what_a_run_leaves_behind(
     ):
         assert summary[key] is not None
     assert summary["total_seconds"] > summary["sampling_seconds"] + summary["learning_seconds"]
-    records = metrics.read(folder / "metrics.jsonl")
+    records = metrics.read(folder)
     assert [record["step"] for record in records] == [0, 1, 2, 3]
     for record in records[1:]:
         assert record["train/sampler_mismatch_max"] < 1e-4
@@ -172,7 +172,7 @@ def test_every_row_and_kl_runs(small_run: Callable[..., Config], name: str, kl: 
     algorithm = {"name": name, "kl": kl} | ({"kl_coefficient": 0.05} if kl != "none" else {})
     config = small_run(run__steps=2, algorithm=algorithm)
     run(config)
-    last = metrics.read(folder_of(config) / "metrics.jsonl")[-1]
+    last = metrics.read(folder_of(config))[-1]
     assert ("train/kl" in last) == (kl != "none")  # 0 would be a claim
     assert last.get("train/kl") != 0
 
@@ -196,7 +196,7 @@ def rollouts(config: Config) -> list[dict[str, Any]]:
 def test_the_learner_follows_the_sampler_s_temperature(small_run: Callable[..., Config]) -> None:
     config = small_run(run__steps=2, sample__temperature=0.6, train__optimizer_steps=2)
     run(config)
-    for record in metrics.read(folder_of(config) / "metrics.jsonl")[1:]:
+    for record in metrics.read(folder_of(config))[1:]:
         assert record["train/sampler_mismatch_max"] < 1e-4
         assert record["sample/tokens_per_second"] > 0
 

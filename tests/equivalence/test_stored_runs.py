@@ -95,7 +95,7 @@ def seen(run: Path) -> dict[str, Any]:
     ]
     summary = orjson.loads((run / "summary.json").read_bytes())
     return {
-        "records": [_untimed(record) for record in metrics.read_all(run)],
+        "records": [_untimed(record) for record in metrics.read(run)],
         "summary": _untimed({k: v for k, v in summary.items() if k != "adapter"}),
         "prompts": [[group["prompt"]["id"].rpartition(":")[2] for group in d] for d in documents],
         "completions": [

@@ -26,7 +26,7 @@ from conftest import TINY
 from reason_llm.config import Config, resolve
 from reason_llm.data import load_data, load_function
 from reason_llm.errors import ConfigError, RewardError
-from reason_llm.rollout import Completion, Group, group_from_json, group_to_json
+from reason_llm.rollout import Completion, Group, group_from_json
 from reason_llm.run.collect import is_kept
 from reason_llm.run.store.metrics import describe
 from reason_llm.score import Scorer
@@ -109,7 +109,7 @@ def groups_of(rows: list[dict[str, Any]], folder: Path, config: Config) -> list[
         data = load_data(config, tokenizer, 4000, extra_columns=scorer.columns)
     made = tuple(Completion((1,) * (len(t) + 1), t, (0.0,) * (len(t) + 1), "stop") for t in TEXTS)
     groups = [Group(prompt, made) for prompt in data.prompts]
-    return [group_from_json(orjson.loads(orjson.dumps(group_to_json(g)))) for g in groups]
+    return [group_from_json(orjson.loads(orjson.dumps(g))) for g in groups]
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_a_function_unchanged_gives_the_same_rewards(
     mean_N = total_N.view(len(rows), -1).nanmean(dim=1).repeat_interleave(len(TEXTS))
     advantages = with_advantages(scored, resolve("grpo", {"scale": "none"}))
     for group in (scored, advantages):  # and what the buffer keeps
-        kept = [group_from_json(orjson.loads(orjson.dumps(group_to_json(g)))) for g in group]
+        kept = [group_from_json(orjson.loads(orjson.dumps(g))) for g in group]
         assert str(kept) == str(group)
     flat = [c for g in advantages for c in g.completions]
     assert [c.has_reward for c in flat] == (~none_N).tolist()

@@ -149,7 +149,7 @@ def test_a_run_keeps_a_model_and_learns_again_from_the_archive(
         loaded.model.embed_tokens.weight,
         AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16).model.embed_tokens.weight,
     )
-    records = metrics.read(run / "metrics.jsonl")
+    records = metrics.read(run)
     assert records[1]["train/kl"] < 1e-9 < records[3]["train/kl"]
 
     other = tmp_path / "runs" / "again"

@@ -341,7 +341,7 @@ class Elsewhere:
 def test_a_step_is_asked_for_in_the_file_ahead_and_elsewhere(tmp_path: Path) -> None:
     path, folder = tmp_path / "b.json", tmp_path / "ahead"
     kept = Document(identity(), 1, True, True, 2, [group("c")], {}, "old", 7)
-    with RolloutBuffer(path, identity(), [Elsewhere(kept)], ahead=folder) as buffer:
+    with RolloutBuffer(path, identity(), [Elsewhere(kept).read], ahead=folder) as buffer:
         assert buffer.read(0) is None
         buffer.write(0, [group("a")], whole=True, version=0)
         buffer.write(2, [group("b")], whole=True, version=1)
@@ -365,7 +365,7 @@ def test_a_run_that_ends_early_marks_what_it_holds(tmp_path: Path, ahead: str | 
         buffer.read(8)
         buffer.write(8, [group("a")], whole=True)
     kept = Elsewhere(Document(identity(), 6, True, False, 1, [group("a")]))
-    with RolloutBuffer(path, identity(), [kept], ahead=folder) as buffer:
+    with RolloutBuffer(path, identity(), [kept.read], ahead=folder) as buffer:
         assert buffer.read(6) is not None
         assert holds(buffer, 8)
         buffer.finish()

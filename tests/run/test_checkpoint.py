@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reason_llm.config import Config, TrainSection
-from reason_llm.errors import CheckpointError, WriteError
+from reason_llm.errors import CheckpointError
 from reason_llm.files import MANIFEST, read_object, sealed
 from reason_llm.model.base import Model
 from reason_llm.run.store import checkpoint
@@ -75,15 +75,6 @@ def test_what_a_user_put_beside_them_is_left_alone(
     newest = save(1, keep=1)
     assert checkpoint.listing(tmp_path) == [newest.folder]
     assert all(path.exists() for path in (*copies, packed))
-
-
-def test_one_that_cannot_be_removed_is_one_line(
-    save: Callable[..., RunState], tmp_path: Path
-) -> None:
-    save(1)
-    (tmp_path / "checkpoints" / "step-00000000").touch()
-    with pytest.raises(WriteError, match=r"step-00000000 cannot be removed \(Not a directory\)"):
-        save(2, keep=1)
 
 
 @pytest.mark.parametrize(

@@ -242,5 +242,5 @@ def test_each_step_ahead_begins_where_the_one_before_it_ended(
     stop: Any = named(requested=False)
     step = Step(3, 10, {}, 3, None, job, buffer, stop, SILENT, {})
     sampling: Any = None
-    ahead._Ahead(crew, step, sampling, {})._work()
+    ahead.Ahead(crew, step, sampling, {})._work()
     assert drawn == {4: 14, 5: 19, 6: 24}

@@ -37,7 +37,7 @@ def test_the_policy_s_schedule_begins_when_it_learns(
 ) -> None:
     options = {"algorithm": {"name": "ppo", "kl": "none"}, "critic": {"warmup_steps": 2}}
     train(small_run(**options, run__steps=4, train__warmup_steps=1, train__schedule="linear"))
-    records = metrics.read_all(tmp_path / "runs" / "small")[1:]
+    records = metrics.read(tmp_path / "runs" / "small")[1:]
     assert ["train/learning_rate" in record for record in records] == [False, False, True, True]
     assert [r["train/learning_rate"] for r in records[2:]] == pytest.approx([1e-3, 1e-3])
     assert [r["critic/learning_rate"] for r in records] == pytest.approx(
@@ -71,7 +71,7 @@ def test_the_kl_adapts_where_no_row_counts(
         algorithm=row, critic={"warmup_steps": 0}, run__steps=2, sample__max_new_tokens=1
     )
     train(config)
-    found = metrics.read_all(tmp_path / "runs" / "small")[1:]
+    found = metrics.read(tmp_path / "runs" / "small")[1:]
     assert [record["train/counted_fraction"] for record in found] == [0.0, 0.0]
     assert [record["train/kl_per_completion"] for record in found] == pytest.approx(
         [0, 0], abs=1e-6
@@ -87,7 +87,7 @@ def test_the_kl_s_weight_stays_while_the_critic_learns_alone(
 ) -> None:
     row = {"name": "ppo", "kl": "k1", "kl_target": 5.0}
     train(small_run(algorithm=row, critic={"warmup_steps": 2}, run__steps=4))
-    found = [r["train/kl_coefficient"] for r in metrics.read_all(tmp_path / "runs" / "small")[1:]]
+    found = [r["train/kl_coefficient"] for r in metrics.read(tmp_path / "runs" / "small")[1:]]
     assert found[0] == found[1] == found[2] > found[3]
 
 

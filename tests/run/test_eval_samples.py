@@ -66,7 +66,7 @@ def test_samples_are_drawn_as_in_training(small_run: Callable[..., Config]) -> N
 
 def records_of(config: Config) -> list[metrics.Record]:
     folder = Path(config.run.directory) / str(config.run.name)
-    found = metrics.read_all(folder)
+    found = metrics.read(folder)
     return [{k: v for k, v in each.items() if k.startswith("eval/")} for each in found]
 
 

@@ -22,7 +22,7 @@ def test_records_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
         log.write(step, {"score/reward": step / 10})
     resumed = MetricsLog(tmp_path, 2, 0.0)
     resumed.write(3, {"score/reward": 9.0})
-    steps = [(r["step"], r["score/reward"]) for r in metrics.read(tmp_path / "metrics.jsonl")]
+    steps = [(r["step"], r["score/reward"]) for r in metrics.read(tmp_path)]
     assert steps == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 9.0)]
 
 
@@ -79,16 +79,16 @@ def test_a_line_cut_off_by_a_kill_is_no_record(tmp_path: Path) -> None:
     MetricsLog(tmp_path, None, 0.0).write(0, {})
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"step": 1, "scor')
-    assert [r["step"] for r in metrics.read(path)] == [0]
+    assert [r["step"] for r in metrics.read(tmp_path)] == [0]
     MetricsLog(tmp_path, 0, 0.0).write(1, {})
-    assert [r["step"] for r in metrics.read(path)] == [0, 1]
+    assert [r["step"] for r in metrics.read(tmp_path)] == [0, 1]
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\nnonsense\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
-        metrics.read(path)
+        metrics.read(tmp_path)
 
 
 def test_what_was_not_finite_is_left_out(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_what_was_not_finite_is_left_out(tmp_path: Path) -> None:
 def test_a_number_whose_sums_would_not_be_finite_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "score/reward": 1e308, "sample/x": 2.0}\n')
-    assert metrics.read(path) == [{"step": 1, "sample/x": 2.0}]
+    assert metrics.read(tmp_path) == [{"step": 1, "sample/x": 2.0}]
 
 
 @pytest.mark.parametrize("step", [-1, 10**400, 0.5])
@@ -113,7 +113,7 @@ def test_a_step_that_is_none_is_named(tmp_path: Path, step: float) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": {step}}}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:1"):
-        metrics.read(path)
+        metrics.read(tmp_path)
 
 
 def test_named_sets_stand_beside_the_first() -> None:

@@ -1,13 +1,14 @@
 """Every option of the config changes a run, first where it should, or is named with its own test.
 
 An option that is read, checked and then not passed on is a mistake that nobody sees. Each case runs
-a small run twice, with the option and without it, and names the first thing that differs.
+a small run with the option and without it, and names the first thing that differs.
 """
 
 import gzip
 import hashlib
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from option_runs import (
     OFF,
     OPD,
     PPO,
+    REWARD,
     RM,
     SFT,
     SMALL,
@@ -35,9 +37,11 @@ from option_runs import (
     config_of_case,
     make_folder,
 )
-from reason_llm.config import Config
-from reason_llm.errors import ReasonError
+from reason_llm.config import Config, ModelSection
+from reason_llm.errors import ReasonError, Stopped
 from reason_llm.loop import train
+from reason_llm.model import base
+from reason_llm.run import Progress, Record, Watch
 from reason_llm.run.store import metrics
 
 
@@ -46,6 +50,20 @@ def row(name: str, **columns: Any) -> dict[str, Any]:
     return OFF | {"algorithm": {"name": name, **columns}}
 
 
+LOUD = SMALL | {"data__template": "{folder}/template.jinja"}
+FAILS = SMALL | {"score__rewards": [REWARD | {"custom": "{folder}/reward.py:fails"}]}
+TAGS = SMALL | {"score__rewards": [{"name": "think_answer_tags"}]}
+TWO = row("grpo") | {
+    "score__rewards": [REWARD, REWARD | {"custom": "{folder}/reward.py:longer"}],
+}
+PPO_KL = PPO | {"algorithm": {"name": "ppo", "kl": "k1"}}
+PPO_TARGET = PPO | {"algorithm": {"name": "ppo", "kl": "k1", "kl_target": 0.01}, "run__steps": 3}
+OTHER_TEACHER = OPD | {"teacher__adapter": None, "teacher__prompt": "Think. {prompt}"}
+MODEL_TEACHER = OPD | {"teacher__adapter": None, "teacher__model": "{folder}/model"}
+PAYS = TURNS | {"sample__environment": "{folder}/reward.py:Pays"}
+JUDGED_BINS = BINS | {
+    "data__eval": "{folder}/held_out.jsonl", "score__rewards": [{"name": "boxed"}],
+}  # fmt: skip
 CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (SMALL, "run.seed", 1, "prompts"),
     (SMALL, "run.steps", 2, "files"),
@@ -79,12 +97,7 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (SMALL | {"data__train": "{folder}/broken.jsonl"}, "data.on_bad_row", "skip", "files"),
     (SMALL, "data.system_prompt", "Add them up, please.", "prompts"),
     (SMALL, "data.template", "{folder}/template.jinja", "prompts"),
-    (
-        SMALL | {"data__template": "{folder}/template.jinja"},
-        "data.template_arguments",
-        {"loud": True},
-        "prompts",
-    ),
+    (LOUD, "data.template_arguments", {"loud": True}, "prompts"),
     (EVAL | {"eval": {}}, "data.eval", None, "files"),
     (SMALL, "data.max_prompt_tokens", 16, "prompts"),
     (SFT, "data.max_tokens", 40, "learned"),
@@ -104,13 +117,8 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (TURNS, "sample.turns", 2, "rollouts"),
     (TURNS, "sample.turn_tokens", 4, "rollouts"),
     (TURNS, "sample.reply_tokens", 8, "rollouts"),
-    (SMALL, "score.rewards", [{"custom": "{folder}/reward.py:spread", "weight": 2}], "scores"),
-    (
-        SMALL | {"score__rewards": [{"custom": "{folder}/reward.py:fails"}]},
-        "score.on_error",
-        "zero",
-        "files",
-    ),
+    (SMALL, "score.rewards", [REWARD | {"weight": 2}], "scores"),
+    (FAILS, "score.on_error", "zero", "files"),
     (OFF, "algorithm.name", "gspo", "learned"),
     (row("grpo"), "algorithm.ratio", "sequence", "learned"),
     (row("grpo"), "algorithm.clip_low", 1e-4, "learned"),
@@ -121,18 +129,7 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (row("sapo"), "algorithm.temperature_negative", 3.0, "learned"),
     (row("grpo"), "algorithm.baseline", "leave_one_out", "advantages"),
     (row("grpo"), "algorithm.scale", "none", "advantages"),
-    (
-        row("grpo")
-        | {
-            "score__rewards": [
-                {"custom": "{folder}/reward.py:spread"},
-                {"custom": "{folder}/reward.py:longer"},
-            ]
-        },
-        "algorithm.normalization",
-        "per_reward",
-        "advantages",
-    ),
+    (TWO, "algorithm.normalization", "per_reward", "advantages"),
     (row("grpo"), "algorithm.keep", "positive", "learned"),
     (row("grpo", keep="top_k", top_k=3), "algorithm.top_k", 1, "learned"),
     (row("grpo"), "algorithm.surrogate", "reinforce", "learned"),
@@ -141,13 +138,8 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (KL, "algorithm.kl_coefficient", 1.0, "learned"),
     (KL, "algorithm.kl_place", "reward", "learned"),
     (KL, "algorithm.kl_reference", "start", "learned"),
-    (PPO | {"algorithm": {"name": "ppo", "kl": "k1"}}, "algorithm.kl_target", 0.01, "learned"),
-    (
-        PPO | {"algorithm": {"name": "ppo", "kl": "k1", "kl_target": 0.01}, "run__steps": 3},
-        "algorithm.kl_horizon",
-        8,
-        "adapter",
-    ),
+    (PPO_KL, "algorithm.kl_target", 0.01, "learned"),
+    (PPO_TARGET, "algorithm.kl_horizon", 8, "adapter"),
     (row("grpo"), "algorithm.entropy_coefficient", 0.5, "learned"),
     (row("grpo"), "algorithm.top_entropy_fraction", 0.2, "learned"),
     (STALE, "algorithm.off_policy_threshold", 1e-3, "learned"),
@@ -156,34 +148,14 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (STALE, "algorithm.correction_cap", 1.01, "learned"),
     (STALE, "algorithm.correction_floor", 0.99, "learned"),
     (row("grpo"), "algorithm.min_reward_std", 0.2, "advantages"),
-    (
-        SMALL | {"score__rewards": [{"name": "think_answer_tags"}]},
-        "algorithm.dynamic_sampling",
-        3,
-        "prompts",
-    ),
-    (
-        SMALL | {"algorithm": {"dynamic_sampling": 3}},
-        "algorithm.success_range",
-        [0.1, 0.6],
-        "prompts",
-    ),
+    (TAGS, "algorithm.dynamic_sampling", 3, "prompts"),
+    (SMALL | {"algorithm__dynamic_sampling": 3}, "algorithm.success_range", [0.1, 0.6], "prompts"),
     (row("grpo"), "algorithm.truncated", "leave_out", "learned"),
     (PPO, "algorithm.missing_eos_penalty", 1.0, "learned"),
-    (
-        TURNS | {"sample__environment": "{folder}/reward.py:Pays"},
-        "algorithm.credit",
-        "turn",
-        "learned",
-    ),
+    (PAYS, "algorithm.credit", "turn", "learned"),
     (SMALL, "train.learning_rate", 1e-3, "learned"),
     (OFF, "train.schedule", "linear", "learned"),
-    (
-        OFF | {"train__schedule": "polynomial"},
-        "train.schedule_options",
-        {"power": 3.0},
-        "learned",
-    ),
+    (OFF | {"train__schedule": "polynomial"}, "train.schedule_options", {"power": 3.0}, "learned"),
     (OFF, "train.warmup_steps", 2, "learned"),
     (SMALL, "train.optimizer", "adafactor", "adapter"),
     (SMALL, "train.optimizer", "muon", "adapter"),
@@ -213,30 +185,15 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (PPO | {"critic__updates": 2}, "critic.value_clip", 0.01, "learned"),
     (PPO, "critic.start", "{folder}/judge", "learned"),
     (OPD, "teacher.adapter", "{folder}/judge", "learned"),
-    (
-        OPD | {"teacher__adapter": None, "teacher__prompt": "Think. {prompt}"},
-        "teacher.model",
-        "{folder}/model",
-        "learned",
-    ),
-    (
-        OPD | {"teacher__model": "{folder}/model", "teacher__adapter": None},
-        "teacher.quantize",
-        "nf4",
-        "learned",
-    ),
+    (OTHER_TEACHER, "teacher.model", "{folder}/model", "learned"),
+    (MODEL_TEACHER, "teacher.quantize", "nf4", "learned"),
     (OPD, "teacher.prompt", "Think. {prompt}", "learned"),
     (OPD, "teacher.coefficient", 0.1, "learned"),
     (SFT, "sft.aggregation", "sequence_mean", "learned"),
     (BINS, "sft.condition", "reward", "learned"),
     (BINS, "sft.condition_bins", 2, "learned"),
     (BINS, "sft.condition_text", "{reward}: {input}", "learned"),
-    (
-        BINS | {"data__eval": "{folder}/held_out.jsonl", "score__rewards": [{"name": "boxed"}]},
-        "sft.condition_target",
-        "0",
-        "evaluated",
-    ),
+    (JUDGED_BINS, "sft.condition_target", "0", "evaluated"),
     (RM | {"run__steps": 2}, "reward.centering", 1.0, "adapter"),
     (RM | {"data__train": "{folder}/margins.jsonl"}, "reward.margin", False, "learned"),
     (DPO, "preference.name", "ipo", "learned"),
@@ -244,12 +201,7 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (DPO, "preference.beta", 1.0, "learned"),
     (DPO, "preference.label_smoothing", 0.3, "learned"),
     (DPO | {"preference__name": "simpo"}, "preference.margin", 3.0, "learned"),
-    (
-        DPO | {"preference__name": "ipo"},
-        "preference.normalize_length",
-        True,
-        "learned",
-    ),
+    (DPO | {"preference__name": "ipo"}, "preference.normalize_length", True, "learned"),
     (DPO, "preference.nll_coefficient", 0.5, "learned"),
     (KTO, "preference.desirable_weight", 2.0, "learned"),
     (KTO, "preference.undesirable_weight", 2.0, "learned"),
@@ -287,22 +239,58 @@ ELSEWHERE = {
 }
 
 
+FEW_TARGETS = {"model__adapter__targets": ["q_proj", "up_proj"]}
+"""They take less time; an adapter to begin from has its own."""
+BEFORE_LEARNING = ["prompts", "rollouts", "scores", "advantages"]
+"""Parts of a run that are there before it learns."""
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("options"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of the runs; a model's files are checked once for each ``model`` section."""
+    checked: dict[str, Any] = {}
+    original = base.check_model
+
+    def check_once(section: ModelSection) -> Any:
+        key = section.model_dump_json()
+        if key not in checked:
+            checked[key] = original(section)
+        return checked[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(base, "check_model", check_once)
+        yield make_folder(tmp_path_factory.mktemp("options"))
+
+
+class Until(Watch):
+    """Ends a run when this part of it is there."""
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+
+    def phase(self, name: str, total: int) -> AbstractContextManager[Progress]:
+        if name == "learning" and self.part in BEFORE_LEARNING:
+            raise Stopped(0)
+        return super().phase(name, total)
+
+    def step(self, record: Record, group: Any) -> None:
+        if record["step"] and self.part == "learned":
+            raise Stopped(0)
 
 
 def observed(folder: Path) -> dict[str, Any]:
     """What the run in ``folder`` did, in the order in which it did it in its first step."""
-    run = folder / "runs" / "small"
+    run, buffer = folder / "runs" / "small", folder / "buffer.json"
     records = [
         {k: v for k, v in record.items() if not k.startswith(("time/", "memory/"))}
-        for record in metrics.read_all(run)
+        for record in metrics.read(run)
     ]
     documents = [
         orjson.loads(gzip.decompress(file.read_bytes()))["groups"]
         for file in sorted(run.glob("buffers/step*"))
     ]
+    if not documents and buffer.exists():  # it has not learned
+        documents = [orjson.loads(buffer.read_bytes())["groups"]]
     first = documents[0] if documents else []
     completions = [each for group in first for each in group["completions"]]
     learned = [
@@ -328,17 +316,27 @@ def observed(folder: Path) -> dict[str, Any]:
     }
 
 
-def run_of(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """What a run with these options does."""
-    for old in ("runs", "buffer.json"):
-        path = folder / old
-        if path.exists():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+_whole: dict[bytes, dict[str, Any]] = {}
+"""What whole runs did, by their options."""
+
+
+def run_of(folder: Path, options: dict[str, Any], until: str = "") -> dict[str, Any]:
+    """What a run with these options does, up to this part."""
+    key = orjson.dumps(options, option=orjson.OPT_SORT_KEYS)
+    if key in _whole:
+        return _whole[key]
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    (folder / "buffer.json").unlink(missing_ok=True)
     try:
-        train(config_of_case(folder, options))
+        has_own = any(name in str(options) for name in ("{folder}/start", "{folder}/judge"))
+        given = options if has_own else FEW_TARGETS | options
+        train(config_of_case(folder, given), Until(until))
+        _whole[key] = found = observed(folder)
+    except Stopped:
+        found = observed(folder)
     except ReasonError as error:
-        return {"files": str(error)}
-    return observed(folder)
+        _whole[key] = found = {"files": str(error)}
+    return found
 
 
 def leaves(section: type[BaseModel], before: str = "") -> Iterator[str]:
@@ -351,19 +349,14 @@ def leaves(section: type[BaseModel], before: str = "") -> Iterator[str]:
             yield before + name
 
 
-_bases: dict[str, dict[str, Any]] = {}
-
-
-@pytest.mark.parametrize(("base", "option", "value", "first"), CASES)
+@pytest.mark.parametrize(("options", "option", "value", "first"), CASES)
 def test_an_option_acts_first_where_it_should(
-    base: dict[str, Any], option: str, value: Any, first: str, folder: Path
+    options: dict[str, Any], option: str, value: Any, first: str, folder: Path
 ) -> None:
-    key = orjson.dumps(base).decode()
-    if key not in _bases:
-        _bases[key] = run_of(folder, base)
-    without = _bases[key]
-    with_it = run_of(folder, base | {option.replace(".", "__"): value})
-    differing = [part for part in without if without[part] != with_it[part]]
+    without = run_of(folder, options)
+    with_it = run_of(folder, options | {option.replace(".", "__"): value}, first)
+    parts = [*BEFORE_LEARNING, "learned"] if first in (*BEFORE_LEARNING, "learned") else [*without]
+    differing = [part for part in parts if without[part] != with_it[part]]
     assert differing and differing[0] == first
 
 

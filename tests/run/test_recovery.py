@@ -51,7 +51,7 @@ def test_where_a_run_stands(
     monkeypatch.setattr(checkpoint, "read", states.__getitem__)
     monkeypatch.setattr(checkpoint, "begin_from", lambda path, name, identity: begun)
     monkeypatch.setattr(checkpoint, "find", lambda folder, name, identity: found)
-    monkeypatch.setattr(recovery, "_check_config", lambda *given: None)
+    monkeypatch.setattr(checkpoint, "refused_changes", lambda *given: ())
     if sampled is not None:
         source = RunIdentity("source", "mine", {"run": {"resume": "auto"}})
         content = to_bytes(Document(source, sampled, False, False, 0, []))

@@ -118,7 +118,7 @@ def test_the_learner_is_given_them_and_a_run_goes_on_with_them(
         assert len({row.group for row in rows}) == len(document.groups) + len(more)
         replayed += len(more)
     assert replayed > 3
-    records = metrics.read(runs / "whole" / "metrics.jsonl")
+    records = metrics.read(runs / "whole")
     assert sum(record.get("train/replayed_groups", 0) for record in records) == replayed
     for steps in (2, 4):
         train(small_run(**REPLAY | {"run__steps": steps}, run__name="parts"))

@@ -83,7 +83,7 @@ def test_epochs_say_how_many_steps(small_run: Callable[..., Config], tmp_path: P
     run = tmp_path / "runs" / "small"
     written = read_config(run).run
     assert (written.steps, written.epochs) == (2, None)
-    rates = [record["train/learning_rate"] for record in metrics.read_all(run)[1:]]
+    rates = [record["train/learning_rate"] for record in metrics.read(run)[1:]]
     assert rates == pytest.approx([1e-3, 5e-4])
     with pytest.raises(
         ConfigError,
@@ -102,7 +102,7 @@ def test_the_completions_of_every_evaluation_are_kept(
     folder = tmp_path / "runs" / "small"
     files = sorted((folder / "evaluations").iterdir())
     assert [file.name for file in files] == [f"step-0000000{n}.jsonl.gz" for n in range(3)]
-    records = metrics.read_all(folder)
+    records = metrics.read(folder)
     for file, record in zip(files, records, strict=True):
         lines = [orjson.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
         assert [line["set"] for line in lines] == ["held_out"] * 4 + ["again"] * 4

@@ -656,7 +656,7 @@ def test_a_run_of_a_taskset(tmp_path: Path) -> None:
         data__eval="verifiers:sums_taskset?size=4&first=50", model__context_tokens=200,
     )  # fmt: skip
     run_training(config, Console("quiet"))
-    records = metrics.read_all(config.run.directory / "small")
+    records = metrics.read(config.run.directory / "small")
     assert len(records) >= 3
     assert records[-1]["sample/environment_error_fraction"] == 0
     assert records[-1]["sample/turns"] == 2

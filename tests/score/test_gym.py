@@ -78,6 +78,6 @@ def test_a_run(small_run: Callable[..., Config]) -> None:
         score__rewards=["gym"],
     )  # fmt: skip
     run_training(config, Console("quiet"))
-    records = metrics.read_all(config.run.directory / "small")
+    records = metrics.read(config.run.directory / "small")
     assert all("score/gym" in record for record in records[1:])
     assert 0 <= records[-1]["eval/accuracy"] <= 1

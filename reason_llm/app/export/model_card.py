@@ -121,7 +121,7 @@ def _measured(run: Path, adapter: Path) -> dict[str, Any]:
     is_last = adapter == run_folder.place_of(run, "last")
     return {
         "best": None if not best else Best(**best),
-        "is_ema": adapter == run / run_folder.EMA,
+        "is_ema": adapter == run / run_folder.KEPT["ema"],
         "summary": _read(run / "summary.json") if is_last else {},
         "results": [
             (name, found["problems"], score, model, each)

@@ -71,7 +71,7 @@ def read_run(folder: Path, label: str) -> Run:
     _check_is_run(folder)
     config = run_folder.read_config(folder)
     try:
-        records = metrics.read_all(folder)
+        records = metrics.read(folder)
     except OSError as error:
         raise DataError(f"{folder}/metrics.jsonl cannot be read ({error.strerror})") from error
     notices: list[str] = []

@@ -8,34 +8,18 @@ from typing import Any
 
 from reason_llm.config import Config
 from reason_llm.data import Data, prompt_tokens
-from reason_llm.errors import (
-    DataError,
-    one_line,
-)
-from reason_llm.files import (
-    MIB,
-    move_aside,
-    read_object,
-    write_atomically,
-)
+from reason_llm.errors import DataError, one_line
+from reason_llm.files import MIB, move_aside, read_object, write_atomically
 from reason_llm.model import adapters
 from reason_llm.model.plan import Plan, Subject
 from reason_llm.run.start import recovery
 from reason_llm.run.start.resolve import START, ResolvedRun, resolve
-from reason_llm.run.store import (
-    best,
-    environment,
-    folder as run_folder,
-    kept_adapters,
-)
+from reason_llm.run.store import best, environment, folder as run_folder, kept_adapters
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.metrics import MetricsLog
 from reason_llm.run.watch import Watch
 from reason_llm.score import Scorer
-from reason_llm.train import (
-    check_schedule,
-    kto_desirable_weights,
-)
+from reason_llm.train import check_schedule, kto_desirable_weights
 
 logger = logging.getLogger(__name__)
 
@@ -107,16 +91,16 @@ class Job:
                 self.folder, read, one_line(error), self.state.folder,
             )  # fmt: skip
             return None
+        line = (
+            f"{self.folder} is finished at step {self.state.step}: raise --run.steps to go on, "
+            "or start afresh with --run.resume never"
+        )
         if self.ends_early(self.state):
-            watch.line(
+            line = (
                 f"{self.folder} was ended early at step {self.state.step} by eval.patience: raise "
                 "it to go on, or start afresh with --run.resume never"
             )
-        else:
-            watch.line(
-                f"{self.folder} is finished at step {self.state.step}: raise --run.steps to go on, "
-                "or start afresh with --run.resume never"
-            )
+        watch.line(line)
         return summary
 
     def ends_early(self, state: RunState) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import command, file as config_file
-from reason_llm.errors import CheckpointError, RolloutBufferError
+from reason_llm.config import command
+from reason_llm.errors import CheckpointError
 from reason_llm.run.start.resolve import ResolvedRun
 from reason_llm.run.start.saved_rollouts import check_fits, default_target
 from reason_llm.run.store import buffer, checkpoint
@@ -30,8 +30,15 @@ def state_of(run: ResolvedRun) -> RunState:
         RolloutBufferError: the buffer there is damaged, another run's, or does not fit the model.
     """
     state = _begun_from(run)
-    if run.config.samples:
-        _check_buffer(run, state)
+    if run.config.samples and run.config.run.resume != "never":
+        path = run.config.run.buffer_path
+        found, own = buffer.check(path, state.run), []
+        if run.config.run.max_staleness:
+            own = [*buffer.read_ahead(run.folder / buffer.AHEAD, state.run)]
+        if found is not None and found.run.id == state.run.id:
+            own.append((path, found))
+        for place, document in own:
+            check_fits(place, document, run.subject.context_tokens, run.subject.vocabulary)
     return state
 
 
@@ -63,35 +70,17 @@ def _begun_from(run: ResolvedRun) -> RunState:
     return state
 
 
-def _check_buffer(run: ResolvedRun, state: RunState) -> None:
-    """Raises RolloutBufferError: the buffer there is another run's, or does not fit the model."""
-    path = run.config.run.buffer_path
-    if run.config.run.resume == "never":
-        return
-    found = buffer.check(path, state.run)
-    own = (
-        [*buffer.read_ahead(run.folder / buffer.AHEAD, state.run)]
-        if run.config.run.max_staleness
-        else []
-    )
-    if found is not None and found.run.id == state.run.id:
-        own.append((path, found))
-    for place, document in own:
-        check_fits(place, document, run.subject.context_tokens, run.subject.vocabulary)
-
-
 def _from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | None:
-    """State of the unfinished run ``name`` by its buffer; None if the buffer belongs to another
-    run.
+    """State of the unfinished run ``name`` by its buffer; None if that belongs to another run.
 
     Raises:
-        RolloutBufferError: it is damaged, or was sampled with another config.
+        RolloutBufferError: it is damaged.
         CheckpointError: the run's checkpoint is needed and was not found.
     """
     document = _unfinished(path, name)
     if document is None:
         return None
-    _check_config(path, document, config)
+    checkpoint.refused_changes(document.run.config, config)  # those are told when it is checked
     run = RunIdentity(document.run.id, name, config)
     if document.step == 0 and _begins_from_base(document):
         logger.warning("%s has no checkpoints; the run goes on from the rollouts in %s", name, path)
@@ -113,28 +102,20 @@ def _from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | No
 
 
 def _from_copy(begun: RunState, path: Path) -> RunState | None:
-    """State of the run whose checkpoint is ``run.resume`` and whose rollouts are in ``path``; None
-    if the two belong to different runs.
-
-    Args:
-        begun: a new run that begins from that checkpoint.
-    """
+    """State of the run whose checkpoint is ``run.resume``, from which ``begun`` would begin, and
+    whose rollouts are in ``path``; None if the two belong to different runs."""
     document = _unfinished(path, begun.run.name)
     if document is None or begun.folder is None:
         return None
     state = checkpoint.read(begun.folder)
     if not _is_of(state, document):
         return None
-    _check_config(path, document, begun.run.config)
+    checkpoint.refused_changes(document.run.config, begun.run.config)
     return replace(state, run=RunIdentity(document.run.id, begun.run.name, begun.run.config))
 
 
 def _went_on_from(begun: RunState, found: RunState) -> bool:
-    """Whether ``_from_copy`` took the run up that stands at ``found``, with the same run.resume.
-
-    Args:
-        begun: a new run that begins from the checkpoint that run.resume names.
-    """
+    """Whether ``_from_copy`` took the run up that stands at ``found``, with the same run.resume."""
     if begun.folder is None or found.folder is None:
         return False
     own = checkpoint.read(found.folder).run
@@ -150,26 +131,6 @@ def _unfinished(path: Path, name: str) -> Document | None:
         path, "restore it, or start with --run.resume never, which moves it aside"
     )
     return document if document.run.name == name and not document.trained else None
-
-
-def _check_config(path: Path, document: Document, config: dict[str, Any]) -> None:
-    """Check that the run may continue with this config, with a warning for what makes it another
-    experiment.
-
-    Raises:
-        RolloutBufferError: it may not.
-    """
-    changes = config_file.changes(document.run.config, config)
-    if changes.refused:
-        raise RolloutBufferError(
-            f"{path} holds step {document.step} of the unfinished run {document.run.name!r} "
-            f"({document.run.id}), which was sampled with another config "
-            f"({'; '.join(changes.refused)}); set that back, give this run a --run.name and a "
-            "--run.buffer of its own, or start with --run.resume never, which moves "
-            f"{path} aside"
-        )
-    for line in changes.warned:
-        logger.warning("the run goes on with %s: from here on it is another experiment", line)
 
 
 def _named_checkpoint(document: Document) -> RunState | str:

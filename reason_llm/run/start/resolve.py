@@ -73,14 +73,8 @@ class ResolvedRun:
 
 
 def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, Data]:
-    """The run of a config, with its data; nothing is written.
-
-    Decided are, in this order: the number of replicas, the adapter's section, engine, backend and
-    packing, the steps, the buffer, the identity.
-
-    Raises:
-        ReasonError: the first problem of the model, the adapters or the data.
-    """
+    """The run of a config, with its data; nothing is written. Raises ReasonError, of the first
+    problem of the model, the adapters or the data."""
     folder = config.run.directory / str(config.run.name)
     replicas = replicas_of(config)
     start = config.model.start
@@ -124,12 +118,8 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
 
 
 def replicas_of(config: Config) -> int:
-    """How many replicas the run is to have; with ``auto`` and a cluster to join, 0: it says.
-
-    Raises:
-        ConfigError: there are fewer GPUs.
-        ReplicaError: Ray is not installed.
-    """
+    """How many replicas the run is to have; with ``auto`` and a cluster to join, 0: it says. Raises
+    ConfigError where there are fewer GPUs, and ReplicaError."""
     run, gpus = config.run, torch.cuda.device_count()
     replicas = run.replicas
     if replicas == "auto" and run.ray is None:
@@ -152,15 +142,10 @@ def replicas_of(config: Config) -> int:
     if replicas == "auto":
         return 0
     if run.ray is None and gpus and replicas + run.samplers > gpus:
-        has = f"the {gpus} GPU{'s' if gpus > 1 else ''} of this machine"
-        if run.samplers:
-            raise ConfigError(
-                f"run.replicas={replicas} and run.samplers={run.samplers} contradict {has}: each "
-                "needs its own; lower them, or name a cluster as run.ray"
-            )
         raise ConfigError(
-            f"run.replicas={replicas} contradicts {has}: each replica needs its own; set it to "
-            f"{power_of_two(gpus)} or auto, or name a cluster as run.ray"
+            f"run.replicas={replicas} with run.samplers={run.samplers} contradicts the "
+            f"{gpus} GPU{'s' if gpus > 1 else ''} of this machine: each needs its own; lower them, "
+            "set run.replicas to auto, or name a cluster as run.ray"
         )
     return replicas
 
@@ -172,11 +157,7 @@ def power_of_two(most: int) -> int:
 
 @contextmanager
 def _reading_start(start: Path, folder: Path) -> Iterator[None]:
-    """Context in which the run's own copy of ``model.start`` is told apart from another adapter.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """Context in which damage of the run's own copy of ``model.start`` is a CheckpointError."""
     try:
         yield
     except ModelError as error:
@@ -189,12 +170,8 @@ def _reading_start(start: Path, folder: Path) -> Iterator[None]:
 
 
 def _check_adapters(subject: Subject, start: Path | None, folder: Path) -> None:
-    """Check the adapters that the run begins from or learns with.
-
-    Raises:
-        ModelError: one of them is damaged or does not fit the model.
-        CheckpointError: the run's own copy is.
-    """
+    """Raises ModelError where an adapter that the run begins from or learns with is damaged or does
+    not fit the model, and CheckpointError of the run's own copy."""
     config, policy, path = subject.config, subject.policy, subject.config.model.path
     if start is not None:
         with _reading_start(start, folder):
@@ -226,12 +203,7 @@ def _with_steps_and_buffer(
     config: Config, data: Data, folder: Path, watch: Watch
 ) -> tuple[Config, list[Path]]:
     """Config in which ``run.steps`` says what run.from_buffer or run.epochs asks for and
-    ``run.buffer`` is a path, and the files of run.from_buffer.
-
-    Raises:
-        ConfigError: another option contradicts so many steps.
-        RolloutBufferError: there are no such files, or starting afresh would move them away.
-    """
+    ``run.buffer`` is a path, and the files of run.from_buffer."""
     run = config.run
     if run.from_buffer is not None:
         saved = _saved_buffers(config, folder)
@@ -264,7 +236,6 @@ def _buffer(config: Config) -> Path:
 
 
 def _saved_buffers(config: Config, folder: Path) -> list[Path]:
-    """Files of run.from_buffer, one for each step."""
     run = config.run
     assert run.from_buffer is not None
     files = saved_rollouts.files(run.from_buffer)

@@ -1,9 +1,5 @@
-"""Saved rollouts to learn from without sampling (``run.from_buffer``).
-
-Their rewards are as they stand there; advantages are computed anew, by this run's algorithm. The
-policy that sampled them is another one from the first update on, so that ``algorithm.correction:
-auto`` weighs their tokens by importance (``Config.learned_row``).
-"""
+"""Saved rollouts to learn from without sampling (``run.from_buffer``). Their rewards are as they
+stand there; advantages are computed anew, by this run's algorithm."""
 
 import logging
 import os
@@ -25,13 +21,34 @@ logger = logging.getLogger(__name__)
 
 def files(source: Path) -> list[Path]:
     """Buffers in ``source``, one for each step, in order and without a gap: itself, or those in a
-    run's folder ``buffers``.
+    run's folder ``buffers``. Each file must follow the one before it as ``run.keep_buffers`` of its
+    run says, by the names; else a step would learn from the next one's rollouts.
 
     Raises:
         RolloutBufferError: there is none, or one in the middle is missing.
     """
     buffers = buffer_files(source, "run.from_buffer=")
-    _check_no_gap(source, buffers)
+    steps = [step for path in buffers if (step := _step_of(path)) is not None]
+    if not steps:
+        return buffers
+    end, every = max(_num_steps(source), steps[-1] + 1), None
+    for path, before, step in zip(
+        [*buffers[1:], buffers[-1]], steps, [*steps[1:], end], strict=False
+    ):
+        if step == before + 1:
+            continue
+        if every is None or (step - 1) // every * every > before:
+            # The first document's setting holds for all, unless it was changed later.
+            section = read_document(path, "name another buffer").run.config.get("run")
+            keep = section.get("keep_buffers") if isinstance(section, dict) else None
+            every = keep if type(keep) is int and keep > 0 else 1
+        missing = (step - 1) // every * every
+        if missing > before:
+            raise RolloutBufferError(
+                f"run.from_buffer={source} lacks step-{missing:08d}.json.gz: after step {before} "
+                f"comes {'the end at ' if step == end else ''}{step}; restore it, or copy the "
+                "others into a folder of their own, numbered without a gap"
+            )
     return buffers
 
 
@@ -55,12 +72,8 @@ def buffer_files(source: Path, option: str = "") -> list[Path]:
 
 
 def missing_steps(source: Path, paths: Sequence[Path]) -> tuple[int, int]:
-    """Number of a run's steps that no file of its archive is named after, and the first of them. A
-    name may claim any step, so they are not listed.
-
-    Args:
-        source: as of ``buffer_files``. The last steps are known where the run's summary tells them.
-    """
+    """Number of a run's steps that no file of its archive is named after, and the first of them.
+    The last steps are known where the run's summary tells them."""
     steps = {step for path in paths if (step := _step_of(path)) is not None}
     first = next(n for n in range(len(steps) + 1) if n not in steps)
     count = max(max(steps, default=-1) + 1, _num_steps(source))
@@ -74,7 +87,6 @@ def _num_steps(source: Path) -> int:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """Archived buffers in ``folder`` by step, without other files beside them."""
     return sorted(path for path in folder.glob(FILES) if _step_of(path) is not None)
 
 
@@ -83,45 +95,9 @@ def _step_of(path: Path) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
-def _check_no_gap(source: Path, found: list[Path]) -> None:
-    """Check that every file follows the one before it as ``run.keep_buffers`` of its run says, by
-    the names. After a missing file, each step would learn from the next one's rollouts.
-
-    Raises:
-        RolloutBufferError: one is missing.
-    """
-    steps = [step for path in found if (step := _step_of(path)) is not None]
-    if not steps:
-        return
-    end, every = max(_num_steps(source), steps[-1] + 1), None
-    for path, before, step in zip([*found[1:], found[-1]], steps, [*steps[1:], end], strict=False):
-        if step == before + 1:
-            continue
-        if every is None or (step - 1) // every * every > before:
-            # The first document's setting holds for all, unless it was changed later.
-            every = _kept_every(path)
-        missing = (step - 1) // every * every
-        if missing > before:
-            raise RolloutBufferError(
-                f"run.from_buffer={source} lacks step-{missing:08d}.json.gz: after step {before} "
-                f"comes {'the end at ' if step == end else ''}{step}; restore it, or copy the "
-                "others into a folder of their own, numbered without a gap"
-            )
-
-
-def _kept_every(path: Path) -> int:
-    """Number of steps between two kept buffers of the run."""
-    section = read_document(path, "name another buffer").run.config.get("run")
-    keep = section.get("keep_buffers") if isinstance(section, dict) else None
-    return keep if type(keep) is int and keep > 0 else 1
-
-
 def read(path: Path, subject: "Subject") -> Document:
-    """Rollouts in ``path``, checked for learning by this model under its config.
-
-    Raises:
-        RolloutBufferError: they are damaged, or too long, or of another model.
-    """
+    """Rollouts in ``path``, checked for learning by this model under its config; raises
+    RolloutBufferError."""
     config, document = subject.config, read_document(path, "name another buffer")
     if not document.complete:
         raise RolloutBufferError(
@@ -155,12 +131,8 @@ def read(path: Path, subject: "Subject") -> Document:
 
 
 def warn_of_another(path: Path, document: Document, name: str | None) -> None:
-    """Say so, if the document is not of the step that its file is named after, or not of the run
-    ``name``, as where files of an archive were swapped, numbered anew or mixed.
-
-    Args:
-        name: of the run whose rollouts come first; None: it is not known.
-    """
+    """Warn if the document is not of the step that its file is named after, or not of the run
+    ``name``, whose rollouts come first; None: it is not known."""
     step, name = _step_of(path), name or document.run.name
     if (step in (None, document.step)) and document.run.name == name:
         return
@@ -171,15 +143,8 @@ def warn_of_another(path: Path, document: Document, name: str | None) -> None:
 
 
 def check_fits(path: Path, document: Document, context: int | None, vocabulary: int) -> None:
-    """Check that the model can read each prompt with its completion; they were read from ``path``.
-
-    Args:
-        context: the longest prompt plus completion in tokens; None: there is no limit.
-        vocabulary: how many token ids the model has.
-
-    Raises:
-        RolloutBufferError: they are too long, or were sampled by another model.
-    """
+    """Raises RolloutBufferError where a prompt with its completion is longer than the context
+    (None: there is no limit), or has token ids beyond the model's."""
     for group in document.groups:
         rows = [(*group.prompt.token_ids, *c.token_ids) for c in group.completions]
         rows += [(*o.prompt_ids, *o.token_ids) for c in group.completions for o in c.others]

@@ -1,8 +1,5 @@
-"""The rollouts of past steps: ``<run>/buffers/step-00000012.json.gz``.
-
-Each is the document of data/buffer.json as it was learned from, compressed. The oldest go when all
-together are more than the bound, but for those that a checkpoint may need.
-"""
+"""The rollouts of past steps: ``<run>/buffers/step-00000012.json.gz``, the document of
+data/buffer.json as it was learned from, compressed."""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +10,7 @@ from typing import Literal
 from reason_llm.config import changes
 from reason_llm.errors import RolloutBufferError
 from reason_llm.files import write_atomically
-from reason_llm.rollout import Group
+from reason_llm.rollout import Group, without_learner_logprobs
 from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
 
 FILES = "step-????????.json.gz"
@@ -60,17 +57,15 @@ class Archive:
         changed = changes(document.run.config, run.config)
         if changed.refused or changed.warned:
             return None
-        return replace(document, groups=[_before_learning(group) for group in document.groups])
+        return replace(document, groups=without_learner_logprobs(document.groups))
 
     def add(self, document: Document, needed_from: int | None = None) -> None:
-        """Keep this document, replacing one of the same step.
+        """Keep this document, replacing one of the same step; the oldest go beyond the bound.
+        Raises WriteError, and the others are as they were.
 
         Args:
             needed_from: the step of the oldest checkpoint that the run may go on from; the
                 rollouts since are kept whatever the bound. None: this document alone.
-
-        Raises:
-            WriteError: the disk is full or read-only; the others are as they were.
         """
         newest = self.folder / _name(document.step)
         write_atomically(newest, to_bytes(document, compressed=True))
@@ -86,12 +81,8 @@ class Archive:
 
 
 class Replay:
-    """Groups with signal of a run's last steps, to be learned once more; those from before the run
-    went on are read from its archive.
-
-    Args:
-        most: how many steps back.
-    """
+    """Groups with signal of a run's last steps, up to ``most``, to be learned once more; those from
+    before the run went on are read from its archive."""
 
     def __init__(self, archive: Archive, run: RunIdentity, most: int) -> None:
         self._archive = archive
@@ -141,9 +132,3 @@ def is_archived(document: Document) -> bool:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}.json.gz"
-
-
-def _before_learning(group: Group) -> Group:
-    """The group without the learner's log-probs."""
-    completions = (replace(completion, learner_logprobs=None) for completion in group.completions)
-    return replace(group, completions=tuple(completions))

@@ -47,14 +47,9 @@ class Best:
 def after(
     best: Best | None, step: int, record: Record, held_out: str, judged_by: str
 ) -> Best | None:
-    """The best evaluation once ``step`` is evaluated; that of ``step`` itself if it is better.
-
-    Args:
-        best: the best one before; one of other held-out problems or rows does not count.
-        record: of the step's evaluation.
-        held_out: digest of what was evaluated.
-        judged_by: name of what evaluation measures.
-    """
+    """The best evaluation once ``step`` is evaluated: that of ``step`` itself if it is better than
+    the best before, of which one of other problems or rows does not count. Further arguments as the
+    fields of ``Best``."""
     metric = next((key for key in METRICS if key in record), None)
     if metric is None:
         return best

@@ -10,12 +10,12 @@ holds a document for each of them until its turn.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from reason_llm.config import file as config_file
 from reason_llm.errors import RolloutBufferError
@@ -32,12 +32,8 @@ NO_COUNTS: Mapping[str, float] = {}
 logger = logging.getLogger(__name__)
 
 
-class Source(Protocol):
-    """A place beside the buffer that may hold rollouts to learn from."""
-
-    def read(self, step: int, run: RunIdentity) -> Document | None:
-        """All rollouts of this step of the run, with advantages; None: they are not there."""
-        ...
+Source = Callable[[int, RunIdentity], Document | None]
+"""A place beside the buffer that may hold all rollouts of this step of the run, with advantages."""
 
 
 class RolloutBuffer:
@@ -104,7 +100,7 @@ class RolloutBuffer:
         held = self._held(step)
         if held is None or not held.complete:
             for source in self._sources:
-                if (document := source.read(step, self.run)) is not None:
+                if (document := source(step, self.run)) is not None:
                     return document
         return held
 
@@ -154,16 +150,9 @@ class RolloutBuffer:
         """
         held = self._held(step)
         document = Document(
-            self.run,
-            step,
-            whole,
-            False,
-            len(groups) if drawn is None else drawn,
-            groups,
-            dict(counts),
-            checkpoint,
-            version if held is None else held.weight_version,
-        )
+            self.run, step, whole, False, len(groups) if drawn is None else drawn, groups,
+            dict(counts), checkpoint, version if held is None else held.weight_version,
+        )  # fmt: skip
         if self._folder and self._current is not None and step > self._current:
             self._ahead[step] = document
             write_atomically(self._folder / _name(step), to_bytes(document))
@@ -219,7 +208,7 @@ def check(path: Path, run: RunIdentity) -> Document | None:
         path, "restore it, or start with --run.resume never, which moves it aside"
     )
     ways_on = (
-        f"go on with that run, give this one --run.buffer of its own, "
+        "go on with that run, give this one --run.buffer of its own, "
         f"or start with --run.resume never, which moves {path} aside"
     )
     if document.run.id != run.id:
@@ -248,9 +237,8 @@ def read_ahead(folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]
             yield path, document
 
 
-@cache
+@cache  # both the checks before a run and the run read it
 def _warn_once(text: str) -> None:
-    """Cached, because both the checks before a run and the run read it."""
     logger.warning("%s", text)
 
 

@@ -5,15 +5,11 @@ place and renames it; the last n are kept.
     optimizer.safetensors, state.json, digests.json}
 
 With ``model.train: full`` there is a whole model in the adapter's place, and the run waits until it
-is written: so there is no copy of it in memory.
+is written, so as not to copy it. With ``run.max_staleness`` the adapters of earlier steps that
+steps to come are sampled by are there, too, as ``version-00000011.safetensors``.
 
-With ``run.max_staleness`` the adapters of earlier steps that steps to come are sampled by are
-there, too, as ``version-00000011.safetensors``.
-
-Safetensors and JSON only. ``digests.json`` holds the size and the SHA-256 of the files, so that
-damage is told before anything is loaded; the newest whole checkpoint counts. All
-randomness of a run is a function of its seed and the step, so there is no generator state to keep,
-and nothing is saved inside a step: it is learned again from its rollouts, to the same bits.
+All randomness of a run is a function of its seed and the step, so there is no generator state to
+keep, and nothing is saved inside a step: it is learned again from its rollouts, to the same bits.
 """
 
 import hashlib
@@ -21,9 +17,9 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from reason_llm.config import file as config_file
-from reason_llm.errors import CheckpointError, WriteError, one_line
+from reason_llm.errors import CheckpointError, one_line
 from reason_llm.files import MIB, check_digests, read_object, regular, replacing_folder
 from reason_llm.model import Model, Role, adapters, score_head, weights
 from reason_llm.rollout import Count, Number, Text, record_from_json
@@ -49,6 +45,11 @@ FORMAT = 2
 MOST_STATE_BYTES = 64 * MIB
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
+WRITTEN = (
+    *("step", "drawn", "micro_batch_tokens", "kl_coefficient", "best", "metrics_sha256"),
+    *("deviations", "run"),
+)
+"""Members of a state after the format, in their order in the file."""
 
 logger = logging.getLogger(__name__)
 
@@ -93,16 +94,21 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
     if not folders:
         return fresh(name, config)
     state = _newest_whole(folders)
-    changes = config_file.changes(state.run.config, config)
-    if changes.refused:
+    if refused := refused_changes(state.run.config, config):
         raise CheckpointError(
-            f"{run_folder} holds a run with another config ({'; '.join(changes.refused)}); set "
-            "that back, give this run a --run.name of its own, or start with --run.resume never, "
-            "which moves the old run aside"
+            f"{run_folder} holds a run with another config ({'; '.join(refused)}); set that back, "
+            "give this run a --run.name of its own, or start with --run.resume never, which moves "
+            "the old run aside"
         )
-    for line in changes.warned:
-        logger.warning("the run goes on with %s: from here on it is another experiment", line)
     return replace(state, run=RunIdentity(state.run.id, name, config))
+
+
+def refused_changes(old: dict[str, Any], new: dict[str, Any]) -> Sequence[str]:
+    """What may not change in a run that goes on; warns of what makes it another experiment."""
+    changes = config_file.changes(old, new)
+    for line in () if changes.refused else changes.warned:
+        logger.warning("the run goes on with %s: from here on it is another experiment", line)
+    return changes.refused
 
 
 def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
@@ -159,11 +165,8 @@ def needed_from(run_folder: Path) -> int:
 
 
 def read(folder: Path) -> RunState:
-    """State in one checkpoint, after comparing its files with their checksums.
-
-    Raises:
-        CheckpointError: a file is missing or is not what was written.
-    """
+    """State in one checkpoint; raises CheckpointError where a file is missing or is not what was
+    written."""
     try:
         if folder.is_symlink():
             raise ValueError("it is a link")
@@ -208,23 +211,23 @@ def save(
     beside: Mapping[str, Mapping[str, Tensor] | Path] = {},
 ) -> RunState:
     """Save ``state`` with the current adapters, heads and optimizers, whole or not at all, and
-    return the state with its folder.
+    return the state with its folder. ``writer.wait()`` raises WriteError where it could not be.
 
     Args:
         optimizers: by the role whose adapter each moves; the policy's among them.
         keep: how many checkpoints are kept.
         beside: further files by name: tensors, or an earlier checkpoint's file to be copied.
-
-    ``writer.wait()`` raises WriteError where the disk is full or read-only; older checkpoints are
-    then as they were.
     """
     target = run_folder / "checkpoints" / f"step-{state.step:08d}"
     policy = model.snapshot()
     files: dict[str, Mapping[str, Tensor] | Path] = {}
     for role, optimizer in optimizers.items():
         state_of = optim.state_tensors(optimizer)
-        if not model.is_full:
-            state_of = {key: _copy(value) for key, value in state_of.items()}
+        if not model.is_full:  # a copy in host memory, which later optimizer steps do not change
+            state_of = {
+                key: value.detach().to("cpu", copy=True).contiguous()
+                for key, value in state_of.items()
+            }
         files[_file(role, OPTIMIZER)] = state_of
         if role != "policy":
             files[_file(role, adapters.WEIGHTS)] = model.adapter_of(role)
@@ -242,21 +245,11 @@ def save(
                     shutil.copyfile(regular(content), folder / name)
                 else:
                     save_file(dict(content), str(folder / name), metadata={"format": "pt"})
-            value = {
-                "format": FORMAT,
-                "step": state.step,
-                "drawn": state.drawn,
-                "micro_batch_tokens": state.micro_batch_tokens,
-                "kl_coefficient": state.kl_coefficient,
-                "best": None if state.best is None else asdict(state.best),
-                "metrics_sha256": state.metrics_sha256,
-                "deviations": state.deviations,
-                "run": asdict(state.run),
-            }
+            value = {"format": FORMAT} | {name: getattr(state, name) for name in WRITTEN}
             (folder / STATE).write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
         for old in listing(run_folder)[:-keep]:
-            if old != target:
-                _remove(old)
+            if old != target and not old.is_symlink():
+                shutil.rmtree(old, ignore_errors=True)
 
     writer.submit(write)
     if model.is_full:
@@ -292,11 +285,8 @@ def restore(
 
 
 def earlier_adapters(state: RunState, most: int) -> dict[int, dict[str, Tensor]]:
-    """Adapters of up to this many steps before the checkpoint's, by learned steps.
-
-    Raises:
-        CheckpointError: a file is damaged.
-    """
+    """Adapters of up to this many steps before the checkpoint's, by learned steps; raises
+    CheckpointError."""
     if (folder := state.folder) is None:
         return {}
     versions = range(max(0, state.step - most), state.step)
@@ -325,25 +315,3 @@ def version_file(version: int) -> str:
 def _file(role: Role, name: str) -> str:
     """Name of a role's file in a checkpoint; the policy's have PEFT's own names."""
     return name if role == "policy" else f"{role}.{name}"
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy in host memory, which later optimizer steps do not change."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder or a link, never a link's target.
-
-    Raises:
-        WriteError: it cannot be removed.
-    """
-    try:
-        if folder.is_symlink():
-            folder.unlink()
-        else:
-            shutil.rmtree(folder)
-    except OSError as error:
-        raise WriteError(
-            f"{folder} cannot be removed ({error.strerror}); remove it and run again"
-        ) from error

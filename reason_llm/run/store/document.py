@@ -3,9 +3,8 @@
     {"sha256", "format": 2, "run": {"id", "name", "config"}, "step", "weight_version", "checkpoint",
     "complete", "trained", "drawn", "groups": [...], "counts": {}}
 
-``sha256`` is the digest of the file's bytes without that first member, ``{"format"...}`` to the
-line's end; of an archived document, unpacked. Whoever reads a document compares it, so that a
-changed number is told and not learned from. Knows nothing of models, rewards or tensors.
+``sha256`` is the digest of the file's bytes, unpacked, without that first member. Whoever reads a
+document compares it, so that a changed number is told and not learned from.
 """
 
 import gzip
@@ -29,11 +28,15 @@ from reason_llm.rollout import (
     Number,
     Text,
     check_lengths,
-    group_to_json,
     record_from_json,
 )
 
 FORMAT = 2
+WRITTEN = (
+    *("run", "step", "weight_version", "checkpoint", "complete", "trained", "drawn", "groups"),
+    "counts",
+)
+"""Members of a document after the format, in their order in the file."""
 MAX_BYTES = 4 << 30
 """Largest size of a document, unpacked."""
 MAX_RATIO = 200
@@ -73,19 +76,7 @@ class Document:
 
 def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
     """The document as JSON with its digest; ``compressed``: in gzip, the same bytes every time."""
-    run = document.run
-    value = {
-        "format": FORMAT,
-        "run": {"id": run.id, "name": run.name, "config": run.config},
-        "step": document.step,
-        "weight_version": document.weight_version,
-        "checkpoint": document.checkpoint,
-        "complete": document.complete,
-        "trained": document.trained,
-        "drawn": document.drawn,
-        "groups": [group_to_json(group) for group in document.groups],
-        "counts": document.counts,
-    }
+    value = {"format": FORMAT} | {name: getattr(document, name) for name in WRITTEN}
     content = sealed(orjson.dumps(value) + b"\n")
     return gzip.compress(content, compresslevel=6, mtime=0) if compressed else content
 
@@ -130,7 +121,6 @@ def read_document(
 
 
 def _read(path: Path, way_on: str) -> bytes:
-    """The bytes of a document, unpacked."""
     try:
         if path.suffix != ".gz":
             return read_bounded(path, MAX_BYTES)
@@ -145,11 +135,7 @@ def _read(path: Path, way_on: str) -> bytes:
 
 
 def _check(document: Document) -> None:
-    """Check what the fields' types do not say.
-
-    Raises:
-        ValueError: something contradicts something else.
-    """
+    """Raises ValueError where something contradicts something else."""
     completions = [c for group in document.groups for c in group.completions]
     if document.complete and not completions:
         raise ValueError("a whole step without rollouts")

@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,15 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
         WriteError: it cannot be written.
     """
     path = run_folder / "environment.json"
-    now = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    now: dict[str, Any] = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds")}
     now |= {"reason_llm": _ourselves(), "packages": _packages(), "machine": _machine()}
-    now |= {"data": _counts(data), "plan": _ledger(plan)}
+    now["data"] = _counts(data)
+    now["plan"] = [
+        {"name": line.name, "sampling": line.sampling, "learning": line.learning}
+        for line in plan.lines
+    ]
     starts = [each for each in _read(path) if each["step"] < step] if step else []
-    if not starts or _without_time(starts[-1]) != _without_time(now):
+    if not starts or starts[-1] | {"step": step, "time": now["time"]} != now:
         starts.append(now)
     write_atomically(path, sealed(orjson.dumps({"starts": starts}, option=orjson.OPT_INDENT_2)))
 
@@ -58,12 +63,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _without_time(start: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in start.items() if key not in ("step", "time")}
-
-
+@cache
 def _ourselves() -> dict[str, Any]:
-    """Version and git commit; ``dirty``: there were uncommitted changes."""
     root = Path(reason_llm.__file__).parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     changes = _git(root, "status", "--porcelain", "--untracked-files=no") if commit else None
@@ -75,11 +76,12 @@ def _git(root: Path, *arguments: str) -> str | None:
     try:
         command = ["git", "-C", str(root), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None  # no git, or a repository that it does not trust
+    except (OSError, subprocess.SubprocessError):  # no git, or it does not trust the repository
+        return None
     return done.stdout.strip()
 
 
+@cache
 def _packages() -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
@@ -91,7 +93,6 @@ def _packages() -> dict[str, str]:
 
 
 def _machine() -> dict[str, Any]:
-    """Processor, memory, GPU, Python and kernel."""
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine: dict[str, Any] = {
         "processor": _processor(),
@@ -137,11 +138,3 @@ def _counts(data: Data) -> dict[str, Any]:
         "held_out": [count(each) for each in held_out],
         "in_both": len(data.contamination),
     }
-
-
-def _ledger(plan: Plan) -> list[dict[str, Any]]:
-    """The memory plan, in bytes."""
-    return [
-        {"name": line.name, "sampling": line.sampling, "learning": line.learning}
-        for line in plan.lines
-    ]

@@ -2,7 +2,7 @@
 
 import difflib
 import hashlib
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,42 +25,26 @@ Which = Literal["last", "best", "ema"]
 """Names of a run's adapters."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAdapter:
-    """An adapter that a run keeps in a folder of its own."""
-
-    folder: str
-    """Its name in the run's folder; ``model`` in the place of ``adapter`` where it is a whole
-    one."""
-    source: Literal["policy", "average", "checkpoint"]
-    """policy, average: of the optimizer's state when the run ends. checkpoint: its files
-    ``<name>.*`` in every one, as soon as the first with them is on disk; when it is taken is in
-    ``kept_adapters.MOMENTS``."""
-    missing: str = ""
-    """Reason why a run has no such adapter."""
-    record: str | None = None
-    """File with its step, in its folder; None: it belongs to the run's end."""
-
-    def name(self, train: str) -> str:
-        """Its name in the folder of a run with this ``model.train``."""
-        return self.folder.replace("adapter", "model") if train == "full" else self.folder
-
-
-KEPT: dict[Which, KeptAdapter] = {
-    "last": KeptAdapter("adapter", "policy"),
-    "best": KeptAdapter(
-        "adapter_best", "checkpoint", "it has evaluated nothing, or had run.keep_best=false",
-        record="best.json",
-    ),
-    "ema": KeptAdapter("adapter_ema", "average", "it had no train.ema, or has not ended"),
-}  # fmt: skip
-BEST, EMA = KEPT["best"].folder, KEPT["ema"].folder
+KEPT: dict[Which, str] = {"last": "adapter", "best": "adapter_best", "ema": "adapter_ema"}
+"""Their folders in the run's."""
+MISSING = {
+    "best": "it has evaluated nothing, or had run.keep_best=false",
+    "ema": "it had no train.ema, or has not ended",
+}
+"""Reasons why a run has no such adapter."""
+BEST_RECORD = "best.json"
+"""File in the best adapter's folder: its step, metric and value."""
 WHICH = "|".join(KEPT)
 """Values of ``--which``."""
 WHICH_HELP = (
-    "which adapter of the run: its last one, or that in "
-    f"{' or '.join(f'{kept.folder}/' for kept in [*KEPT.values()][1:])} (default: last)"
+    "which adapter of the run: its last one, or that in adapter_best/ or adapter_ema/ "
+    "(default: last)"
 )
+
+
+def kept_name(which: Which, train: str) -> str:
+    """Name of a kept adapter, or whole model, in the folder of a run with this ``model.train``."""
+    return KEPT[which].replace("adapter", "model") if train == "full" else KEPT[which]
 
 
 def is_run(path: Path) -> bool:
@@ -92,16 +76,13 @@ def holds_policy(path: Path) -> bool:
 
 def place_of(run: Path, which: Which) -> Path:
     """Folder of an adapter, or a whole model, that a run keeps."""
-    whole = run / KEPT[which].name("full")
-    return whole if whole.is_dir() else run / KEPT[which].folder
+    whole = run / kept_name(which, "full")
+    return whole if whole.is_dir() else run / KEPT[which]
 
 
 def refuse_reward_model(adapter: Path) -> None:
-    """Refuse a reward model's adapter where answers are wanted; a run says so by its config.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Raises ConfigError for a reward model's adapter, where answers are wanted; a run says so by
+    its config."""
     if not is_run(adapter) and (adapter / SCORE_HEAD).exists():
         raise ConfigError(
             f"{adapter} is a reward model's adapter, which scores completions and writes none; "
@@ -110,12 +91,8 @@ def refuse_reward_model(adapter: Path) -> None:
 
 
 def read_config(run: Path, overrides: dict[str, Any] | None = None) -> Config:
-    """The config of a run, with dotted ``overrides``.
-
-    Raises:
-        ConfigError: it is damaged, or an override is wrong.
-    """
-    check_config(run)
+    """The config of a run, with dotted ``overrides``; raises ConfigError."""
+    _check_config(run)
     return config_file.load(run / CONFIG, overrides)
 
 
@@ -128,12 +105,8 @@ def config_to_bytes(config: Config) -> bytes:
 _CONFIG_DIGEST = "# SHA-256 of the lines below: "
 
 
-def check_config(run: Path) -> None:
-    """Compare a run's config with the SHA-256 that it carries.
-
-    Raises:
-        ConfigError: it is another.
-    """
+def _check_config(run: Path) -> None:
+    """Compare a run's config with the SHA-256 that it carries."""
     try:
         first, _, rest = read_text(run / CONFIG, MOST_CONFIG_BYTES).partition("\n")
         if first.startswith(_CONFIG_DIGEST):
@@ -149,11 +122,7 @@ def check_config(run: Path) -> None:
 
 
 def check_writes(config: Config, what: str) -> None:
-    """Check that the run's model writes completions, which ``what`` needs.
-
-    Raises:
-        ConfigError: it is a reward model.
-    """
+    """Raises ConfigError for a reward model, as ``what`` needs completions."""
     if config.of_stage.scores:
         raise ConfigError(
             f"{config.run.name} is a reward model (stage={config.stage}): it scores completions "
@@ -162,11 +131,7 @@ def check_writes(config: Config, what: str) -> None:
 
 
 def which_adapter(text: str | None) -> Which:
-    """The value of ``--which``; None: last.
-
-    Raises:
-        ConfigError: it is another one.
-    """
+    """The value of ``--which``; None: last; raises ConfigError."""
     for which in KEPT:
         if text in (which, None):
             return which
@@ -186,12 +151,12 @@ def find_adapter(run: Path, which: Which = "last") -> Path:
     Raises:
         CheckpointError: the run has none.
     """
-    kept, final = KEPT[which], place_of(run, which)
+    final = place_of(run, which)
     if which != "last":
         if holds_policy(final):
             return final
         raise CheckpointError(
-            f"{run} holds no {kept.folder}/: {kept.missing}; leave --which {which} out for its "
+            f"{run} holds no {KEPT[which]}/: {MISSING[which]}; leave --which {which} out for its "
             "last adapter"
         )
     newest = _newest_checkpoint(run)
@@ -205,52 +170,41 @@ def find_adapter(run: Path, which: Which = "last") -> Path:
 
 
 def conditioning_of(adapter: Path) -> Conditioning | None:
-    """How scores are written into the prompts of an adapter from conditional SFT; None for others.
-
-    Raises:
-        DataError: as ``read_conditioning``.
-    """
-    if adapter.parent.name == "checkpoints":  # the run's
-        return read_conditioning(adapter.parent.parent)
-    return read_conditioning(adapter)
+    """How scores are written into the prompts of an adapter from conditional SFT; None for others;
+    raises DataError."""
+    of_checkpoint = adapter.parent.name == "checkpoints"  # the run's
+    return read_conditioning(adapter.parent.parent if of_checkpoint else adapter)
 
 
 def learned_steps(run: Path, adapter: Path) -> int | None:
     """Number of steps that an adapter from ``find_adapter`` has learned; None if unknown."""
-    for which, kept in KEPT.items():
-        if adapter == place_of(run, which):
-            return finished_steps(run) if kept.record is None else _step_in(_record_of(run, which))
-    return step_of(adapter)
+    if adapter == place_of(run, "best"):
+        return best_step(run)
+    is_last = adapter in (place_of(run, "last"), place_of(run, "ema"))
+    return finished_steps(run) if is_last else step_of(adapter)
 
 
 def best_step(run: Path) -> int | None:
     """Step of the adapter in ``adapter_best/``; None without one."""
-    return _step_in(best_record(run))
+    step = best_record(run).get("step")
+    return step if type(step) is int else None
 
 
 def best_record(run: Path) -> dict[str, Any]:
     """Step, metric and value in ``adapter_best/best.json``; empty if it cannot be read."""
-    return _record_of(run, "best")
+    return _object_in(place_of(run, "best") / BEST_RECORD)
 
 
-def _record_of(run: Path, which: Which) -> dict[str, Any]:
+def _object_in(file: Path) -> dict[str, Any]:
     try:
-        return read_object(place_of(run, which) / str(KEPT[which].record))
+        return read_object(file)
     except (OSError, ValueError):
         return {}
 
 
-def _step_in(record: dict[str, Any]) -> int | None:
-    step = record.get("step")
-    return step if type(step) is int else None
-
-
 def finished_steps(run: Path) -> int | None:
     """Step at which the run last ended; None if it never did."""
-    try:
-        steps = read_object(run / "summary.json").get("steps")
-    except (OSError, ValueError):
-        return None
+    steps = _object_in(run / "summary.json").get("steps")
     return steps if type(steps) is int else None
 
 
@@ -259,33 +213,21 @@ def has_ended(run: Path, steps: int | None, patience: int) -> bool:
 
     Args:
         steps: ``run.steps`` of the config; None: the steps that the run made of ``run.epochs`` or
-            ``run.from_buffer`` when it last began.
+            ``run.from_buffer`` when it last began, by its own config; raises ConfigError.
         patience: ``eval.patience`` of the config.
-
-    Raises:
-        ConfigError: the run's own config is damaged.
     """
     learned, newest = finished_steps(run), _newest_checkpoint(run)
     if learned is None or (newest is not None and step_of(newest) > learned):
         return False
-    if steps is None:
-        steps = _resolved_steps(run)
-    return learned >= steps or ends_early(_best_of_summary(run), patience)
-
-
-def _best_of_summary(run: Path) -> Best | None:
-    try:
-        return record_from_json(Best, read_object(run / "summary.json").get("best"))
-    except (OSError, ValueError):
-        return None
-
-
-def _resolved_steps(run: Path) -> int:
-    """``run.steps`` in the run's own config; 0 if only the summary is left."""
-    check_config(run)
-    section = config_file.read_yaml(run / CONFIG).get("run") if is_run(run) else None
-    steps = section.get("steps") if isinstance(section, dict) else None
-    return steps if type(steps) is int else 0
+    if steps is None:  # if only the summary is left, it counts
+        _check_config(run)
+        section = config_file.read_yaml(run / CONFIG).get("run") if is_run(run) else None
+        found = section.get("steps") if isinstance(section, dict) else None
+        steps = found if type(found) is int else 0
+    best = _object_in(run / "summary.json").get("best")
+    with suppress(ValueError):
+        return learned >= steps or ends_early(record_from_json(Best, best), patience)
+    return False
 
 
 def listing(run: Path) -> list[Path]:
@@ -299,12 +241,8 @@ def _newest_checkpoint(run: Path) -> Path | None:
 
 
 def weights_digest(model: str, adapter: Path | None = None) -> str:
-    """Digest of all weights and of the config of a model, and of an adapter over it. Of a Hub id it
-    is that of the commit in the cache, whose files the Hub's client names by their content.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """Digest of all weights and of the config of a model, and of an adapter over it; of a Hub id
+    that of the commit in the cache; raises ModelError."""
     lines = []
     if not Path(model).is_dir():
         config = cached(model, "config.json")

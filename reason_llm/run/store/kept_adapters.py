@@ -1,9 +1,8 @@
-"""The adapters, or whole models, that a run keeps in folders of its own, by the rows of
-``store.folder.KEPT``.
+"""The adapters, or whole models, that a run keeps in folders of its own: the last one, the average
+(train.ema) and that of the best evaluation.
 
-The weights of one that is taken on the way, such as the best one, are in every checkpoint
-(``best.adapter_model.safetensors``), so that a run that goes on from any of them has it again.
-Another one is a row there, and here the moments at which it is taken.
+The best one's weights are in every checkpoint from then on (``best.adapter_model.safetensors``), so
+that a run that goes on from any of them has it again.
 """
 
 import logging
@@ -31,8 +30,9 @@ from reason_llm.files import (
     sealed,
 )
 from reason_llm.model import Model, adapters, score_head, weights
+from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
-from reason_llm.run.store.folder import KEPT, KeptAdapter, Which
+from reason_llm.run.store.folder import BEST_RECORD, Which, kept_name
 from reason_llm.run.store.metrics import MetricsLog, Record
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
@@ -41,36 +41,15 @@ SCALE = "reward.json"
 """File beside a reward model's adapter."""
 END_TOKEN = "end_token"
 """Where the score of our reward models is read: at the end token."""
+OF_BEST = "best."
+"""First part of the names of the best adapter's files in a checkpoint."""
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When an adapter was taken, and why."""
-
-    step: int
-    told: str
-    """A sentence for its README."""
-    record: dict[str, Any]
-    """What the file beside it holds: its step and more."""
-
-
-def _best(config: Config, state: RunState) -> Moment | None:
-    if state.best is None or not config.run.keep_best:
-        return None
-    record = {key: value for key, value in asdict(state.best).items() if key != "evaluations_since"}
-    return Moment(state.best.step, f"Its evaluation was the best: {state.best}.", record)
-
-
-MOMENTS: dict[Which, Callable[[Config, RunState], Moment | None]] = {"best": _best}
-"""When each adapter of the source checkpoint was last taken, by the run's state; None: never."""
-
-
-def moments(config: Config, state: RunState) -> dict[Which, Moment]:
-    """The kept adapters that the run has so far."""
-    found = {which: moment(config, state) for which, moment in MOMENTS.items()}
-    return {which: moment for which, moment in found.items() if moment is not None}
+def _record_of(best: Best) -> dict[str, Any]:
+    """The content of the file beside the best adapter."""
+    return {key: value for key, value in asdict(best).items() if key != "evaluations_since"}
 
 
 @dataclass(slots=True)
@@ -89,51 +68,43 @@ class KeptAdapters:
     """The policy's optimizer."""
     log: MetricsLog
     writer: BackgroundWriter
-    files: dict[Which, dict[str, Mapping[str, Tensor] | Path]] = field(default_factory=dict)
-    """Of each in the next checkpoint: tensors until one holds them, then its files; none: it is not
-    kept."""
-
-    @property
-    def beside(self) -> dict[str, Mapping[str, Tensor] | Path]:
-        """All files in the next checkpoint, by name."""
-        return {name: source for files in self.files.values() for name, source in files.items()}
+    beside: dict[str, Mapping[str, Tensor] | Path] = field(default_factory=dict)
+    """The best adapter in the next checkpoint, by file: tensors until one holds them, then its
+    files."""
 
     def restore(self, state: RunState) -> RunState:
-        """Bring the folders to the state that the checkpoint names."""
-        if (checkpoint := state.folder) is None:
+        """Bring the best adapter's folder to the state that the checkpoint names."""
+        if (checkpoint := state.folder) is None or (best := self._best_of(state)) is None:
             return state
-        for which, moment in moments(self.config, state).items():
-            self.files[which] = {file.name: file for file in checkpoint.glob(f"{which}.*")}
-            if not self.files[which]:
-                logger.warning(
-                    "%s/ of step %d was not kept (%s): the next one is",
-                    self._folder_of(KEPT[which]).name, moment.step, moment.told,
-                )  # fmt: skip
-                state = replace(state, best=None) if which == "best" else state
-                continue
-            try:
-                _check(self._folder_of(KEPT[which]), which, checkpoint, moment)
-            except (OSError, ValueError):
-                self._submit(which, checkpoint, moment)
+        self.beside = {file.name: file for file in checkpoint.glob(f"{OF_BEST}*")}
+        if not self.beside:
+            logger.warning(
+                "%s/ of step %d was not kept: the next one is",
+                self._folder_of("best").name, best.step,
+            )  # fmt: skip
+            return replace(state, best=None)
+        try:
+            _check_best(self._folder_of("best"), checkpoint, best)
+        except (OSError, ValueError):
+            self._submit(checkpoint, best)
         return state
 
     def take(self, state: RunState) -> None:
-        """Take the adapters that are due at this moment."""
-        for which, moment in moments(self.config, state).items():
-            if moment.step == state.step and self.config.learns:
-                tensors = self.model.adapter_of("policy")
-                self.files[which] = {f"{which}.{self.model.weights_file}": tensors}
-                if (head := self.model.heads.get("policy")) is not None:
-                    self.files[which][f"{which}.{score_head.FILE}"] = score_head.state(head)
+        """Take the best adapter if this moment's is."""
+        best = self._best_of(state)
+        if best is not None and best.step == state.step and self.config.learns:
+            tensors = self.model.adapter_of("policy")
+            self.beside = {f"{OF_BEST}{self.model.weights_file}": tensors}
+            if (head := self.model.heads.get("policy")) is not None:
+                self.beside[f"{OF_BEST}{score_head.FILE}"] = score_head.state(head)
 
     def saved(self, state: RunState) -> None:
-        """A checkpoint is on its way to disk: after it, write the folders of what is new in it."""
+        """A checkpoint is on its way to disk: after it, write the folder of what is new in it."""
         assert state.folder is not None
-        for which, moment in moments(self.config, state).items():
-            files = self.files.get(which, {})
-            self.files[which] = {name: state.folder / name for name in files}
-            if any(not isinstance(source, Path) for source in files.values()):
-                self._submit(which, state.folder, moment)
+        is_new = any(not isinstance(source, Path) for source in self.beside.values())
+        self.beside = {name: state.folder / name for name in self.beside}
+        if is_new and (best := self._best_of(state)) is not None:
+            self._submit(state.folder, best)
 
     def finish(self, step: int, judge: Callable[[], Record]) -> None:
         """Write the last adapter, and the average where there is one.
@@ -141,57 +112,51 @@ class KeptAdapters:
         Args:
             judge: measures the model on the held-out rows.
         """
-        for kept in KEPT.values():
-            if kept.source == "policy":
-                self._write_end(kept, step, self._records(step))
-            elif kept.source == "average" and optim.averaged_steps(self.optimizer):
-                told = f"An exponential moving average (train.ema={self.config.train.ema})."
-                with optim.averaged(self.optimizer):
-                    records = [judge()] if self.config.of_stage.scores else []
-                    self._write_end(kept, step, records, told)
+        self._write_end("last", step, self._records(step))
+        if optim.averaged_steps(self.optimizer):
+            told = f"An exponential moving average (train.ema={self.config.train.ema})."
+            with optim.averaged(self.optimizer):
+                records = [judge()] if self.config.of_stage.scores else []
+                self._write_end("ema", step, records, told)
 
-    def _folder_of(self, kept: KeptAdapter) -> Path:
-        return self.run / kept.name(self.config.model.train)
+    def _best_of(self, state: RunState) -> Best | None:
+        return state.best if self.config.run.keep_best else None
+
+    def _folder_of(self, which: Which) -> Path:
+        return self.run / kept_name(which, self.config.model.train)
 
     def _write_end(
-        self, kept: KeptAdapter, step: int, records: Sequence[Record], told: str = ""
+        self, which: Which, step: int, records: Sequence[Record], told: str = ""
     ) -> None:
-        """Write the model's current adapter."""
-        with replacing_folder(self._folder_of(kept)) as folder:
+        with replacing_folder(self._folder_of(which)) as folder:
             self.model.save(folder)
             if (head := self.model.heads.get("policy")) is not None:
                 score_head.save(score_head.state(head), folder)
             self._describe(folder, step, records, told)
 
-    def _submit(self, which: Which, checkpoint: Path, moment: Moment) -> None:
-        """Write a folder from a checkpoint, after the checkpoint is on disk."""
-        records, names = self._records(moment.step), list(self.files[which])
-        self.writer.submit(lambda: self.write(which, checkpoint, names, moment, records))
+    def _submit(self, checkpoint: Path, best: Best) -> None:
+        """Write the best adapter's folder from a checkpoint, after that is on disk."""
+        records, names = self._records(best.step), list(self.beside)
+        self.writer.submit(lambda: self.write(checkpoint, names, best, records))
 
     def write(
-        self,
-        which: Which,
-        checkpoint: Path,
-        names: Sequence[str],
-        moment: Moment,
-        records: Sequence[Record],
+        self, checkpoint: Path, names: Sequence[str], best: Best, records: Sequence[Record]
     ) -> None:
-        """Make a folder from these files of a checkpoint, whole or not at all.
+        """Make the best adapter's folder from these files of a checkpoint, whole or not at all.
 
         Raises:
             WriteError: the disk is full or read-only; the old folder is as it was.
         """
-        kept = KEPT[which]
-        with replacing_folder(self._folder_of(kept)) as folder:
+        with replacing_folder(self._folder_of("best")) as folder:
             if self.model.is_full:
                 weights.copy_beside(str(checkpoint), folder)
             config = "config.json" if self.model.is_full else adapters.CONFIG
             shutil.copyfile(regular(checkpoint / config), folder / config)
             for name in names:
-                shutil.copyfile(regular(checkpoint / name), folder / name.removeprefix(f"{which}."))
-            self._describe(folder, moment.step, records, moment.told)
-            record = orjson.dumps(moment.record, option=orjson.OPT_INDENT_2)
-            (folder / str(kept.record)).write_bytes(record)
+                shutil.copyfile(regular(checkpoint / name), folder / name.removeprefix(OF_BEST))
+            self._describe(folder, best.step, records, f"Its evaluation was the best: {best}.")
+            record = orjson.dumps(_record_of(best), option=orjson.OPT_INDENT_2)
+            (folder / BEST_RECORD).write_bytes(record)
 
     def _records(self, step: int) -> list[Record]:
         """The records up to this step, for a reward model's scale."""
@@ -216,31 +181,32 @@ def check_written(run: Path, config: Config, state: RunState) -> None:
         NotAsWritten: one is missing or is another. OSError: one cannot be read.
     """
     assert state.folder is not None
-    file = weights.FILES[config.model.train]
-    for kept in KEPT.values():
-        folder = run / kept.name(config.model.train)
-        if kept.source == "checkpoint" or (kept.source == "average" and not folder.is_dir()):
-            continue
+    file, train = weights.FILES[config.model.train], config.model.train
+    last, average = run / kept_name("last", train), run / kept_name("ema", train)
+    for folder in [last, average] if average.is_dir() else [last]:
         noted = check_digests(folder)
         if file not in noted:
             raise NotAsWritten(f"{folder.name}/ or its {MANIFEST} is missing")
-        if kept.source == "policy":
+        if folder == last:
             compare(f"{folder.name}/{file}", noted[file], check_digests(state.folder)[file])
-    for which, moment in moments(config, state).items():
-        if (state.folder / f"{which}.{file}").is_file():
-            _check(run / KEPT[which].name(config.model.train), which, state.folder, moment)
+    if (
+        state.best is not None
+        and config.run.keep_best
+        and (state.folder / f"{OF_BEST}{file}").is_file()
+    ):
+        _check_best(run / kept_name("best", train), state.folder, state.best)
 
 
-def _check(folder: Path, which: Which, checkpoint: Path, moment: Moment) -> None:
-    noted, kept = check_digests(folder), KEPT[which]
+def _check_best(folder: Path, checkpoint: Path, best: Best) -> None:
+    noted = check_digests(folder)
     for file, digest in check_digests(checkpoint).items():
-        if file.startswith(f"{which}."):
-            own = file.removeprefix(f"{which}.")
+        if file.startswith(OF_BEST):
+            own = file.removeprefix(OF_BEST)
             compare(f"{folder.name}/{own}", noted.get(own, "missing"), digest)
-    record = read_object(folder / str(kept.record), MIB)
-    if record != moment.record:
+    record = read_object(folder / BEST_RECORD, MIB)
+    if record != _record_of(best):
         raise NotAsWritten(
-            f"{folder.name}/{kept.record} tells of {record!s:.200}, and not of {moment.record}"
+            f"{folder.name}/{BEST_RECORD} tells of {record!s:.200}, and not of {_record_of(best)}"
         )
 
 
@@ -267,14 +233,13 @@ def readme(config: Config, step: int, told: str = "") -> bytes:
     if config.model.train == "full":
         kind, library, tag = "model, all of it trained, from", "transformers", "full"
         load = "    model = AutoModelForCausalLM.from_pretrained(THIS_FOLDER)\n"
-    text = (
+    return (
         f"---\nlibrary_name: {library}\ntags: [reason_llm, {tag}]\n---\n\n"
         f"# {run}\n\n"
         f"A {kind} `{base}`, made with reason_llm: {method.name} ({method.idea}), "
         f"after step {step} of {config.run.steps}."
         f"{' ' if told else ''}{told}\n\n{load}"
-    )
-    return text.encode()
+    ).encode()
 
 
 def describe(records: Sequence[Record], base: str, template: str) -> bytes:

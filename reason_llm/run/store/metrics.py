@@ -63,8 +63,7 @@ class MetricsLog:
     ) -> None:
         self.path = run_folder / "metrics.jsonl"
         last = -1 if step is None else step
-        lines = _lines(self.path) if self.path.exists() else []
-        kept = b"".join(line for line, record in lines if record["step"] <= last)
+        kept = b"".join(line for line, record in _lines(self.path) if record["step"] <= last)
         write_atomically(self.path, kept)
         self._digest = hashlib.sha256(kept)
         self._since = started
@@ -80,11 +79,8 @@ class MetricsLog:
         return self._digest.hexdigest()
 
     def write(self, step: int, values: Record) -> Record:
-        """Append the record of ``step``, with the seconds since the one before.
-
-        Raises:
-            WriteError: the disk is full or fails.
-        """
+        """Append the record of ``step``, with the seconds since the one before; raises
+        WriteError."""
         now = time.perf_counter()
         record = {"step": step, **values, "time/total_seconds": now - self._since}
         self._since = now
@@ -95,11 +91,7 @@ class MetricsLog:
         return record
 
     def sync(self) -> None:
-        """Make the records survive a power cut.
-
-        Raises:
-            WriteError: the disk is full or fails.
-        """
+        """Make the records survive a power cut; raises WriteError."""
         with self._told_if_it_fails():
             sync(self.path)
 
@@ -114,32 +106,28 @@ class MetricsLog:
 
     def records(self) -> list[Record]:
         """All records on disk."""
-        return read_all(self.path.parent)
+        return read(self.path.parent)
 
     def seconds_since(self) -> float:
         """Seconds since the last record."""
         return time.perf_counter() - self._since
 
 
-def read_all(run_folder: Path) -> list[Record]:
-    """The records of a run, oldest first; none where there is no metrics.jsonl."""
-    path = run_folder / "metrics.jsonl"
-    return read(path) if path.exists() else []
-
-
-def read(path: Path) -> list[Record]:
-    """Records in ``path``. A last line without its end is an unfinished write and is ignored. A
-    null (a number that was not finite) is ignored, and so is a number so large that sums of it are
-    not finite.
+def read(run_folder: Path) -> list[Record]:
+    """The records of a run, oldest first; none where there is no metrics.jsonl. A last line without
+    its end is an unfinished write and is ignored. A null (a number that was not finite) is ignored,
+    and so is a number so large that sums of it are not finite.
 
     Raises:
         DataError: another line is no record, or the file cannot be read.
     """
-    return [record for _, record in _lines(path)]
+    return [record for _, record in _lines(run_folder / "metrics.jsonl")]
 
 
 def _lines(path: Path) -> list[tuple[bytes, Record]]:
     """The lines of the records, each with its parsed value."""
+    if not path.exists():
+        return []
     try:
         content = read_bounded(path, MAX_BYTES)
     except OSError as error:
@@ -162,12 +150,11 @@ def _lines(path: Path) -> list[tuple[bytes, Record]]:
 
 
 def describe(groups: list[Group], first: str | None = None) -> Record:
-    """Statistics of a step's rollouts, from the buffer alone. Means of rewards are over the
-    completions that have them; a reward that none has is left out.
+    """Statistics of a step's rollouts. Means of rewards are over the completions that have them; a
+    reward that none has is left out.
 
     Args:
-        first: name of the reward that judges; None, or one that saved rollouts lack: its
-            deviation is left out.
+        first: name of the reward that judges; saved rollouts may lack it.
     """
     completions = [completion for group in groups for completion in group.completions]
     tokens = sum(len(completion.sampled_ids) for completion in completions)

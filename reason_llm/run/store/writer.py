@@ -11,10 +11,8 @@ from reason_llm.errors import Stopped
 
 
 class BackgroundWriter:
-    """Writer thread; everything given to it is written when the ``with`` block ends.
-
-    After a normal end, or one that a signal asked for, a failed write raises ``WriteError``.
-    """
+    """Writer thread; everything given to it is written when the ``with`` block ends. After a normal
+    end, or one that a signal asked for, a failed write raises ``WriteError``."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "writer")
@@ -47,11 +45,7 @@ class BackgroundWriter:
         self._pending.append(self._pool.submit(timed))
 
     def wait(self) -> None:
-        """Wait until everything is written.
-
-        Raises:
-            WriteError: the first that could not be; and whatever else it raised.
-        """
+        """Wait until everything is written; raises what the first failed write did."""
         pending, self._pending = self._pending, []
         wait(pending)
         for call in pending:

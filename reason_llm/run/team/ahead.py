@@ -1,27 +1,21 @@
 """Sampling ahead: while a step is learned, the processes that only sample do the steps after it.
 
 A thread of the head collects them, as ``collect`` does, and deals their shards. When the step is
-learned, the head and the other replicas take what is left of the next step, by the version that it
-asks for. At the end of the block the thread has ended: nothing is sampled while a step is evaluated
-and saved.
-
-Whatever fails here is tried again when it is the step's turn. What is sampled does not depend on
-who samples it, or on when.
+learned, the head and the other replicas take what is left of the next step. Nothing is sampled
+while a step is evaluated and saved. Whatever fails here is tried again in its turn.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 from reason_llm.errors import ReasonError, Stopped, one_line
 from reason_llm.rollout import Group
-from reason_llm.run.collect import Step, Stop, collect
+from reason_llm.run.collect import Step, collect
 from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.team.alone import SamplingBy
-from reason_llm.run.team.cluster import Member
 from reason_llm.run.team.crew import Crew, Deal
 from reason_llm.run.watch import SILENT
 from reason_llm.sample import (
@@ -40,47 +34,18 @@ POLL_SECONDS = 0.02
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
-def sampling_ahead(
-    crew: Crew, step: Step, sampling: SamplingBy, records: dict[int, Record]
-) -> Iterator[None]:
-    """Context in which the samplers do the steps after this one that may be sampled by now; at its
-    end the next one is sampled, if the run has one.
-
-    Args:
-        records: by step; those of the steps that are sampled here are added.
-    """
-    ahead = _Ahead(crew, step, sampling, records)
-    ahead.thread.start()
-    try:
-        yield
-        ahead.finish()
-    finally:
-        ahead.end()
-
-
 class _Abandoned(Exception):
     """Nobody waits for these samples any more."""
 
 
-class _Enough:
-    """The ``collect.Stop`` of what is sampled ahead."""
+class Ahead:
+    """Context in which the samplers do the steps after this one that may be sampled by now; at its
+    end the next one is sampled, if the run has one. It is the ``sample.Dealer`` of its thread's
+    sampler, and the ``collect.Stop`` of its steps.
 
-    def __init__(self, stop: Stop) -> None:
-        self._stop = stop
-        self.is_enough = False
-
-    @property
-    def requested(self) -> bool:
-        return self.is_enough or self._stop.requested
-
-    def check(self) -> None:
-        if self.requested:
-            raise Stopped(0)
-
-
-class _Ahead:
-    """The thread, the ``sample.Dealer`` of its sampler, and what this process does for it."""
+    Args:
+        records: by step; those of the steps that are sampled here are added.
+    """
 
     def __init__(
         self, crew: Crew, step: Step, sampling: SamplingBy, records: dict[int, Record]
@@ -94,28 +59,38 @@ class _Ahead:
         """Learned steps of the policy that samples."""
         self._deal: Deal | None = None
         """The current wave."""
-        self._stop = _Enough(step.stop)
+        self._is_enough = False
         self._learners_are_free = False
         self._is_abandoned = False
         self._next_is_sampled = False
         self._error: BaseException | None = None
-        self.thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
 
-    def finish(self) -> None:
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._end()
+
+    def _finish(self) -> None:
         """Finish sampling the next step, and the current wave of later steps."""
         self._learners_are_free = True
         with timed(self._step.record, "waiting"):
-            while self.thread.is_alive():
-                self._stop.is_enough = self._next_is_sampled
+            while self._thread.is_alive():
+                self._is_enough = self._next_is_sampled
                 deal = self._deal
                 if deal is not None and (lot := deal.take()) is not None:
                     try:
                         self._sample(deal, lot)
                     except ReasonError as error:  # first the learned step is saved
-                        self.end()
+                        self._end()
                         self._error = error
                         break
-                self.thread.join(POLL_SECONDS)
+                self._thread.join(POLL_SECONDS)
         if isinstance(self._error, ReasonError):
             logger.warning(
                 "sampling step %d ahead failed (%s); it is tried again in its turn",
@@ -125,29 +100,34 @@ class _Ahead:
             raise self._error
         self._crew.tell_of_losses()
 
-    def end(self) -> None:
-        """End the thread."""
+    def _end(self) -> None:
         self._is_abandoned = True
-        self.thread.join()
+        self._thread.join()
+
+    @property
+    def requested(self) -> bool:
+        """See ``collect.Stop``."""
+        return self._is_enough or self._step.stop.requested
+
+    def check(self) -> None:
+        """See ``collect.Stop``."""
+        if self.requested:
+            raise Stopped(0)
 
     def sample(
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
     ) -> list[list[Group]]:
         """See ``sample.Dealer``. Called in the thread; the samplers are given a lot at a time."""
-        members = self._free()
-        deal = self._deal = Deal(
-            self._crew, parts, params, self._version, takers=max(1, len(members))
-        )
+        crew, version = self._crew, self._version
+        takers = len(crew.who_samples(version, learners=self._learners_are_free))
+        deal = self._deal = Deal(crew, parts, params, version, max(1, takers))
         while not deal.is_done:
             if self._is_abandoned:
                 raise _Abandoned
-            deal.hand_out(self._free(), 1)
+            deal.hand_out(crew.who_samples(version, learners=self._learners_are_free), 1)
             if not deal.gather():
                 time.sleep(POLL_SECONDS)
         return deal.groups()
-
-    def _free(self) -> list[Member]:
-        return self._crew.who_samples(self._version, learners=self._learners_are_free)
 
     def _sample(self, deal: Deal, lot: Lot | None) -> None:
         """Sample this lot and the wave's remaining lots in this process."""
@@ -171,17 +151,12 @@ class _Ahead:
                 self._number = number
                 document = buffer.find(number)
                 if document is None or not document.complete:
-                    self._stop.check()
+                    self.check()
                     self._version = self._crew.version_of(number)
                     later = replace(
-                        step,
-                        number=number,
-                        drawn=drawn,
-                        version=self._version,
-                        stop=self._stop,
-                        watch=SILENT,
-                        record={},
-                    )
+                        step, number=number, drawn=drawn, version=self._version, stop=self,
+                        watch=SILENT, record={},
+                    )  # fmt: skip
                     collect(later, sampler)
                     self._records[number] = later.record
                     document = buffer.find(number)

@@ -1,11 +1,7 @@
-"""The processes that sample and learn a run (``Team``): this one alone, or several (``many``).
-
-The loop asks a ``Team`` and does not know which it is.
-"""
+"""The processes that sample and learn a run: this one alone (``Team``), or several (``many``)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 from torch import Tensor
 
@@ -17,17 +13,29 @@ from reason_llm.train import Learners
 
 Told = Callable[[int], None]
 """Called with the number of rows that were learned."""
-Learn = Callable[[int, Sequence[Datum], Told, float | None], Record]
-"""Of a step's number, its rows, whom to tell of them, and the weight of the KL from there on."""
 SamplingBy = Callable[[int], AbstractContextManager[Sampler]]
 """The sampling phase of this process, with the policy of the given number of learned steps."""
 
 
-class Team(Protocol):
-    """Whoever samples and learns a run, this process among them.
+class Team:
+    """This process alone, which does one thing after the other. Several share what these methods
+    do, and the loop does not know which it asks.
 
     A version of the policy is the number of steps that it has learned.
     """
+
+    adapters: Mapping[int, dict[str, Tensor]] = {}
+    """Adapters by version, for sampling of later steps; empty without staleness."""
+
+    def __init__(self, learns: bool) -> None:
+        self._learns = learns
+        self._learners: Learners | None = None
+
+    @property
+    def learners(self) -> Learners:
+        """The learners of this process."""
+        assert self._learners is not None
+        return self._learners
 
     def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
         """Take this process's learners, before the first step.
@@ -35,71 +43,30 @@ class Team(Protocol):
         Args:
             earlier: adapters of versions before theirs, from a checkpoint.
         """
-        ...
+        self._learners = learners
 
     def version_of(self, step: int) -> int:
-        """The version of the policy that samples this step."""
-        ...
-
-    def at(self, version: int) -> AbstractContextManager[None]:
-        """Context in which this process's policy is that version, for sampling."""
-        ...
-
-    def dealing(self, sampler: Sampler) -> Sampler:
-        """The sampler that shares what it is asked between all, from this process's."""
-        ...
-
-    def sampling_ahead(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
-        """Context of the learning of a step, in which idle processes sample the steps after it."""
-        ...
-
-    @property
-    def learn(self) -> Learn:
-        """Learns a step by all, as ``Learners.learn``."""
-        ...
-
-    @property
-    def earlier_adapters(self) -> dict[int, dict[str, Tensor]]:
-        """Adapters of earlier versions that steps to come are sampled by, for the checkpoint."""
-        ...
-
-    def take_record(self, step: int) -> Record:
-        """For a step's record: each process's work since the last one, and sampling ahead."""
-        ...
-
-
-class Alone:
-    """The team of one process, which does one thing after the other."""
-
-    def __init__(self, learns: bool) -> None:
-        self._learns = learns
-        self.learn: Learn
-
-    def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
-        """Only these learners learn."""
-        self.learn = learners.learn
-
-    def version_of(self, step: int) -> int:
-        """The newest version; the untrained one in a stage that learns nothing."""
+        """The version of the policy that samples this step; 0 in a stage that learns nothing."""
         return step if self._learns else 0
 
     def at(self, version: int) -> AbstractContextManager[None]:
-        """The policy has one version at a time."""
+        """Context in which this process's policy is that version, for sampling."""
         return nullcontext()
 
     def dealing(self, sampler: Sampler) -> Sampler:
-        """The sampler as it is."""
+        """The sampler that shares what it is asked between all, from this process's."""
         return sampler
 
     def sampling_ahead(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
-        """One process has no idle time to use."""
+        """Context of the learning of a step, in which idle processes sample the steps after it."""
         return nullcontext()
 
-    @property
-    def earlier_adapters(self) -> dict[int, dict[str, Tensor]]:
-        """None."""
-        return {}
+    def learn(
+        self, step: int, data: Sequence[Datum], progress: Told, kl_coefficient: float | None
+    ) -> Record:
+        """Learn a step by all, as ``Learners.learn``."""
+        return self.learners.learn(step, data, progress, kl_coefficient)
 
     def take_record(self, step: int) -> Record:
-        """Nothing."""
+        """For a step's record: each process's work since the last one, and sampling ahead."""
         return {}

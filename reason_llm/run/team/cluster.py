@@ -1,10 +1,7 @@
 """Ray: finds machines, starts a process for each replica, and says when one is dead or silent.
 
-The only tensors that go through Ray are the state that a new replica gets. A local cluster listens
-on the loopback address alone; every cluster has token authentication, and a dashboard is never
-started.
-
-Read against Ray 2.60: ray/_private/worker.py, ray/_private/services.py.
+A local cluster listens on the loopback address alone; every cluster has token authentication, and a
+dashboard is never started. Read against Ray 2.60: ray/_private/worker.py, ray/_private/services.py.
 """
 
 import functools
@@ -40,20 +37,15 @@ PLACE_SECONDS = 60.0
 """How long a cluster may take to find a place for the replicas."""
 START_SECONDS = 300.0
 """How long a new process may take to its first heartbeat, and a local cluster to start."""
-TOLD_SECONDS = 20.0
-"""Seconds after which a slow start is reported."""
 POLL_SECONDS = 0.1
 MOST_TEMPORARY_BYTES = 19
 """Of the name of the temporary folder: sockets lie 88 bytes deeper, and may have 107."""
 OBJECT_STORE_BYTES = 1 << 30
 """Ray's object store of a local cluster, for an adapter's state and a step's rows."""
 
-logger = logging.getLogger(__name__)
-
 
 class Host:
-    """A replica's process as Ray knows it; what it does is in ``run.team.replica``, which it
-    imports once it has shown that it lives."""
+    """A replica's process as Ray knows it."""
 
     def beat(self) -> tuple[str, str, int]:
         """Name and address of its machine, and its process."""
@@ -61,19 +53,16 @@ class Host:
 
         return socket.gethostname(), ray.util.get_node_ip_address(), os.getpid()
 
-    def warm(self) -> None:
-        """Import what takes long, before there is something to do."""
-        import reason_llm.run.team.replica  # noqa: F401
-
-    def open(self, work: Any) -> None:
-        """Load the model. See ``Replica``."""
+    def do(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the ``Replica``, which ``open`` makes; ``warm`` only imports it, which
+        takes long."""
         from reason_llm.run.team.replica import Replica
 
-        self._replica = Replica(work)
-
-    def do(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the ``Replica``."""
-        return getattr(self._replica, method)(*arguments)
+        if method == "open":
+            self._replica = Replica(*arguments)
+        elif method != "warm":
+            return getattr(self._replica, method)(*arguments)
+        return None
 
 
 @dataclass(slots=True)
@@ -124,9 +113,8 @@ class Call:
         """What the method returned.
 
         Raises:
-            PeersLost: the replica is dead or silent, or it lost another one.
+            PeersLost: the replica is dead, silent or failed, or it lost another one.
             ReasonError: as the method did.
-            ReplicaError: the method failed otherwise; the replica counts as dead.
         """
         import ray
 
@@ -171,24 +159,20 @@ class Cluster:
         self.address = LOOPBACK
         """Address of this machine for the replicas."""
         self.folder: Path | None = None
-        """Of a local cluster, which no other user can enter; Ray's own lies in it, as Ray makes
-        that one writable by everybody."""
+        """Of a local cluster; no other user can enter it, as Ray's own in it."""
         self._reaper: subprocess.Popen[bytes] | None = None
         self._group: Any = None
         self._holder: Any = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._own_gpu = torch.cuda.device_count() > 0
+        self._each = GPU_REPLICA if self._own_gpu else CPU_REPLICA
+        """The resources of the cluster that one replica takes."""
 
     @property
     def total(self) -> int:
         """Replicas, this process among them, and samplers."""
         return self.count + self.samplers
-
-    @property
-    def _each(self) -> dict[str, float]:
-        """The resources of the cluster that one replica takes."""
-        return GPU_REPLICA if self._own_gpu else CPU_REPLICA
 
     def __enter__(self) -> Self:
         with _own_sigterm():
@@ -218,9 +202,7 @@ class Cluster:
         return member
 
     def call(self, member: Member, method: str, *arguments: Any) -> Call:
-        """Call a method of ``Host``, or else of its ``Replica``, after those before it."""
-        if method in ("warm", "open"):
-            return Call(member, getattr(member.handle, method).remote(*arguments))
+        """Call ``Host.do``, after the calls before it."""
         return Call(member, member.handle.do.remote(method, *arguments))
 
     def shared(self, value: Any) -> Any:
@@ -246,7 +228,12 @@ class Cluster:
         is_short = len(os.fsencode(tempfile.gettempdir())) <= MOST_TEMPORARY_BYTES
         folder = tempfile.mkdtemp(prefix="reason_llm-", dir=None if is_short else "/tmp")
         self.folder = Path(folder)
-        self._reaper = _start_reaper(self.folder)
+        # It ends the cluster when this process is gone, in whatever way.
+        self._reaper = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("reaper.py")), folder],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
         gpus = _visible_gpus()[1:]  # the first is this process's
         given |= {
             "RAY_AUTH_MODE": "token",
@@ -299,7 +286,6 @@ class Cluster:
         _be_quiet()
 
     def _reserve(self) -> None:
-        """Reserve the places of all replicas, and for this process its own GPU."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -366,7 +352,6 @@ class Cluster:
         )
 
     def _watch(self) -> None:
-        """Ask all replicas for heartbeats until the cluster is closed."""
         while not self._ended.wait(BEAT_SECONDS):
             for member in list(self.members):
                 if not member.lost:
@@ -412,12 +397,6 @@ class Cluster:
             self._reaper.wait()
 
 
-def _start_reaper(folder: Path) -> "subprocess.Popen[bytes]":
-    """The program that ends the cluster when this process is gone, in whatever way."""
-    program = [sys.executable, str(Path(__file__).with_name("reaper.py"))]
-    return subprocess.Popen([*program, str(folder)], stdin=subprocess.PIPE, start_new_session=True)
-
-
 @functools.cache
 def _token() -> str:
     """Token of the clusters that this process starts; Ray reads it once."""
@@ -435,7 +414,6 @@ class _Holder:
 
 
 def _visible_gpus() -> list[str]:
-    """GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
@@ -443,15 +421,12 @@ def _visible_gpus() -> list[str]:
 
 
 def _why(error: BaseException) -> str:
-    """The first sentence that says why a process died."""
     return one_line(error).partition(". ")[0][:200]
 
 
 def _be_quiet() -> None:
-    """Stop Ray from printing its daemons' messages about dead workers: the run prints one line.
-
-    Ray prints it whatever ``log_to_driver`` is (2.60, worker.listen_error_messages).
-    """
+    """Stop Ray from printing its daemons' messages about dead workers: the run prints one line. Ray
+    prints them whatever ``log_to_driver`` is (2.60, worker.listen_error_messages)."""
     from ray._private import worker
 
     worker.print_to_stdstream = lambda *arguments, **options: None
@@ -459,13 +434,11 @@ def _be_quiet() -> None:
 
 @contextmanager
 def _own_start() -> Iterator[None]:
-    """Start Ray's daemons in sessions of their own: SIGTERM to this process's group, as of Slurm
-    and ``timeout``, is for the run, which still needs them to save.
-
-    They may take ``START_SECONDS``, as long as none has ended. Ray keeps SIGINT alone from them,
-    and waits for 30 s, which a loaded machine misses (2.60, services.start_ray_process, node.Node).
-    The autoscaler's monitor is left out, as by ``ray start --no-monitor``: it shows its metrics on
-    a port to every user of the machine.
+    """Start Ray's daemons in sessions of their own: SIGTERM to this process's group is for the run,
+    which still needs them to save. They may take ``START_SECONDS``, as long as none has ended, and
+    not 30 s, which a loaded machine misses (2.60, services.start_ray_process, node.Node). The
+    autoscaler's monitor is left out, as by ``ray start --no-monitor``: it shows its metrics on a
+    port to every user of the machine.
     """
     from ray._private import node, services
 
@@ -478,17 +451,13 @@ def _own_start() -> Iterator[None]:
         return daemons[-1]
 
     def wait_for_node(*arguments: Any) -> Any:
-        begun, is_told = time.monotonic(), False
+        until = time.monotonic() + START_SECONDS
         while True:
             try:
                 return get_node(*arguments)
             except RuntimeError:  # it is not there yet
-                seconds = time.monotonic() - begun
-                if seconds > START_SECONDS or any(daemon.poll() is not None for daemon in daemons):
+                if time.monotonic() > until or any(each.poll() is not None for each in daemons):
                     raise
-            if seconds > TOLD_SECONDS and not is_told:
-                logger.warning("Ray is still starting; it may take %.0f s", START_SECONDS)
-                is_told = True
             time.sleep(POLL_SECONDS)
 
     services.ConsolePopen, services.get_node = start, wait_for_node
@@ -502,22 +471,19 @@ def _own_start() -> Iterator[None]:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables within the block alone: what is started in it inherits them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM, in whose place Ray puts its own."""
+    """Keep this process's handler of SIGTERM, in place of Ray's."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

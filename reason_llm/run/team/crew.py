@@ -1,19 +1,16 @@
 """The processes beside the head, and the versions of the policy that are sampled by.
 
-Each holds a model of its own. They are opened, given adapters, asked for parts of a wave, and
-replaced when they are lost. Samplers are such processes, too, which only sample. A single process
-that works in shards, or samples with an earlier version, has a crew without members: there is no
-cluster, and Ray is not imported.
-
-A version is the policy of a number of learned steps. The head keeps the adapters of the versions
-that steps to come ask for, and gives them in memory to whoever samples.
+Each holds a model of its own; samplers only sample. A single process that works in shards, or
+samples with an earlier version, has a crew without members, and Ray is not imported. The head keeps
+the adapters of the versions that steps to come ask for, and gives them in memory to whoever
+samples.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from reason_llm.rollout import Group
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store.metrics import Record
 from reason_llm.run.team import cluster
+from reason_llm.run.team.alone import Team
 from reason_llm.run.team.cluster import Call, Cluster, Member
 from reason_llm.run.team.replica import Work, completions
 from reason_llm.run.watch import Watch
@@ -37,32 +35,31 @@ MOST_STARTS = 8
 WHILE_SAMPLING = "while sampling: what it had of the wave is sampled again"
 
 
-class Crew:
-    """The processes beside the head, as far as they sample.
-
-    Args:
-        connected: the cluster that they are in; None: there are none.
-    """
+class Crew(Team):
+    """The head and the processes beside it, if there are any, as far as they sample."""
 
     def __init__(self, job: Job, watch: Watch, connected: Cluster | None) -> None:
+        super().__init__(job.config.learns)
         self._job = job
+        self._run = job.config.run
         self._watch = watch
         self.cluster = connected
         self.version = job.state.step
         """Learned steps of the head's adapter."""
         self.adapters: dict[int, dict[str, Tensor]] = {}
-        """Adapters by version, for sampling of later steps; empty without staleness."""
         self.sampled_by: int | None = None
         """Version that the head samples by in ``at``; None: its own."""
         self._lock = threading.Lock()
         """Held while the head's state is copied, and while ``sampled_by`` changes."""
-        self._learners: Learners | None = None
         self._sent: tuple[int, Any] | None = None
         """The version that was sent last, with its reference in the cluster."""
         self._starts_left = MOST_STARTS
         self._told: list[Member] = []
         """Lost members that the user was told of."""
         self._record: Record = {}
+        """The work of each process since the last record."""
+        self.samples_in_batches = job.config.sample.engine == "vllm"
+        """Whether a process samples its whole part of a wave in one batch."""
         for member in self.members:
             self.call(member, "warm")
 
@@ -71,17 +68,6 @@ class Crew:
         """All members, dead ones included."""
         return [] if self.cluster is None else list(self.cluster.members)
 
-    @property
-    def samples_in_batches(self) -> bool:
-        """Whether a process samples its whole part of a wave in one batch."""
-        return self._job.config.sample.engine == "vllm"
-
-    @property
-    def learners(self) -> Learners:
-        """The head's learners."""
-        assert self._learners is not None
-        return self._learners
-
     def call(self, member: Member, method: str, *arguments: Any) -> Call:
         """See ``Cluster.call``."""
         assert self.cluster is not None
@@ -89,7 +75,7 @@ class Crew:
 
     def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
         """Have all load their models; see ``Team.begin``."""
-        self._learners = learners
+        super().begin(learners, earlier)
         self.adapters = dict(earlier)
         self.keep_adapter()
         if self.cluster is None:
@@ -102,16 +88,17 @@ class Crew:
             while not (call.member.address or call.member.lost):
                 time.sleep(cluster.POLL_SECONDS)
         self.tell_of_losses("while it loaded the model")
-        count, machines = 1 + len(self.ready()), self._machines(self.cluster)
+        count = 1 + len(self.ready())
+        machines = len({self.cluster.address, *(m.address or "" for m in self.members)} - {""})
         told = f"{count} replica{'s' if count > 1 else ''}"
         if self.cluster.samplers:
             told += f" and {len(self._alive(samplers=True))} that sample only"
         self._watch.line(
             f"{told} on {machines} machine{'s' if machines > 1 else ''}, "
-            f"{self._job.config.run.shards} shards; the others were waited for "
+            f"{self._run.shards} shards; the others were waited for "
             f"{time.perf_counter() - started:.0f} s; the plan above is for each"
         )
-        if self._job.config.run.sum == "fast" and self.cluster.count > 1:
+        if self._run.sum == "fast" and self.cluster.count > 1:
             self._watch.line(
                 "gradients are added by a plain all-reduce (run.sum=fast): the adapter's last bits "
                 f"are those of {self.cluster.count} replicas"
@@ -120,24 +107,25 @@ class Crew:
     def version_of(self, step: int) -> int:
         """See ``Team``. A run that began from a checkpoint has no adapters from before it."""
         if not self.adapters:
-            return step if self._job.config.learns else 0
-        return max(min(self.adapters), step - self._job.config.run.max_staleness)
+            return super().version_of(step)
+        return max(min(self.adapters), step - self._run.max_staleness)
 
     def keep_adapter(self) -> None:
         """Keep the head's adapter, and drop those that no step to come is sampled by."""
-        staleness = self._job.config.run.max_staleness
-        if staleness:
+        if staleness := self._run.max_staleness:
             self.adapters[self.version] = self.learners.policy.model.adapter_of("policy")
             for version in list(self.adapters):
                 if version < self.version - staleness:
                     del self.adapters[version]
 
-    @contextmanager
-    def at(self, version: int) -> Iterator[None]:
-        """Context in which the head's policy is that of so many learned steps, for sampling."""
+    def at(self, version: int) -> AbstractContextManager[None]:
+        """See ``Team``."""
         if version == self.version or not self.adapters:
-            yield
-            return
+            return nullcontext()
+        return self._at_earlier(version)
+
+    @contextmanager
+    def _at_earlier(self, version: int) -> Iterator[None]:
         model = self.learners.policy.model
         with self._lock:
             self.sampled_by = version
@@ -165,11 +153,8 @@ class Crew:
         return [m for m in replicas if not m.lost and m.version == self.version]
 
     def who_samples(self, version: int, *, learners: bool = True) -> list[Member]:
-        """Members that live; they are given the adapter of this version where they lack it.
-
-        Args:
-            learners: False: the samplers alone, while the others learn.
-        """
+        """Members that live, but for ``learners`` that learn at this moment; they are given the
+        adapter of this version where they lack it."""
         members = self._alive(samplers=True)
         if learners:
             members = self.ready() + members
@@ -178,10 +163,6 @@ class Crew:
                 self.call(member, "hold", version, self._as_sent(version))
                 member.held = version
         return members
-
-    def tell(self, line: str) -> None:
-        """A line for the user."""
-        self._watch.line(line)
 
     def tell_of_losses(self, when: str = WHILE_SAMPLING) -> int:
         """Print a line for each lost member, and start a new process for it; their number."""
@@ -217,11 +198,6 @@ class Crew:
         yield
         self.note(0, {f"{phase}_seconds": time.perf_counter() - started})
 
-    def take_record(self) -> Record:
-        """The work of each process since the last call."""
-        record, self._record = self._record, {}
-        return record
-
     def _as_sent(self, version: int) -> Any:
         """The adapter of a version as the cluster holds it, sent once."""
         if self._sent is None or self._sent[0] != version:
@@ -249,27 +225,14 @@ class Crew:
         return member.opened
 
     def _alive(self, *, samplers: bool) -> list[Member]:
-        """Members that live: samplers, or replicas that learn."""
         return [member for member in cluster.alive(self.members) if member.only_samples == samplers]
-
-    def _machines(self, connected: Cluster) -> int:
-        return len({connected.address, *(m.address or "" for m in self.members)} - {""})
 
 
 class Deal:
-    """The parts of a wave, which idle processes take in lots.
-
-    Args:
-        takers: processes that are free to sample.
-    """
+    """The parts of a wave, which idle processes take in lots; ``takers`` are free to sample."""
 
     def __init__(
-        self,
-        crew: Crew,
-        parts: Sequence[Part],
-        params: SamplingParams,
-        version: int,
-        takers: int,
+        self, crew: Crew, parts: Sequence[Part], params: SamplingParams, version: int, takers: int
     ) -> None:
         self.params = params
         self.version = version
@@ -307,11 +270,8 @@ class Deal:
                     calls.append((lot, call))
 
     def gather(self, *, wait: bool = False) -> list[Group]:
-        """Groups that members sampled since the last call. What a lost one had waits again.
-
-        Args:
-            wait: for whatever is under way.
-        """
+        """Groups that members sampled since the last call, or, if it is to wait, whatever is under
+        way. What a lost one had waits again."""
         gathered: list[Group] = []
         for calls in self._under_way.values():
             while calls and (wait or calls[0][1].is_done()):

@@ -2,23 +2,19 @@
 
 They sample the shards of a wave, and a power of two of them learns a step together. The head alone
 scores, evaluates and writes. When a replica dies, what it had of a wave is sampled by the others,
-and a step under way is learned again, from the state before it and the same rollouts; meanwhile a
-new process is started in its place, which takes part from the next phase on. What is sampled and
-learned is the same throughout, as it depends on the shards alone.
-
-``run.max_staleness`` says which version samples a step.
+and a step under way is learned again, from the state before it and the same rollouts; a new process
+takes part from the next phase on. What is sampled and learned depends on the shards alone.
 """
 
 import itertools
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from reason_llm.errors import PeersLost, ReplicaError
 from reason_llm.model import Datum
@@ -26,7 +22,7 @@ from reason_llm.rollout import Group
 from reason_llm.run.collect import Step
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store.metrics import Record
-from reason_llm.run.team import ahead
+from reason_llm.run.team.ahead import Ahead
 from reason_llm.run.team.alone import SamplingBy, Told
 from reason_llm.run.team.cluster import SILENT_SECONDS, Call, Cluster, Member
 from reason_llm.run.team.crew import MOST_STARTS, Crew, Deal
@@ -34,7 +30,7 @@ from reason_llm.run.team.peers import GroupPeers, Seat, listen
 from reason_llm.run.team.replica import costs
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Draw, Part, Progress, Sampler, SamplingParams, ShardedSampler
-from reason_llm.train import Learners, Shards, deal
+from reason_llm.train import Shards, deal
 
 MOST_ATTEMPTS = 3
 """Attempts at a step in which peers lose each other although none is dead."""
@@ -42,37 +38,26 @@ MOST_ATTEMPTS = 3
 
 @contextmanager
 def start(job: Job, watch: Watch, count: int) -> Iterator["Many"]:
-    """The team of so many replicas, whose processes start while this one goes on.
-
-    Args:
-        count: 0 where the cluster to join says.
-
-    Raises:
-        ReplicaError: Ray cannot be started or joined, or has no place for them.
-    """
-    _set_threads(job.config.run.shards)
+    """The team of so many replicas (0: the cluster to join says), whose processes start while this
+    one goes on; raises ReplicaError."""
+    shards = job.config.run.shards
+    if shards > 1 and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
+        # The bits of a product depend on it, however many replicas there are.
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // shards))
     if count == 1 and not job.config.run.samplers:
-        yield Many(job, Crew(job, watch, None))
+        yield Many(job, watch, None)
         return
     with Cluster(job.config, count) as connected:
-        team = Many(job, Crew(job, watch, connected))
+        team = Many(job, watch, connected)
         connected.on_loss = team.lose
         yield team
 
 
-def _set_threads(shards: int) -> None:
-    """Have each replica use the same number of a CPU's threads, however many there are: the bits
-    of a product depend on it."""
-    if shards > 1 and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // shards))
-
-
-class Many:
+class Many(Crew):
     """The ``Team`` of the head and its crew, and the ``sample.Dealer`` of the head's sampler."""
 
-    def __init__(self, job: Job, crew: Crew) -> None:
-        self._run = job.config.run
-        self._crew = crew
+    def __init__(self, job: Job, watch: Watch, connected: Cluster | None) -> None:
+        super().__init__(job, watch, connected)
         self._sampled_ahead: dict[int, Record] = {}
         """Records of the steps that were sampled ahead."""
         self._peers: GroupPeers | None = None
@@ -83,34 +68,16 @@ class Many:
         """Name of the group of peers."""
         self._secret = secrets.token_hex(32)
         """Secret by which the peers recognise each other."""
-        if crew.cluster is not None and crew.cluster.folder is None:  # of several machines
-            self._store, self._port = listen(crew.cluster.address)
-
-    def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
-        """Have the replicas load their models."""
-        self._crew.begin(learners, earlier)
-
-    def version_of(self, step: int) -> int:
-        """See ``Team``."""
-        return self._crew.version_of(step)
-
-    def at(self, version: int) -> AbstractContextManager[None]:
-        """See ``Team``."""
-        return self._crew.at(version)
+        if connected is not None and connected.folder is None:  # of several machines
+            self._store, self._port = listen(connected.address)
 
     def dealing(self, sampler: Sampler) -> Sampler:
         """See ``Team``."""
         return ShardedSampler(sampler, self._run.shards, self)
 
-    @property
-    def earlier_adapters(self) -> dict[int, dict[str, Tensor]]:
-        """See ``Team``."""
-        crew = self._crew
-        return {key: each for key, each in crew.adapters.items() if key < crew.version}
-
     def take_record(self, step: int) -> Record:
         """See ``Team``. The seconds of sampling ahead are beside learning, and have other names."""
-        record = self._crew.take_record()
+        record, self._record = self._record, {}
         for name, value in self._sampled_ahead.pop(step, {}).items():
             phase = name.removeprefix("time/")
             record[name if phase == name else f"time/ahead_{phase}"] = value
@@ -120,26 +87,25 @@ class Many:
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
     ) -> list[list[Group]]:
         """See ``sample.Dealer``. The head samples lots while the others do theirs."""
-        crew = self._crew
-        version = crew.version if crew.sampled_by is None else crew.sampled_by
-        deal = Deal(crew, parts, params, version, takers=1 + len(crew.who_samples(version)))
+        version = self.version if self.sampled_by is None else self.sampled_by
+        deal = Deal(self, parts, params, version, 1 + len(self.who_samples(version)))
         while not deal.is_done:
-            members = crew.who_samples(version)
+            members = self.who_samples(version)
             lot = deal.take()
             deal.hand_out(members, 2)  # one waits, as the head cannot be asked while it samples
             if lot is not None:
-                with crew.timed("sampling"):
+                with self.timed("sampling"):
                     deal.keep(lot, own(lot))
             sampled = [c for group in deal.gather(wait=lot is None) for c in group.completions]
             progress(sum(len(c.token_ids) for c in sampled), len(sampled))
-            crew.tell_of_losses()
+            self.tell_of_losses()
         return deal.groups()
 
     def sampling_ahead(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
         """See ``Team``: the samplers are idle while the others learn."""
         if not self._run.samplers or not self._run.max_staleness:
             return nullcontext()
-        return ahead.sampling_ahead(self._crew, step, sampling, self._sampled_ahead)
+        return Ahead(self, step, sampling, self._sampled_ahead)
 
     def learn(
         self, step: int, data: Sequence[Datum], progress: Told, kl_coefficient: float | None
@@ -150,8 +116,7 @@ class Many:
             TrainingError, OutOfMemory: as there, on any of them.
             ReplicaError: they lose each other again and again.
         """
-        crew, own = self._crew, self._crew.learners
-        passed = 0
+        own, passed = self.learners, 0
 
         def tell(rows: int) -> None:
             nonlocal passed
@@ -159,7 +124,7 @@ class Many:
             progress(rows)
 
         for _ in range(MOST_STARTS + MOST_ATTEMPTS):
-            ready = crew.ready()
+            ready = self.ready()
             members = ready[: (1 << (len(ready) + 1).bit_length() - 1) - 1]
             if not members:
                 self._leave()
@@ -172,16 +137,16 @@ class Many:
                     own.load(before)
                     tell(-passed)
                     again = f"step {step + 1} was learned: it is learned again from its rollouts"
-                    if not crew.tell_of_losses(f"while {again}"):
-                        crew.tell(f"the replicas lost each other while {again} ({error})")
+                    if not self.tell_of_losses(f"while {again}"):
+                        self._watch.line(f"the replicas lost each other while {again} ({error})")
                     continue
                 record |= {"replicas/count": float(1 + len(members))}
-            crew.version += 1
-            crew.keep_adapter()
+            self.version += 1
+            self.keep_adapter()
             for member in members:
-                member.version = crew.version
+                member.version = self.version
             if members:
-                crew.tell_of_losses(f"when step {step + 1} was learned")
+                self.tell_of_losses(f"when step {step + 1} was learned")
             return record
         raise ReplicaError(
             f"step {step + 1}: the replicas keep losing each other; check the network "
@@ -201,18 +166,18 @@ class Many:
         progress: Told,
         kl_coefficient: float | None,
     ) -> Record:
-        crew, own = self._crew, self._crew.learners
-        assert crew.cluster is not None
+        own, cluster = self.learners, self.cluster
+        assert cluster is not None
         if self._peers is None or members != self._group:
             self._leave()
             self._name = f"{next(self._names)}-{secrets.token_hex(8)}"
-        rows, size = crew.cluster.shared(list(data)), 1 + len(members)
-        head = crew.cluster.folder or (crew.cluster.address, self._port)
-        own_seat = Seat(self._name, 0, size, head, self._secret, crew.cluster.address)
+        rows, size = cluster.shared(list(data)), 1 + len(members)
+        head = cluster.folder or (cluster.address, self._port)
+        own_seat = Seat(self._name, 0, size, head, self._secret, cluster.address)
         calls = []
         for rank, member in enumerate(members, start=1):
             seat = replace(own_seat, rank=rank, address=member.address)
-            calls.append(crew.call(member, "learn", step, rows, kl_coefficient, seat))
+            calls.append(self.call(member, "learn", step, rows, kl_coefficient, seat))
         try:
             if self._peers is None:
                 is_exact = self._run.sum == "exact"
@@ -224,35 +189,32 @@ class Many:
                 )
                 self._group = members
                 deal(own, Shards(self._run.shards, self._peers))
-            with crew.timed("learning"), costs(self._peers) as own_costs:
+            with self.timed("learning"), costs(self._peers) as own_costs:
                 record = own.learn(step, data, progress, kl_coefficient)
         except BaseException as error:
             self._leave()
             if isinstance(error, PeersLost) and (told := self._find_out(calls)):
                 raise PeersLost(told) from error
             raise
-        crew.note(0, own_costs)
+        self.note(0, own_costs)
         for call in calls:
             try:
-                crew.note(call.member.number, call.result())
+                self.note(call.member.number, call.result())
             except PeersLost:  # its result is here, too
                 self._leave()
         return record
 
     def _leave(self) -> None:
         """Leave the group of peers, if there is one."""
-        deal(self._crew.learners, Shards(self._run.shards))
+        deal(self.learners, Shards(self._run.shards))
         if self._peers is not None:
             self._peers.close()
         self._peers, self._group = None, []
 
     def _find_out(self, calls: list[Call]) -> str:
-        """Wait until it is known of each replica whether it lives; what one of them said.
-
-        Raises:
-            ReasonError: one of them failed with it.
-        """
-        assert self._crew.cluster is not None
+        """Wait until it is known of each replica whether it lives; what one of them said. Raises
+        what one of them failed with."""
+        assert self.cluster is not None
         until = time.monotonic() + SILENT_SECONDS + 30
         errors: list[Exception] = []
         told = ""
@@ -261,7 +223,7 @@ class Many:
             while not call.is_done(1.0):
                 if time.monotonic() > until:
                     call.member.lost = "did not come back"
-                    self._crew.cluster.end(call.member)
+                    self.cluster.end(call.member)
             try:
                 call.result()
             except PeersLost as error:

@@ -1,8 +1,5 @@
-"""Peers over torch.distributed: gloo between CPUs, NCCL between GPUs.
-
-The groups are objects of their own and never torch's default group, which vLLM takes for itself.
-Tensors and bytes travel in them, and nothing is unpickled. What listens does so on one address.
-"""
+"""Peers over torch.distributed: gloo between CPUs, NCCL between GPUs. The groups are never torch's
+default group, which vLLM takes for itself, and nothing in them is unpickled."""
 
 import hmac
 import os
@@ -52,8 +49,8 @@ class Seat:
     rank: int
     size: int
     head: tuple[str, int] | Path
-    """Address and port of the head's store, or, on one machine, the folder of the stores: one of
-    this user alone, where ``listen`` would let every user of the machine read and write."""
+    """Address and port of the head's store, or, on one machine, the folder of the stores, which no
+    other user can enter."""
     secret: str = field(repr=False)
     """Secret that all members have, because gloo accepts whoever connects first."""
     address: str
@@ -75,8 +72,7 @@ class GroupPeers:
     Args:
         is_exact: whether tensors are added in the order that ``add`` promises; else by a plain
             all-reduce, whose order depends on the number of processes.
-        is_off: asked while the others are waited for: whether one of them will not come. Who gives
-            up tells the others.
+        is_off: whether one of the others will not come. Who gives up tells the others.
 
     Raises:
         PeersLost: the others did not come, or one has another secret; so does every call once one
@@ -138,8 +134,7 @@ class GroupPeers:
         self._lost.set()
 
     def close(self) -> None:
-        """Leave the group. Whoever waits for this process is told at once, unless a call of its own
-        is under way."""
+        """Leave the group; whoever waits for this process is told at once."""
         self._lost.set()
         self._tensors = self._gloo = None  # their sockets close
 
@@ -157,13 +152,14 @@ class GroupPeers:
             peer = self.rank ^ (1 << level)
             for part in total.split(numbers):
                 received = theirs[: len(part)]
-                if self.rank < peer:
-                    self._send(part, peer)
-                    self._receive(received, peer)
-                else:
-                    self._receive(received, peer)
-                    self._send(part, peer)
+                acts = [("send", part), ("recv", received)]
+                for act, tensor in acts if self.rank < peer else acts[::-1]:
+                    self._pass(act, tensor, peer)
+                self.sent_bytes += part.numel() * part.element_size()
                 part.add_(received)
+
+    def _pass(self, act: str, tensor: Tensor, peer: int) -> None:
+        self._finish(lambda: getattr(self._tensors, act)([tensor], peer, 0))
 
     def gather(self, content: bytes) -> list[bytes]:
         """See ``train.Peers.gather``."""
@@ -181,19 +177,7 @@ class GroupPeers:
             each[: int(size)].numpy().tobytes() for each, size in zip(contents, sizes, strict=True)
         ]
 
-    def _send(self, part: Tensor, peer: int) -> None:
-        self._finish(lambda: self._tensors.send([part], peer, 0))
-        self.sent_bytes += part.numel() * part.element_size()
-
-    def _receive(self, part: Tensor, peer: int) -> None:
-        self._finish(lambda: self._tensors.recv([part], peer, 0))
-
     def _finish(self, begin: Callable[[], dist.Work]) -> None:
-        """Begin something and wait for its end.
-
-        Raises:
-            PeersLost: a peer is gone.
-        """
         if self._lost.is_set():
             raise PeersLost("a replica was lost")
         started = time.perf_counter()

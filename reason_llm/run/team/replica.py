@@ -16,17 +16,11 @@ from reason_llm.config import Config
 from reason_llm.errors import ReplicaError
 from reason_llm.model import Datum, Model, load_tokenizer
 from reason_llm.model.plan import Plan
-from reason_llm.rollout import Group, Prompt, group_from_json, group_to_json
+from reason_llm.rollout import Group, Prompt, group_from_json
 from reason_llm.run import learners
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.team.peers import GroupPeers, Seat
-from reason_llm.sample import (
-    Lot,
-    SamplingParams,
-    prove_sampler_is_policy,
-    sample_lot,
-    sampling,
-)
+from reason_llm.sample import Lot, SamplingParams, prove_sampler_is_policy, sample_lot, sampling
 from reason_llm.train import Learners, Shards, deal, learning
 
 
@@ -48,11 +42,8 @@ class Work:
 
 
 class Replica:
-    """A replica's model and learners.
-
-    Raises:
-        ReasonError: something that the config names cannot be used on this machine.
-    """
+    """A replica's model and learners; raises ReasonError where something that the config names
+    cannot be used on this machine."""
 
     def __init__(self, work: Work) -> None:
         os.chdir(work.directory)
@@ -97,8 +88,7 @@ class Replica:
         """Sample a lot; the groups of its parts, one after the other, as JSON, and the seconds.
 
         Args:
-            version: learned steps of the adapter that was given to sample by; None: by what this
-                replica has learned.
+            version: that of ``hold``; None: by what this replica has learned.
         """
         started = time.perf_counter()
         with self._at(version), sampling(self._model, self._work.plan.cache_tokens) as sampler:
@@ -106,12 +96,11 @@ class Replica:
                 prove_sampler_is_policy(sampler, self._model, lot[0].prompts)
                 self._proven = True
             groups = sample_lot(sampler, lot, params, lambda tokens, items: None)
-        content = orjson.dumps([group_to_json(each) for part in groups for each in part])
+        content = orjson.dumps([each for part in groups for each in part])
         return content, time.perf_counter() - started
 
     @contextmanager
     def _at(self, version: int | None) -> Iterator[None]:
-        """Context in which the policy is that of this version."""
         if version is None:
             yield
             return
@@ -129,10 +118,8 @@ class Replica:
     def learn(
         self, step: int, data: Sequence[Datum], kl_coefficient: float | None, seat: Seat
     ) -> dict[str, float]:
-        """Learn a step together with the head.
-
-        Returns:
-            ``learning_seconds``, ``waiting_seconds`` (of these) and ``sent_bytes``.
+        """Learn a step together with the head; what it cost: ``learning_seconds``,
+        ``waiting_seconds`` (of these) and ``sent_bytes``.
 
         Raises:
             PeersLost: another replica is gone.
@@ -151,16 +138,12 @@ class Replica:
             with learning(self._learners.policy), costs(self._peers) as costs_of_step:
                 self._learners.learn(step, data, lambda rows: None, kl_coefficient)
             return costs_of_step | {"learning_seconds": time.perf_counter() - started}
-        except BaseException:
-            self._leave()
+        except BaseException:  # leave the group: whoever waits for this replica waits no longer
+            deal(self._learners, Shards(count))
+            if self._peers is not None:
+                self._peers.close()
+            self._peers = self._seat = None
             raise
-
-    def _leave(self) -> None:
-        """Leave the group, so that whoever waits for this replica waits no longer."""
-        deal(self._learners, Shards(self._work.config.run.shards))
-        if self._peers is not None:
-            self._peers.close()
-        self._peers = self._seat = None
 
 
 @contextmanager

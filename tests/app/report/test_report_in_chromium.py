@@ -191,7 +191,7 @@ def test_runs_stand_apart_in_the_setup(page: Chromium, tmp_path: Path) -> None:
 
 def test_an_alarm_leads_to_its_curves_and_rollouts(page: Chromium, tmp_path: Path) -> None:
     folder = honest(tmp_path)
-    records = metrics.read(folder / "metrics.jsonl")
+    records = metrics.read(folder)
     records[7]["train/kl"] = 3.0
     (folder / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(r) + b"\n" for r in records))
     opened(page, folder)

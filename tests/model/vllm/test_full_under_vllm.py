@@ -69,7 +69,7 @@ def test_a_run_over_vllm_learns_all_weights(
     config = small_run(model=model, sample__engine="vllm", train__learning_rate=2e-4)
     training.run_training(config, Console("quiet"))
     gc.collect()
-    records = metrics.read(tmp_path / "runs" / "small" / "metrics.jsonl")[1:]
+    records = metrics.read(tmp_path / "runs" / "small")[1:]
     assert len(records) == 3
     assert all(record["sample/canary_difference_max"] < 1e-4 for record in records)
     assert (tmp_path / "runs" / "small" / "model" / "model.safetensors").is_file()

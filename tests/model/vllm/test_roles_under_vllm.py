@@ -81,7 +81,7 @@ def test_ppo_learns_from_what_vllm_samples(
     training.run_training(config, Console("quiet"))
     gc.collect()
     folder = tmp_path / "runs" / "small"
-    records = metrics.read(folder / "metrics.jsonl")[1:]
+    records = metrics.read(folder)[1:]
     assert len(records) == 3
     values = [record["critic/value"] for record in records]  # from 0 to the mean return
     assert 0 < values[0] < values[1] < values[2]
