@@ -62,6 +62,7 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (SMALL, "model.dtype", "bfloat16", "rollouts"),
     (SMALL, "model.quantize", "nf4", "rollouts"),
     (SMALL, "model.start", "{folder}/start", "files"),
+    (SMALL, "model.attention", "eager", "rollouts"),
     (SMALL | {"model__adapter": {}}, "model.train", "full", "files"),
     (FULL, "model.trainable", ".*mlp.*", "learned"),
     (SMALL, "model.adapter.rank", 4, "learned"),
