@@ -13,7 +13,8 @@ import pytest
 from conftest import ROOT, TINY
 from reason_llm.app.cli import main
 from reason_llm.app.pairs import write_pairs
-from reason_llm.config import Config, PairForm, PairsSection
+from reason_llm.app.rows_of_rollouts import update_rows
+from reason_llm.config import Config, PairForm, PairsSection, RowsOfRollouts
 from reason_llm.data import Data, load_data
 from reason_llm.errors import ConfigError, DataError, RolloutBufferError
 from reason_llm.model import load_tokenizer
@@ -279,6 +280,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         shown = capsys.readouterr().err
         assert problem in shown
         assert shown.count("\n") == 1
+
+
+def test_rows_of_a_pipeline_are_written_again_if_an_option_or_a_rollout_changed(
+    tmp_path: Path,
+) -> None:
+    archives = {"drawn": save(tmp_path / "drawn", [MIXED])}
+
+    def rows_after(anew: bool = False, **options: Any) -> int | None:
+        """Rows that were written, None if those that were there stay."""
+        section = PairsSection.model_validate(options)
+        rows = RowsOfRollouts(("drawn",), "preferences", section, tmp_path / "learned.jsonl")
+        update = update_rows(rows, archives, anew=anew)
+        return None if update is None else update.written.rows
+
+    assert rows_after(by="all") == 4
+    assert rows_after(by="all") is None
+    assert rows_after(by="all", per_prompt=2) == 2
+    assert rows_after(by="all", per_prompt=2) is None
+    assert rows_after(anew=True, by="all", per_prompt=2) == 2
+    assert rows_after(by="all") == 4
+    save(tmp_path / "other", [group("2+2?", ("five", 0.0), ("4", 1.0))])
+    archives["drawn"] = tmp_path / "other" / "buffers"
+    assert rows_after(by="all") == 1
 
 
 def test_the_committed_rows_are_what_their_script_writes(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 """metrics.jsonl holds each step once, and the summary follows from it alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from reason_llm import train
 from reason_llm.app.lines import of_replica
+from reason_llm.config import Config
 from reason_llm.errors import DataError
+from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import metrics
 from reason_llm.run.store.metrics import MetricsLog
+from reason_llm.run.watch import SILENT
 
 
 def test_records_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
@@ -38,6 +43,19 @@ def test_a_record_that_is_gone_is_told(
     MetricsLog(tmp_path, 2, 0.0, noted)
     (told,) = caplog.messages
     assert "metrics.jsonl up to step 2 is not what was written" in told
+
+
+def test_a_resumed_run_tells_of_a_record_that_is_gone(
+    small_run: Callable[..., Config], caplog: pytest.LogCaptureFixture
+) -> None:
+    train(small_run(run__steps=1))
+    job = prepare(small_run(run__steps=2), SILENT)
+    job.begin(0.0)
+    assert not caplog.records
+    (job.folder / "metrics.jsonl").write_bytes(b"")
+    job.begin(0.0)
+    (told,) = caplog.messages
+    assert "metrics.jsonl up to step 1 is not what was written" in told
 
 
 def test_seconds_of_a_phase_in_parts_add_up(
