@@ -342,6 +342,10 @@ class TrainSection(Section):
     """Of rl: each group of a step whose advantages are all 0 is made up for by one of the last so
     many steps whose are not, the newest first, with importance weights (algorithm.correction).
     0: none."""
+    router_aux_loss_coef: NonNegative = 0.0
+    """Of a mixture of experts: weight of the loss that balances how its routers choose, over the
+    tokens of all rows that are passed (docs/models.md). 0: none, whatever the model's config says.
+    Source: arXiv:2101.03961 eq. 4 to 6."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass with padding. It changes memory and speed only."""
     packing: Literal["auto", "padded", "varlen"] = "auto"
@@ -865,6 +869,12 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: not c.evaluation_sets and c.eval.rows is None and c.eval != EvalSection(),
      "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval or "
      "eval.sets"),
+    (lambda c, row: (
+        c.train.router_aux_loss_coef > 0 and c.train.gradient_checkpointing == "offload"
+     ),
+     "train.router_aux_loss_coef={c.train.router_aux_loss_coef} contradicts "
+     "train.gradient_checkpointing=offload, whose layers hand on no gradient but their output's; "
+     "set gradient_checkpointing to true"),
     (lambda c, row: c.model.attention != "auto" and c.model.backend == "unsloth",
      "model.attention={c.model.attention} contradicts model.backend=unsloth, which has an "
      "attention of its own; set backend to native, or leave attention out"),

@@ -17,7 +17,7 @@ Shapes: B rows of a micro-batch, T tokens, N rows.
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,7 @@ from reason_llm.model import (
     Datum,
     Model,
     Role,
+    Routing,
     collate,
     collate_columns,
     lay_out,
@@ -86,6 +87,9 @@ class Learner:
         self.teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
         """What the teacher is asked in the place of each prompt, as token ids; empty where it is
         asked what the policy is asked."""
+        self._routing = Routing(model.policy) if settings.train.router_aux_loss_coef else None
+        self._batch_tokens = 0
+        """Tokens of the rows that the optimizer batch passes."""
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
         self.logprobs_at_start: list[Tensor | None] = []
@@ -166,7 +170,7 @@ class Learner:
         ]
         with ending_out_of_memory("making the gradients"):  # a batch without signal: of zeros
             self._make_gradients()
-        with self.model.using(settings.role):
+        with self.model.using(settings.role), self._seen_routers():
             for update in range(updates):
                 epoch, part = divmod(update, train.optimizer_steps)
                 seed = f"{settings.seed}/{step}/{epoch}"
@@ -174,6 +178,7 @@ class Learner:
                 batch = {i * size + side for i in parts[part] for side in range(size)}
                 counts = self._count([data[i] for i in counted if i in batch])
                 passed = [i for i in counted if i in batch and i in trained]
+                self._batch_tokens = sum(data[i].num_tokens for i in passed)
                 progress(len(batch) - len(passed))
                 tallies.append(self._accumulate(step, data, passed, counts, progress))
                 names = [data[i].name for i in passed]
@@ -313,6 +318,9 @@ class Learner:
         theirs, _ = self.measure_step(beside, settings.reference)
         return settings.objective.count(rows, list(zip(ours, theirs, strict=True)))
 
+    def _seen_routers(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._routing is None else self._routing.hooked()
+
     def _passed(
         self,
         data: Sequence[Datum],
@@ -331,6 +339,8 @@ class Learner:
         ids_BT, mask_BT = collate(data, model.device)
         layout = lay_out(data, model.device) if self.is_packed else None
         tokens = (ids_BT if layout is None else layout.ids_1N).numel()
+        if self._routing is not None:
+            self._routing.begin(data, layout, ids_BT)
         if output == "logprobs":
             logprobs_BT, entropies_BT = policy_logprobs(
                 model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
@@ -387,6 +397,13 @@ class Learner:
                     self.logprobs_at_start[i] = held_BT[row, : len(trained)][trained]
         result = objective.loss(batch, counts)
         loss = result.total / counts.denominator
+        if self._routing is not None:
+            # Each micro-batch by its part of the tokens. Its expert loads are its own, as in
+            # Transformers, and the only thing that depends on how rows are split.
+            share = sum(row.num_tokens for row in rows) / self._batch_tokens
+            balance = share * self._routing.balance()
+            loss = loss + self.settings.train.router_aux_loss_coef * balance
+            tally.add_balance(balance)
         log_ratio_BT = (logprobs_BT.detach() - batch.old_BT) * mask_BT
         if not torch.isfinite(loss):
             raise _diverged(f"step {step}: the loss is {loss.item()} on "

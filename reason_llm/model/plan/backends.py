@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError
-from reason_llm.model import attention as packed_attention, folder
+from reason_llm.model import attention as packed_attention, folder, routing
 from reason_llm.model.base import weights_dtype
 from reason_llm.model.vllm import unsloth
 from reason_llm.model.vllm.shared_weights import attention_for
@@ -37,6 +37,12 @@ def choose(
         ConfigError: what is asked for is not installed, or contradicts another option.
         ModelError: Unsloth is asked for and cannot serve this model here.
     """
+    if config.train.router_aux_loss_coef > 0 and text_config.model_type not in routing.FAMILIES:
+        raise ConfigError(
+            f"train.router_aux_loss_coef={config.train.router_aux_loss_coef} contradicts "
+            f"model_type={text_config.model_type}: routers are known of "
+            f"{', '.join(routing.FAMILIES)}; leave it out"
+        )
     engine, why = _engine(config, text_config, device)
     _check_dtype(config, engine, device)
     backend: str = config.model.backend

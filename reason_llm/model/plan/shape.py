@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from reason_llm.model import adapters, nf4, weights
 from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
+from reason_llm.model.routing import routers
 from reason_llm.model.vllm.shared_weights import attention_for
 
 
@@ -77,6 +78,8 @@ class Shape:
     kept: Kept
     has_softcap: bool
     """The logits are soft-capped."""
+    routed: int = 0
+    """Experts of all routers together."""
 
     @classmethod
     def of(cls, policy: Any, attention: str = "auto") -> "Shape":
@@ -132,6 +135,7 @@ class Shape:
             adapted_experts=sum(m.get_param().numel() for m in wrapped) // config.num_hidden_layers,
             kept=held,
             has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
+            routed=sum(router.num_experts for router in routers(base)),
         )
 
     def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:
