@@ -30,6 +30,8 @@ class Routing:
         self._routers = routers(policy)
         self._logits: list[Tensor] = [torch.empty(0)] * len(self._routers)
         """Of the last pass, (N, E) of each router."""
+        self.experts = list(self._logits)
+        """Chosen in the last pass, (N, K) of each router."""
         self._times_N = torch.empty(0)
 
     def begin(self, data: Sequence[Datum], layout: Layout | None, ids_BT: Tensor) -> None:
@@ -49,7 +51,7 @@ class Routing:
 
     def _hook(self, place: int) -> Any:
         def hook(router: nn.Module, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-            self._logits[place] = output[0]
+            self._logits[place], self.experts[place] = output[0], output[2]
 
         return hook
 
@@ -71,6 +73,12 @@ class Routing:
             chosen_E = chosen_E + (weights_1N @ is_chosen_NE)[0]
             mean_E = mean_E + (weights_1N @ probs_NE)[0]
         return experts * (chosen_E * mean_E).sum()
+
+
+def agreement(ours_NK: Tensor, theirs_NK: Tensor) -> Tensor:
+    """1 for each token (N,) that goes to the same experts, 0 for others."""
+    same_NK = ours_NK.sort(-1).values == theirs_NK.to(ours_NK).sort(-1).values
+    return same_NK.all(-1).float()
 
 
 def _times(data: Sequence[Datum], layout: Layout | None, ids_BT: Tensor) -> Tensor:

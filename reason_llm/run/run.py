@@ -34,6 +34,7 @@ from reason_llm.run.teacher import Teacher
 from reason_llm.run.team.alone import Alone, Team
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, in_environment, prove_sampler_is_policy, sampling
+from reason_llm.sample.phase import ROUTES
 from reason_llm.train import (
     Learners,
     learning,
@@ -249,7 +250,14 @@ class Run:
         ):
             if self.model.engine is not None:
                 prompts = self.job.data.prompts
-                self.record |= prove_sampler_is_policy(sampler, self.model, prompts)
+                proof = prove_sampler_is_policy(sampler, self.model, prompts)
+                self.record |= proof
+                share, is_first = proof.get(ROUTES), self.state.step == self.job.state.step
+                if share is not None and is_first:
+                    self._watch.line(
+                        f"routes: sampler and learner choose the same experts for {share:.1%} of "
+                        "tokens and layers"
+                    )
             yield sampler
         name = "memory/sampling_peak_gib"  # a step may be sampled in several phases
         self.record[name] = max(peak.gib, float(self.record.get(name) or 0))
