@@ -17,7 +17,6 @@ from reason_llm.model.canary import prove_logprobs, prove_packing, share_of_base
 from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.layout import collate, collate_columns, lay_out
 from reason_llm.model.logprobs import policy_logprobs, row_scores, target_logprobs, token_values
-from reason_llm.model.routing import Routing
 from reason_llm.model.sequence_classifier import SequenceClassifier
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Datum",
     "Model",
     "Role",
-    "Routing",
     "SequenceClassifier",
     "SharedPrompts",
     "base_digest",

@@ -34,7 +34,6 @@ from reason_llm.run.teacher import Teacher
 from reason_llm.run.team.alone import Alone, Team
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, in_environment, prove_sampler_is_policy, sampling
-from reason_llm.sample.phase import ROUTES
 from reason_llm.train import (
     Learners,
     learning,
@@ -252,8 +251,8 @@ class Run:
                 prompts = self.job.data.prompts
                 proof = prove_sampler_is_policy(sampler, self.model, prompts)
                 self.record |= proof
-                share, is_first = proof.get(ROUTES), self.state.step == self.job.state.step
-                if share is not None and is_first:
+                share = proof.get("sample/route_agreement")
+                if share is not None and self.state.step == self.job.state.step:
                     self._watch.line(
                         f"routes: sampler and learner choose the same experts for {share:.1%} of "
                         "tokens and layers"

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from reason_llm.model import Model, Routing, prove_logprobs
-from reason_llm.model.routing import agreement, routers
+from reason_llm.model import Model, prove_logprobs, routing
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample.protocol import Sampler, SamplingParams
 from reason_llm.sample.transformers_sampler import TransformersSampler
 from reason_llm.sample.vllm_sampler import VllmSampler
 
-ROUTES = "sample/route_agreement"
 CANARY_PROMPTS, CANARY_COMPLETIONS, CANARY_TOKENS = 4, 2, 16
 
 
@@ -58,14 +56,14 @@ def prove_sampler_is_policy(
     params = SamplingParams(CANARY_COMPLETIONS, CANARY_TOKENS)
     sampled = sampler.sample(short, params, seed=0, progress=lambda tokens, items: None)
     metrics = prove_logprobs(model, sampled)
-    if model.engine is None or not routers(model.policy):
+    if model.engine is None or not routing.routers(model.policy):
         return metrics
-    return metrics | {ROUTES: _route_agreement(sampler, model, sampled)}
+    return metrics | {"sample/route_agreement": _route_agreement(sampler, model, sampled)}
 
 
 def _route_agreement(sampler: Sampler, model: Model, sampled: Sequence[Group]) -> float:
     """By reading each rollout once more as a prompt of its own, which the prefix cache lacks."""
-    routing, same = Routing(model.policy), list[torch.Tensor]()
+    seen, same = routing.Routing(model.policy), list[torch.Tensor]()
     assert model.engine is not None
     for group in sampled:
         for completion in group.completions:
@@ -74,8 +72,8 @@ def _route_agreement(sampler: Sampler, model: Model, sampled: Sequence[Group]) -
             with model.engine.routes() as theirs:
                 once = SamplingParams(1, 1)
                 sampler.sample([replace(group.prompt, token_ids=ids)], once, 0, lambda *told: None)
-            with torch.no_grad(), routing.hooked():
+            with torch.no_grad(), seen.hooked():
                 model.hidden_states(torch.tensor([ids], device=model.device))
-            for ours, passes in zip(routing.experts, theirs, strict=True):
-                same.append(agreement(ours, torch.cat(passes)[: len(ids)]))
+            for ours, passes in zip(seen.experts, theirs, strict=True):
+                same.append(routing.agreement(ours, torch.cat(passes)[: len(ids)]))
     return float(torch.cat(same).mean())

@@ -30,12 +30,12 @@ from reason_llm.model import (
     Datum,
     Model,
     Role,
-    Routing,
     collate,
     collate_columns,
     lay_out,
     policy_logprobs,
     prove_packing,
+    routing,
     row_scores,
     token_values,
 )
@@ -87,7 +87,9 @@ class Learner:
         self.teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
         """What the teacher is asked in the place of each prompt, as token ids; empty where it is
         asked what the policy is asked."""
-        self._routing = Routing(model.policy) if settings.train.router_aux_loss_coef else None
+        self._routing = (
+            routing.Routing(model.policy) if settings.train.router_aux_loss_coef else None
+        )
         self._batch_tokens = 0
         """Tokens of the rows that the optimizer batch passes."""
         self.updates_in_step = 0
