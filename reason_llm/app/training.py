@@ -36,7 +36,7 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
         if watch.has_begun or not all(page.exists() for page in pages):
             sources = " + ".join(source.source for source in config.data.sources)
             title = f"{config.run.name}: {config.method.name} on {sources}"
-            records = metrics.read_all(folder)
+            records = metrics.read(folder)
             picture = curves.draw_curves(records, title, config.score.judged_by)
             write_atomically(folder / "curves.png", picture)
             for line in lines.of_summary(summary):

@@ -200,6 +200,11 @@ class ModelSection(Section):
     quantize: Literal["none", "nf4"] = "none"
     """nf4: QLoRA, the base's linear layers in 4-bit NormalFloat with double quantisation, by
     bitsandbytes. none: the base as dtype says."""
+    attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
+    """Attention of the learner and of sampling with transformers (vLLM has its own). sdpa: torch's
+    SDPA. flash: FlashAttention as torch ships it, over packed rows on a GPU. eager: all scores are
+    stored, for any model. auto: flash where rows are packed on a GPU, eager where SDPA leaves out
+    what the model adds to its scores (soft-capping, sinks), else sdpa."""
     context_tokens: Count | None = None
     """Longest prompt plus completion, in tokens. null: what the model's config allows."""
     deterministic: bool = False
@@ -322,6 +327,10 @@ class TrainSection(Section):
     """Of rl: each group of a step whose advantages are all 0 is made up for by one of the last so
     many steps whose are not, the newest first, with importance weights (algorithm.correction).
     0: none."""
+    router_aux_loss_coef: NonNegative = 0.0
+    """Of a mixture of experts: weight of the loss that balances how its routers choose, over the
+    tokens of all rows that are passed (docs/models.md). 0: none, whatever the model's config says.
+    Source: arXiv:2101.03961 eq. 4 to 6."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass with padding. It changes memory and speed only."""
     packing: Literal["auto", "padded", "varlen"] = "auto"
@@ -847,6 +856,21 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "scores into; leave it out, or set stage to sft"),
     (lambda c, row: len(set(c.log.trackers)) < len(c.log.trackers),
      "log.trackers={c.log.trackers} names a tracker twice; name it once"),
+    (lambda c, row: (
+        c.train.router_aux_loss_coef > 0 and c.train.gradient_checkpointing == "offload"
+     ),
+     "train.router_aux_loss_coef={c.train.router_aux_loss_coef} contradicts "
+     "train.gradient_checkpointing=offload, whose layers hand on no gradient but their output's; "
+     "set gradient_checkpointing to true"),
+    (lambda c, row: c.model.attention != "auto" and c.model.backend == "unsloth",
+     "model.attention={c.model.attention} contradicts model.backend=unsloth, which has an "
+     "attention of its own; set backend to native, or leave attention out"),
+    (lambda c, row: c.model.attention == "eager" and c.train.packing == "varlen",
+     "model.attention=eager contradicts train.packing=varlen, whose rows no eager attention tells "
+     "apart; set packing to padded, or attention to sdpa"),
+    (lambda c, row: c.model.attention == "flash" and c.train.packing == "padded",
+     "model.attention=flash contradicts train.packing=padded: FlashAttention is for packed rows "
+     "here; leave packing out, or set attention to sdpa"),
     (lambda c, row: c.model.trainable is not None and c.model.train != "full",
      "model.trainable={c.model.trainable} contradicts model.train=adapter, which trains no weight "
      "of the model; set train to full, or leave it out"),
@@ -874,7 +898,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         (
             *("train.learning_rate", "train.schedule", "train.warmup_steps", "train.weight_decay"),
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
-            "model.deterministic",
+            *("model.deterministic", "model.attention"),
             *("train.gradient_checkpointing", "memory.", "sample.engine"),
             *("sample.prompts_per_wave", "score.on_error", "run.shards", "run.sum"),
             "data.columns_sha256",  # what the rewards read beside the answer

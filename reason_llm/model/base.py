@@ -48,7 +48,7 @@ from reason_llm.model import (
     score_head,
     weights,
 )
-from reason_llm.model.attention import FAMILIES, Segments, SharedPrompts
+from reason_llm.model.attention import FAMILIES, NAME, Segments, SharedPrompts
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync, InPlace
 from reason_llm.model.vllm.engine import Engine, EngineSizes
@@ -146,7 +146,7 @@ class Model:
                 loaded = _load_base(config, self.device)
             else:
                 self.engine = engine.start(config.path, dtype, sizes, seed)
-                loaded = shared_weights.model_over(self.engine, dtype)
+                loaded = shared_weights.model_over(self.engine, dtype, config.attention)
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
             _disable_dropout(loaded)
@@ -346,6 +346,7 @@ class Model:
         return (
             self.device.type == "cpu"
             and text.model_type in FAMILIES
+            and text._attn_implementation == NAME
             and type(self.decoder).__module__.startswith("transformers.")
             and not is_windowed
         )
@@ -667,7 +668,8 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     quantization = nf4.config_for(dtype) if config.quantize == "nf4" else None
     folder.refuse_adapter(config.path)
     trusted = config.trust_remote_code
-    attention = shared_weights.attention_for(read_config(config.path, trusted))
+    described = read_config(config.path, trusted)
+    attention = shared_weights.attention_for(described, config.attention)
     with _reading(config.path, "weights"):
         base, report = AutoModelForCausalLM.from_pretrained(
             config.path,

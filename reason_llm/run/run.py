@@ -227,7 +227,14 @@ class Run:
         ):
             if self.model.engine is not None:
                 prompts = self.job.data.prompts
-                self.record |= prove_sampler_is_policy(sampler, self.model, prompts)
+                proof = prove_sampler_is_policy(sampler, self.model, prompts)
+                self.record |= proof
+                share = proof.get("sample/route_agreement")
+                if share is not None and self.state.step == self.job.state.step:
+                    self._watch.line(
+                        f"routes: sampler and learner choose the same experts for {share:.1%} of "
+                        "tokens and layers"
+                    )
             yield sampler
 
     @contextmanager

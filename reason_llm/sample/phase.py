@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
-from reason_llm.model import Model, prove_logprobs
-from reason_llm.rollout import Prompt
+import torch
+
+from reason_llm.model import Model, prove_logprobs, routing
+from reason_llm.rollout import Group, Prompt
 from reason_llm.sample.protocol import Sampler, SamplingParams
 from reason_llm.sample.transformers_sampler import TransformersSampler
 from reason_llm.sample.vllm_sampler import VllmSampler
@@ -37,7 +40,9 @@ def prove_sampler_is_policy(
     """Sample a few tokens of the shortest prompts and compare their log-probs with the learner's.
 
     Returns:
-        ``sample/canary_difference`` and ``sample/canary_difference_max``, in nats.
+        ``sample/canary_difference`` and ``sample/canary_difference_max``, in nats; of a mixture of
+        experts ``sample/route_agreement``, too, the share of tokens and layers for which sampler
+        and learner choose the same experts.
 
     Raises:
         TrainingError: they differ by more than rounding.
@@ -45,4 +50,25 @@ def prove_sampler_is_policy(
     short = sorted(prompts, key=lambda prompt: len(prompt.token_ids))[:CANARY_PROMPTS]
     params = SamplingParams(CANARY_COMPLETIONS, CANARY_TOKENS)
     sampled = sampler.sample(short, params, seed=0, progress=lambda tokens, items: None)
-    return prove_logprobs(model, sampled)
+    metrics = prove_logprobs(model, sampled)
+    if model.engine is None or not routing.routers(model.policy):
+        return metrics
+    return metrics | {"sample/route_agreement": _route_agreement(sampler, model, sampled)}
+
+
+def _route_agreement(sampler: Sampler, model: Model, sampled: Sequence[Group]) -> float:
+    """By reading each rollout once more as a prompt of its own, which the prefix cache lacks."""
+    seen, same = routing.Routing(model.policy), list[torch.Tensor]()
+    assert model.engine is not None
+    for group in sampled:
+        for completion in group.completions:
+            ids = (*group.prompt.token_ids, *completion.token_ids[:-1])
+            model.engine.llm.reset_prefix_cache()
+            with model.engine.routes() as theirs:
+                once = SamplingParams(1, 1)
+                sampler.sample([replace(group.prompt, token_ids=ids)], once, 0, lambda *told: None)
+            with torch.no_grad(), seen.hooked():
+                model.hidden_states(torch.tensor([ids], device=model.device))
+            for ours, passes in zip(seen.experts, theirs, strict=True):
+                same.append(routing.agreement(ours, torch.cat(passes)[: len(ids)]))
+    return float(torch.cat(same).mean())

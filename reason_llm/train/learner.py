@@ -10,7 +10,7 @@ Shapes: B rows of a micro-batch, T tokens, N rows.
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,6 +28,7 @@ from reason_llm.model import (
     lay_out,
     policy_logprobs,
     prove_packing,
+    routing,
     row_scores,
     token_values,
 )
@@ -78,6 +79,11 @@ class Learner:
                 prove_packing(model)
         self.teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
         """What the teacher is asked in the place of each prompt, as ids; empty: just that."""
+        self._routing = (
+            routing.Routing(model.policy) if settings.train.router_aux_loss_coef else None
+        )
+        self._batch_tokens = 0
+        """Tokens of the rows that the optimizer batch passes."""
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
         self.logprobs_at_start: list[Tensor | None] = []
@@ -148,7 +154,7 @@ class Learner:
                 self.logprobs_at_start[i] = data[i].on_trained("old_logprobs").float().cpu()
         with ending_out_of_memory("making the gradients"):  # a batch without signal: of zeros
             self._make_gradients()
-        with self.model.using(settings.role):
+        with self.model.using(settings.role), self._seen_routers():
             for update in range(updates):
                 epoch, part = divmod(update, train.optimizer_steps)
                 seed = f"{settings.seed}/{step}/{epoch}"
@@ -156,6 +162,7 @@ class Learner:
                 batch = {i * size + side for i in parts[part] for side in range(size)}
                 counts = self._count([data[i] for i in counted if i in batch])
                 passed = [i for i in counted if i in batch and i in trained]
+                self._batch_tokens = sum(data[i].num_tokens for i in passed)
                 progress(len(batch) - len(passed))
                 tallies.append(self._accumulate(step, data, passed, counts, progress))
                 names = [data[i].name for i in passed]
@@ -277,6 +284,9 @@ class Learner:
         theirs, _ = self.measure_step(beside, settings.reference)
         return settings.objective.count(rows, list(zip(ours, theirs, strict=True)))
 
+    def _seen_routers(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._routing is None else self._routing.hooked()
+
     def _passed(
         self,
         data: Sequence[Datum],
@@ -290,6 +300,9 @@ class Learner:
         output = output or settings.objective.output
         ids_BT, mask_BT = collate(data, model.device)
         layout = lay_out(data, model.device) if self.is_packed else None
+        tokens = (ids_BT if layout is None else layout.ids_1N).numel()
+        if self._routing is not None:
+            self._routing.begin(data, layout, ids_BT)
         if output == "logprobs":
             output_BT, entropies_BT = policy_logprobs(
                 model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
@@ -301,7 +314,6 @@ class Learner:
             entropies_BT = torch.zeros_like(output_BT)
         columns = collate_columns(data, model.device)
         rewards_B = torch.tensor([row.reward for row in data], device=model.device)
-        tokens = (ids_BT if layout is None else layout.ids_1N).numel()
         return Batch(mask_BT, output_BT, entropies_BT, columns, rewards_B), tokens
 
     def _accumulate_rows(
@@ -350,6 +362,13 @@ class Learner:
                     self.logprobs_at_start[i] = held_BT[row, : len(trained)][trained]
         result = objective.loss(batch, counts)
         loss = result.total / counts.denominator
+        if self._routing is not None:
+            # Each micro-batch by its part of the tokens. Its expert loads are its own, as in
+            # Transformers, and the only thing that depends on how rows are split.
+            share = sum(row.num_tokens for row in rows) / self._batch_tokens
+            balance = share * self._routing.balance()
+            loss = loss + self.settings.train.router_aux_loss_coef * balance
+            tally.add_balance(balance)
         log_ratio_BT = (logprobs_BT.detach() - batch.old_BT) * mask_BT
         if not torch.isfinite(loss):
             raise _diverged(f"step {step}: the loss is {loss.item()} on "

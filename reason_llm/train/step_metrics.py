@@ -65,6 +65,10 @@ class Tally:
             self._add("sampler_kl", (torch.expm1(mismatch_N) - mismatch_N).sum())
             self._add("sampler_tokens", float(len(mismatch_N)))
 
+    def add_balance(self, loss: Tensor) -> None:
+        """Add a micro-batch's part of the loss that balances experts."""
+        self._add("router_aux_loss", loss.detach())
+
     def add_update(self, norm: float, rate: float) -> None:
         """Add an optimizer step."""
         self._add("grad_norm", norm)
@@ -102,7 +106,7 @@ class Tally:
         of no token is omitted."""
         sums, updates = {name: float(value) for name, value in self.sums.items()}, self.updates
         sampler_kl, compared = sums.pop("sampler_kl", 0.0), sums.pop("sampler_tokens", 0.0)
-        per_update = ("loss", "grad_norm")
+        per_update = ["loss", "grad_norm", *(sums.keys() & {"router_aux_loss"})]
         means = {name: sums.pop(name, 0.0) / max(1, updates) for name in per_update}
         if compared:
             means["sampler_kl"] = sampler_kl / compared

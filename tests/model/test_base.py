@@ -14,7 +14,18 @@ from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
 from reason_llm.model import attention
-from reason_llm.model.base import Model, check_model, context_limit, end_token_ids, load_tokenizer
+from reason_llm.model.base import (
+    Model,
+    check_model,
+    context_limit,
+    end_token_ids,
+    load_tokenizer,
+    meta_model,
+)
+from reason_llm.model.datum import Datum
+from reason_llm.model.layout import collate
+from reason_llm.model.logprobs import policy_logprobs
+from reason_llm.model.plan.shape import Shape
 from reason_llm.model.vllm.shared_weights import attention_for
 
 
@@ -49,6 +60,23 @@ def test_how_a_family_attends() -> None:
         for name in families_.split():
             assert attention_for(CONFIG_MAPPING[name]()) == expected, name
     assert attention_for(CONFIG_MAPPING["gemma2"](**uncapped)) == own
+    assert attention_for(CONFIG_MAPPING["qwen2"](), "sdpa") == own
+    assert attention_for(CONFIG_MAPPING["qwen2"](), "eager") == "eager"
+
+
+def test_eager_attention_gives_the_same_log_probs(tmp_path: Path) -> None:
+    """Also where prompts are long enough to be kept once for their rows, which it cannot do."""
+    found, tokenizer = {}, load_tokenizer(str(TINY))
+    rows = [Datum.of(tuple(range(5, 95)), (7, 8, 9 + i)) for i in range(8)]
+    for asked in ("auto", "eager"):
+        section = ModelSection(path=str(TINY), attention=asked)
+        with Model(section, tokenizer, seed=0) as model, torch.no_grad():
+            assert model.takes_shared_prompts == (asked == "auto")
+            ids, mask = collate(rows, model.device)
+            found[asked], _ = policy_logprobs(model, ids, mask, 1.0)
+    assert (found["auto"] - found["eager"]).abs().max() < 1e-5
+    assert Shape.of(meta_model(section), "eager").kept.score_bytes > 0
+    assert Shape.of(meta_model(section)).kept.score_bytes == 0
 
 
 def test_context_limit(tmp_path: Path) -> None:

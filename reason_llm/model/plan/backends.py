@@ -1,5 +1,5 @@
-"""Choice of engine, weight sharing and packing: ``auto`` resolved from what is installed and what
-the model needs, with one line of reason each. Nothing heavy is imported."""
+"""Choice of engine, weight sharing, attention and packing: ``auto`` resolved from what is installed
+and what the model needs, with one line of reason each. Nothing heavy is imported."""
 
 import importlib.util
 
@@ -8,9 +8,10 @@ from transformers import PretrainedConfig
 
 from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError
-from reason_llm.model import attention as packed_attention, folder
+from reason_llm.model import attention as packed_attention, folder, routing
 from reason_llm.model.base import weights_dtype
 from reason_llm.model.vllm import unsloth
+from reason_llm.model.vllm.shared_weights import attention_for
 
 INSTALL_VLLM = (
     f"{installation.install('vllm')}, or without a GPU "
@@ -36,6 +37,12 @@ def choose(
         ConfigError: what is asked for is not installed, or contradicts another option.
         ModelError: Unsloth is asked for and cannot serve this model here.
     """
+    if config.train.router_aux_loss_coef > 0 and text_config.model_type not in routing.FAMILIES:
+        raise ConfigError(
+            f"train.router_aux_loss_coef={config.train.router_aux_loss_coef} contradicts "
+            f"model_type={text_config.model_type}: routers are known of "
+            f"{', '.join(routing.FAMILIES)}; leave it out"
+        )
     engine, why = _engine(config, text_config, device)
     _check_dtype(config, engine, device)
     backend: str = config.model.backend
@@ -49,8 +56,43 @@ def choose(
             "set sample.engine to vllm, or model.backend to native"
         )
     packing, why = _packing(config, backend, text_config, device)
+    lines.append(_attention(config, backend, packing, text_config, device, why))
     decided = {"sample.engine": engine, "model.backend": backend, "train.packing": packing}
     return config.with_options(decided), [*lines, why]
+
+
+def _attention(
+    config: Config,
+    backend: str,
+    packing: str,
+    text_config: PretrainedConfig,
+    device: torch.device,
+    why: str,
+) -> str:
+    """The line that says which attention the learner takes, with these rows and why.
+
+    Raises:
+        ConfigError: the model or the machine does not have what is asked for.
+    """
+    asked, usual = config.model.attention, attention_for(text_config)
+    family = text_config.model_type
+    if backend == "unsloth":
+        return "attention: Unsloth's own"
+    if usual == "eager" and asked in ("sdpa", "flash"):
+        raise ConfigError(
+            f"model.attention={asked} contradicts model_type={family}, which has "
+            "no SDPA or adds to its scores what SDPA leaves out (soft-capping, sinks); set it to "
+            "eager or auto"
+        )
+    if asked == "flash" and (device.type != "cuda" or packing != "varlen"):
+        reason = why if device.type == "cuda" else "FlashAttention needs a GPU"
+        raise ConfigError(f"model.attention=flash: {reason}; set it to sdpa or auto")
+    if asked == "eager":
+        return "attention: eager, as the config says"
+    if usual == "eager":
+        return f"attention: eager, the only one for {family}"
+    is_flash = packing == "varlen" and device.type == "cuda"
+    return f"attention: {'FlashAttention over packed rows' if is_flash else 'SDPA'}"
 
 
 def _packing(
@@ -60,6 +102,10 @@ def _packing(
     if asked == "padded":
         return "padded", "learning from padded rows, as the config says"
     reason = packed_attention.unfit(text_config, weights_dtype(config.model, device), device)
+    if config.model.attention == "eager":
+        reason = "model.attention=eager does not tell packed rows apart"
+    if config.model.attention == "sdpa" and device.type == "cuda":
+        reason = "model.attention=sdpa, and on a GPU packed rows need FlashAttention"
     if backend == "unsloth":
         reason = "model.backend=unsloth has an attention of its own"
     if reason is None:

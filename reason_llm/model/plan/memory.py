@@ -408,6 +408,8 @@ class _Draft:
             is_packed,
             is_flash=is_packed and self.machine.kind == "cuda",
         )
+        if config.train.router_aux_loss_coef:  # logits and probabilities
+            activations += 8 * shape.routed * tokens
         chunk = 0 if config.of_stage.scores else self.chunk_tokens  # whose output is a score
         gradients = max(self.learned.values()) * self.trained_bytes * self._gradients
         chunks = self._chunk_bytes * chunk

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from reason_llm.model import adapters, nf4, weights
 from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
+from reason_llm.model.routing import routers
 from reason_llm.model.vllm.shared_weights import attention_for
 
 
@@ -77,10 +78,16 @@ class Shape:
     kept: Kept
     has_softcap: bool
     """The logits are soft-capped."""
+    routed: int = 0
+    """Experts of all routers together."""
 
     @classmethod
-    def of(cls, policy: Any) -> "Shape":
-        """Shape of a model with what is trained, which may be on the meta device."""
+    def of(cls, policy: Any, attention: str = "auto") -> "Shape":
+        """Shape of a model with what is trained, which may be on the meta device.
+
+        Args:
+            attention: ``model.attention``.
+        """
         base: Any = weights.base_of(policy)
         is_full = base is policy
         config = base.config.get_text_config(decoder=True)
@@ -98,7 +105,12 @@ class Shape:
         heads = config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
         key_heads = getattr(config, "num_key_value_heads", None)
-        is_eager = attention_for(config) == "eager"
+        held = KEPT.get(config.model_type, Kept())
+        if (
+            attention_for(config, attention) == "eager"
+            and held.score_bytes + held.score_elements == 0
+        ):
+            held = EAGER
         rank = sum(m.r["default"] for m in lora.values())
         wrapped = [m for m in lora.values() if isinstance(m, ParamWrapper)]
         return cls(
@@ -121,8 +133,9 @@ class Shape:
             adapted=tuple(sorted({n.rpartition(".")[2] for n in lora if lora[n] not in wrapped})),
             adapter_outputs=rank // config.num_hidden_layers,
             adapted_experts=sum(m.get_param().numel() for m in wrapped) // config.num_hidden_layers,
-            kept=KEPT.get(config.model_type, EAGER if is_eager else Kept()),
+            kept=held,
             has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
+            routed=sum(router.num_experts for router in routers(base)),
         )
 
     def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:

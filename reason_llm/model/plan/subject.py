@@ -49,7 +49,7 @@ class Subject:
             learns: False plans for sampling alone.
         """
         machine = Machine.here(self.config, self.device)
-        shape = Shape.of(self.policy)
+        shape = Shape.of(self.policy, self.config.model.attention)
         return memory.plan(
             self.config,
             shape,
@@ -175,7 +175,7 @@ def _plan_only(config: Config) -> Plan:
         on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
         engine = "vllm" if on_gpu and can_share else "transformers"
         config = config.with_options({"sample.engine": engine})
-    shape = Shape.of(base.meta_model(config.model))
+    shape = Shape.of(base.meta_model(config.model), config.model.attention)
     limit = base.context_limit(config.model)
     teacher = None
     if (section := config.teacher_model) is not None:

@@ -147,6 +147,23 @@ class Engine:
                 f"{self.kv_cache_bytes:,} bytes; set sample.engine to transformers and report this"
             )
 
+    @contextmanager
+    def routes(self) -> Iterator[list[list[Tensor]]]:
+        """Context in which a mixture's routers are seen: for each of them, in the order of the
+        layers, the experts (N, K) that its N tokens of each pass go to."""
+        from vllm.model_executor.layers.fused_moe.layer import MoERunner
+
+        found = [module for module in self.module.modules() if isinstance(module, MoERunner)]
+        held: list[Any] = [runner.router.capture_fn for runner in found]
+        seen: list[list[Tensor]] = [[] for _ in found]
+        for runner, experts in zip(found, seen, strict=True):
+            runner.router.set_capture_fn(lambda ids, seen=experts: seen.append(ids.clone()))
+        try:
+            yield seen
+        finally:
+            for runner, before in zip(found, held, strict=True):
+                runner.router.set_capture_fn(before)
+
     def close(self) -> None:
         """End the engine. Views of its weights must be gone before, or they outlive their pool."""
         gc.collect()

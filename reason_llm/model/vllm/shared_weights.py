@@ -44,8 +44,11 @@ VERIFIED_ROWS = 8192
 """Rows of a checkpoint tensor that are compared at once."""
 
 
-def model_over(engine: Engine, dtype: torch.dtype) -> Any:
+def model_over(engine: Engine, dtype: torch.dtype, asked: str = "auto") -> Any:
     """A Transformers causal LM whose every parameter is a view of vLLM's storage.
+
+    Args:
+        asked: ``model.attention``.
 
     Raises:
         ModelError: a layer that cannot be shared, with its name and why.
@@ -55,7 +58,7 @@ def model_over(engine: Engine, dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_config(
             config,
             dtype=dtype,
-            attn_implementation=attention_for(config),
+            attn_implementation=attention_for(config, asked),
             trust_remote_code=False,
         )
     model.tie_weights()  # init_empty_weights unties
@@ -98,15 +101,18 @@ def _uncompiled(engine: Engine) -> Iterator[None]:
         yield
 
 
-def attention_for(config: PretrainedConfig) -> str:
+def attention_for(config: PretrainedConfig, asked: str = "auto") -> str:
     """Attention implementation for Transformers: its SDPA with our additions, or eager.
+
+    Args:
+        asked: ``model.attention``, which ``plan.backends`` has checked.
 
     SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with, and the
     sinks of gpt-oss. Falcon, Bloom and GPT-J have an attention of their own, the latter two without
     SDPA.
     """
     text = config.get_text_config(decoder=True)
-    if getattr(text, "attn_logit_softcapping", None) is not None:
+    if asked == "eager" or getattr(text, "attn_logit_softcapping", None) is not None:
         return "eager"
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
     if known is None or (known._supports_attention_backend and known._supports_sdpa):

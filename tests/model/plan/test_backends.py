@@ -10,6 +10,7 @@ import torch
 from transformers import (
     Gemma2Config,
     GemmaConfig,
+    GptOssConfig,
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -145,6 +146,57 @@ def packed(
     )
     found, lines = choose(config, text or Qwen2Config(), device)
     return found.train.packing, lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "text", "packing", "line"),
+    [
+        ("auto", CPU, Qwen2Config(), "varlen", "attention: SDPA"),
+        ("auto", GPU, Qwen2Config(), "varlen", "attention: FlashAttention over packed rows"),
+        ("auto", GPU, Gemma2Config(), "padded", "attention: eager, the only one for gemma2"),
+        ("sdpa", CPU, Qwen2Config(), "varlen", "attention: SDPA"),
+        ("sdpa", GPU, Qwen2Config(), "padded", "attention: SDPA"),
+        ("flash", GPU, Qwen2Config(), "varlen", "attention: FlashAttention over packed rows"),
+        ("eager", CPU, Qwen2Config(), "padded", "attention: eager, as the config says"),
+        ("eager", GPU, GptOssConfig(), "padded", "attention: eager, as the config says"),
+    ],
+)
+def test_the_attention_is_told_in_one_line(
+    installed: set[str], asked: str, device: torch.device, text: Any, packing: str, line: str
+) -> None:
+    found, lines = choose(made(attention=asked), text, device)
+    assert (found.train.packing, lines[-2]) == (packing, line)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "text", "model", "said"),
+    [
+        ("flash", CPU, Qwen2Config(), {}, "flash: FlashAttention needs a GPU; set it to sdpa"),
+        ("flash", GPU, Qwen2Config(), {"dtype": "float32"}, "flash: .*has no float32; set it to"),
+        ("flash", GPU, Gemma2Config(), {}, "flash contradicts model_type=gemma2"),
+        ("sdpa", CPU, Gemma2Config(), {}, "sdpa contradicts model_type=gemma2, .*; set it to eag"),
+        ("sdpa", CPU, GptOssConfig(), {}, "sdpa contradicts model_type=gpt_oss"),
+    ],
+)
+def test_an_attention_that_cannot_be_is_one_line(
+    installed: set[str], asked: str, device: torch.device, text: Any, model: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.attention={said}") as caught:
+        choose(made(attention=asked, **model), text, device)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "train"),
+    [
+        ({"attention": "eager"}, {"packing": "varlen"}),
+        ({"attention": "flash"}, {"packing": "padded"}),
+        ({"attention": "sdpa", "backend": "unsloth"}, {}),
+    ],
+)
+def test_an_attention_contradicts_other_options(model: Any, train: Any) -> None:
+    with pytest.raises(ValueError, match=rf"attention={model['attention']} contradicts .*; "):
+        Config.model_validate({"data": {"train": "a.jsonl"}, "model": model, "train": train})
 
 
 def test_rows_are_packed_where_the_attention_knows_how(

@@ -21,7 +21,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
-from families import FAMILIES, SIZES, TODAY, make, make_model, prompts_of, quiet, randomize
+from families import (
+    FAMILIES,
+    MIXTURES,
+    SIZES,
+    TODAY,
+    make,
+    make_model,
+    prompts_of,
+    quiet,
+    randomize,
+)
 from learners import ROW, scored
 from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
@@ -32,12 +42,14 @@ from reason_llm.model.datum import to_data
 from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.model.plan.backends import WITHOUT_VLLM
 from reason_llm.model.plan.shape import Shape
+from reason_llm.model.routing import routers
 from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.rollout import Prompt
 from reason_llm.sample import (
     SamplingParams,
     TransformersSampler,
     VllmSampler,
+    phase,
     prove_sampler_is_policy,
     sampling,
 )
@@ -112,6 +124,12 @@ def test_every_family_s_adapter_is_synced(family: str, dtype: str, tmp_path: Pat
     gc.collect()
 
 
+def other_experts(router: Any, args: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a router gives, with two other experts of four."""
+    logits, weights, _ = output
+    return logits, weights, logits.topk(2, largest=False).indices
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in TODAY if name not in WITHOUT_VLLM])
 def test_the_families_of_today_share_and_agree(name: str, tmp_path: Path) -> None:
@@ -129,6 +147,12 @@ def test_the_families_of_today_share_and_agree(name: str, tmp_path: Path) -> Non
         randomize(model, seed=1)
         with sampling(model, 0) as sampler:
             prompts = prompts_of(tokenizer, "What is 3 + 4?", "Why?")
+            if name in MIXTURES:
+                proof = prove_sampler_is_policy(sampler, model, prompts)
+                assert proof["sample/route_agreement"] == 1  # in float32
+                with routers(model.policy)[1].register_forward_hook(other_experts):
+                    once = sampler.sample(prompts, SamplingParams(1, 8), 3, quiet)
+                    assert phase._route_agreement(sampler, model, once) == 0.5  # of two layers
             rollouts = to_data(sampler.sample(prompts, SamplingParams(4, 24, 0.9), 3, quiet))
         ids, mask = layouts.collate(rollouts, model.device)
         model.policy.eval()

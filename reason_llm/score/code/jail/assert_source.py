@@ -249,12 +249,13 @@ def _handed_out(tree: ast.Module, certain: Sequence[ast.stmt], taint: Taint) -> 
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     functions: dict[str, list[FunctionNode]] = {}
     for each in ast.walk(tree):
-        if isinstance(each, FunctionNode):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
             functions.setdefault(each.name, []).append(each)
-        for method in _functions_among(each.body, "") if isinstance(each, ast.ClassDef) else ():
-            is_called = method.name in ("__init__", "__call__") or method.name[:2] != "__"
-            if is_called and method.name not in attributes:
-                functions.setdefault(each.name, []).append(method)
+        elif isinstance(each, ast.ClassDef):
+            for method in _functions_among(each.body, ""):
+                is_called = method.name in ("__init__", "__call__") or method.name[:2] != "__"
+                if is_called and method.name not in attributes:
+                    functions.setdefault(each.name, []).append(method)
     waiting = list(certain)
     while waiting:
         node = waiting.pop()
