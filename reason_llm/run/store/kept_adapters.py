@@ -158,7 +158,7 @@ class KeptAdapters:
     ) -> None:
         """Write the model's current adapter."""
         with replacing_folder(self._folder_of(kept)) as folder:
-            self.model.save(folder)
+            self.model.snapshot().write(folder)
             if (head := self.model.heads.get("policy")) is not None:
                 score_head.save(score_head.state(head), folder)
             self._describe(folder, step, records, told)
