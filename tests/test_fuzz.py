@@ -331,7 +331,7 @@ def test_what_a_run_left_for_its_report(tmp_path: Path) -> None:
 
 
 def test_an_adapter_s_config(tmp_path: Path, shared_model: Model) -> None:
-    adapters.save(shared_model.policy, tmp_path)
+    adapters.snapshot(shared_model.policy).write(tmp_path)
     path = tmp_path / "adapter_config.json"
     whole = json.loads(path.read_text())
 

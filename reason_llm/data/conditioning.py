@@ -1,11 +1,6 @@
-"""Conditional SFT: a demonstration's score is written into its prompt, so that a policy learns what
-a good and a bad answer is, and is sampled with a good score in the prompt.
-
-The score is written as a z-score with two decimals, or as the number of its quantile bin. Both are
-text: no token is added to the vocabulary. A ``Conditioning`` holds all that was measured on the
-training set, so that held-out rows and later prompts are written alike. It is saved beside the
-adapter, as ``conditioning.json``; who samples asks for its ``target``, which is the best by
-default.
+"""Conditional SFT: a demonstration's score is written into its prompt, as a z-score or as the
+number of its quantile bin, so that a policy learns what a good and a bad answer is, and is sampled
+with a good score in the prompt. It is saved beside the adapter, as ``conditioning.json``.
 
 Source: arXiv:2308.12050, as OpenRLHF wrote it until March 2026 (``conditional_sft_processor`` of
 openrlhf/utils/processor.py); the bins are those of arXiv:2205.13636, whose control tokens are text
@@ -27,7 +22,7 @@ from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import MIB, read_object, sealed, write_atomically
 
 BEST_SCORE = "5.00"
-"""The z-score in the prompt when the policy is sampled; few rows of a set have one as high."""
+"""The z-score in the prompt when the policy is sampled."""
 FILE = "conditioning.json"
 _FIELDS = ("{input}", "{reward}")
 
@@ -45,63 +40,45 @@ class Conditioning:
     """The value of {reward} in the prompt when the policy is sampled."""
 
     def reward_text(self, score: float) -> str:
-        """What stands for {reward}.
-
-        Example: ``1.16`` of the z-score, or ``4`` of the fifth bin
-        """
+        """What stands for {reward}: ``1.16`` of a z-score, or ``4`` of the fifth bin."""
         if self.edges is None:
             return f"{(score - self.mean) / self.deviation:.2f}"
         return str(bin_of(score, self.edges))
 
     def prompt(self, text: str, reward: str) -> str:
-        """The text with a reward; what stands in braces in the text itself is left alone."""
+        """The text with a reward; braces in the text itself are left alone."""
         before, _, after = self.template.partition("{input}")
         return before.replace("{reward}", reward) + text + after.replace("{reward}", reward)
 
     def apply(self, example: Completed) -> Completed:
-        """The demonstration with its score in the user's last message before the completion.
-
-        Raises:
-            DataError: the prompt does not end with the user's message, or is token ids.
-        """
+        """The demonstration with its score in the user's last message; DataError if the prompt does
+        not end with one, or is token ids."""
         if example.sampled is not None:
             raise DataError(
                 f"{example.where}: its prompt is token ids, which a score cannot be written into; "
                 "set sft.condition=none, or give rows of texts"
             )
         reward = self.reward_text(example.value)
-        return replace(example, messages=self._written(example.where, example.messages, reward))
-
-    def asking(self, where: str, messages: Messages) -> Messages:
-        """The messages for sampling, with the target in the user's last one; raises as
-        ``apply``."""
-        return self._written(where, messages, self.target)
+        return replace(example, messages=self.asking(example.where, example.messages, reward))
 
     def write(self, folder: Path) -> None:
-        """Save into a run's or an adapter's folder.
-
-        Raises:
-            WriteError: it cannot be written.
-        """
+        """Save into a run's or an adapter's folder."""
         content = orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2)
         write_atomically(folder / FILE, sealed(content))
 
-    def _written(self, where: str, messages: Messages, reward: str) -> Messages:
+    def asking(self, where: str, messages: Messages, reward: str | None = None) -> Messages:
+        """The messages with a reward (None: the target, for sampling) in the user's last one."""
         *earlier, last = messages
         if last["role"] != "user":
             raise DataError(
                 f"{where}: the prompt ends with a message of {last['role']!r:.60}; "
                 "expected one of the user, which the score is written into"
             )
-        return [*earlier, {**last, "content": self.prompt(last["content"], reward)}]
+        return [*earlier, {**last, "content": self.prompt(last["content"], reward or self.target)}]
 
 
 def read(folder: Path) -> Conditioning | None:
-    """What ``Conditioning.write`` saved; None if nothing was.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """What ``Conditioning.write`` saved; None if nothing was, DataError for a damaged file."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -127,9 +104,8 @@ def _check_template(template: str) -> None:
 
 
 def fit(scores: Sequence[float], section: SupervisedSection) -> Conditioning:
-    """The condition fitted to the scores of all training rows.
-
-    z = (score - mean) / deviation, over the whole set, with the unbiased deviation, in float64.
+    """The condition fitted to the scores of all training rows: z = (score - mean) / deviation, with
+    the unbiased deviation, in float64.
 
     Raises:
         ConfigError: the text lacks a field.
@@ -160,10 +136,7 @@ def fit(scores: Sequence[float], section: SupervisedSection) -> Conditioning:
 
 
 def quantile_edges(scores: Sequence[float], num_bins: int) -> tuple[float, ...]:
-    """The quantiles 1/K .. (K-1)/K, with linear interpolation between the two nearest scores.
-
-    Example: ``[0, 1, 2, 3, 4], 2 -> (2.0,)``
-    """
+    """The quantiles 1/K .. (K-1)/K, with linear interpolation: ``[0, 1, 2, 3, 4], 2 -> (2.0,)``."""
     shares = np.arange(1, num_bins) / num_bins
     return tuple(np.quantile(np.asarray(scores, np.float64), shares, method="linear").tolist())
 

@@ -1,10 +1,7 @@
 """Turns of families of models that the package ``renderers`` knows: a reply as tokens, and the
-calls in an answer.
-
-A family is known by what it writes, not by the model's name, whose template may be another: it is
-taken where, in a short conversation, the prompt, the end of the answer, the reply and what comes
-before the next answer are the same tokens as the model's chat template writes, and the calls in
-the answer are read. Earlier thoughts stay in the conversation, as all that was sampled does.
+calls in an answer. A family is known by what it writes, not by the model's name: it is taken where
+it writes a short conversation with the same tokens as the model's chat template, and reads the
+calls in the answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,8 +53,7 @@ class Family:
         return len(roles) == 1 and roles <= set(self.turns)
 
     def reply(self, reply: Messages) -> list[int]:
-        """Token ids of a reply that it knows: the end of the answer, the reply, and what comes
-        before the next answer."""
+        """Token ids of the end of the answer, the reply, and what comes before the next answer."""
         prompt, answer = self.turns[reply[0]["role"]]
         ids: list[int] = self.renderer.bridge_to_next_turn(prompt, answer, reply).token_ids
         return ids[len(prompt) + len(answer) - 1 :]
@@ -80,12 +76,8 @@ class Family:
 def family_of(
     tokenizer: Any, written: Callable[[Messages, Sequence[dict[str, Any]]], list[int]]
 ) -> Family | None:
-    """The family of which most is proven; None without one, or without ``renderers``.
-
-    Args:
-        written: token ids of a conversation with these tools, as the chat template writes it
-            before the next answer.
-    """
+    """The family of which most is proven; None without one, or without ``renderers``. ``written``
+    gives the token ids of a conversation with tools, as the chat template writes it."""
     try:
         from renderers import config_from_name, create_renderer
         from renderers.base import MODEL_RENDERER_MAP

@@ -1,6 +1,5 @@
 """Functions of the user's own from files, ``path/to/file.py:function``, which may be one of
-``examples/`` as it comes with the package. They run in this process, since they are the user's and
-not a model's."""
+``examples/`` as it comes with the package. They run in this process."""
 
 import importlib.util
 import sys
@@ -19,10 +18,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def load_function(where: str, option: str) -> Callable[..., Any]:
-    """The function that ``where`` names.
-
-    Args:
-        option: what names it, for errors.
+    """The function that ``where``, a value of ``option``, names.
 
     Raises:
         ConfigError: there is no such file or function, or the file cannot be imported.
@@ -34,8 +30,7 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
     if not path.is_file():
         raise ConfigError(f"{option}={where}: {path} does not exist; check the path")
     spec = importlib.util.spec_from_file_location(f"reason_llm_custom_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if (home := str(installation.HOME)) not in sys.path:
         sys.path.append(home)  # own classes are made of those in examples/tools.py

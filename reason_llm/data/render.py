@@ -1,12 +1,8 @@
 """Rendering of messages as Prompts, by a chat template and the tokenizer, and the order of the
-prompts.
+prompts, a pure function of the seed and the position, so that resuming needs only a number.
 
-The order is a pure function of the seed and the position, so resuming needs only a number. No torch
-here.
-
-A chat template comes with a model and is a program. Transformers runs it in Jinja's sandbox, which
-keeps it from everything but its arguments; here it runs in a process of its own, whose memory and
-time are limited.
+A chat template comes with a model and is a program: it runs in Jinja's sandbox, in a process of its
+own whose memory and time are limited.
 """
 
 import hashlib
@@ -38,7 +34,7 @@ MOST_TEXT_CHARACTERS = 16 << 20
 ENCODE_SECONDS = 20.0
 """Seconds for one text. The tokenizer lets other threads run meanwhile."""
 AT_ONCE = 256
-"""Conversations that a process is asked for at once: a question and its answer take 0.3 ms."""
+"""Conversations that a process is asked for at once: asking takes 0.3 ms."""
 
 _REPLY = "an environment's reply"
 _ANSWERS = {
@@ -48,10 +44,10 @@ _ANSWERS = {
 }
 """By what of a thought a template writes before it."""
 MOST_MARKS = 600
-"""Most ``<`` in an answer whose calls are read by a family: patterns of ``renderers`` backtrack,
-with the cube of the tags that are left open."""
+"""Most ``<`` in an answer whose calls are read by a family: its patterns backtrack, with the cube
+of the tags that are left open."""
 _MARK = "\ufdd0"
-"""In the place of a control token; no text has it, as it is no character."""
+"""In the place of a control token: no character, so no text has it."""
 _Rendering = tuple[str | None, str, int | None]
 """The text; or the problem, with the template's line that has wrong syntax."""
 
@@ -77,12 +73,7 @@ class Renderer:
         return replace(self, tools=self.tools_of[environment]) if self.tools_of else self
 
     def prompt(self, where: str, messages: Messages, answer: str) -> Prompt:
-        """The Prompt of these messages.
-
-        Raises:
-            DataError: the template cannot take them.
-            ConfigError: the template is not valid.
-        """
+        """The Prompt of these messages; errors as of ``text`` and ``token_ids``."""
         text = self.text(where, self.with_system_prompt(messages))
         return Prompt(where, text, tuple(self.token_ids(where, text)), answer)
 
@@ -118,7 +109,7 @@ class Renderer:
 
     @property
     def has_template(self) -> bool:
-        """Whether there is a template; without one only texts can be read."""
+        """Whether there is a template."""
         return self.template.jinja is not None or self.tokenizer.chat_template is not None
 
     def with_system_prompt(self, messages: Messages) -> Messages:
@@ -128,12 +119,8 @@ class Renderer:
         return [{"role": "system", "content": self.system_prompt}, *messages]
 
     def token_ids(self, where: str, text: str) -> list[int]:
-        """Token ids of a text, without special tokens added.
-
-        Raises:
-            DataError: the tokenizer, whose patterns come with the model, gives up or takes too
-                long.
-        """
+        """Token ids of a text, without special tokens added; DataError where the tokenizer, whose
+        patterns come with the model, gives up or takes too long."""
         try:
             return self._encoded([text])[0]
         except (TimeoutError, Panic) as error:
@@ -143,17 +130,15 @@ class Renderer:
             ) from error
 
     def text(self, where: str, messages: Messages, generation: bool = True) -> str:
-        """The messages as the template writes them.
-
-        Args:
-            generation: with the text after which the assistant's answer comes.
+        """The messages as the template writes them, with ``generation`` up to where the
+        assistant's answer begins.
 
         Raises:
             DataError: the template cannot take them.
             ConfigError: the template is not valid.
         """
-        source = self.template.source
         text: str | None
+        source = self.template.source
         try:
             ((text, problem, line),) = self._rendered([messages], generation)
         except TimeoutError as error:
@@ -176,11 +161,8 @@ class Renderer:
 
     def replies(self, replies: Sequence[Messages], most_tokens: int) -> list[list[int]]:
         """Token ids of what follows an assistant's answer when these messages reply to it: the end
-        of the answer, the reply, and what comes before the next answer. They go after the ids that
-        were sampled, which are never encoded again.
-
-        A content of more than ``most_tokens`` is cut in its middle, which says so. Control tokens
-        that it spells are text.
+        of the answer, the reply, and what comes before the next answer. A content of more than
+        ``most_tokens`` is cut in its middle, which says so; control tokens that it spells are text.
 
         Raises:
             ConfigError: the template does not write an answer before a reply as it was sampled.
@@ -207,14 +189,12 @@ class Renderer:
         ]
 
     def after(self, ids: Sequence[int], reply: Messages, most_tokens: int) -> list[int]:
-        """Token ids of what comes after those of an answer when these messages reply to it; see
-        ``replies``."""
+        """``replies`` of one reply to an answer of these ids, and what is not yet in them."""
         (added,) = self.replies([reply], most_tokens)
         return added[ids[-1] == added[0] :]  # the model may have written its answer's end itself
 
     def calls(self, text: str, ids: Sequence[int]) -> list[Call | None]:
-        """The calls in an answer, of which the text and the token ids are given; None stands for
-        one that cannot be read."""
+        """The calls in an answer; None stands for one that cannot be read."""
         family = _family(self.tokenizer, self.template)
         if family is None or "tool" not in family.turns:
             return calls_of(text)
@@ -223,7 +203,6 @@ class Renderer:
         return family.calls(ids, self.tools)
 
     def _after_answers(self, replies: Sequence[Messages]) -> list[str]:
-        """What the template writes for each of these replies; errors as of ``replies``."""
         ((begin, _, _),) = self._rendered([ASKED])
         opened, rest = next(each for each in _ANSWERS.items() if str(begin).endswith(each[0]))
         answer = {"role": "assistant", "content": opened + rest}
@@ -241,7 +220,7 @@ class Renderer:
         return found
 
     def _plain(self, text: str, controls: Sequence[str]) -> list[int]:
-        """Token ids of a text in which ``_MARK`` stands for these control tokens, as texts."""
+        """Token ids of a text in which ``_MARK`` stands for these control tokens."""
         first, *rest = text.split(_MARK)
         ids = self.token_ids(_REPLY, first)
         for control, part in zip(cycle(controls), rest):
@@ -259,13 +238,8 @@ class Renderer:
         return f"{begin}\n[{len(ids) - 2 * half:,} tokens are left out here]\n{end}"
 
     def _rendered(self, talks: Sequence[Messages], generation: bool = True) -> list[_Rendering]:
-        """What ``_render`` makes of each, in the process that may take little memory.
-
-        Raises:
-            TimeoutError: all together took longer than one may.
-            MemoryError: as ``Confined.ask``.
-            ValueError: the tokenizer has no template.
-        """
+        """What ``_render`` makes of each, in its process; TimeoutError if all together take longer
+        than one may, MemoryError, or ValueError for a tokenizer without a template."""
         tokenizer = self.tokenizer
         process = _PROCESSES.get(tokenizer)
         if process is None or not process.lives:
@@ -278,11 +252,7 @@ class Renderer:
         return list(process.ask(RENDER_SECONDS, talks, jinja, arguments))
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
-        """The token ids of each.
-
-        Raises:
-            TimeoutError, Panic: as ``token_ids`` tells.
-        """
+        """The token ids of each; TimeoutError or Panic as ``token_ids`` tells."""
         with without_panics():
             return within(
                 ENCODE_SECONDS,
@@ -313,42 +283,36 @@ def _render(
     arguments: dict[str, Any],
 ) -> tuple[_Rendering, ...]:
     """In the process that may take little memory."""
-    return tuple(_render_one(tokenizer, talk, jinja, arguments) for talk in talks)
-
-
-def _render_one(
-    tokenizer: "PreTrainedTokenizerBase", messages: Messages, jinja: str, arguments: dict[str, Any]
-) -> _Rendering:
     import jinja2
 
-    try:
-        text = str(
-            tokenizer.apply_chat_template(
-                messages, chat_template=jinja, tokenize=False, **arguments
+    found: list[_Rendering] = []
+    for talk in talks:
+        try:
+            text = str(
+                tokenizer.apply_chat_template(
+                    talk, chat_template=jinja, tokenize=False, **arguments
+                )
             )
-        )
-        if len(text) > MOST_TEXT_CHARACTERS:
-            return None, f"it writes more than {MOST_TEXT_CHARACTERS:,} characters", None
-        return text, "", None
-    except jinja2.TemplateSyntaxError as error:
-        return None, one_line(error), error.lineno
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001  (whatever it is, it is the template's)
-        return None, one_line(error)[:1000] or type(error).__name__, None
+            if len(text) > MOST_TEXT_CHARACTERS:
+                raise ValueError(f"it writes more than {MOST_TEXT_CHARACTERS:,} characters")
+            found.append((text, "", None))
+        except jinja2.TemplateSyntaxError as error:
+            found.append((None, one_line(error), error.lineno))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is the template's)
+            found.append((None, one_line(error)[:1000] or type(error).__name__, None))
+    return tuple(found)
 
 
 def order(
     sizes: Sequence[int], weights: Sequence[float], seed: int, start: int, count: int
 ) -> list[int]:
-    """Indices of the prompts at positions ``start .. start + count`` of an endless shuffled order.
+    """Indices of the prompts at positions ``start .. start + count`` of an endless shuffled order;
+    index ``sizes[0]`` is the first prompt of the second set.
 
     The sets take turns, so that any stretch of it holds each set in the proportion of its weight,
-    to within one prompt for each set. Each pass over a set is a fresh permutation of it. Any slice
-    can be drawn without drawing what came before.
-
-    Args:
-        sizes: of the training sets; index ``sizes[0]`` is the first prompt of the second set.
+    to within one prompt for each set. Each pass over a set is a fresh permutation of it.
     """
     indices: list[int] = []
     permutations: dict[tuple[int, int], list[int]] = {}
@@ -381,8 +345,8 @@ def informative_order(
     exponential clocks. Source: Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003.
 
     Args:
-        deviations: of the rewards of a prompt's group when it was last drawn, by its index as
-            text; one that is not there counts as the largest.
+        deviations: of the rewards of each prompt's last group, by its index as text; one that is
+            not there counts as the largest.
     """
     largest = max(deviations.values(), default=0.0) or 1.0
     numbers = [_turn(weights, position)[0] for position in range(start, start + count)]
@@ -398,12 +362,9 @@ def informative_order(
 
 
 def _turn(weights: Sequence[float], position: int) -> tuple[int, int]:
-    """Index of the set at this position, and number of its earlier turns.
-
-    Of the first ``p`` positions, the first set has ``floor(p * share)``: a number that grows by 0
-    or 1, so that it can be told for any ``p`` alone. What it leaves is shared out among the others
-    in the same way. Fractions, since a rounded product could grow by 2.
-    """
+    """Index of the set at this position, and number of its earlier turns: of the first ``p``
+    positions the first set has ``floor(p * share)``, and what it leaves is shared out among the
+    others likewise. Fractions, since a rounded product could grow by 2."""
     rest = sum(map(Fraction, weights))
     for number, weight in enumerate(weights):
         share = Fraction(weight) / rest

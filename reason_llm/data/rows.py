@@ -1,11 +1,7 @@
 """Rows of files and Hub sets, each with its place. Their meaning is in ``forms``.
 
-What is no row goes to ``fault``, and reading goes on after it where the format allows; a training
-run's ``fault`` raises, the data check's takes notes.
-
-Files are others': only regular ones are read, a line and a ``.json`` file only within a bound, and
-a key that stands twice in an object is an error. A Parquet file is taken in small batches; what one
-batch of it unpacks to is not bounded.
+Files are others': only regular ones are read, a line and a ``.json`` file only within a bound. What
+one batch of a Parquet file unpacks to is not bounded.
 """
 
 import csv
@@ -27,10 +23,8 @@ Fault = Callable[[DataError], None]
 Read = Iterator[tuple[str, Any]]
 """(where, row); in the place of a row that cannot be read stands its DataError."""
 MOST_LINE_CHARACTERS = 16 * MIB
-"""Of a line, and of a field of a CSV file: many times a book. What Python makes of one takes up to
-thirty times as much memory."""
+"""Of a line, and of a field of a CSV file; Python takes up to thirty times as much memory."""
 MOST_JSON_BYTES = 2048 * MIB
-"""Of a .json file, which is read as a whole."""
 GYM, GYM_SIZE = "gym:", 2000
 """What a source of tasks from ``reasoning-gym`` begins with, and how many there are."""
 PARQUET_BATCH_ROWS = 1024
@@ -38,21 +32,17 @@ EMPTY: Mapping[str, Rows] = {}
 
 
 def raise_fault(error: DataError) -> None:
-    """A ``Fault`` that raises the first error."""
+    """A ``Fault`` that raises."""
     raise error
 
 
 def read_rows(
-    source: str,
-    split: str,
-    fault: Fault = raise_fault,
-    given: Mapping[str, Rows] = EMPTY,
+    source: str, split: str, fault: Fault = raise_fault, given: Mapping[str, Rows] = EMPTY
 ) -> Iterator[tuple[str, Row]]:
-    """(``where``, row) pairs; ``where`` is file:line for text files, file:row otherwise.
+    """(``where``, row) pairs of a file, or of a Hub set's split; ``where`` is file:line for text
+    files, file:row otherwise. ``fault`` is given what is no row, and reading goes on after it.
 
     Args:
-        source: a .jsonl, .json, .csv or .parquet file, or a Hub id.
-        split: of a Hub set.
         given: rows that were given in Python, by their source's name.
 
     Raises:
@@ -77,10 +67,8 @@ def _read(source: str, split: str, given: Mapping[str, Rows]) -> Read:
             "rows=rows), or name a file"
         )
     if source.startswith(GYM):
-        tasks = (
-            {name: task[name] for name in ("question", "answer")} for task in gym_tasks(source)
-        )
-        yield from _numbered(source, tasks)
+        asked = ("question", "answer")
+        yield from _numbered(source, ({n: task[n] for n in asked} for task in gym_tasks(source)))
         return
     if source.startswith(TASKSET):
         yield from _numbered(source, rows_of_tasks(source))
@@ -121,13 +109,8 @@ def _jsonl_rows(path: Path) -> Read:
                     yield where, _parsed(line)
             except (ValueError, RecursionError) as error:
                 cut = "" if line.endswith("\n") else ", and the file ends here: it may be cut short"
-                yield (
-                    where,
-                    DataError(
-                        f"{where}: not valid JSON ({one_line(error)}){cut}; "
-                        "expected one JSON object a line"
-                    ),
-                )
+                problem = f"{where}: not valid JSON ({one_line(error)}){cut}"
+                yield where, DataError(f"{problem}; expected one JSON object a line")
 
 
 def _json_rows(path: Path) -> Read:
@@ -157,17 +140,9 @@ def _csv_rows(path: Path) -> Read:
                 twice = next(name for name in names if names.count(name) > 1)
                 raise DataError(f"{path}:1: column {twice!r} stands twice; rename one")
             for row in reader:
-                where = f"{path}:{reader.line_num}"
-                num_fields = len(reader.fieldnames or [])
-                is_whole = None not in row and None not in row.values()
-                yield (
-                    where,
-                    row
-                    if is_whole
-                    else DataError(
-                        f"{where}: not {num_fields} fields as in the header; fix the row"
-                    ),
-                )
+                where, count = f"{path}:{reader.line_num}", len(reader.fieldnames or [])
+                odd = DataError(f"{where}: not {count} fields as in the header; fix the row")
+                yield where, odd if None in row or None in row.values() else row
         except csv.Error as error:
             raise DataError(
                 f"{path}:{reader.line_num}: not valid CSV ({error}); fix the row"
@@ -206,16 +181,12 @@ def _numbered(source: str, rows: Iterable[Any]) -> Read:
 
 def _given_rows(source: str, rows: Rows) -> Read:
     for where, row in _numbered(source, rows):
-        if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-            yield (
-                where,
-                DataError(
+        try:
+            if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+                raise DataError(
                     f"{where}: is {type(row).__name__} {str(row)[:60]!r}; expected a dict with the "
                     "names of columns; of a DataFrame give frame.to_dict('records')"
-                ),
-            )
-            continue
-        try:
+                )
             check_made(where, row)
             yield where, dict(row)
         except DataError as error:
@@ -223,11 +194,8 @@ def _given_rows(source: str, rows: Rows) -> Read:
 
 
 def check_made(where: str, row: Mapping[str, Any]) -> None:
-    """Check that a row that was made in Python holds nothing that no file could.
-
-    Raises:
-        DataError: text that is not Unicode, nesting without end, a number of thousands of digits.
-    """
+    """Raise DataError for a row made in Python with what no file could hold: text that is not
+    Unicode, nesting without end, a number of thousands of digits."""
     try:
         check_nesting(row)
         json.dumps(dict(row), ensure_ascii=False, default=str).encode()
@@ -258,8 +226,8 @@ def _hub_rows(source: str, split: str) -> Read:
 
 @cache
 def gym_tasks(source: str) -> Any:
-    """The tasks that a generator of ``reasoning-gym`` makes, as its data set, by number from 0:
-    ``gym:chain_sum?size=2000&seed=1``, with further options of the generator.
+    """The data set that a generator of ``reasoning-gym`` makes, by number from 0, for
+    ``gym:chain_sum?size=2000&seed=1`` with further options of the generator.
 
     Raises:
         DataError: it makes no such tasks, or is not installed.
@@ -284,9 +252,7 @@ def gym_tasks(source: str) -> Any:
 
 
 def _parsed(text: str) -> Any:
-    """Strict JSON with integers of any length, which tests of programs contain; orjson is faster
-    and rounds or refuses those beyond 64 bits.
-    """
+    """Strict JSON with integers of any length, which orjson rounds or refuses."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no JSON")
@@ -308,10 +274,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
 
 
 def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:
-    """Lines of a file as Python iterates over them, each within the bound."""
-    number = 0
-    while line := file.readline(MOST_LINE_CHARACTERS + 1):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_CHARACTERS + 1), ""), 1):
         if len(line) > MOST_LINE_CHARACTERS:
             raise DataError(
                 f"{path}:{number}: a line of more than {MOST_LINE_CHARACTERS:,} characters; "

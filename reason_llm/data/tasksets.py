@@ -1,7 +1,8 @@
 """Tasks of a taskset of verifiers, as rows: ``verifiers:NAME?skip=0&size=200&OPTION=VALUE``, where
-NAME is an installed package or a module that exports a Taskset. No torch here."""
+NAME is an installed package or a module that exports a Taskset."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -17,11 +18,8 @@ TASKSET, TASKS = "verifiers:", 2000
 
 
 def parsed_source(source: str) -> tuple[str, slice, dict[str, Any]]:
-    """The taskset's name, which of its tasks are meant, and its own options.
-
-    Raises:
-        ValueError: as ``options_of``; or skip or size is no whole number from 0 on.
-    """
+    """The taskset's name, which of its tasks are meant, and its own options; ValueError if skip or
+    size is no whole number from 0 on, or an option has no value."""
     name, _, asked = source.removeprefix(TASKSET).partition("?")
     options = options_of(asked)
     skip, size = (options.pop(key, usual) for key, usual in (("skip", 0), ("size", TASKS)))
@@ -32,19 +30,13 @@ def parsed_source(source: str) -> tuple[str, slice, dict[str, Any]]:
 
 
 def options_of(asked: str) -> dict[str, Any]:
-    """Options after the ``?`` of a source: each is JSON, or else a text.
-
-    Raises:
-        ValueError: one has no value.
-    """
-    return {key: _value(value) for key, value in parse_qsl(asked, strict_parsing=True)}
-
-
-def _value(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
+    """Options after the ``?`` of a source: each is JSON, or else a text; ValueError for one without
+    a value."""
+    options: dict[str, Any] = dict(parse_qsl(asked, strict_parsing=True))
+    for key, text in options.items():
+        with suppress(orjson.JSONDecodeError):
+            options[key] = orjson.loads(text)
+    return options
 
 
 @cache
@@ -73,11 +65,7 @@ def tasks_of(source: str) -> tuple[Any, ...]:
 
 
 def rows_of_tasks(source: str) -> Iterator[dict[str, Any]]:
-    """A row with the prompt of each task; the environment knows the task by the row's number.
-
-    Raises:
-        DataError: as ``tasks_of``.
-    """
+    """A row with the prompt of each task; the environment knows the task by the row's number."""
     tasks = tasks_of(source)
     from verifiers.v1.dialects.chat import message_to_wire
 

@@ -1,10 +1,6 @@
-"""System prompts and chat templates of ``templates.yaml``, by name.
+"""System prompts and chat templates of ``templates.yaml``, by name."""
 
-Templates are applied in ``render``.
-"""
-
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from reason_llm.config import nearest
 from reason_llm.errors import ConfigError, ModelError, one_line
 from reason_llm.files import MIB, read_text
 
@@ -21,9 +18,8 @@ MOST_TEMPLATE_BYTES = MIB
 @cache
 def shipped() -> dict[str, dict[str, Any]]:
     """Content of ``templates.yaml``, which comes with the package."""
-    found: dict[str, dict[str, Any]] = yaml.safe_load(
-        read_text(Path(__file__).with_suffix(".yaml"))
-    )
+    found: dict[str, dict[str, Any]]
+    found = yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml")))
     return found
 
 
@@ -40,7 +36,7 @@ def system_prompt(name: str, reward: str) -> str | None:
     if name not in texts and len(name.split()) < 2:
         raise ConfigError(
             f"data.system_prompt={name!r} is neither a text of several words nor any of auto, "
-            f"{', '.join(texts)}{_nearest(name, list(texts))}"
+            f"{', '.join(texts)}{_nearest(name, texts)}"
         )
     prompt: str | None = texts.get(name, name)
     return prompt
@@ -64,11 +60,7 @@ def chat_template(
     model_has_one: bool,
     arguments: Mapping[str, bool | int | float | str] | None = None,
 ) -> ChatTemplate:
-    """The chat template that ``data.template`` names.
-
-    Args:
-        model_has_one: whether the tokenizer has a template of its own.
-        arguments: as ``data.template_arguments``.
+    """The chat template that ``data.template`` names, with ``data.template_arguments``.
 
     Raises:
         ModelError: ``auto``, and the model has none.
@@ -96,10 +88,10 @@ def chat_template(
         return ChatTemplate(name, text, given)
     raise ConfigError(
         f"data.template={name!r} is none of auto, {', '.join(named)}, and no .jinja file"
-        f"{_nearest(name, list(named))}"
+        f"{_nearest(name, named)}"
     )
 
 
-def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else "; give one of these"
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = nearest(name, names)
+    return f"; did you mean {near}?" if near else "; give one of these"

@@ -1,9 +1,6 @@
-"""Time limit on calls into code and patterns of unknown origin.
-
-The call runs in a thread of its own. If it takes longer, that thread is left behind, and ended by
-an exception at its next line of Python, so that an endless loop does not slow down all that comes
-after. C code that never lets go of the interpreter's lock is not ended by this: Python's regular
-expressions are such code, so others' patterns are searched by ``regex``, which has a limit.
+"""Time limit on calls into code and patterns of unknown origin, each in a thread of its own. A call
+that takes longer is left behind, and ended by an exception at its next line of Python. C code that
+never lets go of the interpreter's lock is not ended: others' patterns are searched by ``regex``.
 """
 
 import ctypes
@@ -27,17 +24,13 @@ def abandon(thread: threading.Thread) -> None:
 
 
 class _Worker:
-    """A thread that makes one call after another, since starting one for each call takes 0.1 ms."""
+    """A thread that makes one call after another: starting one takes 0.1 ms."""
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
         self.ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
-
-    def end(self) -> None:
-        """Stop the call at its next line of Python, unless the call catches every exception."""
-        abandon(self.thread)
 
     def _work(self) -> None:
         try:
@@ -71,7 +64,7 @@ def within(seconds: float, what: str, call: Callable[[], T]) -> T:
     try:
         result, error = worker.ended.get(timeout=seconds)
     except Empty:
-        worker.end()
+        abandon(worker.thread)
         raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
     _idle.append(worker)
     if error is not None:

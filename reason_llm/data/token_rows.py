@@ -1,20 +1,11 @@
 """Examples as rows of tokens, with a flag for each token that is learned.
 
-The prompt has the ids that it has when completions are sampled (``Renderer.prompt``), so a policy
-that learns here and is sampled later reads the same. A completion is what the chat template writes
-for the assistant's turn: template(messages and turn) without template(messages, generation
-prompt), up to and including its end token. Text that the template writes after the last end token
-is dropped. Of several turns of the assistant each is learned, with its end token, and nothing
-between them.
-
-A template may write earlier turns in another way once later ones follow (Qwen3 drops their
-thinking). Then the training template that TRL has for it is taken, which keeps them; without one
-the row is an error.
-
-Rows that hold the ids of what was sampled (the command ``pairs`` writes them) are taken as they
-are, if they belong to this tokenizer.
-
-Not covered: images and tool calls.
+A prompt has the ids that it has when completions are sampled. A completion is what the chat
+template writes for the assistant's turn, up to and including its end token: template(messages and
+turn) without template(messages, generation prompt). Of several turns each is learned, and nothing
+between them. Where a template writes earlier turns in another way once later ones follow (Qwen3
+drops their thinking), TRL's training template for it is taken, which keeps them; without one the
+row is an error. Not covered: images and tool calls.
 """
 
 import copy
@@ -49,13 +40,11 @@ def render(
     group: int = 0,
 ) -> tuple[TokenRow, ...]:
     """The rows of one example: one, of a preference two (chosen, rejected), of a document as many
-    as its length asks for.
+    of at most ``context_tokens`` as it needs; other rows are never cut.
 
     Args:
-        context_tokens: most tokens of a document's row; other rows are never cut.
         end_token_ids: the tokens that end an answer.
-        group: number of the rows of a preference, demonstration or label; a document's rows have
-            their own, from this number on.
+        group: number of the rows; those of a document count on from it.
 
     Raises:
         DataError: a template that cannot be learned from, no end token or two of them.
@@ -91,10 +80,8 @@ def check_ends(
     tokenizer: "PreTrainedTokenizerBase",
 ) -> list[str]:
     """Lines on the first 100 rows: how many end with an end token, whether their ids are those of
-    their text tokenised as a whole, and how many tokens that begin a sequence they have.
-
-    A part of a long document ends as the document goes on, so rows of which every token but the
-    first is learned need no end token.
+    their text tokenised as a whole, and how many BOS tokens they have. Rows of documents need no
+    end token.
 
     Raises:
         DataError: a completion without an end token, of which a policy would learn never to stop; a
@@ -125,13 +112,12 @@ def check_ends(
 
 @lru_cache(maxsize=1)
 def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Digest of a tokenizer's tokens and their ids: equal where token ids mean the same."""
+    """Digest of a tokenizer's tokens and their ids."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(orjson.dumps(vocabulary)).hexdigest()[:16]
 
 
 def _as_sampled(where: str, sampled: Sampled, number: int, renderer: Renderer) -> _Row:
-    """Ids and flags of the prompt with its completion of this number."""
     ids = [*sampled.prompt, *sampled.completions[number]]
     known = len(renderer.tokenizer)
     if sampled.tokenizer != tokenizer_digest(renderer.tokenizer) or max(ids) >= known:
@@ -151,7 +137,6 @@ def _row(
     renderer: Renderer,
     end_token_ids: Collection[int],
 ) -> _Row:
-    """Ids and flags of a prompt with its completion."""
     tokenizer = renderer.tokenizer
     names = tokenizer.convert_ids_to_tokens(sorted(end_token_ids))
     ends = [name for name in names if name]  # None for an id beyond the vocabulary
@@ -188,7 +173,7 @@ def _row(
 def _plain(
     where: str, prompt: str, completion: str, renderer: Renderer, ends: Sequence[str]
 ) -> tuple[str, list[_Span]]:
-    """As ``_spans``, for texts without a template: an end token is added to the completion."""
+    """As ``_spans``, for texts without a template."""
     if not completion.endswith(tuple(ends)):
         completion += renderer.tokenizer.eos_token
     if sum(map(completion.count, ends)) > 1:
@@ -206,7 +191,7 @@ def _document(
     end_token_ids: Collection[int],
     group: int,
 ) -> tuple[TokenRow, ...]:
-    """Rows of the context's length; a last row of one token, which nothing predicts, is dropped."""
+    """Rows of the context's length; a last row of one token is left out."""
     ids = _begin(renderer.tokenizer) + renderer.token_ids(document.where, document.text)
     if ids[-1] not in end_token_ids:
         ids.append(renderer.tokenizer.eos_token_id)
@@ -223,8 +208,7 @@ def _document(
 def _spans(
     where: str, messages: Messages, completion: Messages, renderer: Renderer, ends: Sequence[str]
 ) -> tuple[str, list[_Span]]:
-    """The conversation's text, and where in it the assistant's turns of the completion stand, each
-    from what the model is asked with to its end token."""
+    """The conversation's text, and the spans in it that are learned."""
     messages = renderer.with_system_prompt(messages)
     talk, first = [*messages, *completion], len(messages)
     written = _prefix_spans(where, talk, first, renderer, ends)
@@ -246,8 +230,8 @@ def _spans(
 def _prefix_spans(
     where: str, talk: Messages, first: int, renderer: Renderer, ends: Sequence[str]
 ) -> tuple[str, list[_Span]] | None:
-    """As ``_spans``; None if what the template writes up to a turn's beginning or its end is no
-    beginning of the whole text."""
+    """As ``_spans``; None if the whole text does not begin with what the template writes up to a
+    turn's beginning or its end."""
     whole = renderer.text(where, talk, generation=False)
     turns = [n for n in range(first, len(talk)) if talk[n]["role"] == "assistant"]
     prompts = [renderer.text(where, talk[:turn]) for turn in turns]
@@ -287,11 +271,8 @@ def _prefix_spans(
 
 @lru_cache(maxsize=1)
 def _training(renderer: Renderer) -> Renderer | None:
-    """The renderer with TRL's training template for its chat template; None if TRL has none.
-
-    Source: ``trl.chat_template_utils.get_training_chat_template`` of trl 1.14.2, which knows a
-    template by its text.
-    """
+    """The renderer with TRL's training template for its chat template, which TRL knows by its text;
+    None if it has none."""
     import jinja2
     from trl.chat_template_utils import get_training_chat_template
 
@@ -313,10 +294,7 @@ def _training(renderer: Renderer) -> Renderer | None:
 
 def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list[int], list[int]]:
     """Token ids of the pieces' whole text, and how many of them there are up to the end of each.
-
-    Where tokens reach over a border, the pieces are tokenised apart: the model reads the prompt
-    alone and writes what follows.
-    """
+    Where tokens reach over a border, the pieces are tokenised apart, as in sampling."""
     encode, text = partial(renderer.token_ids, where), "".join(pieces)
     whole = encode(text)
     apart = [encode(piece) for piece in pieces]

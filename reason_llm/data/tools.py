@@ -31,22 +31,15 @@ def own_session(where: str | Mapping[str, str] | None) -> tuple[str, str]:
 
 
 def environments_by_name(given: str | Mapping[str, str] | None) -> dict[str, str]:
-    """The classes of ``sample.environment`` by the name that a row's column ``environment`` has; a
-    single one, for all rows, by no name."""
+    """The classes of ``sample.environment`` by the name in a row's column ``environment``; a single
+    one, for all rows, by the empty name."""
     return {"": given} if isinstance(given, str) else dict(given or {})
 
 
 def environment_name(
     given: str | Mapping[str, str] | None, where: str, row: Mapping[str, Any]
 ) -> str:
-    """The name of a row's environment in ``environments_by_name``.
-
-    Args:
-        where: the row's place, for the error.
-
-    Raises:
-        DataError: there is none of this name.
-    """
+    """The name of a row's environment in ``environments_by_name``; DataError if there is none."""
     if not isinstance(given, Mapping):
         return ""
     name = row.get(ENVIRONMENT)
@@ -59,12 +52,8 @@ def environment_name(
 
 
 def environment_class(where: str) -> type[Any]:
-    """The class of ``sample.environment``.
-
-    Raises:
-        ConfigError: there is none; or it has no ``reset``, or neither ``step`` nor another public
-            method.
-    """
+    """The class of ``sample.environment``; ConfigError if there is none, or it has no ``reset``, or
+    neither ``step`` nor another public method."""
     found = load_function(where, "sample.environment")
     if not inspect.isclass(found):
         raise ConfigError(f"sample.environment={where} is no class; name one")
@@ -93,8 +82,7 @@ def tool_methods(kind: type[Any]) -> dict[str, Callable[..., Any]]:
 
 
 def reset_columns(where: str) -> list[str]:
-    """The columns without which ``reset`` of ``sample.environment`` cannot be called; errors as of
-    ``environment_class``."""
+    """The columns without which ``reset`` of ``sample.environment`` cannot be called."""
     if own_session(where)[0]:
         return []
     kind = environment_class(where)
@@ -107,11 +95,8 @@ def reset_columns(where: str) -> list[str]:
 
 
 def tool_schemas(where: str) -> tuple[dict[str, Any], ...]:
-    """JSON schemas of the tools of ``sample.environment``, from types and docstrings.
-
-    Raises:
-        ConfigError: a tool lacks a type or a docstring in Google's form.
-    """
+    """JSON schemas of the tools of ``sample.environment``, from types and docstrings in Google's
+    form, without which it is a ConfigError."""
     from transformers.utils import get_json_schema
 
     if own_session(where)[0]:
@@ -149,11 +134,7 @@ def said_before(text: str) -> str:
 
 def plain_messages(messages: list[dict[str, Any]]) -> Messages:
     """Messages of OpenAI's form as chat templates read them: contents are texts, and arguments of
-    calls are objects.
-
-    Raises:
-        ValueError: one holds something else.
-    """
+    calls are objects; ValueError for anything else."""
     return [_plain(message) for message in messages]
 
 

@@ -124,7 +124,7 @@ def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tupl
         raise ConfigError(run_folder.no_run(path))
     is_adapter = run_folder.is_adapter(path)
     if not is_adapter:
-        folder.check(what, "config.json", "a model")
+        folder.check(what, "config.json")
     base = str(adapters.base_of(path)) if is_adapter else what
     tree = {"run": {"name": path.name}, "model": {"path": base}, "data": {"train": what}}
     config = config_file.build(tree, path, overrides)

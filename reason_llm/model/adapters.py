@@ -1,6 +1,5 @@
-"""LoRA adapters over the one base, through PEFT: attach, switch off, save, load.
-
-The policy is an adapter, the reference is the base with the adapter off. Source: arXiv:2106.09685.
+"""LoRA adapters over the one base, through PEFT: attach, switch off, write, load.
+Source: arXiv:2106.09685.
 """
 
 import copy
@@ -15,16 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import (
-    LoraConfig,
-    PeftModel,
-    get_peft_model,
-    get_peft_model_state_dict,
-    set_peft_model_state_dict,
-)
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
@@ -33,6 +26,7 @@ from reason_llm.config import AdapterSection, matching
 from reason_llm.errors import CheckpointError, ModelError, one_line
 from reason_llm.files import MANIFEST, MIB, check_digests, read_object, regular, replacing_folder
 from reason_llm.model import score_head
+from reason_llm.model.folder import header_shapes
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -43,8 +37,7 @@ MAY_VARY = {
     "target_parameters",
     *("init_lora_weights", "megatron_core", "ensure_weight_tying", "fan_in_fan_out"),
 }
-"""What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places. Whether a
-weight is transposed (fan_in_fan_out) follows from its layer, in PEFT, too."""
+"""What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places."""
 LINEAR = (torch.nn.Linear, Conv1D)
 """Layers that an adapter may be put on; the second is GPT-2's, whose weight is transposed."""
 TAKEN_FOR_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
@@ -55,30 +48,42 @@ PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 MOST_BYTES = 64 << 30
 """Largest file of an adapter."""
-MAX_RANK = 4096
 POLICY = "default"
 """PEFT's name of the policy's adapter."""
-SMALLEST_ALPHA = 1e-6
-"""Smallest alpha; the largest is 1 over it."""
+RANGES = (
+    ("r", 1, 4096, (int,)),
+    ("lora_alpha", 1e-6, 1e6, (int, float)),
+    ("lora_dropout", 0, 1, (int, float)),
+)
+"""Numbers of an adapter's config: least, most, types."""
 _BAD_CONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError,
                RecursionError)  # fmt: skip
 """What PEFT raises of a config; the last where a part of it has a name that PEFT does not know."""
 
 
 def attach(base: Any, config: AdapterSection) -> PeftModel:
-    """The base (not copied) with a fresh LoRA adapter in float32; its start comes from torch's
-    global seed.
-
-    Raises:
-        ModelError: a target that the model lacks.
-    """
+    """The base with a fresh LoRA adapter in float32; its start is from torch's global seed. Raises
+    ModelError: a target that the model lacks."""
+    experts = expert_weights(base)
+    for target in config.target_parameters:
+        if not any(f".{name}".endswith(f".{target}") for name in experts):
+            ends = sorted({".".join(name.split(".")[-2:]) for name in experts})
+            raise ModelError(
+                f"model.adapter.target_parameters: {target!r} is no weight of experts of "
+                f"{base.config.model_type}, whose are {', '.join(ends) or 'none: it is dense'}"
+            )
+    if config.target_parameters and config.dropout:
+        raise ModelError(
+            f"model.adapter.dropout={config.dropout} contradicts model.adapter.target_parameters: "
+            "PEFT has no dropout before experts' weights; set it to 0"
+        )
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         use_rslora=config.rslora,
         lora_dropout=config.dropout,
         target_modules=find_targets(base, config.targets),
-        target_parameters=_find_parameters(base, config) or None,
+        target_parameters=list(config.target_parameters) or None,
         task_type="CAUSAL_LM",
     )
     with _quiet_peft():
@@ -102,21 +107,20 @@ def _keep_input_types(policy: PeftModel) -> None:
             module.cast_input_dtype_enabled = False
 
 
-def add(policy: PeftModel, name: str) -> None:
-    """Add an adapter like the policy's, frozen and off; its values are from torch's global seed."""
-    config = copy.deepcopy(policy.peft_config[POLICY])
-    _add(policy, name, config)
-
-
-def add_saved(policy: PeftModel, name: str, folder: Path, base: str) -> None:
-    """Add the adapter in ``folder``, which may have a rank and layers of its own, frozen and off.
+def add(policy: PeftModel, name: str, folder: Path | None, base: str) -> None:
+    """Add an adapter, frozen and off.
 
     Args:
+        folder: holds it, with a rank and layers of its own; None for one like the policy's, whose
+            values are from torch's global seed.
         base: name of the model, for the message.
 
     Raises:
         ModelError: it cannot be read, or does not fit.
     """
+    if folder is None:
+        _add(policy, name, copy.deepcopy(policy.peft_config[POLICY]))
+        return
     config = read_config(folder)
     config.inference_mode = False
     with _fitting(folder, base):  # or there is no layer of that name
@@ -132,28 +136,9 @@ def _add(policy: PeftModel, name: str, config: LoraConfig) -> None:
 
 
 @contextmanager
-def active(policy: PeftModel, name: str, before: str) -> Iterator[None]:
-    """Context in which the adapter ``name`` is on and has gradients, in place of ``before``."""
-    policy.base_model.set_adapter(name)
-    try:
-        yield
-    finally:
-        policy.base_model.set_adapter(before)
-
-
-def parameters(policy: PeftModel, name: str) -> list[torch.nn.Parameter]:
-    """Parameters of one adapter, in the model's order."""
-    return [
-        parameter
-        for key, parameter in policy.named_parameters()
-        if ".lora_" in key and f".{name}." in key
-    ]
-
-
-@contextmanager
 def _quiet_peft() -> Iterator[None]:
-    """Silence two warnings of PEFT: of a head tied to the embedding, which stays unchanged and is
-    untied by merging, and of a transposed weight, which PEFT handles."""
+    """Silence PEFT's warnings of a head tied to the embedding, which stays unchanged and is untied
+    by merging, and of a transposed weight, which PEFT handles."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not")
@@ -163,12 +148,9 @@ def _quiet_peft() -> Iterator[None]:
 
 def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
     """Targets for PEFT: ``all-linear`` or a list of names, each of a linear layer. A regular
-    expression is replaced by the names that it matches, so PEFT gets none; ``all-linear`` of a
-    mixture of experts by those that PEFT 0.21 does not take for the experts' weights.
-
-    Raises:
-        ModelError: one is no layer, or a regular expression matches none.
-    """
+    expression is replaced by the names that it matches; ``all-linear`` of a mixture of experts by
+    those that PEFT 0.21 does not take for the experts' weights. Raises ModelError: one is no layer,
+    or a regular expression matches none."""
     linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR)]
     if targets == "all-linear" and expert_weights(base):
         head = base.get_output_embeddings()
@@ -177,13 +159,7 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
     if targets == "all-linear":
         return targets
     if isinstance(targets, str):
-        try:
-            names = matching(targets, linear)
-        except ValueError as error:
-            raise ModelError(
-                f"model.adapter.targets={targets!r} is no regular expression that can be searched "
-                f"for ({error}); fix it, or list the names"
-            ) from error
+        names = matching_names("model.adapter.targets", targets, linear)
         bad = [] if names else [targets]
     else:
         names = targets
@@ -196,6 +172,17 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
     return names
 
 
+def matching_names(option: str, pattern: str, names: list[str]) -> list[str]:
+    """The names that an option's regular expression matches. Raises ModelError: it is none."""
+    try:
+        return matching(pattern, names)
+    except ValueError as error:
+        raise ModelError(
+            f"{option}={pattern!r} is no regular expression that can be searched for ({error}); "
+            "fix it"
+        ) from error
+
+
 def expert_weights(base: Any) -> dict[str, torch.nn.Parameter]:
     """The fused weights (experts, ., .) of a mixture's experts, by name; none of a dense model."""
     return {
@@ -203,28 +190,6 @@ def expert_weights(base: Any) -> dict[str, torch.nn.Parameter]:
         for name, parameter in base.named_parameters()
         if ".experts." in name and parameter.dim() == 3
     }
-
-
-def _find_parameters(base: Any, config: AdapterSection) -> list[str]:
-    """``target_parameters``, each the end of the name of some expert's weights.
-
-    Raises:
-        ModelError: one is none, or there is dropout, which PEFT cannot put before them.
-    """
-    found = expert_weights(base)
-    for target in config.target_parameters:
-        if not any(f".{name}".endswith(f".{target}") for name in found):
-            ends = sorted({".".join(name.split(".")[-2:]) for name in found})
-            raise ModelError(
-                f"model.adapter.target_parameters: {target!r} is no weight of experts of "
-                f"{base.config.model_type}, whose are {', '.join(ends) or 'none: it is dense'}"
-            )
-    if config.target_parameters and config.dropout:
-        raise ModelError(
-            f"model.adapter.dropout={config.dropout} contradicts model.adapter.target_parameters: "
-            "PEFT has no dropout before experts' weights; set it to 0"
-        )
-    return list(config.target_parameters)
 
 
 @contextmanager
@@ -254,17 +219,9 @@ def state(policy: PeftModel, name: str = POLICY) -> dict[str, Tensor]:
     return tensors
 
 
-def save(policy: PeftModel, folder: Path) -> None:
-    """Write the policy's adapter in PEFT's format, for ``PeftModel.from_pretrained``."""
-    policy.save_pretrained(str(folder), selected_adapters=[POLICY], save_embedding_layers=False)
-
-
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy an adapter's files, and its head where it has one.
-
-    Raises:
-        ModelError: a file is missing or cannot be read, or as ``check_written``.
-    """
+    """Copy an adapter's files, and its head where it has one. Raises ModelError: a file is missing
+    or cannot be read, or as ``check_written``."""
     check_written(source)
     names = [CONFIG, WEIGHTS, *([score_head.FILE] if (source / score_head.FILE).exists() else [])]
     with replacing_folder(target) as beside:
@@ -288,12 +245,6 @@ def _reading(file: Path) -> Iterator[None]:
         ) from error
 
 
-def _stored_shapes(folder: Path) -> dict[str, list[int]]:
-    """Shapes by name, from the header of an adapter's file."""
-    with safe_open(regular(folder / WEIGHTS), framework="pt") as opened:
-        return {name: opened.get_slice(name).get_shape() for name in list(opened.keys())}
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Copy of the adapter at one moment, in host memory."""
@@ -302,7 +253,8 @@ class Snapshot:
     config: LoraConfig
 
     def write(self, folder: Path) -> None:
-        """Write as ``save`` does, without the model card."""
+        """Write it in PEFT's format, for ``PeftModel.from_pretrained``."""
+        folder.mkdir(parents=True, exist_ok=True)
         save_file(self.tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
         self.config.save_pretrained(str(folder))
 
@@ -315,45 +267,31 @@ def snapshot(policy: PeftModel, name: str = POLICY) -> Snapshot:
     return Snapshot({k: each.detach().to("cpu", copy=True) for k, each in tensors.items()}, config)
 
 
-def load_tensors(policy: PeftModel, tensors: dict[str, Tensor], name: str = POLICY) -> None:
-    """Load the adapter's values, by PEFT's names.
-
-    Raises:
-        CheckpointError: tensors are missing or of other shapes.
-    """
-    expected = {key: tensor.shape for key, tensor in state(policy, name).items()}
-    if {key: tensor.shape for key, tensor in tensors.items()} != expected:
+@torch.no_grad()
+def load_tensors(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Write saved values into the tensors that learn. Raises CheckpointError: some are missing or
+    of other shapes."""
+    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in tensors.items()}:
         raise CheckpointError(
-            f"the saved {WEIGHTS} does not fit the model's adapter; start with --run.resume never"
+            "the saved weights do not fit the model; start with --run.resume never"
         )
-    set_peft_model_state_dict(policy, tensors, adapter_name=name)
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
 
 
 def check_fits(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -> None:
-    """Check by names and shapes that ``load_as_is`` will succeed.
-
-    Args:
-        policy: may be on the meta device.
-
-    Raises:
-        ModelError: as ``load_as_is``.
-    """
+    """Check by names and shapes that ``load_as_is`` will succeed; on the meta device, too. Raises
+    ModelError: as ``load_as_is``."""
     check_written(folder)
     expected = {key: list(tensor.shape) for key, tensor in state(policy, name).items()}
     with _fitting(folder, base):
-        if _stored_shapes(folder) != expected:
-            raise _misfit(folder, base)
+        if header_shapes(folder / WEIGHTS) != expected:
+            raise CheckpointError(WEIGHTS)
 
 
 def check_over(policy: PeftModel, folder: Path, base: str) -> None:
-    """Check that ``add_saved`` will succeed, of an adapter with a rank and layers of its own.
-
-    Args:
-        policy: on the meta device.
-
-    Raises:
-        ModelError: as ``add_saved``.
-    """
+    """Check that ``add`` will succeed, over a policy on the meta device. Raises ModelError: as
+    ``add``."""
     name, config = "checked", read_config(folder)
     with _fitting(folder, base), torch.device("meta"):
         _add(policy, name, config)
@@ -364,22 +302,16 @@ def check_over(policy: PeftModel, folder: Path, base: str) -> None:
 
 
 def load_as_is(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -> None:
-    """Load the values of an adapter of any origin.
-
-    Raises:
-        ModelError: it does not fit the model in ``base``, or as ``check_written``.
-    """
+    """Load the values of an adapter of any origin. Raises ModelError: it does not fit the model in
+    ``base``, or as ``check_written``."""
     check_written(folder)
     with _fitting(folder, base):
-        load_tensors(policy, load_file(regular(folder / WEIGHTS)), name)
+        load_tensors(state(policy, name), load_file(regular(folder / WEIGHTS)))
 
 
 def check_written(folder: Path) -> None:
-    """Compare the files of an adapter with the SHA-256 that its folder carries, if it does.
-
-    Raises:
-        ModelError: one is not what was written.
-    """
+    """Compare the files of an adapter with the SHA-256 that its folder carries, if it does. Raises
+    ModelError: one is not what was written."""
     try:
         check_digests(folder)
     except (OSError, ValueError) as error:
@@ -397,22 +329,15 @@ def _fitting(folder: Path, base: str) -> Iterator[None]:
     except ModelError:
         raise  # a ValueError, too
     except (CheckpointError, RuntimeError, ValueError, OSError, SafetensorError) as error:
-        raise _misfit(folder, base) from error
-
-
-def _misfit(folder: Path, base: str) -> ModelError:
-    return ModelError(
-        f"{folder / WEIGHTS} is damaged or no adapter of {base}; name the model that it was "
-        "trained on"
-    )
+        raise ModelError(
+            f"{folder / WEIGHTS} is damaged or no adapter of {base}; name the model that it was "
+            "trained on"
+        ) from error
 
 
 def over(base: Any, folder: Path) -> PeftModel:
-    """The base (not copied) with the adapter in ``folder``, built by PEFT, on any layers.
-
-    Raises:
-        ModelError: it does not fit.
-    """
+    """The base (not copied) with the adapter in ``folder``, built by PEFT, on any layers. Raises
+    ModelError: it does not fit."""
     with _fitting(folder, str(base.config.name_or_path)), _quiet_peft():
         regular(folder / WEIGHTS)
         return PeftModel.from_pretrained(base, str(folder), config=read_config(folder))
@@ -426,23 +351,27 @@ def clear(policy: PeftModel) -> None:
 
 
 def read_config(folder: Path) -> LoraConfig:
-    """The adapter_config.json of a plain LoRA adapter: W + scale * B A, and nothing else.
-
-    PEFT would search the layers by its regular expressions, so these are replaced by the names of
-    the layers that have weights in the adapter.
-
-    Raises:
-        ModelError: it cannot be read, is of another kind, or as ``check_written``.
-    """
+    """The adapter_config.json of a plain LoRA adapter: W + scale * B A, and nothing else. Regular
+    expressions, by which PEFT would search the layers, are replaced by the names of the layers that
+    have weights in the adapter. Raises ModelError: it cannot be read, is of another kind, or as
+    ``check_written``."""
     check_written(folder)
     with _reading(folder / CONFIG):
         value = read_object(folder / CONFIG, MIB)
-        _check_numbers(value)
+        for name, least, most, kinds in RANGES:
+            number = value.get(name, least)
+            if type(number) not in kinds or not least <= number <= most:
+                raise ValueError(f"{name}={number!r:.60} cannot be")
+        if not isinstance(base := value.get("base_model_name_or_path"), str | None):
+            raise ValueError(f"base_model_name_or_path={base!r:.60} cannot be")
         with warnings.catch_warnings():  # of options that are refused below
             warnings.simplefilter("ignore")
             config = LoraConfig.from_pretrained(str(folder))
         if not _has_plain_targets(config):
-            config.target_modules = set(_adapted_modules(folder))
+            adapted = map(ADAPTED.fullmatch, header_shapes(folder / WEIGHTS))
+            config.target_modules = {match[1] for match in adapted if match is not None}
+            if not config.target_modules:
+                raise ValueError(f"{WEIGHTS} holds no factor of a linear layer")
         config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
     plain = LoraConfig().to_dict()
     # What a later PEFT added counts, too, unless it is off.
@@ -460,22 +389,6 @@ def read_config(folder: Path) -> LoraConfig:
     return config
 
 
-def _check_numbers(value: dict[str, Any]) -> None:
-    def is_number(name: str, least: float, most: float, *kinds: type) -> bool:
-        number = value.get(name, least)
-        return type(number) in kinds and least <= number <= most
-
-    fitting = {
-        "r": is_number("r", 1, MAX_RANK, int),
-        "lora_alpha": is_number("lora_alpha", SMALLEST_ALPHA, 1 / SMALLEST_ALPHA, int, float),
-        "lora_dropout": is_number("lora_dropout", 0, 1, int, float),
-        "base_model_name_or_path": isinstance(value.get("base_model_name_or_path"), str | None),
-    }
-    for name, fits in fitting.items():
-        if not fits:
-            raise ValueError(f"{name}={value[name]!r:.60} cannot be")
-
-
 def _has_plain_targets(config: LoraConfig) -> bool:
     targets = config.target_modules
     if config.exclude_modules or config.layers_to_transform is not None or config.layers_pattern:
@@ -485,21 +398,9 @@ def _has_plain_targets(config: LoraConfig) -> bool:
     return bool(targets) and all(isinstance(target, str) for target in targets)
 
 
-def _adapted_modules(folder: Path) -> list[str]:
-    """Names of the layers with both factors in the adapter's file."""
-    names = [ADAPTED.fullmatch(name) for name in _stored_shapes(folder)]
-    modules = sorted({name[1] for name in names if name is not None})
-    if not modules:
-        raise ValueError(f"{WEIGHTS} holds no factor of a linear layer")
-    return modules
-
-
 def base_of(folder: Path) -> str:
-    """Name of the base model in an adapter's config.
-
-    Raises:
-        ModelError: as ``read_config``, or it does not say.
-    """
+    """Name of the base model in an adapter's config. Raises ModelError: as ``read_config``, or it
+    does not say."""
     path = read_config(folder).base_model_name_or_path
     if not path:
         raise ModelError(
@@ -509,21 +410,15 @@ def base_of(folder: Path) -> str:
 
 
 def num_parameters(folder: Path) -> int:
-    """Parameters of the adapter in ``folder``, by the header of its file.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
+    """Parameters of the adapter in ``folder``, by the header of its file. Raises ModelError: it
+    cannot be read."""
     with _reading(folder / WEIGHTS):
-        return sum(math.prod(shape) for shape in _stored_shapes(folder).values())
+        return sum(map(math.prod, header_shapes(folder / WEIGHTS).values()))
 
 
 def section_of(folder: Path) -> AdapterSection:
-    """Config section that describes the adapter in ``folder``.
-
-    Raises:
-        ModelError: as ``read_config``.
-    """
+    """Config section that describes the adapter in ``folder``. Raises ModelError: as
+    ``read_config``."""
     config = read_config(folder)
     targets = config.target_modules
     return AdapterSection(

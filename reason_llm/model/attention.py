@@ -1,11 +1,8 @@
 """Attention, as Transformers calls it: over rows that lie end to end in one ("varlen"), over
 prompts that are kept once, and of one new token a row without copies of keys and values.
 
-Each packed row sees only itself and the prompt that it shares with others. A shared prompt is
-stored once: its keys and values are gathered for each of them, so that each completion is a segment
-whose keys are the prompt's and its own. Its queries are aligned to the end of its keys, as
-FlashAttention 2 does. Nothing is masked, so no score of two rows is ever computed.
-
+A packed row sees only itself and the prompt that it shares with others, whose keys and values are
+gathered for each of them; its queries are aligned to the end of its keys, as FlashAttention 2 does.
 On a GPU this is FlashAttention as torch ships it (``varlen_attn``, 16 bits only); elsewhere each
 segment by itself through SDPA.
 
@@ -13,10 +10,8 @@ Shapes: N tokens of the row, M gathered keys, B rows, T tokens of a row, H query
 K key heads, G query heads of a key head, D head size; in ``SharedPrompts`` P prompts, H head size.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -61,18 +56,10 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
     return None
 
 
-LONG_QUERIES = 512
-"""Completions of that many tokens, whose prompt is at most a quarter as long, get queries in the
-prompt's place on a CPU. Measured, forward and backward, 1,500 tokens after 64: 209 -> 127 ms; 384
-after 300 would take longer, 34 instead of 27 ms."""
-
-
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where among the M gathered keys each of the N tokens stands; it stands there at least once.
-
-    S tokens stand there more than once, R times at most.
-    """
+    """Where among the M gathered keys each of the N tokens stands, S of them more than once, R
+    times at most."""
 
     index_M: Tensor
     """The token of each gathered key."""
@@ -212,15 +199,6 @@ def _one_segment(
 ) -> Tensor:
     queries, keys = query_1HTD.shape[2], key_1KTD.shape[2]
     is_windowed = sliding_window is not None and keys > sliding_window
-    if not is_windowed and LONG_QUERIES <= queries < keys <= 5 * queries / 4:
-        # Without a mask torch skips the half of the scores that no query sees; queries in the
-        # prompt's place, whose results are dropped, cost less than that half.
-        before_1HTD = query_1HTD.new_zeros(
-            *query_1HTD.shape[:2], keys - queries, query_1HTD.shape[3]
-        )
-        padded_1HTD = torch.cat([before_1HTD, query_1HTD], dim=2)
-        attended = _one_segment(padded_1HTD, key_1KTD, value_1KTD, scaling, None, dropout)
-        return attended[:, :, keys - queries :]
     is_causal = queries == keys and queries > 1 and not is_windowed
     mask_TT = None
     if not is_causal and (queries > 1 or is_windowed):
@@ -256,9 +234,6 @@ def _flash(
         x[0].transpose(0, 1).to(value_1KND.dtype)
         for x in (query_1HND, key_1KND, value_1KND)
     )
-    options: dict[str, Any] = {"scale": scaling}
-    if _asks_for_grouped_heads(varlen_attn):
-        options["enable_gqa"] = query_NHD.shape[1] != key_MKD.shape[1]
     found: Any = varlen_attn(
         query_NHD,
         key_MKD,
@@ -267,26 +242,17 @@ def _flash(
         segments.key_ends,
         max(segments.query_lengths),
         max(segments.key_lengths),
+        scale=scaling,
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        **options,
+        enable_gqa=query_NHD.shape[1] != key_MKD.shape[1],
     )
     attended_NHD: Tensor = found
     return attended_NHD[None]
 
 
-@cache
-def _asks_for_grouped_heads(operator: Callable[..., Any]) -> bool:
-    """Whether torch needs ``enable_gqa`` when there are fewer key heads than query heads.
-
-    torch 2.13 wants that; torch 2.11 has no such parameter and calls the same kernel without it.
-    """
-    return "enable_gqa" in inspect.signature(operator).parameters
-
-
 class SharedPrompts:
-    """Prompts whose keys and values are kept once, and which rows continue each of them. The rows
-    of a prompt read its keys and values together, each row then its own tokens, and the two results
-    are joined by the sums of their weights: the same attention, with other roundings.
+    """Prompts whose keys and values are kept once, and which rows continue each of them: they read
+    these together, each row then its own tokens, and the sums of the weights join the two results.
 
     Args:
         keys_values: (P, K, T, H) keys and values of each layer.
@@ -294,8 +260,7 @@ class SharedPrompts:
         index_B: which prompt each row continues.
 
     Source: FlashAttention 2, arXiv:2307.08691. Measured for 8 prompts of 300 tokens with 8 rows
-    each, a layer of 5 key heads and 10 query heads of 64 numbers: 6.0 -> 3.8 ms at 20 tokens of
-    their own, 9.3 -> 6.6 ms at 200; sampling of 58 M parameters at such prompts takes 19 % less.
+    each: sampling of 58 M parameters takes 19 % less.
     """
 
     def __init__(
@@ -339,11 +304,9 @@ class SharedPrompts:
 
 
 def _with_sums(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention without a mask, and the logarithm of the sum of each query's weights; the operator
-    that torch's SDPA is on a CPU, which hands these sums on."""
-    attended, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, scale=scale
-    )
+    """Attention without a mask, and the logarithm of the sum of each query's weights."""
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # SDPA's own
+    attended, sums = operator(query, key, value, scale=scale)
     return attended, sums
 
 
@@ -370,10 +333,8 @@ def _attention(
     """Rows end to end, rows whose prompts are kept once, one new token a row; and everything else
     by Transformers' own SDPA.
 
-    Where several query heads share a key head, that copies the whole cache once for each query head
-    if there is a mask. With one query a row the query heads of a key head stand in the place of
-    queries instead, which is the same sum and reads the cache once: (B, H, 1, D) becomes (B, K,
-    H / K, D). On a CPU, 256 rows, 40 tokens, 4 query and 2 key heads: 0.6 ms instead of 5.1 ms.
+    With one query a row the query heads that share a key head stand in the place of queries, (B, H,
+    1, D) becomes (B, K, H / K, D): the same sum, without a copy of the cache for each query head.
     """
     if segments is not None:
         return attend(

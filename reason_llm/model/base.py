@@ -1,11 +1,6 @@
-"""The one base copy: tokenizer, weights, the policy adapter over them, and the two halves of a
-forward pass.
-
-The base is never copied, and learns with ``model.train: full`` alone (``weights``).
-``hidden_states`` runs the decoder, ``logits`` the head on as few positions as the caller needs, so
-that full (B, T, V) logits never exist.
-
-Not here: vLLM's storage, several devices.
+"""The one base copy: tokenizer, weights, the adapters over them, and the two halves of a forward
+pass: ``hidden_states`` runs the decoder, ``logits`` the head on as few positions as the caller
+needs, so that full (B, T, V) logits never exist. Not here: vLLM's storage (``vllm``).
 """
 
 import hashlib
@@ -22,7 +17,6 @@ from typing import Any, Literal, Self
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -42,7 +36,6 @@ from reason_llm.model import (
     adapted_linear,
     adapters,
     decoding,
-    deterministic,
     folder,
     nf4,
     score_head,
@@ -50,40 +43,26 @@ from reason_llm.model import (
 )
 from reason_llm.model.attention import FAMILIES, NAME, Segments, SharedPrompts
 from reason_llm.model.vllm import engine, shared_weights, unsloth
-from reason_llm.model.vllm.adapter_sync import AdapterSync, InPlace
+from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
 
 log = logging.getLogger(__name__)
 
-# Transformers' errors for a config.json that contradicts itself.
-_BAD_CONFIG = (
-    OSError,
-    ImportError,
-    StrictDataclassError,
-    ValueError,
-    LookupError,
-    MemoryError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    ArithmeticError,
-    AssertionError,
-)
-
 MOST_TOKENS = 1 << 31
 """Largest vocabulary."""
 KEPT_KERNELS = 64
-"""Kernels that oneDNN keeps, which computes in bfloat16 and some float32 on a CPU: it compiles one
-for each shape and keeps 1,024 by default, some hundred MiB. Decoding needs a new shape whenever a
-row leaves."""
+"""Kernels that oneDNN keeps on a CPU: it compiles one for each shape, keeps 1,024 by default, some
+hundred MiB, and decoding needs a new shape whenever a row leaves."""
+DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "VLLM_BATCH_INVARIANT": "1"}
+"""What cuBLAS and vLLM read once, when they start, with ``model.deterministic`` on a GPU: cuBLAS
+may split a product over streams, and vLLM's kernels sum in an order that follows the batch. Source:
+vllm/envs.py; https://docs.pytorch.org/docs/stable/notes/randomness.html. Never run on a GPU."""
 PROBE = "What is 3 + 4?"
 """A text that every tokenizer must be able to read."""
-
-
 Role = str
 """The model that the one base copy currently is: ``policy``; ``reference``, the base alone; or an
-added role, such as ``start``, ``critic``, ``teacher``, ``reward:<name>``, each an adapter of its
-own, some with a head."""
+added role, such as ``start``, ``critic``, ``teacher``, ``reward:<name>``: an adapter of its own,
+some with a head."""
 
 
 class Model:
@@ -110,12 +89,11 @@ class Model:
         self.is_full = config.train == "full"
         """Whether the base's own weights are trained, without an adapter."""
         self.weights_file = weights.FILES[config.train]
-        """Name of the file with what the policy trains."""
         self.deterministic = config.deterministic
         self.tokenizer = tokenizer
         self.device = default_device()
         self.engine: Engine | None = None
-        self.sync: AdapterSync | InPlace | None = None
+        self.sync: AdapterSync | None = None
         self.heads: dict[Role, nn.Linear] = {}
         """Heads of the roles that give one number per token, (1, D) in float32."""
         self._seed = seed
@@ -129,14 +107,12 @@ class Model:
     def _load(
         self, config: ModelSection, seed: int, sizes: EngineSizes | None, checkpointing: bool
     ) -> None:
-        """Load weights, adapter and head, in a frame of its own that is cleared on failure."""
+        """A frame of its own, which is cleared on failure."""
         dtype = weights_dtype(config, self.device)
-        for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-            # Read at its first product; there is no call for it. The second is ideep's, which is
-            # torch's layer over oneDNN.
-            os.environ.setdefault(name, str(KEPT_KERNELS))
+        for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # ideep's
+            os.environ.setdefault(name, str(KEPT_KERNELS))  # read at the first product
         if config.deterministic and self.device.type == "cuda":
-            deterministic.prepare()
+            os.environ.update(DETERMINISTIC)
         if config.quantize == "nf4":
             nf4.make_tables(self.device)
         if sizes is not None and config.backend == "unsloth":
@@ -153,17 +129,16 @@ class Model:
             torch.manual_seed(seed)
             self.policy = _policy_over(loaded, config)
         if self.engine is not None:
-            kind = InPlace if self.is_full else AdapterSync
-            self.sync = kind(self.engine, self.policy)
+            self.sync = AdapterSync(self.engine, self.policy)
         base = weights.base_of(self.policy)
-        self.text_config: PretrainedConfig = base.config.get_text_config(decoder=True)
+        text: PretrainedConfig = base.config.get_text_config(decoder=True)
+        self.text_config = text
         self.end_token_ids = end_token_ids(config.path, self.tokenizer)
         self.decoder: nn.Module = base.get_decoder()
         self.head: nn.Linear = base.get_output_embeddings()
-        self.softcap: float | None = getattr(self.text_config, "final_logit_softcapping", None)
-        granite: float = getattr(self.text_config, "logits_scaling", None) or 1.0
-        cohere: float = getattr(self.text_config, "logit_scale", None) or 1.0
-        self.logit_scale = cohere / granite
+        self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
+        granite: float = getattr(text, "logits_scaling", None) or 1.0
+        self.logit_scale: float = (getattr(text, "logit_scale", None) or 1.0) / granite
         """What the model multiplies the head's output by."""
         self._check_head()
 
@@ -171,16 +146,11 @@ class Model:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Free the memory without hiding the error that ended the run."""
         self._give_back(error)
 
     def _give_back(self, error: BaseException | None) -> None:
-        """Free every view of vLLM's storage first, then vLLM.
-
-        Args:
-            error: that this happens after. What its frames hold goes first, and what fails here is
-                logged, so that it is not hidden.
-        """
+        """Free what the frames of ``error`` hold, every view of vLLM's storage, then vLLM. What
+        fails here is logged where it would hide that error."""
         if error is not None:
             clear_frames(error)
         if self.sync is not None:
@@ -201,8 +171,8 @@ class Model:
 
     @contextmanager
     def using(self, role: Role) -> Iterator[None]:
-        """Within: the model as this role has it, the role's adapter the one with gradients. The
-        reference is the base without an adapter, or before it learned, and has none."""
+        """Context in which the model is this role, whose adapter has gradients; the reference has
+        none."""
         if role == "reference":
             is_full, policy = self.is_full, self.policy
             with weights.reference(policy, self.path) if is_full else adapters.reference(policy):
@@ -213,11 +183,12 @@ class Model:
             yield
             return
         self._adapter = name
+        self.policy.base_model.set_adapter(name)
         try:
-            with adapters.active(self.policy, name, before):
-                yield
+            yield
         finally:
             self._adapter = before
+            self.policy.base_model.set_adapter(before)
 
     def add_role(
         self,
@@ -228,7 +199,7 @@ class Model:
         """Add an adapter for a role, or a head and other values to the policy's.
 
         Args:
-            folder: that holds the adapter, and its head if it has one; None for a fresh one of the
+            folder: holds the adapter, and its head if it has one; None for a fresh one of the
                 policy's kind, which changes nothing yet.
             head: a reward model's (score, without a bias) or a critic's (value), from zero where
                 the folder holds none.
@@ -238,10 +209,7 @@ class Model:
         """
         if role != "policy":
             torch.manual_seed(random.Random(f"{self._seed}/{role}").getrandbits(63))
-            if folder is None:
-                adapters.add(self.policy, _adapter_name(role))
-            else:
-                adapters.add_saved(self.policy, _adapter_name(role), folder, self.path)
+            adapters.add(self.policy, _adapter_name(role), folder, self.path)
         elif folder is not None:
             adapters.load_as_is(self.policy, folder, self.path)
         if head != "none":
@@ -251,18 +219,11 @@ class Model:
                 score_head.load(self.heads[role], folder)
 
     def snapshot(self) -> adapters.Snapshot | weights.Snapshot:
-        """The policy, to be written: a copy of its adapter, or with ``is_full`` all weights as they
-        are until it is written."""
+        """The policy, to be written for other programs: a copy of its adapter, or with ``is_full``
+        all weights as they are until it is written."""
         if self.is_full:
             return weights.Snapshot(self.policy, self.path)
         return adapters.snapshot(self.policy)
-
-    def save(self, folder: Path) -> None:
-        """Write the policy for other programs: its adapter in PEFT's format, or the whole model."""
-        if self.is_full:
-            weights.Snapshot(self.policy, self.path).write(folder)
-        else:
-            adapters.save(self.policy, folder)
 
     def adapter_of(self, role: Role) -> dict[str, Tensor]:
         """Copies of a role's adapter in host memory, by PEFT's names; with ``is_full`` of all
@@ -273,15 +234,11 @@ class Model:
         return adapters.snapshot(self.policy, _adapter_name(role)).tensors
 
     def load_adapter(self, role: Role, tensors: dict[str, Tensor]) -> None:
-        """Load what ``adapter_of`` returned.
-
-        Raises:
-            CheckpointError: tensors are missing or of other shapes.
-        """
-        if self.is_full:
-            weights.load_tensors(self.policy, tensors)
-        else:
-            adapters.load_tensors(self.policy, tensors, _adapter_name(role))
+        """Load what ``adapter_of`` returned. Raises CheckpointError: tensors are missing or of
+        other shapes."""
+        policy, is_full = self.policy, self.is_full
+        own = weights.state(policy) if is_full else adapters.state(policy, _adapter_name(role))
+        adapters.load_tensors(own, tensors)
 
     def is_inner(self, parameter: nn.Parameter) -> bool:
         """Whether this is a matrix between the embeddings and the heads."""
@@ -290,12 +247,14 @@ class Model:
         return parameter.dim() == 2 and all(parameter is not end.weight for end in ends)
 
     def parameters_of(self, role: Role) -> list[nn.Parameter]:
-        """Parameters that a role trains: its adapter's, then its head's; or the weights'."""
+        """Parameters that a role trains: its adapter's, in the model's order, then its head's; or
+        the weights'."""
         if self.is_full:
             return list(weights.parameters(self.policy).values())
-        head = self.heads.get(role)
-        own = adapters.parameters(self.policy, _adapter_name(role))
-        return own if head is None else [*own, *head.parameters()]
+        name = f".{_adapter_name(role)}."
+        named = self.policy.named_parameters()
+        own = [each for key, each in named if ".lora_" in key and name in key]
+        return [*own, *(self.heads[role].parameters() if role in self.heads else ())]
 
     def hidden_states(
         self,
@@ -317,11 +276,8 @@ class Model:
             shared: the prompts of the rows where they are not in the cache, for one token a row,
                 with position_ids and without a mask.
         """
-        options: dict[str, Any] = {}
-        if segments is not None:
-            options["segments"] = segments
-        if shared is not None:
-            options["shared"] = shared
+        given = {"segments": segments, "shared": shared}
+        options = {name: value for name, value in given.items() if value is not None}
         if options:  # Transformers passes on a mask of four dimensions as it is
             attention_mask = ids_BT.new_empty(1, 1, 0, 0, dtype=torch.bool)
         with self._autocast():
@@ -339,21 +295,18 @@ class Model:
     @property
     def takes_shared_prompts(self) -> bool:
         """Whether ``hidden_states`` takes ``shared``: on a CPU, where the attention hands it on, as
-        that of Transformers' own classes does. Some
-        families take a window from the config, whatever the types of the layers are."""
+        that of Transformers' own classes does, and no layer has a window."""
         text = self.text_config
-        is_windowed = getattr(text, "sliding_window", None) is not None
         return (
             self.device.type == "cpu"
             and text.model_type in FAMILIES
             and text._attn_implementation == NAME
             and type(self.decoder).__module__.startswith("transformers.")
-            and not is_windowed
+            and getattr(text, "sliding_window", None) is None
         )
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Logits (N, V) of N positions, in the base's dtype, scaled or capped where the model does
-        so."""
+        """Logits (N, V), in the base's dtype, scaled or capped where the model does so."""
         with self._autocast():
             logits_NV: Tensor = self.head(hidden_ND)
         if self.logit_scale != 1:
@@ -362,20 +315,30 @@ class Model:
             return logits_NV
         return torch.tanh(logits_NV / self.softcap) * self.softcap
 
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
+    def decoding(self) -> AbstractContextManager[None]:
         """Context in which hidden states and logits come without gradient, faster for few tokens at
         once; the role must not change within it."""
-        with decoding.lean(self.policy):
-            yield
+        return decoding.lean(self.policy)
 
     def fused_adapters(self) -> AbstractContextManager[None]:
         """Context in which an adapted layer is one step of autograd; roles may change within it."""
         return adapted_linear.fused(self.policy)
 
-    def repeatable(self) -> AbstractContextManager[None]:
-        """Context in which the same sums give the same bits, with ``model.deterministic``."""
-        return deterministic.operators() if self.deterministic else nullcontext()
+    @contextmanager
+    def repeatable(self) -> Iterator[None]:
+        """Context in which torch takes deterministic operators, with ``model.deterministic``, and
+        refuses one that has no such form with a RuntimeError that names it."""
+        options: Any = torch.utils.deterministic
+        before = torch.are_deterministic_algorithms_enabled()
+        fills = options.fill_uninitialized_memory
+        if self.deterministic:
+            torch.use_deterministic_algorithms(True)
+            options.fill_uninitialized_memory = False
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)
+            options.fill_uninitialized_memory = fills
 
     def head_adapter(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor] | None:
         """Factors (N, R) and (V, R) of what an adapter on the head adds to the logits of N
@@ -398,14 +361,13 @@ class Model:
             ours = self.logits(self.hidden_states(ids_BT)).float()
         except torch.OutOfMemoryError:
             raise
-        except _BAD_CONFIG as error:
+        except Exception as error:
             raise _no_pass(self.path, error) from error
         if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2):
             raise ModelError(
                 f"model.path={self.path}: {self.text_config.model_type} changes its logits after "
-                f"the head "
-                f"(by up to {float((ours - theirs).abs().max()):.3g}), which is not supported; use "
-                f"another model"
+                f"the head (by up to {float((ours - theirs).abs().max()):.3g}), which is not "
+                "supported; use another model"
             )
 
 
@@ -421,20 +383,10 @@ def _adapter_name(role: Role) -> str:
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Tokenizer of a folder or a Hub id. Its chat template is checked in ``data.templates``.
-
-    Args:
-        trust_remote_code: as ``model.trust_remote_code``.
-
-    Raises:
-        ModelError: no such folder, no tokenizer.
-    """
-    folder.check(path, "config.json", "a model")
-    folder.check(path, "tokenizer_config.json", "a tokenizer")
-    folder.check_files(path)
-    folder.check_hub(path)
-    allowed = folder.code_allowed(path, trust_remote_code)
-    with _reading(path, "tokenizer"):
+    """Tokenizer of a folder or a Hub id. Its chat template is checked in ``data.templates``. Raises
+    ModelError: no such folder, no tokenizer, or one that cannot be used."""
+    allowed = folder.check(path, "config.json", "tokenizer_config.json", runs=trust_remote_code)
+    with reading(path, "tokenizer"):
         if not Path(path).is_dir():
             file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
             if file is not None:
@@ -458,11 +410,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Texts of rows of token ids, special tokens left out.
-
-    Raises:
-        ModelError: the tokenizer gives up.
-    """
+    """Texts of rows of token ids, special tokens left out. Raises ModelError: the tokenizer
+    panics."""
     try:
         with without_panics():
             return [tokenizer.decode(list(ids), skip_special_tokens=True) for ids in rows]
@@ -493,37 +442,21 @@ def weights_dtype(config: ModelSection, device: torch.device) -> torch.dtype:
 
 
 def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The config of the model in a folder or a Hub id.
-
-    Args:
-        trust_remote_code: as ``model.trust_remote_code``.
-
-    Raises:
-        ModelError: it cannot be read, or is of a model that reads images.
-    """
-    folder.check(path, "config.json", "a model")
-    folder.check_files(path)
-    folder.check_hub(path)
-    allowed = folder.code_allowed(path, trust_remote_code)
-    with _reading(path, "config"):
+    """The config of the model in a folder or a Hub id. Raises ModelError: it cannot be read, or is
+    of a model that reads images."""
+    allowed = folder.check(path, "config.json", runs=trust_remote_code)
+    with reading(path, "config"):
         found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
     if "vision_config" in found.sub_configs:
         raise ModelError(
             f"model.path={path}: {found.model_type} reads images, too, which is not supported; "
             "take a model of text alone, or save its text part as a model"
         )
-    if not found.return_dict:
-        raise ModelError(
-            f"model.path={path}: its config.json has return_dict=false, which is not supported; "
-            "remove that"
-        )
     return found
 
 
-NOT_OF_THE_SHAPE = frozenset(
-    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
-     "quantization_config"}
-)  # fmt: skip
+NOT_OF_THE_SHAPE = {"_name_or_path", "architectures", "dtype", "torch_dtype",
+                    "transformers_version", "use_cache", "quantization_config"}  # fmt: skip
 """Keys of a model's config that do not matter for the fit of an adapter."""
 
 
@@ -538,11 +471,8 @@ def base_digest(policy: Any) -> str:
 
 
 def context_limit(config: ModelSection) -> int:
-    """Longest prompt plus completion in tokens: the config's, at most the model's own limit.
-
-    Raises:
-        ModelError: the model's config cannot be read, or is exceeded.
-    """
+    """Longest prompt plus completion in tokens: the config's, at most the model's own limit. Raises
+    ModelError: the model's config cannot be read, or is exceeded."""
     text_config = read_config(config.path, config.trust_remote_code).get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None) or config.context_tokens
     if limit is None:
@@ -553,35 +483,33 @@ def context_limit(config: ModelSection) -> int:
     if config.context_tokens is not None and config.context_tokens > limit:
         raise ModelError(
             f"model.context_tokens={config.context_tokens} exceeds the {limit} positions of "
-            f"{config.path}; "
-            f"set it to {limit} or less"
+            f"{config.path}; set it to {limit} or less"
         )
     return config.context_tokens or int(limit)
 
 
 def meta_model(config: ModelSection) -> Any:
-    """The model with what is trained and without storage; only its config is read.
-
-    Raises:
-        ModelError: no causal language model, a target that it lacks, or weights that are quantised
-            already in another way than asked for.
-    """
+    """The model with what is trained and without storage; only its config is read. Raises
+    ModelError: no causal language model, a target that it lacks, or weights that are quantised
+    already in another way than asked for."""
     model = meta_base(config.path, config.trust_remote_code)
-    _check_quantized(config, model)
+    if (quantized := getattr(model.config, "quantization_config", None)) is not None:
+        fields = quantized if isinstance(quantized, dict) else quantized.to_dict()
+        head = model.get_output_embeddings()
+        linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+        if (reason := nf4.unfit(fields, linear, config.quantize)) is not None:
+            raise ModelError(f"model.path={config.path}: {reason}")
     if config.quantize == "nf4":
         nf4.check(model, config.path)
-    with _reading(config.path, "config"), torch.device("meta"):
+    with reading(config.path, "config"), torch.device("meta"):
         return _policy_over(model, config)  # PEFT wants a linear layer
 
 
 def meta_base(path: str, trust_remote_code: bool) -> Any:
-    """The model without storage and without an adapter.
-
-    Raises:
-        ModelError: it is no causal language model.
-    """
+    """The model without storage and without an adapter. Raises ModelError: it is no causal language
+    model."""
     described = read_config(path, trust_remote_code)
-    with _reading(path, "config"), torch.device("meta"), warnings.catch_warnings():
+    with reading(path, "config"), torch.device("meta"), warnings.catch_warnings():
         # A layer of size 0 is told by the shapes of the weights.
         warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
         return AutoModelForCausalLM.from_config(
@@ -591,24 +519,10 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
         )
 
 
-def _check_quantized(config: ModelSection, model: Any) -> None:
-    quantized = getattr(model.config, "quantization_config", None)
-    if quantized is None:
-        return
-    fields = quantized if isinstance(quantized, dict) else quantized.to_dict()
-    head = model.get_output_embeddings()
-    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-    if (reason := nf4.unfit(fields, linear, config.quantize)) is not None:
-        raise ModelError(f"model.path={config.path}: {reason}")
-
-
 def check_model(config: ModelSection) -> Any:
-    """``meta_model``, compared with the headers of the model's weights.
-
-    Raises:
-        ModelError: also numbers with which no forward pass is possible, and weights that are
-            missing, cut short or of other shapes. A Hub id's weights are left to loading.
-    """
+    """``meta_model``, compared with the headers of the model's weights. Raises ModelError: also
+    numbers with which no forward pass is possible, and weights that are missing, cut short or of
+    other shapes. A Hub id's weights are left to loading."""
     folder.refuse_adapter(config.path)
     policy = meta_model(config)
     if not config.trust_remote_code:
@@ -633,12 +547,9 @@ def check_model(config: ModelSection) -> Any:
 
 @torch.no_grad()
 def _check_pass(path: str, policy: Any) -> None:
-    """Refuse a config.json whose numbers contradict each other, by a pass of shapes alone.
-
-    Where Transformers looks at values to make its mask, the pass is repeated with a mask of four
-    dimensions, which it takes as it is. What needs values elsewhere is left to the first real pass
-    (``Model._check_head``).
-    """
+    """Refuse a config.json whose numbers contradict each other, by a pass of shapes alone: where
+    Transformers looks at values to make its mask, with a mask of four dimensions, which it takes as
+    it is. What needs values elsewhere is left to ``Model._check_head``."""
     ids_BT = torch.zeros(1, 4, dtype=torch.long, device="meta")
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device="meta")
     for given in (None, mask):
@@ -649,7 +560,7 @@ def _check_pass(path: str, policy: Any) -> None:
                 policy(input_ids=ids_BT, attention_mask=given, use_cache=False)
         except NotImplementedError:
             continue
-        except _BAD_CONFIG as error:
+        except Exception as error:
             if "meta tensor" not in str(error):
                 raise _no_pass(path, error) from error
         else:
@@ -670,7 +581,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     trusted = config.trust_remote_code
     described = read_config(config.path, trusted)
     attention = shared_weights.attention_for(described, config.attention)
-    with _reading(config.path, "weights"):
+    with reading(config.path, "weights"):
         base, report = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=dtype,
@@ -686,8 +597,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             f"model.path={config.path}: its weights lack {len(missing)} tensors, "
             f"{missing[0]} among them; save it whole"
         )
-    nf4.keep_layouts(base)
-    nf4.compute_in(base, dtype)
+    nf4.keep_layouts(base, dtype)
     return base
 
 
@@ -704,12 +614,9 @@ def _disable_dropout(base: Any) -> None:
 
 def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Ids of all tokens that end an answer: the tokenizer's and those of generation_config.json.
-
-    Raises:
-        ModelError: that file is damaged.
-    """
+    Raises ModelError: that file is damaged."""
     theirs = None
-    with _reading(path, "generation config"), suppress(OSError):  # there is no such file
+    with reading(path, "generation config"), suppress(OSError):  # there is no such file
         theirs = GenerationConfig.from_pretrained(path).eos_token_id
     more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
     if not all(type(each) is int and 0 <= each < MOST_TOKENS for each in more):
@@ -721,23 +628,20 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 @contextmanager
-def _reading(path: str, what: str) -> Iterator[None]:
-    """Tell of a part of the model that cannot be read in one line."""
+def reading(path: str, what: str) -> Iterator[None]:
+    """Context that makes one ModelError of whatever reading a part of the model raises: the
+    tokenizers' Rust library raises nothing narrower than an Exception."""
     try:
         yield
     except ModelError:
         raise  # a ValueError, too
     except Exception as error:
-        # The tokenizers' Rust library raises nothing narrower than an Exception.
-        if type(error) is not Exception and not isinstance(error, _BAD_CONFIG):
-            raise
-        reason = one_line(error)[:300]
         if "trust_remote_code" in str(error):
             raise ModelError(
                 f"model.path={path}: its {what} needs Python code that comes with it; set "
                 "model.trust_remote_code to true if you trust that code, or take another model"
             ) from error
         raise ModelError(
-            f"model.path={path}: its {what} cannot be read ({reason}); check the folder or the Hub "
-            "id"
+            f"model.path={path}: its {what} cannot be read ({one_line(error)[:300]}); check the "
+            "folder or the Hub id"
         ) from error

@@ -20,19 +20,11 @@ LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 @torch.no_grad()
 def prove_packing(model: Model) -> None:
-    """Compare log-probs of rows end to end with padded ones, on a few tokens and two rows with one
-    prompt.
-
-    Raises:
-        ModelError: they do not.
-    """
+    """Compare log-probs of rows end to end with padded ones: three rows, two of one prompt. Raises
+    ModelError: they differ."""
     ids = [3 + i % (model.head.weight.shape[0] - 3) for i in range(0, 47 * 61, 61)]
-    rows = [
-        Datum.of(prompt, completion)
-        for prompt, completion in (
-            (ids[:16], ids[16:19]), (ids[:16], ids[19:31]), (ids[31:36], ids[36:])
-        )
-    ]  # fmt: skip
+    pairs = (ids[:16], ids[16:19]), (ids[:16], ids[19:31]), (ids[31:36], ids[36:])
+    rows = [Datum.of(prompt, completion) for prompt, completion in pairs]
     model.policy.eval()
     ids_BT, mask_BT = collate(rows, model.device)
     padded_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 1.0)
@@ -47,17 +39,13 @@ def prove_packing(model: Model) -> None:
 
 
 CANARY_TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (0.1, 2.0)}
-"""Mean and largest difference of a log-prob, in nats, that rounding explains. In bfloat16 a single
-unlikely token differs by more than a tenth now and then, and a random model of 12 layers by 0.027
-in the mean of 128."""
+"""Mean and largest difference of a log-prob, in nats, that rounding explains."""
 
 
 def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
-    """Compare the log-probs that the sampler reported with the learner's.
-
-    A sampler without the adapter is detected even while the adapter changes less than rounding
-    does: on the line from the policy's log-probs to the base's, its log-probs are nearer to the
-    base's. With all weights trained there is no such sampler, and the base is not asked.
+    """Compare the log-probs that the sampler reported with the learner's, and, where there is an
+    adapter, their distances to the policy's and to the base's: a sampler without the adapter is
+    detected even while that changes less than rounding does.
 
     Args:
         sampled: a few tokens, drawn at a temperature of 1.

@@ -13,11 +13,8 @@ from reason_llm.rollout import Group, TokenRow
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One row of T tokens.
-
-    Every column has length T, and its entry t belongs to token t; entries of tokens that are not
-    trained are 0 and count nowhere.
-    """
+    """One row of T tokens. Every column has length T, and its entry t belongs to token t; entries
+    of tokens that are not trained are 0 and count nowhere."""
 
     name: str
     """Name in messages: the prompt's id and the completion's index."""
@@ -51,27 +48,18 @@ class Datum:
         columns: Mapping[str, Sequence[float]] | None = None,
         is_sampled: Sequence[bool] | None = None,
     ) -> Self:
-        """Row of a prompt with one completion; ``columns`` hold a number for each of its tokens.
-
-        Args:
-            is_sampled: which of its tokens the model wrote; None: all of them.
-        """
+        """Row of a prompt with one completion; ``columns`` hold a number for each of its tokens,
+        ``is_sampled`` which of them the model wrote (None: all)."""
         prompt = len(prompt_ids)
         trained = (True,) * len(completion_ids) if is_sampled is None else tuple(is_sampled)
+        whole = {
+            key: torch.tensor([0.0] * prompt + list(values), dtype=torch.float32)
+            for key, values in (columns or {}).items()
+        }
         return cls(
-            name=name,
-            ids=(*prompt_ids, *completion_ids),
-            trained=(False,) * prompt + trained,
-            group=group,
-            rollout=rollout,
-            reward=reward,
-            is_truncated=is_truncated,
-            has_reward=has_reward,
-            columns={
-                key: torch.tensor([0.0] * prompt + list(values), dtype=torch.float32)
-                for key, values in (columns or {}).items()
-            },
-        )
+            name, (*prompt_ids, *completion_ids), (False,) * prompt + trained,
+            group, rollout, reward, is_truncated, has_reward, whole,
+        )  # fmt: skip
 
     @classmethod
     def of_row(cls, row: TokenRow) -> Self:
@@ -137,18 +125,16 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
             Datum.of, group=number, rollout=rollout, reward=float(c.reward or 0.0),
             is_truncated=c.finish_reason == "length", has_reward=c.has_reward or c.reward is None,
         )  # fmt: skip
-        row = datum_of(
-            prompt.token_ids, c.token_ids, name, columns=columns, is_sampled=c.is_sampled
+        rows.append(
+            datum_of(prompt.token_ids, c.token_ids, name, columns=columns, is_sampled=c.is_sampled)
         )
-        rows.append(row)
-        for n, other in enumerate(c.others, 1):
+        for n, o in enumerate(c.others, 1):
+            told, wrote = f"{name}.{n}", o.is_sampled
             columns = {
-                "sampler_logprobs": other.logprobs,
-                "advantages": [advantage * wrote for wrote in other.is_sampled],
+                "sampler_logprobs": o.logprobs,
+                "advantages": [advantage * each for each in wrote],
             }
-            row = datum_of(
-                other.prompt_ids, other.token_ids, f"{name}.{n}", columns=columns,
-                is_sampled=other.is_sampled,
-            )  # fmt: skip
-            others.append(row)
+            others.append(
+                datum_of(o.prompt_ids, o.token_ids, told, columns=columns, is_sampled=wrote)
+            )
     return rows + others

@@ -1,21 +1,15 @@
-"""Linear layers while tokens are decoded: the same sums as PEFT's and torch's in fewer calls.
+"""Linear layers while tokens are decoded: the same sums as PEFT's and torch's in fewer calls. An
+adapted layer is its three products. On a CPU a large head is multiplied block by block with many
+rows, and on AMD's a large weight from the left with few rows, before which MKL would copy it.
 
-A decoded token costs one product of a few rows with every weight. Two things take longer than these
-products: the Python code around each adapted layer, which looks up an adapter that does not change
-within a phase; and, on a CPU, MKL's copy of the weight into its own layout before a product of few
-rows. So within ``lean`` an adapted layer is only its three products; a large head is multiplied
-block by block with many rows; and on AMD's CPUs a large weight is multiplied from the left with few
-rows.
-
-Measured on one core of AMD's (AVX512), float32, a head of 32,000 x 384: 1, 2, 3, 4 rows 7.6, 18.9,
-27.3, 13.4 ms become 4.2, 3.9, 5.9, 7.3; 64 rows 37 become 27; and for 32,000 x 640 64 rows 59
-become 44. On Intel's, decoding 4 rows of 25 M parameters took 17 % longer from the left.
+Measured on one core of AMD's, a head of 32,000 x 384: 1, 2, 3, 4 rows 7.6, 18.9, 27.3, 13.4 ms
+become 4.2, 3.9, 5.9, 7.3; 64 rows 37 become 27. On Intel's 4 rows took 17 % longer from the left.
 
 Shapes: N rows, O outputs, I inputs.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -25,8 +19,7 @@ from reason_llm.model.adapted_linear import parts, replaced
 from reason_llm.model.products import by_onednn, is_amd, linear
 
 LARGE_WEIGHT = 2**16
-"""Least elements of a weight that no core's cache holds, so that each token reads it from
-memory."""
+"""Least elements of a weight that no core's cache holds."""
 FEW_ROWS = 4
 """Rows that such a weight is multiplied with from the left on AMD's CPUs."""
 FEW_INPUTS = 1536
@@ -35,17 +28,11 @@ BLOCK_LINES = 1024
 """Lines of a large head that are multiplied at once: their copy stays in the cache."""
 
 
-@contextmanager
-def lean(policy: nn.Module) -> Iterator[None]:
+def lean(policy: nn.Module) -> AbstractContextManager[None]:
     """Context in which the linear layers compute without gradient and without looking anything up.
-    Adapters must not be switched within it.
-
-    Args:
-        policy: its layers that are not plain LoRA over float weights, or that drop out, stay as
-            they are, and so do those without an adapter on a GPU.
-    """
-    with replaced(policy, _forward_of):
-        yield
+    Adapters must not be switched within it. Layers that are not plain LoRA over float weights stay
+    as they are, and so do those without an adapter on a GPU."""
+    return replaced(policy, _forward_of)
 
 
 def _forward_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -82,11 +69,8 @@ def _of_adapted(layer: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 def product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """``linear`` without gradient: inputs (..., I) to outputs (..., O).
-
-    A large float32 weight on a CPU is read in the order that suits the number of rows; with more
-    than ``FEW_ROWS`` rows the bits are those of ``products.linear``.
-    """
+    """``linear`` without gradient: inputs (..., I) to outputs (..., O). With more than ``FEW_ROWS``
+    rows the bits are those of ``products.linear``."""
     outputs = weight_OI.shape[0]
     if _is_from_left(inputs, weight_OI):
         result_NO = _from_left(inputs, weight_OI, bias_O)

@@ -1,8 +1,5 @@
-"""Layout of rows in a micro-batch: padded on the right, or end to end in one row ("varlen").
-
-Right padding needs no attention mask: under causal attention no token sees what comes after it. End
-to end there is no padding, and a prompt is computed once for all its completions in the
-micro-batch: they share its keys and values, and its gradient is the sum over them.
+"""Layout of rows in a micro-batch: padded on the right, without an attention mask, or end to end in
+one row ("varlen"), a prompt once for all its completions in the micro-batch.
 
 The shift is here: the hidden state of token t - 1 predicts token t, and entry t of every per-token
 tensor belongs to token t.
@@ -34,19 +31,13 @@ class Layout:
 
 def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
     """Rows end to end: each row whole, or only the tokens after a prompt that is already there."""
-    ids: list[int] = []
-    positions: list[int] = []
-    predictors: list[int] = []
-    ends: list[int] = []
-    keys: list[int] = []
-    query_lengths: list[int] = []
-    key_lengths: list[int] = []
+    ids, positions, predictors, ends, keys = (list[int]() for _ in range(5))
+    query_lengths, key_lengths = list[int](), list[int]()
     starts: dict[tuple[int, ...], int] = {}
     for datum in data:
         prompt, start = datum.prompt_ids, len(ids)
-        is_new = prompt not in starts
+        skipped = len(prompt) if prompt in starts else 0
         at = starts.setdefault(prompt, start)
-        skipped = 0 if is_new else len(prompt)
         ids += datum.ids[skipped:]
         positions += range(skipped, datum.num_tokens)
         own = range(start, len(ids))

@@ -1,8 +1,5 @@
 """Log-probs of given tokens from hidden states, in chunks: the (T, V) logits never exist, forward
-or backward.
-
-The shift is here (and, for rows that lie end to end, in ``layout.lay_out``): hidden state t - 1
-predicts token t, and entry t of the result belongs to token t.
+or backward. The shift is here, and in ``layout``: hidden state t - 1 predicts token t.
 
 Shapes: B rows, T tokens, N trained tokens, V vocabulary, D hidden.
 """
@@ -45,38 +42,46 @@ def target_logprobs(
             arXiv:2408.00118. None: they do not.
         entropy_gradient: whether gradients flow through the entropy too, for a vector more a token.
         adapter: low_NR and up_VR of a LoRA adapter on the head, whose product is added to the
-            logits; gradients flow into both. For these, and for a trained head's, each chunk is
-            computed once more.
+            logits; gradients flow into both.
 
     Returns:
         logprobs_N with gradient, and entropy_N, float32.
     """
     chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // head_VD.shape[0])
-    if adapter is not None or (torch.is_grad_enabled() and head_VD.requires_grad):
-        return _trained_logprobs(
-            hidden_ND,
-            head_VD,
-            bias_V,
-            targets_N,
-            temperature,
-            chunk,
-            softcap,
-            entropy_gradient,
-            adapter,
+    if adapter is None and not (torch.is_grad_enabled() and head_VD.requires_grad):
+        logprobs_N, entropy_N = _ChunkedLogprobs.apply(
+            hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient
         )
-    logprobs_N, entropy_N = _ChunkedLogprobs.apply(
-        hidden_ND, head_VD, bias_V, targets_N, temperature, chunk, softcap, entropy_gradient
-    )
-    return logprobs_N, entropy_N
+        return logprobs_N, entropy_N
+
+    # The gradient in the head's weights is a sum over tokens weighted by the incoming gradient, so
+    # it cannot be made in the forward pass: each chunk is computed once more.
+    def of_chunk(hidden_CD: Tensor, low_CR: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+        linear = torch.nn.functional.linear
+        logits_CV = linear(hidden_CD, head_VD, bias_V)
+        if up_VR is not None:
+            logits_CV = logits_CV + linear(low_CR, up_VR.to(low_CR.dtype))
+        logits_CV = logits_CV.to(torch.promote_types(hidden_ND.dtype, torch.float32))
+        if softcap is not None:
+            logits_CV = torch.tanh(logits_CV / softcap) * softcap
+        logprobs_CV = (logits_CV / temperature).log_softmax(-1)
+        entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
+        return logprobs_CV.gather(-1, targets_C[:, None])[:, 0], entropy_C
+
+    low_NR, up_VR = adapter if adapter is not None else (hidden_ND[:, :0], None)
+    columns = (each.split(chunk) for each in (hidden_ND, low_NR, targets_N))
+    chunks = [
+        checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(*columns, strict=True)
+    ]
+    logprobs_N, entropy_N = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+    return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
     """log softmax(h W^T / temperature)[target], whose gradient in h is (W[target] - p W) /
-    temperature; and the entropy H, whose gradient is -p (log p + H) W / temperature.
-
-    Each gradient is one vector of D numbers for each token, so the forward pass makes it while the
-    chunk's probabilities exist, and the backward pass only scales it: the logits are computed once,
-    not twice.
+    temperature; and the entropy H, whose gradient is -p (log p + H) W / temperature. Each is one
+    vector of D numbers for each token, made in the forward pass; the backward pass only scales it.
     """
 
     @staticmethod
@@ -134,11 +139,8 @@ def _chunk(
     entropy_gradient_CD: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (C,) of a chunk, whose logits are overwritten; their gradients in h
-    are written to the last two.
-
-    Two tensors of the chunk's size at once, three with a softcap. The softmax is the library's;
-    its normaliser is found again from its largest probability and its sum, which is not quite 1.
-    """
+    are written to the last two. The softmax is the library's; its normaliser is found again from
+    its largest probability and its sum, which is not quite 1."""
     targets_C1 = targets_C[:, None]
     slope_CV = None
     if softcap is not None:
@@ -168,44 +170,6 @@ def _chunk(
             products.matmul(weights_CV.to(head_VD.dtype), head_VD) / -temperature
         )
     return logprobs_C1[:, 0], entropy_C1[:, 0]
-
-
-def _trained_logprobs(
-    hidden_ND: Tensor,
-    head_VD: Tensor,
-    bias_V: Tensor | None,
-    targets_N: Tensor,
-    temperature: float,
-    chunk: int,
-    softcap: float | None,
-    entropy_gradient: bool,
-    adapter: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor]:
-    """Log-probs of a trained head, or with an adapter on it. The gradient in its weights is a sum
-    over tokens weighted by the incoming gradient, so it cannot be made in the forward pass."""
-
-    def of_chunk(hidden_CD: Tensor, low_CR: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-        linear = torch.nn.functional.linear
-        logits_CV = linear(hidden_CD, head_VD, bias_V)
-        if up_VR is not None:
-            logits_CV = logits_CV + linear(low_CR, up_VR.to(low_CR.dtype))
-        logits_CV = logits_CV.to(accumulate)
-        if softcap is not None:
-            logits_CV = torch.tanh(logits_CV / softcap) * softcap
-        logprobs_CV = (logits_CV / temperature).log_softmax(-1)
-        entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
-        return logprobs_CV.gather(-1, targets_C[:, None])[:, 0], entropy_C
-
-    accumulate = torch.promote_types(hidden_ND.dtype, torch.float32)
-    low_NR, up_VR = adapter if adapter is not None else (hidden_ND[:, :0], None)
-    chunks = [
-        checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False)
-        for part in zip(
-            hidden_ND.split(chunk), low_NR.split(chunk), targets_N.split(chunk), strict=True
-        )
-    ]
-    logprobs_N, entropy_N = (torch.cat(parts) for parts in zip(*chunks, strict=True))
-    return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
 
 def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False) -> int:

@@ -1,9 +1,6 @@
-"""Base weights of QLoRA: linear layers in 4-bit NormalFloat with double quantisation, by
-bitsandbytes.
-
-Under vLLM its plugin (vllm-bnb-plugin) quantises while loading and owns the packed bytes; the
-layers here are views of them. Without vLLM, Transformers quantises. Embeddings, norms and the head
-stay as they are. Source: arXiv:2305.14314, section 3.
+"""Base weights of QLoRA: linear layers but the head in 4-bit NormalFloat with double quantisation,
+by bitsandbytes, which vLLM's plugin calls while loading, or else Transformers. Source:
+arXiv:2305.14314, section 3.
 
 Differs: under vLLM the second quantisation is undone once, while loading (the plugin does so for
 speed): its values are kept in float32, 0.0625 bytes a weight instead of 0.0159. Of a checkpoint
@@ -46,11 +43,9 @@ def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def make_tables(device: torch.device) -> None:
-    """Create the table of the second quantisation, which bitsandbytes keeps for the whole process.
-
-    Made at its first use, it would lie in vLLM's pool of weights, and vLLM refuses to start again
-    while anything is in there: so it is made before vLLM starts.
-    """
+    """Create the table of the second quantisation, which bitsandbytes keeps for the whole process,
+    before vLLM starts: made at its first use, it would lie in vLLM's pool of weights, and vLLM
+    refuses to start again while anything is in there."""
     if "dynamic" not in name2qmap:
         name2qmap["dynamic"] = create_dynamic_map().to(device)
 
@@ -61,7 +56,6 @@ def unfit(quantized: Mapping[str, Any], linear: Collection[str], quantize: str) 
     Args:
         quantized: ``quantization_config`` of its config.json.
         linear: names of the linear layers but the head.
-        quantize: ``model.quantize``.
     """
     method = str(quantized.get("quant_method"))[:40]
     other = "take the unquantised model and set model.quantize to nf4"
@@ -90,11 +84,8 @@ def can_pack(module: nn.Module) -> bool:
 
 
 def check(model: Any, path: str) -> None:
-    """Check that a model on the meta device has layers to pack beside its head.
-
-    Raises:
-        ModelError: it has none, so it would stay as it is.
-    """
+    """Check that a model on the meta device has layers to pack beside its head. Raises ModelError:
+    it has none, so it would stay as it is."""
     head = model.get_output_embeddings()
     if adapters.expert_weights(model):
         raise ModelError(
@@ -109,28 +100,19 @@ def check(model: Any, path: str) -> None:
         )
 
 
-def is_packed(weight: Tensor) -> bool:
-    """Whether a weight of vLLM's is packed by its bitsandbytes plugin, which marks it so."""
-    return hasattr(weight, "bnb_quant_state")
-
-
 def linear_over(
-    weight: Any, part: int, shape: torch.Size, bias: nn.Parameter | None, dtype: torch.dtype
-) -> Linear4bit | None:
-    """A 4-bit linear layer that views the bytes of one part of vLLM's fused, packed weight.
-
-    Args:
-        part: which of the fused layers.
-        shape: (out, in) that the layer must have.
-        dtype: that it computes in.
-
-    Returns:
-        None if the part is not of that shape.
-    """
+    weight: Any, part: int, name: str, linear: nn.Linear, dtype: torch.dtype
+) -> Linear4bit:
+    """The 4-bit layer in the place of ``linear``, which has no storage: a view of the bytes of one
+    part of vLLM's fused, packed weight, which computes in ``dtype``. Raises ModelError: the part is
+    of another shape."""
     state, offsets = weight.bnb_quant_state[part], weight.bnb_shard_offsets.tolist()
-    if state.shape != shape:
-        return None
-    rows, columns = shape
+    rows, columns = linear.weight.shape
+    if state.shape != (rows, columns):
+        raise ModelError(
+            f"{name}.weight cannot be shared: vLLM holds NF4 blocks of another shape than "
+            f"{(rows, columns)}"
+        )
     layer = Linear4bit(columns, rows, bias=False, compute_dtype=dtype, device="meta")
     view = weight.data[offsets[part] : offsets[part + 1]]
     state = copy.copy(state)  # bitsandbytes may write into it, and this one is vLLM's
@@ -138,30 +120,19 @@ def linear_over(
         view, quant_state=state, quant_type="nf4", module=layer, bnb_quantized=True
     )
     layer.quant_state = state
-    layer.register_parameter("bias", bias)
-    _keep_layout(layer)
+    layer.register_parameter("bias", linear.bias)
+    keep_layouts(layer, dtype)
     return layer
 
 
-def keep_layouts(model: nn.Module) -> None:
-    """Stop every 4-bit layer of ``model`` from repacking itself."""
+def keep_layouts(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have every 4-bit layer compute in ``dtype``, as a checkpoint may not, and stop it from
+    repacking: on a CPU with AVX512-BF16, bitsandbytes 0.50.2 moves its bytes into new storage in
+    its first forward pass without gradient, and can no longer train afterwards."""
     for module in model.modules():
         if isinstance(module, Linear4bit):
-            _keep_layout(module)
-
-
-def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Set the compute type of every 4-bit layer to ``dtype``; a checkpoint may name another one."""
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
             module.compute_dtype = dtype
-
-
-def _keep_layout(layer: Linear4bit) -> None:
-    """Stop a layer from repacking: on a CPU with AVX512-BF16, bitsandbytes 0.50.2 moves a layer's
-    bytes into new storage in its first forward pass without gradient, and can no longer train
-    afterwards. To be removed when it no longer does."""
-    layer.support_avx512bf16_for_cpu = False
 
 
 def matches(layer: Linear4bit, stored: Tensor, parts: Mapping[str, Tensor] | None = None) -> bool:
@@ -180,10 +151,8 @@ def matches(layer: Linear4bit, stored: Tensor, parts: Mapping[str, Tensor] | Non
             return False
         if not any(".quant_state." in name for name in parts or ()):
             return True
-        state, ours = (
-            QuantState.from_dict(dict(parts or {}), device=packed.device),
-            _scales(weight.quant_state),
-        )
+        state = QuantState.from_dict(dict(parts or {}), device=packed.device)
+        ours = _scales(weight.quant_state)
         if torch.equal(_scales(state), ours):
             return True
         if not state.nested:

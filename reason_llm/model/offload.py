@@ -15,15 +15,8 @@ from reason_llm.model.vllm import is_out_of_memory
 
 @contextmanager
 def on_device(model: nn.Module, device: torch.device, what: str) -> Iterator[None]:
-    """Context in which the weights are on the device. They are not changed there, so that nothing
-    is copied back.
-
-    Args:
-        what: the model's name in the message.
-
-    Raises:
-        OutOfMemory: they do not fit.
-    """
+    """Context in which the weights are on the device; nothing is copied back. Raises OutOfMemory:
+    they do not fit; the message names ``what`` they are."""
     held = list(_places(model))
     try:
         for holder, name, tensor in held:

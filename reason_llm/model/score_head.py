@@ -26,9 +26,7 @@ def make(width: int, device: torch.device, bias: bool) -> nn.Linear:
 
 def state(head: nn.Linear) -> dict[str, Tensor]:
     """Copies in host memory: ``weight`` (1, D) and, where there is one, ``bias`` (1,)."""
-    return {
-        name: tensor.detach().to("cpu", copy=True) for name, tensor in head.state_dict().items()
-    }
+    return {name: each.detach().to("cpu", copy=True) for name, each in head.state_dict().items()}
 
 
 def save(tensors: dict[str, Tensor], folder: Path) -> None:
@@ -44,11 +42,8 @@ def scale(head: nn.Linear, slope: float, offset: float) -> None:
 
 
 def check(folder: Path, width: int) -> None:
-    """Check that a folder holds a head that ``load`` can read.
-
-    Raises:
-        ModelError: there is none, or as ``load``.
-    """
+    """Check that a folder holds a head that ``load`` can read. Raises ModelError: there is none, or
+    as ``load``."""
     if not (folder / FILE).exists():
         raise ModelError(
             f"{folder} holds no {FILE}: it is no reward model; name the folder adapter of a run of "
@@ -58,11 +53,8 @@ def check(folder: Path, width: int) -> None:
 
 
 def load(head: nn.Linear, folder: Path) -> None:
-    """Load the head's values. A critic takes a reward model's, and keeps its own bias.
-
-    Raises:
-        ModelError: the file is damaged or of another model.
-    """
+    """Load the head's values. A critic takes a reward model's, and keeps its own bias. Raises
+    ModelError: the file is damaged or of another model."""
     try:
         head.load_state_dict(head.state_dict() | load_file(regular(folder / FILE)))
     except (OSError, SafetensorError, RuntimeError) as error:

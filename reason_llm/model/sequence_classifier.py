@@ -1,8 +1,6 @@
 """A reward model of its own, not over the base: a folder with a sequence-classification model of
-one label, in safetensors, with its own tokenizer and chat template. It reads its own token ids,
-never ours. It is in host memory, and on the GPU only in the scoring phase.
-
-Shapes: B rows, T tokens.
+one label, in safetensors, with its own tokenizer and chat template. It is in host memory, and on
+the GPU only in the scoring phase.
 """
 
 import math
@@ -14,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoConfig,
     AutoModelForSequenceClassification,
 )
 
 from reason_llm.config import ModelSection
-from reason_llm.errors import ModelError, RewardError, one_line
+from reason_llm.errors import ModelError, RewardError
 from reason_llm.model import folder, offload
-from reason_llm.model.base import load_tokenizer
+from reason_llm.model.base import load_tokenizer, read_config, reading
 
-_BAD_FILES = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
-              ImportError, SafetensorError)  # fmt: skip
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -44,16 +39,10 @@ class ClassifierShape:
 
 @cache
 def look_at(path: Path) -> ClassifierShape:
-    """The sizes of the model in a folder; no weight is read.
-
-    Raises:
-        ModelError: it is no such model, or needs Python code of its own.
-    """
-    folder.check(str(path), "config.json", "a sequence-classification model")
-    folder.check(str(path), "tokenizer_config.json", "a tokenizer")
-    folder.check_files(str(path))
+    """The sizes of the model in a folder; no weight is read. Raises ModelError: it is no such
+    model, or needs Python code of its own."""
     folder.refuse_adapter(str(path))
-    config = _read_config(path)
+    config = read_config(str(path))
     if config.num_labels != 1:
         raise ModelError(
             f"{path} has {config.num_labels} labels, and a reward model has one; name another"
@@ -63,11 +52,9 @@ def look_at(path: Path) -> ClassifierShape:
             f"{path}: {config.model_type} has no sequence-classification model in Transformers; "
             "name another"
         )
-    shapes = {
-        name: shape
-        for _, stored in folder.stored_shapes(ModelSection(path=str(path)))
-        for name, shape in stored.items()
-    }
+    shapes: dict[str, list[int]] = {}
+    for _, stored in folder.stored_shapes(ModelSection(path=str(path))):
+        shapes |= stored
     text = config.get_text_config()
     element = ELEMENT_BYTES.get(str(config.dtype).removeprefix("torch."), 4)
     widest = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
@@ -79,26 +66,19 @@ def look_at(path: Path) -> ClassifierShape:
 
 
 class SequenceClassifier:
-    """The model with its tokenizer, in host memory.
-
-    Raises:
-        ModelError: it cannot be loaded, or lacks a tensor.
-    """
+    """The model with its tokenizer, in host memory. Raises ModelError: it cannot be loaded, or
+    lacks a tensor."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path = path
         self.device = device
         self.max_tokens = look_at(path).max_tokens
         self.tokenizer = load_tokenizer(str(path))
-        try:
+        with reading(str(path), "weights"):
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 str(path), dtype="auto", use_safetensors=True, trust_remote_code=False,
                 output_loading_info=True,
             )  # fmt: skip
-        except _BAD_FILES as error:
-            raise ModelError(
-                f"{path} cannot be loaded ({one_line(error)[:300]}); copy or download it again"
-            ) from error
         if missing := sorted(report["missing_keys"]):
             raise ModelError(
                 f"{path}: its weights lack {missing[0]}, which would be random; save it whole"
@@ -107,11 +87,8 @@ class SequenceClassifier:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Context in which the weights are on the GPU, where there is one.
-
-        Raises:
-            OutOfMemory: they do not fit.
-        """
+        """Context in which the weights are on the GPU, where there is one. Raises OutOfMemory: they
+        do not fit."""
         with offload.on_device(self._model, self.device, f"the reward model {self.path}"):
             yield
 
@@ -128,41 +105,21 @@ class SequenceClassifier:
         Raises:
             RewardError: one is longer than the model reads.
         """
-        self._check_lengths(rows)
-        pad = self._model.config.get_text_config().pad_token_id
-        for batch in _batches([len(ids) for ids in rows], budget_tokens if pad is not None else 1):
-            longest = max(len(rows[i]) for i in batch)
-            ids_BT = torch.tensor(
-                [[*rows[i], *[pad or 0] * (longest - len(rows[i]))] for i in batch]
-            )
-            mask_BT = torch.tensor(
-                [[1] * len(rows[i]) + [0] * (longest - len(rows[i])) for i in batch]
-            )
-            found = self._model(
-                input_ids=ids_BT.to(self.device), attention_mask=mask_BT.to(self.device)
-            )
-            yield from zip(batch, found.logits[:, 0].float().cpu().tolist(), strict=True)
-
-    def _check_lengths(self, rows: Sequence[Sequence[int]]) -> None:
         longest = max(map(len, rows), default=0)
         if self.max_tokens is not None and longest > self.max_tokens:
             raise RewardError(
                 f"a rollout has {longest} tokens for the reward model {self.path}, which reads "
                 f"{self.max_tokens}; lower sample.max_new_tokens, or take another model"
             )
-
-
-def _read_config(path: Path) -> Any:
-    try:
-        return AutoConfig.from_pretrained(str(path), trust_remote_code=False)
-    except _BAD_FILES as error:
-        reason = one_line(error)[:200]
-        if "trust_remote_code" in str(error):
-            raise ModelError(
-                f"{path} needs Python code that comes with it, which is not run for a reward "
-                "model; take another model"
-            ) from error
-        raise ModelError(f"{path}: its config cannot be read ({reason}); fix it") from error
+        pad = self._model.config.get_text_config().pad_token_id
+        for batch in _batches([len(ids) for ids in rows], budget_tokens if pad is not None else 1):
+            ids = [torch.tensor(rows[i], dtype=torch.long) for i in batch]
+            ids_BT = pad_sequence(ids, batch_first=True, padding_value=pad or 0)
+            mask_BT = pad_sequence([torch.ones_like(each) for each in ids], batch_first=True)
+            found = self._model(
+                input_ids=ids_BT.to(self.device), attention_mask=mask_BT.to(self.device)
+            )
+            yield from zip(batch, found.logits[:, 0].float().cpu().tolist(), strict=True)
 
 
 def _batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:

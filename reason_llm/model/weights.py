@@ -1,10 +1,5 @@
-"""All weights of the model as what is trained (``model.train: full``), in an adapter's place.
-
-The trained parameters are the base's own, under vLLM its storage itself: a step changes them in
-place, so nothing is copied to the sampler. Their reference is the checkpoint on disk.
-
-What a run keeps is a folder as Transformers writes it. Beside an optimizer's state the index in it
-tells vLLM, which else reads every safetensors file, which one holds the model.
+"""All weights of the model as what is trained (``model.train: full``), in an adapter's place: the
+base's own parameters, under vLLM its storage itself. Their reference is the checkpoint on disk.
 """
 
 import shutil
@@ -21,8 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from reason_llm.config import matching
-from reason_llm.errors import CheckpointError, ModelError
+from reason_llm.errors import ModelError
 from reason_llm.files import cached, regular
 from reason_llm.model import adapters
 from reason_llm.model.vllm.shared_weights import checkpoint_files
@@ -31,6 +25,7 @@ WEIGHTS = "model.safetensors"
 FILES = {"adapter": adapters.WEIGHTS, "full": WEIGHTS}
 """File with what a policy trains, by ``model.train``."""
 INDEX = f"{WEIGHTS}.index.json"
+"""Tells vLLM, which else reads every safetensors file beside it, which one holds the model."""
 BESIDE = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges*", "chat_template*",
           "generation_config.json", "*.model")  # fmt: skip
 """Files of a model that are copied as they are; its config is written."""
@@ -42,21 +37,12 @@ def base_of(policy: Any) -> Any:
 
 
 def make_trainable(base: Any, pattern: str | None) -> Any:
-    """The base, whose parameters of these names have gradients; None: all.
-
-    Raises:
-        ModelError: the pattern is no regular expression, or no name matches it.
-    """
+    """The base, whose parameters of these names have gradients; None: all. Raises ModelError: the
+    pattern is no regular expression, or no name matches it."""
     parameters = dict(base.named_parameters())
     chosen = list(parameters)
     if pattern is not None:
-        try:
-            chosen = matching(pattern, chosen)
-        except ValueError as error:
-            raise ModelError(
-                f"model.trainable={pattern!r} is no regular expression that can be searched for "
-                f"({error}); fix it"
-            ) from error
+        chosen = adapters.matching_names("model.trainable", pattern, chosen)
     if not chosen:
         raise ModelError(
             f"model.trainable={pattern!r} is the whole name of no weight; they are such as "
@@ -77,22 +63,6 @@ def state(base: nn.Module) -> dict[str, Tensor]:
     own = dict(base.named_parameters())
     tied = dict(base.named_parameters(remove_duplicate=False)).keys() - own.keys()
     return {name: each for name, each in base.state_dict().items() if name not in tied}
-
-
-@torch.no_grad()
-def load_tensors(base: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Write saved values into the model's own storage.
-
-    Raises:
-        CheckpointError: tensors are missing or of other shapes.
-    """
-    own = state(base)
-    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in tensors.items()}:
-        raise CheckpointError(
-            f"the saved {WEIGHTS} does not fit the model; start with --run.resume never"
-        )
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,35 +94,27 @@ def copy_beside(path: str, folder: Path) -> None:
 @contextmanager
 def reference(base: Any, path: str) -> Iterator[None]:
     """Context in which the trained parameters hold the values of the checkpoint in ``path``,
-    without gradients; the trained values wait in host memory and come back bit by bit.
-
-    Raises:
-        ModelError: the checkpoint lacks one of them.
-    """
-    own = parameters(base)
+    without gradients; the trained values wait in host memory and come back bit by bit. Raises
+    ModelError: the checkpoint lacks one of them."""
+    own, left, prefix = parameters(base), parameters(base), f"{base.base_model_prefix}."
     held = {name: each.detach().to("cpu", copy=True) for name, each in own.items()}
     try:
         with torch.no_grad():
-            _read(base, own, path)
+            for file in checkpoint_files(path):
+                with safe_open(regular(file), framework="pt") as opened:
+                    stored = set(opened.keys())
+                    for name in list(left):
+                        # A checkpoint may leave the prefix out, as GPT-2's own does.
+                        key = name if name in stored else name.removeprefix(prefix)
+                        if key in stored:
+                            left.pop(name).copy_(opened.get_tensor(key))
+            if left:
+                raise ModelError(
+                    f"model.path={path}: {next(iter(left))} is not in its safetensors, so there is "
+                    "no reference; save the model with Transformers, or leave the KL out"
+                )
             yield
     finally:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(held[name])
-
-
-def _read(base: Any, own: dict[str, nn.Parameter], path: str) -> None:
-    left, prefix = dict(own), f"{base.base_model_prefix}."
-    for file in checkpoint_files(path):
-        with safe_open(regular(file), framework="pt") as opened:
-            stored = set(opened.keys())
-            for name in list(left):
-                # A checkpoint may leave the prefix out, such as ``transformer.`` in GPT-2's own.
-                key = name if name in stored else name.removeprefix(prefix)
-                if key in stored:
-                    left.pop(name).copy_(opened.get_tensor(key))
-    if left:
-        raise ModelError(
-            f"model.path={path}: {next(iter(left))} is not in its safetensors, so there is no "
-            "reference; save the model with Transformers, or leave the KL out"
-        )

@@ -407,8 +407,8 @@ class Run:
         """Write and show the record of the steps so far; a new one begins."""
         plan = self.job.plan
         memory = {
-            "memory/sampling_planned_gib": plan.sampling_bytes / GIB,
-            "memory/learning_planned_gib": plan.learning_bytes / GIB,
+            "memory/sampling_planned_gib": plan.peak.sampling / GIB,
+            "memory/learning_planned_gib": plan.peak.learning / GIB,
             "memory/peak_rss_mib": peak_rss_mib(),
         }
         record = self._log.write(self.state.step, self.record | memory)

@@ -192,7 +192,7 @@ class _Rounds:
             found = prove_sampler_is_policy(sampler, self.model, self.prompts)
             self.groups = sampler.sample(self.prompts, params, seed, lambda tokens, items: None)
         shown = ", ".join(f"{name.split('/')[-1]} {value:.4f}" for name, value in found.items())
-        return f"{shown}; {_beside(peak.gib, self.plan.sampling_bytes)}"
+        return f"{shown}; {_beside(peak.gib, self.plan.peak.sampling)}"
 
     def _release(self) -> str:
         engine: Any = self.model.engine
@@ -210,7 +210,7 @@ class _Rounds:
         norm = metrics["train/grad_norm"]
         if not norm > 0:
             raise AssertionError(f"the gradient's norm is {norm}")
-        return f"gradient {norm:.3g}; {_beside(peak.gib, self.plan.learning_bytes)}"
+        return f"gradient {norm:.3g}; {_beside(peak.gib, self.plan.peak.learning)}"
 
 
 def _beside(measured_gib: float, planned_bytes: int) -> str:

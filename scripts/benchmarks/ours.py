@@ -240,7 +240,7 @@ class _Stage:
         found["sampling_seconds"] = time.perf_counter() - started
         tokens = sum(len(c.token_ids) for group in groups for c in group.completions)
         found["sampling_tokens_per_second"] = tokens / found["sampling_seconds"]
-        self._keep_peak(found, "sampling", peak, self.plan.sampling_bytes)
+        self._keep_peak(found, "sampling", peak, self.plan.peak.sampling)
         return groups
 
     def _forced(self, sampler: Sampler) -> Sampler:
@@ -258,7 +258,7 @@ class _Stage:
             Learners(self.learner).learn(step, rows, lambda n: None)
             device.settle()
         seconds = time.perf_counter() - started
-        self._keep_peak(found, "learning", peak, self.plan.learning_bytes)
+        self._keep_peak(found, "learning", peak, self.plan.peak.learning)
         passed = sum(row.num_tokens for row in rows)
         return found | {
             "step_seconds": seconds,

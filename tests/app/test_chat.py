@@ -45,7 +45,7 @@ def run_folder(small_run: Callable[..., Config], model: Model, tmp_path: Path) -
         if parameter.requires_grad:
             parameter.data *= 3
     folder = tmp_path / "runs" / "small"
-    adapters.save(model.policy, folder / "adapter")
+    adapters.snapshot(model.policy).write(folder / "adapter")
     (folder / "resolved_config.yaml").write_text(to_yaml(small_run()))
     return folder
 

@@ -50,7 +50,7 @@ def run_folder(small_run: Callable[..., Config], model: Model, tmp_path: Path) -
         if parameter.requires_grad:
             parameter.data *= 3
     folder = tmp_path / "runs" / "small"
-    adapters.save(model.policy, folder / "adapter")
+    adapters.snapshot(model.policy).write(folder / "adapter")
     config = small_run(model__path=str(tmp_path / "model"))
     (folder / "resolved_config.yaml").write_text(to_yaml(config))
     return folder

@@ -46,7 +46,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, shared_model: Model) ->
     run.mkdir()
     (run / "resolved_config.yaml").write_text(yaml.safe_dump(tree))
     randomize(shared_model)
-    adapters.save(shared_model.policy, run / "adapter")
+    adapters.snapshot(shared_model.policy).write(run / "adapter")
     return run
 
 
@@ -202,7 +202,7 @@ def test_two_adapters_of_different_shape(call: Call, run_folder: Path, tmp_path:
     small = AdapterSection(rank=2, alpha=2, targets=["q_proj", "v_proj"])
     section = ModelSection(path=str(TINY), dtype="float32", adapter=small)
     with Model(section, load_tokenizer(str(TINY)), seed=5) as model:
-        adapters.save(model.policy, tmp_path / "fresh")  # changes nothing yet
+        adapters.snapshot(model.policy).write(tmp_path / "fresh")  # changes nothing yet
     out = tmp_path / "out"
     code, _, error = call(
         run_folder, "--model", "base", "--compare", tmp_path / "fresh", "--out", out

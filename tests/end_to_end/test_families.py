@@ -141,7 +141,7 @@ def test_adapters_on_experts_learn_and_are_what_samples(name: str, tmp_path: Pat
             expected = model.policy(input_ids=ids).logits
             with adapters.reference(model.policy):
                 plain = model.policy.get_base_model()(input_ids=ids).logits
-        adapters.save(model.policy, tmp_path / "adapter")
+        adapters.snapshot(model.policy).write(tmp_path / "adapter")
         read = adapters.read_config(tmp_path / "adapter")
         assert sorted(read.target_parameters or ()) == sorted(experts)
     again = AutoModelForCausalLM.from_pretrained(
@@ -193,7 +193,7 @@ def test_chunked_log_probs_are_those_of_full_logits(
             logits_BTV = model.policy(input_ids=ids_BT).logits / 0.7
         expected_BT = logits_BTV.log_softmax(-1)[:, :-1].gather(-1, ids_BT[:, 1:, None])[..., 0]
         assert (found_BT[:, 1:] - expected_BT).abs().max() < 1e-5
-        adapters.save(model.policy, tmp_path / "adapter")
+        adapters.snapshot(model.policy).write(tmp_path / "adapter")
         again = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         reloaded = adapters.over(again, tmp_path / "adapter").eval()
         with torch.no_grad():

@@ -337,7 +337,7 @@ def test_an_outside_model_is_planned_and_checked(exported: Path, tmp_path: Path)
     lines = {line.name: line for line in plan.lines}
     stored = sum(t.nbytes for t in load_file(exported / "model.safetensors").values())
     assert lines["reward model own"].scoring == stored
-    assert plan.scoring_bytes > stored + lines["libraries, contexts, graphs"].scoring
+    assert plan.peak.scoring > stored + lines["libraries, contexts, graphs"].scoring
     assert "scoring" in plan.table()[0]
     for name, change, told in (
         ("labels", write("config.json", id2label={"0": "a", "1": "b"}), "has 2 labels"),

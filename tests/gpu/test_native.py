@@ -218,7 +218,7 @@ def test_the_plan_is_what_is_measured(run: Stage) -> None:
         groups = sampler.sample(run.prompts, run.params, 0, quiet)
     with learning(run.learner), run.meter.phase() as learned:
         Learners(run.learner).learn(0, to_data(scored(groups)), lambda items: None)
-    planned = (run.plan.sampling_bytes / 2**30, run.plan.learning_bytes / 2**30)
+    planned = (run.plan.peak.sampling / 2**30, run.plan.peak.learning / 2**30)
     for line in run.plan.table():
         print(line)
     print(f"sampling: {sampled.gib:.2f} GiB of {planned[0]:.2f} planned")

@@ -33,20 +33,25 @@ class Base(nn.Module):
         return result
 
 
-def adapted(bias: bool = False, **options: Any) -> Any:
+def adapted(bias: bool = False, base: Base | None = None, **options: Any) -> Any:
     torch.manual_seed(0)
     chosen = {"r": 4, "lora_alpha": 8, "target_modules": ["first", "second"], **options}
-    policy = get_peft_model(Base(bias), LoraConfig(**chosen))
+    policy = get_peft_model(base or Base(bias), LoraConfig(**chosen))
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter)
     return policy
 
 
-def passed(policy: Any, wants_inputs: bool = True, recomputed: bool = False) -> list[Tensor]:
+def passed(
+    policy: Any,
+    wants_inputs: bool = True,
+    recomputed: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
     """Outputs and all gradients of a forward and a backward pass."""
     policy.zero_grad()
-    inputs = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(1))
+    inputs = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(1)).to(dtype)
     inputs.requires_grad_(wants_inputs)
     torch.manual_seed(2)  # of dropout
     outputs = checkpoint(policy, inputs, use_reentrant=False) if recomputed else policy(inputs)
@@ -64,14 +69,14 @@ def assert_same(first: list[Tensor], second: list[Tensor]) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A word for each call of PEFT's own forward pass."""
     heard: list[str] = []
-    theirs = peft.tuners.lora.Linear.forward
+    for kind in (peft.tuners.lora.Linear, peft.tuners.lora.Linear4bit):
 
-    def forward(layer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        heard.append("called")
-        result: Tensor = theirs(layer, *args, **kwargs)
-        return result
+        def forward(layer: Any, *args: Any, theirs: Any = kind.forward, **kwargs: Any) -> Tensor:
+            heard.append("called")
+            result: Tensor = theirs(layer, *args, **kwargs)
+            return result
 
-    monkeypatch.setattr(peft.tuners.lora.Linear, "forward", forward)
+        monkeypatch.setattr(kind, "forward", forward)
     return heard
 
 
@@ -193,19 +198,8 @@ def test_adapters_are_switched_within(model: Model, calls: list[str]) -> None:
 @pytest.mark.usefixtures("mkl")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_over_a_packed_base(
-    bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_over_a_packed_base(bias: bool, dtype: torch.dtype, calls: list[str]) -> None:
     """PEFT's bits in float32; in bfloat16 fewer roundings than PEFT's."""
-    heard: list[str] = []
-    theirs = peft.tuners.lora.Linear4bit.forward
-
-    def forward(layer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        heard.append("called")
-        result: Tensor = theirs(layer, *args, **kwargs)
-        return result
-
-    monkeypatch.setattr(peft.tuners.lora.Linear4bit, "forward", forward)
     torch.manual_seed(0)
     base = Base(bias)
     for name in ("first", "second"):
@@ -216,32 +210,18 @@ def test_over_a_packed_base(
         packed.weight.data = torch.randn(dense.out_features, dense.in_features) * 0.2
         packed.to("cpu")  # which packs it
         assert packed.weight.dtype == torch.uint8
-        nf4._keep_layout(packed)
+        nf4.keep_layouts(packed, dtype)
         setattr(base, name, packed)
     base.is_loaded_in_4bit = True  # type: ignore[assignment]
-    policy = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=["first", "second"]))
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter)
+    policy = adapted(base=base)
     assert {type(m) for m in policy.modules()} > {peft.tuners.lora.Linear4bit}
-
-    def learned() -> list[Tensor]:
-        policy.zero_grad()
-        inputs = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(1)).to(dtype)
-        inputs.requires_grad_()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            outputs = policy(inputs)
-        (outputs.float() * torch.linspace(-1, 1, 8)).sum().backward()
-        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
-        assert inputs.grad is not None
-        return [outputs.detach(), *gradients, inputs.grad]
-
-    expected = learned()
-    assert heard
-    heard.clear()
-    with adapted_linear.fused(policy):
-        found = learned()
-    assert not heard
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        expected = passed(policy, dtype=dtype)
+        assert calls
+        calls.clear()
+        with adapted_linear.fused(policy):
+            found = passed(policy, dtype=dtype)
+    assert not calls
     assert len(found) == len(expected) == 6
     if dtype == torch.float32:
         assert_same(found, expected)

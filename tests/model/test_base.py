@@ -1,7 +1,6 @@
-"""The base: what ends an answer, and what is refused."""
+"""The base: what ends an answer, what may be adapted, and what is refused."""
 
-import json
-import shutil
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,12 @@ from transformers import CONFIG_MAPPING
 
 import families
 from conftest import TINY
+from families import changed
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
 from reason_llm.model import attention
 from reason_llm.model.base import (
+    KEPT_KERNELS,
     Model,
     check_model,
     context_limit,
@@ -29,27 +30,37 @@ from reason_llm.model.plan.shape import Shape
 from reason_llm.model.vllm.shared_weights import attention_for
 
 
-def copy(folder: Path, name: str, **changes: Any) -> str:
-    shutil.copytree(TINY, folder / "copy")
-    path = folder / "copy" / name
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return str(folder / "copy")
+def refused(section: ModelSection, said: str | None = None) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        check_model(section)
+    assert section.path in str(caught.value) or "model.adapter" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_every_end_token_of_the_generation_config_ends_an_answer(tmp_path: Path) -> None:
-    path = copy(tmp_path, "generation_config.json", eos_token_id=[2, 0])
-    with Model(ModelSection(path=path), load_tokenizer(path), seed=0) as model:
-        assert model.end_token_ids == [0, 2]
-
-
-def test_the_tokenizer_s_end_is_among_the_ends(tmp_path: Path) -> None:
-    path, file = copy(tmp_path, "generation_config.json"), tmp_path / "copy/generation_config.json"
-    tokenizer = load_tokenizer(path)
-    for theirs, ends in (([2, 0], [0, 2]), ([0], [0, 2]), (7, [2, 7]), (None, [2]), ([], [2])):
-        file.write_text(json.dumps({"eos_token_id": theirs}))
+def test_every_end_token_ends_an_answer(tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    for theirs, ends in (([0], [0, 2]), (7, [2, 7]), (None, [2]), ([], [2]), ([2, 0], [0, 2])):
+        path = changed(folder, "generation_config.json", eos_token_id=theirs)
+        tokenizer = load_tokenizer(path)
         assert end_token_ids(path, tokenizer) == ends
-    file.unlink()
+    with Model(ModelSection(path=path), tokenizer, seed=0) as model:
+        assert model.end_token_ids == [0, 2]
+    (folder / "generation_config.json").unlink()
     assert end_token_ids(path, tokenizer) == [2]
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
+@pytest.mark.parametrize(("given", "kept"), [(None, str(KEPT_KERNELS)), ("7", "7")])
+def test_number_of_kept_kernels(
+    name: str, given: str | None, kept: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN is told it before its first product, and who tells it otherwise is heard."""
+    if given is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, given)
+    with Model(ModelSection(path=str(TINY)), tokenizer, seed=0):
+        assert os.environ[name] == kept
 
 
 def test_how_a_family_attends() -> None:
@@ -79,31 +90,22 @@ def test_eager_attention_gives_the_same_log_probs(tmp_path: Path) -> None:
     assert Shape.of(meta_model(section)).kept.score_bytes == 0
 
 
-def test_context_limit(tmp_path: Path) -> None:
+def test_context_limit() -> None:
     assert context_limit(ModelSection(path=str(TINY))) == 4096
     assert context_limit(ModelSection(path=str(TINY), context_tokens=100)) == 100
     with pytest.raises(ModelError, match=r"context_tokens=5000 exceeds the 4096"):
         context_limit(ModelSection(path=str(TINY), context_tokens=5000))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_hidden_layers": 7},
-        {"hidden_size": "big"},
-        {"num_attention_heads": 0},
-        {"model_type": "t5"},
-    ],
-)
-def test_a_config_that_cannot_be_is_one_line(tmp_path: Path, changes: dict) -> None:
-    path = copy(tmp_path, "config.json", **changes)
-    with pytest.raises(ModelError) as caught:
-        check_model(ModelSection(path=path))
-    assert path in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-NONSENSE: list[tuple[str, dict[str, Any]]] = [
+IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
+    ("", {"num_hidden_layers": 7}),
+    ("", {"hidden_size": "big"}),
+    ("", {"num_attention_heads": 0}),
+    ("", {"model_type": "t5"}),
+    ("", {"num_hidden_layers": 10**9}),
+    ("", {"attn_implementation": "flash_attention_2"}),
+    ("", {"hidden_size": -1}),
+    ("", {"dtype": "load"}),
     ("gpt2", {"n_head": -1}),  # -1 stands for whatever fits where a shape is made of it
     ("gpt2", {"n_embd": -64}),
     ("bloom", {"n_head": -1}),
@@ -115,34 +117,31 @@ NONSENSE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "changes"), NONSENSE, ids=str)
-def test_numbers_with_which_no_pass_is_possible_are_one_line(
-    tmp_path: Path, family: str, changes: dict
-) -> None:
-    """Before the weights are read."""
-    path = families.make(tmp_path, family)
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
-    with pytest.raises(ModelError) as caught:
-        check_model(ModelSection(path=path, dtype="float32"))
-    assert path in str(caught.value)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("family", "changes"), IMPOSSIBLE, ids=str)
+def test_a_config_that_cannot_be_is_one_line(tmp_path: Path, family: str, changes: dict) -> None:
+    path = families.make(tmp_path, family) if family else tmp_path / "copy"
+    refused(ModelSection(path=changed(path, **changes), dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    "kind", [{"quant_method": "own"}, {"quant_method": "gptq", "bits": 4}, {}, {"x": 1}, "own"]
+)
+def test_a_base_that_others_quantised_is_refused(tmp_path: Path, kind: Any) -> None:
+    path = changed(tmp_path / "copy", quantization_config=kind)
+    refused(ModelSection(path=path), "are quantised by|cannot be read")
 
 
 @pytest.mark.parametrize(
     "name", ["gemma3", "gemma4", "llava", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl"]
 )
 def test_models_that_read_images_are_refused(name: str, tmp_path: Path) -> None:
-    path = copy(tmp_path, "config.json")
+    path = changed(tmp_path / "copy")
     CONFIG_MAPPING[name]().save_pretrained(path)
-    with pytest.raises(ModelError, match=f"{name} reads images, too"):
-        check_model(ModelSection(path=path))
+    refused(ModelSection(path=path), f"{name} reads images, too")
 
 
 def test_a_text_model_that_carries_a_vision_config_is_taken(tmp_path: Path) -> None:
-    path = families.make(tmp_path, "qwen3_5_text")
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"vision_config": {"depth": 2}}))
+    path = changed(families.make(tmp_path, "qwen3_5_text"), vision_config={"depth": 2})
     policy = check_model(ModelSection(path=path, dtype="float32"))
     text = policy.config.get_text_config(decoder=True)
     reason = attention.unfit(text, torch.float32, torch.device("cpu"))
@@ -164,16 +163,9 @@ def test_what_only_a_real_pass_can_tell_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "targets", [["foo"], ["q_proj", "foo"], "[", ["lm_head", "foo"], ["embed_tokens"]]
-)
-def test_targets_that_are_not_there_or_not_linear(targets: Any) -> None:
-    section = ModelSection(path=str(TINY), adapter=AdapterSection(targets=targets))
-    with pytest.raises(ModelError, match=r"model\.adapter\.targets="):
-        check_model(section)
-
-
-def test_targets_that_are_there() -> None:
+def test_targets_are_linear_layers_that_are_there() -> None:
+    for targets in (["foo"], ["q_proj", "foo"], "[", ["lm_head", "foo"], ["embed_tokens"]):
+        section = ModelSection(path=str(TINY), adapter=AdapterSection(targets=targets))
+        refused(section, r"model\.adapter\.targets=")
     for targets in ("all-linear", ["q_proj", "v_proj"], r".*\.mlp\..*_proj", ["lm_head"]):
-        adapter = AdapterSection(targets=targets)
-        check_model(ModelSection(path=str(TINY), adapter=adapter))
+        check_model(ModelSection(path=str(TINY), adapter=AdapterSection(targets=targets)))

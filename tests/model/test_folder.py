@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from conftest import ROOT, TINY
+from families import changed
 from reason_llm.config import Config, ModelSection
 from reason_llm.errors import ModelError
 from reason_llm.model.base import Model, check_model, load_tokenizer
@@ -43,45 +43,23 @@ def test_a_misspelt_run_is_not_looked_for_on_the_hub(
 
 def with_code(folder: Path, mark: Path) -> Path:
     """model/tiny as an architecture of its own, whose code writes ``mark`` when it runs."""
-    shutil.copytree(TINY, folder)
-    config = orjson.loads((folder / "config.json").read_bytes())
-    config |= {
-        "model_type": "own_kind",
-        "architectures": ["OwnForCausalLM"],
-        "auto_map": {
-            "AutoConfig": "own.OwnConfig",
-            "AutoModelForCausalLM": "own.OwnForCausalLM",
-        },
-    }
-    (folder / "config.json").write_bytes(orjson.dumps(config))
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    changed(folder, model_type="own_kind", architectures=["OwnForCausalLM"], auto_map=classes)
     (folder / "own.py").write_text(CODE.format(mark=str(mark)))
     return folder
 
 
 def train(folder: Path, model: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        *(sys.executable, "scripts/train.py", "configs/quickstart.yaml", "--run.steps", "1"),
+        *("--model.path", model, "--run.directory", folder / "runs", "--eval.limit", "4"),
+        *("--run.buffer", folder / "buffer.json", "--sample.prompts_per_step", "2", *options),
+    ]
+    environment = {**os.environ, "HF_HOME": str(folder / "home"), "COLUMNS": "200"}
     return subprocess.run(
-        [
-            sys.executable,
-            "scripts/train.py",
-            "configs/quickstart.yaml",
-            *(
-                "--model.path",
-                str(model),
-                "--run.directory",
-                str(folder / "runs"),
-                "--run.steps",
-                "1",
-            ),
-            *("--run.buffer", str(folder / "buffer.json"), "--eval.limit", "4"),
-            *("--sample.prompts_per_step", "2", *options),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, "HF_HOME": str(folder / "home"), "COLUMNS": "200"},
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.long
@@ -149,15 +127,8 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
         check_model(shapes.model_copy(update={"allow_pickle": True}))
 
 
-def copy(folder: Path, **changes: Any) -> str:
-    shutil.copytree(TINY, folder)
-    config = orjson.loads((folder / "config.json").read_bytes()) | changes
-    (folder / "config.json").write_bytes(orjson.dumps(config))
-    return str(folder)
-
-
 def test_an_adapter_in_the_folder_is_not_followed(tmp_path: Path) -> None:
-    path = copy(tmp_path / "model")
+    path = changed(tmp_path / "model")
     (tmp_path / "model" / "adapter_config.json").write_text(
         '{"base_model_name_or_path": "../../elsewhere", "peft_type": "LORA", '
         '"auto_mapping": {"base_model_class": "X", "parent_library": "evil"}}'
@@ -181,48 +152,15 @@ def test_an_adapter_in_the_folder_is_not_followed(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_would_hang_or_lead_elsewhere(tmp_path: Path, spoil: Any, named: str) -> None:
-    path = copy(tmp_path / "model")
+    path = changed(tmp_path / "model")
     spoil(Path(path))
     with pytest.raises(ModelError, match=named):
         load_tokenizer(path)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_hidden_layers": 10**9},
-        {"attn_implementation": "flash_attention_2"},
-        {"hidden_size": -1},
-        {"dtype": "load"},
-    ],
-)
-def test_absurd_configs_are_one_line(tmp_path: Path, changes: dict) -> None:
-    path = copy(tmp_path / "model", **changes)
-    with pytest.raises(ModelError) as raised:
-        check_model(ModelSection(path=path))
-    assert "\n" not in str(raised.value)
-
-
 def test_the_defaults_trust_nothing() -> None:
     model = Config.model_validate({"data": {"train": "x"}}).model
     assert (model.trust_remote_code, model.allow_pickle) == (False, False)
-
-
-def changed(folder: Path, name: str, **changes: Any) -> str:
-    """A copy of the tiny model with changes in one of its JSON files."""
-    shutil.copytree(TINY, folder)
-    value = orjson.loads((folder / name).read_bytes())
-    (folder / name).write_bytes(orjson.dumps(value | changes))
-    return str(folder)
-
-
-@pytest.mark.parametrize(
-    "kind", [{"quant_method": "own"}, {"quant_method": "gptq", "bits": 4}, {}, {"x": 1}, "own"]
-)
-def test_a_base_that_others_quantised_is_refused(tmp_path: Path, kind: Any) -> None:
-    path = changed(tmp_path / "copy", "config.json", quantization_config=kind)
-    with pytest.raises(ModelError, match=r"are quantised by|cannot be read"):
-        check_model(ModelSection(path=path))
 
 
 @pytest.mark.parametrize("limit", ["x", -1, None, [1], {"a": 1}])
@@ -238,16 +176,9 @@ def test_a_tokenizer_s_limit_that_is_none_is_one_line(tmp_path: Path, limit: Any
 
 @pytest.mark.parametrize("pattern", ["(", "[", "(?P<x>", "\\p{nothing}"])
 def test_a_tokenizer_s_pattern_that_is_refused_is_one_line(tmp_path: Path, pattern: str) -> None:
-    path = changed(
-        tmp_path / "copy",
-        "tokenizer.json",
-        pre_tokenizer={
-            "type": "Split",
-            "pattern": {"Regex": pattern},
-            "behavior": "Isolated",
-            "invert": False,
-        },
-    )
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+             "invert": False}  # fmt: skip
+    path = changed(tmp_path / "copy", "tokenizer.json", pre_tokenizer=split)
     with pytest.raises(ModelError, match="its tokenizer cannot be read") as caught:
         load_tokenizer(path)
     assert "\n" not in str(caught.value)

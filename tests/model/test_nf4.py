@@ -50,7 +50,7 @@ def ordinary(path: str, dtype: torch.dtype) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, quantization_config=nf4.config_for(dtype)
     )
-    nf4.keep_layouts(model)
+    nf4.keep_layouts(model, dtype)
     return model
 
 

@@ -77,29 +77,19 @@ def test_what_is_small_or_not_float32_is_torchs(monkeypatch: pytest.MonkeyPatch)
     assert doubled.dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("capability", "vendor", "is_preferred"),
-    [
-        ("AVX512", "AuthenticAMD", True),
-        ("AVX512", "GenuineIntel", False),
-        ("AVX2", "AuthenticAMD", False),
-        ("AVX512", None, False),
-    ],
-)
-def test_which_cpus_ask_onednn(
-    capability: str,
-    vendor: str | None,
-    is_preferred: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+def test_which_cpus_ask_onednn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(products, "CPU_INFO", tmp_path / "cpuinfo")
-    if vendor is not None:
-        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
     monkeypatch.setattr(products, "is_amd", products.is_amd.__wrapped__)
-    assert products.prefers_onednn.__wrapped__() == is_preferred
+    asks = products.prefers_onednn.__wrapped__
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert not asks()  # no such file
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n")
+    assert not asks()
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n")
+    assert asks()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert not asks()
 
 
 class Base(nn.Module):

@@ -102,14 +102,14 @@ def test_it_is_on_a_gpu_in_the_scoring_phase_alone(tmp_path: Path) -> None:
     resident = {line.name: line for line in gpu.lines if line.sampling == line.learning > 0}
     assert all(line.scoring == line.learning for line in resident.values())
     assert {line.scoring for line in gpu.lines if line.name == "KV cache"} == {0}
-    assert size < gpu.scoring_bytes < gpu.learning_bytes
+    assert size < gpu.peak.scoring < gpu.peak.learning
 
 
 def test_one_that_does_not_fit_is_refused_before_a_weight_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make(tmp_path / "model")
-    assert planned(folder, "cuda", 8).scoring_bytes < 3 * GIB
+    assert planned(folder, "cuda", 8).peak.scoring < 3 * GIB
     large = ClassifierShape(6 * GIB, 1000, None)
     monkeypatch.setattr(memory.sequence_classifier, "look_at", lambda path: large)
     with pytest.raises(ConfigError, match=r"scoring needs 7\.\d GiB.*reward model b? ?a? ?6\.0"):
@@ -122,7 +122,7 @@ def test_a_micro_batch_fits_where_it_is_scored_too(
     folder, large = make(tmp_path / "model"), ClassifierShape(GIB, 4 << 20, None)
     monkeypatch.setattr(memory.sequence_classifier, "look_at", lambda path: large)
     plan = planned(folder, "cuda", 24)
-    assert 0.9 * 24 * GIB < plan.scoring_bytes < 0.95 * 24 * GIB
+    assert 0.9 * 24 * GIB < plan.peak.scoring < 0.95 * 24 * GIB
     with pytest.raises(ConfigError, match=rf"8192 needs 3.*; set it to {plan.micro_batch_tokens} "):
         planned(folder, "cuda", 24, micro_batch_tokens=8192)
 

@@ -44,10 +44,10 @@ def choose(
             f"{', '.join(routing.FAMILIES)}; leave it out"
         )
     engine, why = _engine(config, text_config, device)
-    _check_dtype(config, engine, device)
     backend: str = config.model.backend
     lines = [why]
     if engine == "vllm":
+        _check_dtype(config, device)
         backend, why = unsloth.choose(config.model, text_config, device)
         lines.append(why)
     elif backend == "unsloth":
@@ -131,39 +131,36 @@ def _engine(config: Config, text_config: PretrainedConfig, device: torch.device)
         raise ConfigError(f"sample.engine=vllm, but vLLM is not installed; {INSTALL_VLLM}")
     if engine != "auto":
         slow = engine == "vllm" and device.type != "cuda"
-        cost = (
-            "; without a GPU that takes 2 to 9 times as long as with transformers" if slow else ""
-        )
+        cost = "; without a GPU that takes 2 to 9 times as long as with transformers" * slow
         return engine, f"sampling with {engine}, as the config says{cost}"
-    if device.type != "cuda":
-        return "transformers", "sampling with transformers: there is no GPU"
-    if not installed:
-        return "transformers", f"sampling with transformers: vLLM is not installed; {INSTALL_VLLM}"
-    if config.model.dtype == "float32":
-        return "transformers", "sampling with transformers: vLLM's adapters have no float32"
-    if config.model.quantize == "nf4" and not _is_installed("vllm_bnb_plugin"):
-        return "transformers", "sampling with transformers: vllm-bnb-plugin is not installed"
+    for is_so, why in (
+        (device.type != "cuda", "there is no GPU"),
+        (not installed, f"vLLM is not installed; {INSTALL_VLLM}"),
+        (config.model.dtype == "float32", "vLLM's adapters have no float32"),
+        (
+            config.model.quantize == "nf4" and not _is_installed("vllm_bnb_plugin"),
+            "vllm-bnb-plugin is not installed",
+        ),
+    ):
+        if is_so:
+            return "transformers", f"sampling with transformers: {why}"
     return "vllm", "sampling with vllm, over the learner's own weights"
 
 
 def unfit_for_vllm(config: Config, text_config: PretrainedConfig) -> str | None:
     """Reason why this model is sampled with transformers; None if vLLM can."""
-    if text_config.model_type in WITHOUT_VLLM:
-        return f"model_type={text_config.model_type}"
-    if config.model.trust_remote_code:
-        return "model.trust_remote_code=true"
-    if config.model.allow_pickle and folder.is_pickled(config.model):
-        return "model.allow_pickle=true"
-    if config.model.adapter.adapts_head:
-        return "model.adapter.targets with the head"
-    if config.model.adapter.target_parameters:
-        return "model.adapter.target_parameters with experts"
-    return None
+    model, family = config.model, text_config.model_type
+    reasons = {
+        f"model_type={family}": family in WITHOUT_VLLM,
+        "model.trust_remote_code=true": model.trust_remote_code,
+        "model.allow_pickle=true": model.allow_pickle and folder.is_pickled(model),
+        "model.adapter.targets with the head": model.adapter.adapts_head,
+        "model.adapter.target_parameters with experts": bool(model.adapter.target_parameters),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
-def _check_dtype(config: Config, engine: str, device: torch.device) -> None:
-    if engine != "vllm":
-        return
+def _check_dtype(config: Config, device: torch.device) -> None:
     float32 = config.model.dtype == "float32"
     if float32 and device.type == "cuda":
         raise ConfigError(

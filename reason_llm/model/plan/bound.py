@@ -1,11 +1,8 @@
-"""The least seconds that a step takes on a card: its products at the card's peak, or its reads at
-the card's bandwidth, whichever is more. It is arithmetic on the model's and the config's sizes, for
-rollouts that take all their tokens; nothing is measured, and a real step takes longer.
+"""The least seconds that a step takes on a card: its products at the card's peak, or its reads of
+weights and KV cache at the card's bandwidth, whichever is more, for rollouts that take all their
+tokens. Nothing is measured, and a real step takes longer: launches and copies are not counted.
 
-Counted are the products of the base, the adapter, the head and attention, and the reads of weights
-and KV cache. Source of the counts: arXiv:2001.08361, section 2.1; attention: arXiv:2205.14135.
-
-Not here: launches, copies and synchronisations (``benchmark.py count``).
+Source of the counts: arXiv:2001.08361, section 2.1; attention: arXiv:2205.14135.
 """
 
 from collections.abc import Sequence
@@ -64,8 +61,7 @@ class Phase:
 
     def limit(self, card: Card) -> str:
         """The limit that decides: matmul or memory."""
-        by_products = self.flops / card.flops >= self.read_bytes / card.bandwidth
-        return "matmul" if by_products else "memory"
+        return "matmul" if self.seconds(card) == self.flops / card.flops else "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +75,7 @@ class Sizes:
 
 
 def line(phases: Sequence[Phase], card: Card, steps: int) -> str:
-    """One line: the least seconds of a step, the phase that takes most of them, and the hours of so
-    many steps."""
+    """One line: the least seconds of a step, its longest phase, and the hours of so many steps."""
     seconds = {phase.name: phase.seconds(card) for phase in phases}
     total = sum(seconds.values())
     longest = max(phases, key=lambda phase: seconds[phase.name])
@@ -99,14 +94,11 @@ def phases(config: Config, shape: Shape, sizes: Sizes, teacher: Shape | None = N
     Args:
         teacher: of a teacher that is a model of its own.
     """
-    made = []
-    if config.samples:
-        made.append(_sampling(config, shape, sizes))
-    if config.learns and teacher is not None:
-        made.append(_teaching(config, teacher, sizes))
-    if config.learns:
-        made.append(_learning(config, shape, sizes))
-    return made
+    return [
+        *([_sampling(config, shape, sizes)] if config.samples else []),
+        *([_teaching(config, teacher, sizes)] if config.learns and teacher is not None else []),
+        *([_learning(config, shape, sizes)] if config.learns else []),
+    ]
 
 
 def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:

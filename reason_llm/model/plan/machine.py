@@ -38,12 +38,9 @@ class Machine:
 
     @classmethod
     def here(cls, config: Config, device: torch.device) -> "Machine":
-        """This machine, within the config's limits.
-
-        ``budget_gib: auto`` is all that other programs leave of the GPU. Without a GPU, replicas
-        share the machine. The plan is for the largest possible number of them, so that neither it
-        nor the result depends on their number.
-        """
+        """This machine, within the config's limits. ``budget_gib: auto`` is all that other programs
+        leave of the GPU; without one, of the host the part of each of the most possible replicas,
+        so that the result does not depend on their number."""
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if device.type == "cuda":
             kind: Literal["cuda", "cpu"] = "cuda"

@@ -1,10 +1,7 @@
 """Memory plan: the bytes of each phase, before a weight is read. ``meter`` measures them.
 
-Sizes depend on the model's config, the run's config and ``memory.budget_gib``, so that a resumed
-run batches exactly as the first one did; without a budget, on the machine's memory, on a GPU less
-what other programs hold as the run starts (``machine``). Base, adapter, optimizer and vLLM's slot
-stay in both phases; sampling adds the KV cache, learning the gradients and activations: each gets
-all that the other leaves.
+Sizes depend on the model's config, the run's config and the machine's memory (``machine``) alone,
+so that a resumed run batches as the first one did. Each phase gets all that the other leaves.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,12 +23,10 @@ MOST_SEQUENCES = {"cpu": 256, "cuda": 1024}
 MOST_MICRO_BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 """Larger micro-batches gain no speed. On a CPU, where padded, they lose some: more padding."""
 PACKED_MICRO_BATCH_TOKENS = 2048
-"""The same on a CPU for rows end to end. Learning at 512, 1,024, 2,048 tokens: 0.8 M parameters
-1.23, 1.11, 0.97 s; 25 M 2.00, 1.82, 1.77 s."""
+"""The same on a CPU for rows end to end."""
 PROMPTS_PER_MICRO_BATCH = 8
 """Micro-batches on a CPU are as long as that many of the longest prompt, where that is more: each
-passes its prompts through the model again. 58 M parameters, prompts of 300, 4 and 8 of them: 14.3,
-12.5 s."""
+passes its prompts through the model again."""
 PREFILL_TOKENS = 2048
 """Of one forward pass of vLLM on a GPU, and at least one for each sequence."""
 READ_TOKENS = 8192
@@ -41,8 +36,7 @@ RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}
 VLLM_BYTES = {"cuda": 0.6 * GIB, "cpu": 0.7 * GIB}
 """What vLLM adds to that: CUDA graphs on a GPU, its libraries on a CPU."""
 KERNELS_BYTES = int(0.25 * GIB)
-"""oneDNN's kernels for products in bfloat16 on a CPU, one for each shape that occurs, of which some
-stay for good: 0.24 GiB after 40 steps of the quick start."""
+"""oneDNN's kernels for products in bfloat16 on a CPU, one for each shape that occurs."""
 NCCL_BYTES = int(0.5 * GIB)
 """Buffers of NCCL on each GPU of several that learn together. Read, not measured."""
 OPTIMIZER_BYTES = {
@@ -61,8 +55,7 @@ ASSUMED_PROMPT_TOKENS = 1024
 """Longest prompt where the data was not read and model.context_tokens is not set."""
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**25}
 """Logits of the log-probs that are computed at once; on a GPU in no more than
-``CHUNK_FRACTION`` of its memory. Each chunk reads the head's weights from memory, which takes a GPU
-as long as some 200 tokens' products; on a CPU more gain nothing."""
+``CHUNK_FRACTION`` of its memory."""
 CHUNK_FRACTION = 1 / 50
 SHORTEST_CONTEXT = 256
 """Shortest context in tokens that is recommended in an error."""
@@ -106,28 +99,17 @@ class Plan:
     """The least cost of a step on a card."""
 
     @property
-    def sampling_bytes(self) -> int:
-        """Planned peak of the sampling phase."""
-        return _total(self.lines).sampling
-
-    @property
-    def learning_bytes(self) -> int:
-        """Planned peak of the learning phase."""
-        return _total(self.lines).learning
-
-    @property
-    def scoring_bytes(self) -> int:
-        """Planned peak of the scoring phase, where a model of its own reads the rollouts."""
-        return _total(self.lines).scoring
+    def peak(self) -> Line:
+        """Planned peak of each phase, in bytes."""
+        return _total(self.lines)
 
     def table(self) -> list[str]:
         """The ledger as lines of text."""
-        is_gpu = self.machine.kind == "cuda"
-        total = (self.sampling_bytes, self.learning_bytes, self.scoring_bytes)
+        is_gpu, peak = self.machine.kind == "cuda", self.peak
         head = f"memory on a {'GPU' if is_gpu else 'CPU'} of {_gib(self.machine.budget_bytes)} GiB"
-        phases = ("sampling", "learning", *(["scoring"] if self.scoring_bytes else []))
+        phases = ("sampling", "learning", *(["scoring"] if peak.scoring else []))
         rows = [f"{head:<52}" + "".join(f"{phase:>12}" for phase in phases)]
-        for line in (*self.lines, _total(self.lines)):
+        for line in (*self.lines, peak):
             sizes = (_shown(getattr(line, phase)) for phase in phases)
             rows.append(f"{line.name:<52}" + "".join(f"{size:>12}" for size in sizes))
         chosen = [f"context {self.context_tokens:,} tokens"]
@@ -141,7 +123,8 @@ class Plan:
         if is_gpu:
             there = _gib(self.machine.host_bytes)
             rows.append(f"host memory: needs {_gib(self.host_bytes)} of {there} GiB")
-            most, budget = max(total), self.machine.budget_bytes
+            budget = self.machine.budget_bytes
+            most = max(peak.sampling, peak.learning, peak.scoring)
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
             if self.phases:
                 rows[-1] += f"; {bound.line(self.phases, bound.card_of(budget), self.steps)}"
@@ -149,12 +132,8 @@ class Plan:
 
 
 def _total(lines: Sequence[Line]) -> Line:
-    return Line(
-        "total",
-        sum(line.sampling for line in lines),
-        sum(line.learning for line in lines),
-        sum(line.scoring for line in lines),
-    )
+    sizes = zip(*((line.sampling, line.learning, line.scoring) for line in lines), strict=True)
+    return Line("total", *map(sum, sizes))
 
 
 def plan(
@@ -190,7 +169,9 @@ def plan(
         total = draft.total(0, tokens)
         return max(total.learning, total.scoring)
 
-    most = draft.most_micro_batch_tokens(longest_prompt)
+    most = MOST_MICRO_BATCH_TOKENS[machine.kind]
+    if config.train.packing != "padded" and machine.kind == "cpu":
+        most = max(PACKED_MICRO_BATCH_TOKENS, PROMPTS_PER_MICRO_BATCH * (longest_prompt or 0))
     micro_batch = draft.largest(draft.unit_tokens, most, outside_sampling)
     asked = config.train.micro_batch_tokens
     if asked != "auto":
@@ -296,21 +277,9 @@ class _Draft:
         return max(sizes) if self.machine.kind == "cuda" else sum(sizes)
 
     @property
-    def _gradients(self) -> int:
-        """Gradients of a role that are there at once: of shards, the sums that wait in the tree."""
-        return self.config.run.shards.bit_length()
-
-    @property
     def unit_tokens(self) -> int:
         """Tokens of the longest unit that is never split: a row, or both sides of a pair."""
         return self.context * (2 if self.config.learns_pairs else 1)
-
-    def most_micro_batch_tokens(self, longest_prompt: int | None) -> int:
-        """Largest micro-batch in tokens that still gains speed."""
-        most = MOST_MICRO_BATCH_TOKENS[self.machine.kind]
-        if self.config.train.packing == "padded" or self.machine.kind != "cpu":
-            return most
-        return max(PACKED_MICRO_BATCH_TOKENS, PROMPTS_PER_MICRO_BATCH * (longest_prompt or 0))
 
     @property
     def under_vllm(self) -> bool:
@@ -332,13 +301,8 @@ class _Draft:
     @property
     def _chunk_bytes(self) -> int:
         """Bytes of the log-prob chunk per token."""
-        config, shape = self.config, self.shape
-        return chunk_bytes(
-            shape.vocabulary,
-            self.element_bytes,
-            shape.has_softcap,
-            config.model.adapter.adapts_head or self.is_full,
-        )
+        shape, is_trained = self.shape, self.config.model.adapter.adapts_head or self.is_full
+        return chunk_bytes(shape.vocabulary, self.element_bytes, shape.has_softcap, is_trained)
 
     @property
     def chunk_tokens(self) -> int:
@@ -362,17 +326,13 @@ class _Draft:
         """Bytes that stay in all phases."""
         model, shape = self.config.model, self.shape
         is_gpu = self.machine.kind == "cuda"
-        kind = {2: "bfloat16", 4: "float32"}[self.element_bytes]
+        kind = "bfloat16" if self.element_bytes == 2 else "float32"
         runtime = RUNTIME_BYTES[self.machine.kind]
-        sizes = {
-            f"base weights ({'NF4' if model.quantize == 'nf4' else kind})": shape.weight_bytes(
-                self.element_bytes, model.quantize, self.under_vllm
-            ),
-            f"adapter, rank {model.adapter.rank}": self.learned["policy"] * 4,
-            "optimizer state": self.optimizer_bytes,
-        }
-        if self.is_full:
-            del sizes[f"adapter, rank {model.adapter.rank}"]
+        base = shape.weight_bytes(self.element_bytes, model.quantize, self.under_vllm)
+        sizes = {f"base weights ({'NF4' if model.quantize == 'nf4' else kind})": base}
+        if not self.is_full:
+            sizes[f"adapter, rank {model.adapter.rank}"] = self.learned["policy"] * 4
+        sizes["optimizer state"] = self.optimizer_bytes
         if self.learns:
             counts = {name: self._adapter_of(name) for name in self.config.roles} | self.learned
             for name in self.config.roles:
@@ -399,23 +359,17 @@ class _Draft:
         # Each pass holds a few vectors of a layer; the decoder of Transformers keeps them in full.
         prefill = self.prefill_tokens * (3 * shape.intermediate + 4 * shape.hidden) * size
         passing = prefill + self.sequences * self._logit_bytes
-        is_packed = config.train.packing != "padded"
-        activations = shape.activation_bytes(
-            tokens,
-            self.context,
-            size,
-            config.train.gradient_checkpointing,
-            is_packed,
-            is_flash=is_packed and self.machine.kind == "cuda",
-        )
+        is_packed, again = config.train.packing != "padded", config.train.gradient_checkpointing
+        is_flash = is_packed and self.machine.kind == "cuda"
+        activations = shape.activation_bytes(tokens, self.context, size, again, is_packed, is_flash)
         if config.train.router_aux_loss_coef:  # logits and probabilities
             activations += 8 * shape.routed * tokens
-        chunk = 0 if config.of_stage.scores else self.chunk_tokens  # whose output is a score
-        gradients = max(self.learned.values()) * self.trained_bytes * self._gradients
-        chunks = self._chunk_bytes * chunk
+        chunks = 0 if config.of_stage.scores else self._chunk_bytes * self.chunk_tokens
+        gradients = max(self.learned.values()) * self.trained_bytes
+        gradients *= config.run.shards.bit_length()  # the sums that wait in the shards' tree
         if self.is_full:  # the head's gradient is summed over chunks, and waits for the embedding's
             head, kept = shape.vocabulary * shape.hidden * size, activations
-            if again := config.train.gradient_checkpointing:
+            if again:
                 kept = 0 if again == "offload" else tokens * shape.kept_bytes_per_token(size)
             chunks += head + max(0, head + kept - activations)
         step = self.update_bytes - activations - widest - chunks
@@ -437,18 +391,19 @@ class _Draft:
         return lines if self.learns else [replace(line, learning=0) for line in lines]
 
     def _outside_models(self, tokens: int) -> list[Line]:
-        """Reward models and a teacher of their own: on a GPU one at a time, in the scoring phase
-        alone; without one all of them stay in host memory.
-
-        Args:
-            tokens: of a batch.
-        """
+        """Reward models and a teacher of their own, with a batch of so many tokens: on a GPU one at
+        a time, in the scoring phase alone; without one all of them stay in host memory."""
         passing, sizes = 0, self._outside_bytes
         for path in self.config.outside_reward_models.values():
             each = sequence_classifier.look_at(path)
             passing = max(passing, each.passing_bytes_per_token * tokens)
-        if self.teacher is not None:
-            passing = max(passing, self._teacher_passing(self.teacher, tokens))
+        if (shape := self.teacher) is not None:
+            kind = self.config.teacher.quantize
+            size = self._element_bytes(kind)
+            chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap) * self.chunk_tokens
+            widest = max(shape.packable) * 2 * 2 if kind == "nf4" else 0
+            vectors = tokens * (4 * shape.intermediate + 8 * shape.hidden) * size
+            passing = max(passing, vectors + chunk + widest)
         if self.machine.kind == "cuda":
             largest = max(sizes, key=lambda name: sizes[name])
             found = [Line(largest, scoring=sizes[largest])]
@@ -470,17 +425,7 @@ class _Draft:
             sizes[name] = shape.weight_bytes(self._element_bytes(kind), kind, under_vllm=False)
         return sizes
 
-    def _teacher_passing(self, shape: Shape, tokens: int) -> int:
-        """Bytes of the teacher's pass over so many tokens without gradients: a few of a layer's
-        widest vectors, the log-prob chunk, and an unpacked weight."""
-        kind = self.config.teacher.quantize
-        size = self._element_bytes(kind)
-        chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap) * self.chunk_tokens
-        widest = max(shape.packable) * 2 * 2 if kind == "nf4" else 0
-        return tokens * (4 * shape.intermediate + 8 * shape.hidden) * size + chunk + widest
-
     def total(self, cache_tokens: int, micro_batch_tokens: int) -> Line:
-        """Bytes of each phase."""
         return _total(self.lines(cache_tokens, micro_batch_tokens))
 
     def least(self) -> int:
@@ -510,29 +455,20 @@ class _Draft:
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
                 beside_kv_bytes=fixed,
             )
+        sizes = bound.Sizes(self.context, cache_tokens, micro_batch_tokens, self.sequences)
         return Plan(
-            self.machine,
-            self.context,
-            cache_tokens,
-            micro_batch_tokens,
-            self.chunk_tokens,
-            engine,
-            lines,
-            self.host_bytes(micro_batch_tokens),
-            self._checkpoint_bytes,
-            self.config.run.steps,
-            tuple(
-                bound.phases(
-                    self.config,
-                    self.shape,
-                    self._sizes(cache_tokens, micro_batch_tokens),
-                    self.teacher,
-                )
-            ),
+            machine=self.machine,
+            context_tokens=self.context,
+            cache_tokens=cache_tokens,
+            micro_batch_tokens=micro_batch_tokens,
+            chunk_tokens=self.chunk_tokens,
+            engine=engine,
+            lines=lines,
+            host_bytes=self.host_bytes(micro_batch_tokens),
+            checkpoint_bytes=self._checkpoint_bytes,
+            steps=self.config.run.steps,
+            phases=tuple(bound.phases(self.config, self.shape, sizes, self.teacher)),
         )
-
-    def _sizes(self, cache_tokens: int, micro_batch_tokens: int) -> bound.Sizes:
-        return bound.Sizes(self.context, cache_tokens, micro_batch_tokens, self.sequences)
 
     @property
     def _keeps_best(self) -> bool:
@@ -568,7 +504,6 @@ class _Draft:
     def host_bytes(self, micro_batch_tokens: int) -> int:
         if self.machine.kind == "cpu":
             return 0
-        offloads = self.config.train.gradient_checkpointing == "offload"
         parked = self.optimizer_bytes if "critic" in self.learned else 0
         if self.config.run.replicas != 1:  # the state before a step, to learn it again
             parked += self._checkpoint_bytes
@@ -578,7 +513,7 @@ class _Draft:
         parked += self._held_bytes
         if self.is_full:  # what is written of a checkpoint at once
             parked += max(self._model_bytes, self.optimizer_bytes)
-        if offloads:
+        if self.config.train.gradient_checkpointing == "offload":
             tokens = max(micro_batch_tokens, self.unit_tokens)
             parked += self.shape.pinned_bytes(tokens, self.element_bytes)
         return HOST_BYTES + parked
@@ -617,16 +552,15 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
         context = _context_tokens(other, limit, longest_prompt, longest_row)
         return replace(draft, config=other, context=context).least() <= draft.usable
 
+    def least_of(context: int) -> int:
+        return replace(draft, context=context).least()
+
     fixes = []
     if not config.train.gradient_checkpointing and fits("train.gradient_checkpointing", True):
         fixes.append("train.gradient_checkpointing to true")
     can_pack = config.model.quantize == "none" and machine.kind == "cuda"
     if can_pack and fits("model.quantize", "nf4"):
         fixes.append("model.quantize to nf4")
-
-    def least_of(context: int) -> int:
-        return replace(draft, context=context).least()
-
     if least_of(SHORTEST_CONTEXT) <= draft.usable:
         tokens = draft.largest(SHORTEST_CONTEXT, draft.context, least_of)
         fixes.append(f"model.context_tokens to {tokens} with sample.max_new_tokens below it")

@@ -2,7 +2,7 @@
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from reason_llm.model.plan.memory import RUNTIME_BYTES
 
 @dataclass(slots=True)
 class Peak:
-    """Peak of a phase in bytes; 0 until it ends."""
+    """Peak of a phase; 0 until it ends."""
 
     gib: float = 0.0
 
@@ -23,11 +23,9 @@ class Peak:
 class Meter:
     """Measured peak memory of this process, phase by phase: the GPU's, or without one the host's.
 
-    On a GPU, what the driver says is in use, without what other programs held as the meter was
-    made. It is read where a phase ends and before its memory is given back: torch keeps a phase's
-    peak reserved, and vLLM's pool and CUDA's own memory, which torch's counters leave out, are in.
-    So is what other programs take later. Without a GPU, the peak is without what was resident as
-    the meter was made, beyond the libraries: what earlier work of this process left.
+    On a GPU, what the driver says is in use as a phase ends, without what other programs held as
+    the meter was made: torch keeps a phase's peak reserved, and vLLM's pool and CUDA's own memory
+    are in. Without a GPU, the peak without what earlier work of this process left resident.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,25 +42,16 @@ class Meter:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         else:
-            self._forget()
+            with suppress(OSError):  # then the peak is that of the whole process
+                Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again: man 5 proc
         yield peak
-        peak.gib = self._peak_bytes() / GIB
-
-    def _forget(self) -> None:
-        try:
-            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again: man 5 proc
-        except OSError:
-            return  # then the peak is that of the whole process
-
-    def _peak_bytes(self) -> int:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             free, total = torch.cuda.mem_get_info()
-            return max(0, total - free - self._others_bytes)
-        peak = _status_bytes("VmHWM")
-        if peak is None:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return max(0, peak - self._others_bytes)
+            found = total - free
+        else:
+            found = _status_bytes("VmHWM") or int(peak_rss_mib() * 2**20)
+        peak.gib = max(0, found - self._others_bytes) / GIB
 
 
 def _status_bytes(name: str) -> int | None:

@@ -52,7 +52,7 @@ class Shape:
     query: int
     """Query heads times their size."""
     key_value: int
-    """Key heads times their size; values are of the same size."""
+    """Key heads times their size."""
     heads: int
     vocabulary: int
     packable: tuple[int, ...]
@@ -118,9 +118,7 @@ class Shape:
             hidden=config.hidden_size,
             intermediate=_widest_input(base, config),
             query=heads * head_size,
-            key_value=key_heads * head_size
-            if key_heads
-            else _cached_elements(base, heads * head_size),
+            key_value=key_heads * head_size if key_heads else _cached(base, heads * head_size),
             heads=heads,
             vocabulary=head.weight.shape[0],
             packable=tuple(linear.values()),
@@ -158,18 +156,15 @@ class Shape:
         is_packed: bool = False,
         is_flash: bool = False,
     ) -> int:
-        """Peak bytes of a forward and backward pass over so many tokens.
-
-        Fitted to what torch allocates for Qwen2, Llama, Gemma 2 and Phi-3 with LoRA on every linear
-        layer (``tests/test_memory.py``).
+        """Peak bytes of a forward and backward pass over so many tokens, fitted to what torch
+        allocates with LoRA on every linear layer (``tests/model/plan/test_memory.py``).
 
         Args:
             row_tokens: of the longest row, for attention that holds all its scores.
             checkpointing: ``train.gradient_checkpointing``.
             is_packed: a shared prompt's keys and values are copied for its completions.
-            is_flash: attention is FlashAttention 2, whose backward pass makes the gradients of keys
-                and values for every query head before it sums them, and sums the queries' in
-                float32. Read, not measured.
+            is_flash: FlashAttention 2's backward pass makes the gradients of keys and values for
+                every query head, and sums the queries' in float32. Read, not measured.
         """
         held = self.kept
         one_layer = (
@@ -240,13 +235,9 @@ def _widest_input(base: Any, config: Any) -> int:
     return max(weights)
 
 
-def _cached_elements(base: Any, otherwise: int) -> int:
+def _cached(base: Any, otherwise: int) -> int:
     """Elements of the keys of one token in one layer, for a config that does not give the number of
-    heads.
-
-    A pass over one token on the meta device tells; where the model cannot make it without values,
-    there are as many key heads as query heads: ``otherwise``.
-    """
+    heads: by a pass on the meta device, or where that needs values, ``otherwise``."""
     cache = DynamicCache(config=base.config)
     ids_11 = torch.ones(1, 1, dtype=torch.long, device="meta")
     try:

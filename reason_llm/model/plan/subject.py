@@ -41,25 +41,13 @@ class Subject:
     """Of a teacher that is a model of its own."""
 
     def plan(self, longest_prompt: int, learns: bool = True, longest_row: int = 0) -> Plan:
-        """The memory plan on this machine.
-
-        Args:
-            longest_prompt: in tokens; 0 if nothing is sampled.
-            longest_row: in tokens, of a stage that learns from a set of rows.
-            learns: False plans for sampling alone.
-        """
+        """The memory plan on this machine; arguments as ``memory.plan``'s."""
         machine = Machine.here(self.config, self.device)
         shape = Shape.of(self.policy, self.config.model.attention)
         return memory.plan(
-            self.config,
-            shape,
-            machine,
-            self.context_tokens,
-            longest_prompt,
-            learns=learns,
-            longest_row=longest_row,
-            teacher=self.teacher,
-        )
+            self.config, shape, machine, self.context_tokens, longest_prompt,
+            learns=learns, longest_row=longest_row, teacher=self.teacher,
+        )  # fmt: skip
 
 
 def look_at(config: Config) -> Subject:
@@ -70,22 +58,18 @@ def look_at(config: Config) -> Subject:
         ConfigError: an option contradicts the model or the machine.
     """
     base.quiet_libraries()
-    device, trusted = base.default_device(), config.model.trust_remote_code
-    tokenizer = base.load_tokenizer(config.model.path, trusted)
-    base.end_token_ids(config.model.path, tokenizer)  # which sampling needs
-    text_config = base.read_config(config.model.path, trusted).get_text_config(decoder=True)
+    device, path, trusted = base.default_device(), config.model.path, config.model.trust_remote_code
+    tokenizer = base.load_tokenizer(path, trusted)
+    base.end_token_ids(path, tokenizer)  # which sampling needs
+    text_config = base.read_config(path, trusted).get_text_config(decoder=True)
     config, why = backends.choose(config, text_config, device)
-    policy = base.check_model(config.model)
-    context = base.context_limit(config.model)
+    policy, context = base.check_model(config.model), base.context_limit(config.model)
     return Subject(config, why, tokenizer, policy, context, text_config.vocab_size, device)
 
 
 def with_teacher(subject: Subject) -> Subject:
-    """The subject with its teacher, if that is a model of its own; its weights unread.
-
-    Raises:
-        ModelError: its files cannot be used, or it has another tokenizer or fewer token ids.
-    """
+    """The subject with its teacher, if that is a model of its own; its weights unread. Raises
+    ModelError: its files cannot be used, or it has another tokenizer or fewer token ids."""
     if (section := subject.config.teacher_model) is None:
         return subject
     with _naming_the_teacher():
@@ -136,22 +120,17 @@ def with_start(config: Config, start: Path) -> Config:
 
 
 def plan_only(config: Config) -> Plan:
-    """The memory plan from the model's config alone: on any machine, for any budget.
-
-    With ``memory.budget_gib`` it is for a GPU of that size with vLLM, else for this machine. An
-    adapter that the config names and an earlier run has yet to write counts as the policy's kind. A
-    model of ``SHAPES`` is planned without the Hub, too.
-    """
+    """The memory plan from the model's config alone, on any machine: for a GPU of
+    ``memory.budget_gib`` with vLLM, or for this machine. An adapter that an earlier run has yet to
+    write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too."""
     options = {"model.path": config.model.path, "teacher.model": config.teacher.model}
     made: dict[str, str] = {}
     with ExitStack() as folders:
         for option, path in options.items():
-            if path is None or path not in SHAPES or Path(path).is_dir():
-                continue
-            if cached(path, "config.json") or reach_hub():
-                continue
-            made[option] = folders.enter_context(TemporaryDirectory())
-            write_config(path, Path(made[option]))
+            is_shipped = path in SHAPES and not Path(path).is_dir()
+            if path and is_shipped and not (cached(path, "config.json") or reach_hub()):
+                made[option] = folders.enter_context(TemporaryDirectory())
+                write_config(path, Path(made[option]))
         try:
             return _plan_only(config.with_options(made))
         except ReasonError as error:

@@ -2,8 +2,4 @@
 
 from reason_llm.model.vllm.engine import MAX_LORA_RANKS, is_out_of_memory, on_default_stream
 
-__all__ = [
-    "MAX_LORA_RANKS",
-    "is_out_of_memory",
-    "on_default_stream",
-]
+__all__ = ["MAX_LORA_RANKS", "is_out_of_memory", "on_default_stream"]

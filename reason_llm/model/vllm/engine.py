@@ -1,10 +1,5 @@
-"""vLLM in this process: started with the sizes of the plan, asleep while the learner learns.
-
-On a GPU the KV cache's memory is given back between the phases; the weights stay where they are,
-because the learner views them.
-
-Not here: what the learner sees of the weights (``shared_weights``), the adapter (``adapter_sync``),
-several GPUs.
+"""vLLM in this process: started with the sizes of the plan, asleep while the learner learns. On a
+GPU that gives back the KV cache's memory; the weights stay, because the learner views them.
 
 Read against vLLM 0.31.0: vllm/v1/engine/core.py, vllm/v1/worker/gpu_worker.py,
 vllm/device_allocator/cumem.py.
@@ -32,7 +27,8 @@ MOST_EMPTY_STEPS = 64
 LEAST_RELEASED_FRACTION = 0.9
 """The part of the KV cache's memory that a release must give back."""
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
-"""Batch sizes whose decoding is captured as a CUDA graph, beside the largest."""
+"""Batch sizes whose decoding is captured as a CUDA graph, beside the largest: vLLM 0.31 captures
+172, which keep their memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +55,8 @@ class Engine:
 
     Args:
         llm: a ``vllm.LLM`` in this process.
-        standby: it is Unsloth's, whose ``sleep(1)`` leaves the weights where they are. Its
-            allocator forgets what was discarded, so ``release_kv_cache_memory`` would work once.
+        standby: it is Unsloth's, whose ``sleep(1)`` leaves the weights where they are, and where
+            ``release_kv_cache_memory`` would work once.
     """
 
     def __init__(self, llm: Any, path: str, kv_cache_bytes: int, standby: bool = False) -> None:
@@ -82,48 +78,35 @@ class Engine:
         return found
 
     def wake(self) -> None:
-        """Restore the KV cache. A second call does nothing.
-
-        Raises:
-            OutOfMemory: there is no room for it, even with torch's own cache emptied.
-        """
-        if self.awake:
-            return
-        try:
-            self._wake()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            log.debug("out of memory while waking vLLM, once more: %s", one_line(error))
-        else:
-            return
-        gc.collect()
-        torch.cuda.empty_cache()
-        try:
-            self._wake()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"out of memory while waking vLLM: its KV cache takes "
-                f"{self.kv_cache_bytes / 2**30:.1f} GiB and {free_gpu_bytes() / 2**30:.1f} GiB of "
-                f"the GPU is free ({one_line(error)[:200]}); lower memory.budget_gib, or end what "
-                "else uses the GPU"
-            ) from error
-
-    def _wake(self) -> None:
-        if self.standby:
-            self.llm.wake_up()  # vLLM goes on only when nothing that it counts as asleep is left
-        else:
-            self.llm.wake_up(tags=["kv_cache"] if self.can_release else ["scheduling"])
-        self.awake = True
+        """Restore the KV cache. A second call does nothing. Raises OutOfMemory: there is no room
+        for it, even with torch's own cache emptied."""
+        # Unsloth's goes on only when nothing that it counts as asleep is left.
+        tags = {} if self.standby else {"tags": ["kv_cache" if self.can_release else "scheduling"]}
+        for is_last in (False, True):
+            if self.awake:
+                return
+            try:
+                self.llm.wake_up(**tags)
+                self.awake = True
+                return
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if is_last:
+                    raise OutOfMemory(
+                        "out of memory while waking vLLM: its KV cache takes "
+                        f"{self.kv_cache_bytes / 2**30:.1f} GiB and "
+                        f"{free_gpu_bytes() / 2**30:.1f} GiB of the GPU is free "
+                        f"({one_line(error)[:200]}); lower memory.budget_gib, or end what else "
+                        "uses the GPU"
+                    ) from error
+                log.debug("out of memory while waking vLLM, once more: %s", one_line(error))
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def release(self) -> None:
-        """Finish running work and free the KV cache's memory. A second call does nothing.
-
-        Raises:
-            ModelError: the memory did not come back.
-        """
+        """Finish running work and free the KV cache's memory. A second call does nothing. Raises
+        ModelError: the memory did not come back."""
         if not self.awake:
             return
         self._drain()
@@ -180,10 +163,8 @@ class Engine:
             torch.cuda.empty_cache()
 
     def _drain(self) -> None:
-        """Step until nothing is scheduled: the last finished requests are cleared by a step more.
-
-        Otherwise vLLM 0.31 refuses to release ("requires a completed pause first").
-        """
+        """Step until nothing is scheduled, before which vLLM 0.31 refuses to release ("requires a
+        completed pause first"): the last finished requests are cleared by a step more."""
         core = self.llm.llm_engine.engine_core.engine_core
         for _ in range(MOST_EMPTY_STEPS):
             if not core.scheduler.has_requests() and not core.batch_queue:
@@ -193,11 +174,8 @@ class Engine:
 
 
 def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engine:
-    """vLLM over the model in ``path``, a folder or a Hub id.
-
-    Raises:
-        ModelError: vLLM cannot be imported, or refuses the model.
-    """
+    """vLLM over the model in ``path``, a folder or a Hub id. Raises ModelError: vLLM cannot be
+    imported, or refuses the model."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports
@@ -221,6 +199,8 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
         )
     lora: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
                             "lora_target_modules": list(sizes.lora_targets) or None}  # fmt: skip
+    batches = [size for size in GRAPH_SIZES if size < sizes.max_sequences] + [sizes.max_sequences]
+    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": batches}
     preloaded = os.environ.get("LD_PRELOAD")
     free = 0 if on_cpu else free_gpu_bytes()
     try:
@@ -238,7 +218,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             kv_cache_memory_bytes=sizes.kv_cache_bytes,
             gpu_memory_utilization=0.01,  # the KV cache's size is given, so this only checks
             enforce_eager=on_cpu,
-            compilation_config=None if on_cpu else _few_graphs(sizes.max_sequences),
+            compilation_config=None if on_cpu else graphs,
             enable_prefix_caching=True,
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
             **(lora if sizes.lora_rank else {}),
@@ -249,7 +229,13 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
         )
     except (ValueError, RuntimeError, OSError, AssertionError, ImportError) as error:
         if not on_cpu and is_out_of_memory(error):
-            raise _too_little(sizes, free, error) from error
+            needed = sizes.kv_cache_bytes + sizes.beside_kv_bytes
+            raise OutOfMemory(
+                f"out of memory as vLLM starts ({one_line(error)[:200]}): by its plan sampling "
+                f"takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the GPU was free; "
+                f"set memory.budget_gib to {0.95 * min(free, needed) / 2**30:.1f} or less, or end "
+                "what else uses the GPU"
+            ) from error
         raise ModelError(
             f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
             "set sample.engine to transformers"
@@ -262,35 +248,12 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
     return Engine(llm, path, sizes.kv_cache_bytes)
 
 
-def _too_little(sizes: EngineSizes, free: int, error: Exception) -> OutOfMemory:
-    """Error of an engine that found no room, with the bytes it would have needed."""
-    needed = sizes.kv_cache_bytes + sizes.beside_kv_bytes
-    return OutOfMemory(
-        f"out of memory as vLLM starts ({one_line(error)[:200]}): by its plan sampling takes "
-        f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the GPU was free; set "
-        f"memory.budget_gib to {0.95 * min(free, needed) / 2**30:.1f} or less, or end what else "
-        "uses the GPU"
-    )
-
-
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: torch's, vLLM's allocator's, cuBLAS's or Python's.
-
-    vLLM's allocator and torch on a CPU have no class of their own for it.
-    """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    said = str(error).casefold()
-    return any(words in said for words in _OUT_OF_MEMORY)
-
-
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
-
-
-def _few_graphs(max_sequences: int) -> dict[str, Any]:
-    """CUDA graphs for decoding at a few sizes: vLLM 0.31 captures 172, which keep their memory."""
-    sizes = [size for size in GRAPH_SIZES if size < max_sequences] + [max_sequences]
-    return {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+    """Whether an error says that memory ran out: vLLM's allocator and torch on a CPU have no class
+    of their own for it."""
+    words = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
+    is_told = any(each in str(error).casefold() for each in words)
+    return is_told or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def free_gpu_bytes() -> int:
@@ -308,12 +271,9 @@ def unmapped_bytes() -> int:
 
 
 def _forget_slots() -> None:
-    """Clear vLLM's tables of adapter slots, which it keeps by address for the whole process.
-
-    They hold the slots of layers that are not fused, which lie in the pool of the weights: vLLM
-    0.31 refuses to start again while anything is in there, and would take a new slot at an old
-    address for the old one. Ends when vLLM clears them as it shuts down.
-    """
+    """Clear vLLM's tables of adapter slots, which it keeps by address for the whole process: vLLM
+    0.31 refuses to start again while they hold anything in the pool of the weights, and would take
+    a new slot at an old address for the old one. Ends when vLLM clears them as it shuts down."""
     import vllm.lora.ops.triton_ops.utils as kept
 
     kept._LORA_A_PTR_DICT.clear()
@@ -322,11 +282,9 @@ def _forget_slots() -> None:
 
 @contextmanager
 def on_default_stream() -> Iterator[None]:
-    """Context of torch's default CUDA stream, if there is a GPU; earlier work ends first.
-
-    vLLM's bitsandbytes plugin leaves the process on a stream of its own, and bitsandbytes 0.50.2
-    quantises and steps its optimizers on the default stream without waiting for any other.
-    """
+    """Context of torch's default CUDA stream, if there is a GPU; earlier work ends first. vLLM's
+    bitsandbytes plugin leaves the process on a stream of its own, and bitsandbytes 0.50.2 quantises
+    and steps its optimizers on the default stream without waiting for any other."""
     if not torch.cuda.is_available():
         yield
         return
@@ -340,12 +298,9 @@ def on_default_stream() -> Iterator[None]:
 
 
 def _keep_expert_weights() -> None:
-    """Compute experts in torch on a CPU, over the weights as a GPU has them.
-
-    With adapters vLLM 0.31 takes its Triton kernel for experts on every machine, which leaves the
-    weights as they were stored; a CPU has no Triton. Ends when vLLM has experts beside adapters
-    there.
-    """
+    """Compute experts in torch on a CPU, over the weights as a GPU has them: with adapters vLLM
+    0.31 takes its Triton kernel for experts on every machine, and a CPU has no Triton. Ends when
+    vLLM has experts beside adapters there."""
     from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
     def apply(
@@ -371,11 +326,8 @@ def _keep_expert_weights() -> None:
 
 
 def _keep_linear_weights() -> None:
-    """Keep linear weights: on a CPU vLLM would pack each layer for oneDNN and drop its weight.
-
-    vLLM 0.31 looks this function up at each call; it costs at most 8 % of the tokens per second.
-    Ends when vLLM offers a switch for it.
-    """
+    """Keep linear weights: on a CPU vLLM 0.31 would pack each layer for oneDNN and drop its weight.
+    Ends when vLLM offers a switch for it."""
     import vllm.model_executor.layers.utils as layers
 
     def plain(layer: Any, remove_weight: bool) -> None:

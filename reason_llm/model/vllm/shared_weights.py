@@ -2,16 +2,12 @@
 them.
 
 vLLM keeps q, k and v (gate and up) of a layer in one fused tensor. A Transformers model is built
-without storage, and each of its parameters becomes a view of the right rows; 4-bit layers are
-shared the same way, through ``nf4``. Nothing is copied: a layer that cannot be shared is refused by
-
-name. The experts of a mixture are one tensor (experts, rows, columns) on both sides.
+without storage, and each of its parameters becomes a view of the right rows; 4-bit layers through
+``nf4``. The experts of a mixture are one tensor (experts, rows, columns) on both sides.
 """
 
 import copy
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +41,16 @@ VERIFIED_ROWS = 8192
 
 
 def model_over(engine: Engine, dtype: torch.dtype, asked: str = "auto") -> Any:
-    """A Transformers causal LM whose every parameter is a view of vLLM's storage.
+    """A Transformers causal LM whose every parameter is a view of vLLM's storage; ``asked`` is
+    ``model.attention``. Raises ModelError: a layer that cannot be shared, with its name and why."""
+    from vllm.config import CompilationMode, set_current_vllm_config
 
-    Args:
-        asked: ``model.attention``.
-
-    Raises:
-        ModelError: a layer that cannot be shared, with its name and why.
-    """
     config = AutoConfig.from_pretrained(engine.path, trust_remote_code=False)
-    with init_empty_weights(include_buffers=False), _uncompiled(engine):
+    # vLLM may sample with Transformers' own class, which it compiles in place; ours is not.
+    uncompiled = copy.copy(engine.llm.llm_engine.vllm_config)
+    uncompiled.compilation_config = copy.copy(uncompiled.compilation_config)
+    uncompiled.compilation_config.mode = CompilationMode.NONE
+    with init_empty_weights(include_buffers=False), set_current_vllm_config(uncompiled):
         model = AutoModelForCausalLM.from_config(
             config,
             dtype=dtype,
@@ -68,10 +64,11 @@ def model_over(engine: Engine, dtype: torch.dtype, asked: str = "auto") -> Any:
     for name, parameter in list(model.named_parameters(remove_duplicate=True)):
         owner, _, attribute = name.rpartition(".")
         module, part = find_owner(theirs, packed, name)
-        if attribute == "weight" and nf4.is_packed(module.weight):
-            _replace_linear(model, owner, module.weight, part or 0, dtype)
+        place = model.get_submodule(owner)
+        if attribute == "weight" and hasattr(module.weight, "bnb_quant_state"):  # its plugin's mark
+            layer = nf4.linear_over(module.weight, part or 0, owner, place, dtype)
+            model.set_submodule(owner, layer)
         else:
-            place = model.get_submodule(owner)
             is_transposed = parameter.dim() == 3 and getattr(place, "is_transposed", False)
             view = shared_view(module, part, name, parameter.shape, is_transposed)
             own = nn.Parameter(view, requires_grad=False)
@@ -79,38 +76,17 @@ def model_over(engine: Engine, dtype: torch.dtype, asked: str = "auto") -> Any:
     model.tie_weights()
     if any(isinstance(module, nf4.Linear4bit) for module in model.modules()):
         model.is_loaded_in_4bit = True  # PEFT asks for it
-    left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if left:
-        raise ModelError(f"model.path={engine.path}: {left[0]} has no storage after sharing")
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module.register_buffer(name, buffer.to(device), persistent=False)
     return model.eval()
 
 
-@contextmanager
-def _uncompiled(engine: Engine) -> Iterator[None]:
-    """Context for making a model of a class that vLLM compiles, which it changes in place where
-    Transformers' own class is the one that it samples with; ours is not compiled."""
-    from vllm.config import CompilationMode, set_current_vllm_config
-
-    config = copy.copy(engine.llm.llm_engine.vllm_config)
-    config.compilation_config = copy.copy(config.compilation_config)
-    config.compilation_config.mode = CompilationMode.NONE
-    with set_current_vllm_config(config):
-        yield
-
-
 def attention_for(config: PretrainedConfig, asked: str = "auto") -> str:
-    """Attention implementation for Transformers: its SDPA with our additions, or eager.
-
-    Args:
-        asked: ``model.attention``, which ``plan.backends`` has checked.
-
-    SDPA leaves out the soft-capping of attention scores that Gemma 2 was trained with, and the
-    sinks of gpt-oss. Falcon, Bloom and GPT-J have an attention of their own, the latter two without
-    SDPA.
-    """
+    """Attention implementation for Transformers: its SDPA with our additions; eager where it is
+    ``asked`` for (``model.attention``, which ``plan.backends`` has checked), for Gemma 2, whose
+    attention scores are soft-capped, and gpt-oss, which has sinks. Falcon, Bloom and GPT-J have an
+    attention of their own."""
     text = config.get_text_config(decoder=True)
     if asked == "eager" or getattr(text, "attn_logit_softcapping", None) is not None:
         return "eager"
@@ -181,28 +157,10 @@ def shared_view(
     return view
 
 
-def _replace_linear(model: Any, owner: str, weight: Any, part: int, dtype: torch.dtype) -> None:
-    """Replace a linear layer without storage by a 4-bit layer over vLLM's bytes."""
-    linear = model.get_submodule(owner)
-    layer = nf4.linear_over(weight, part, linear.weight.shape, linear.bias, dtype)
-    if layer is None:
-        raise ModelError(
-            f"{owner}.weight cannot be shared: vLLM holds NF4 blocks of another shape than "
-            f"{tuple(linear.weight.shape)}"
-        )
-    model.set_submodule(owner, layer)
-
-
 def verify(model: nn.Module, path: str) -> int:
-    """Compare every parameter with the checkpoint, bit by bit, and return the number of tensors
-    compared.
-
-    4-bit layers are compared with the checkpoint's tensor quantised once more.
-
-    Raises:
-        ModelError: the first tensor that differs: vLLM repacked or changed it; or one that the
-            checkpoint does not hold.
-    """
+    """Compare every parameter with the checkpoint, bit by bit, 4-bit layers with its tensor
+    quantised once more, and return the number of tensors compared. Raises ModelError: the first
+    tensor that differs: vLLM repacked or changed it; or one that the checkpoint does not hold."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     left = {id(parameter): parameter.numel() for parameter in parameters.values()}
     compared = 0
@@ -210,10 +168,8 @@ def verify(model: nn.Module, path: str) -> int:
         for file in checkpoint_files(path):
             with safe_open(regular(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict
-                    own, expert = _own_name(name)
-                    if own in parameters:
-                        found = parameters[own].data
-                        found = found if expert is None else _of_expert(found, *expert)
+                    if (held := _found(parameters, name)) is not None:
+                        own, found = held
                         if not _is_stored(model, own, found, opened, name):
                             raise ModelError(f"{name} differs from {file}: it cannot be shared")
                         left[id(parameters[own])] -= found.numel()
@@ -226,20 +182,20 @@ def verify(model: nn.Module, path: str) -> int:
     return compared
 
 
-def _own_name(stored: str) -> tuple[str, tuple[int, str] | None]:
-    """Transformers' name of a tensor in a checkpoint; of an expert's, with its number and name."""
+def _found(parameters: dict[str, nn.Parameter], stored: str) -> tuple[str, Tensor] | None:
+    """Transformers' name of a tensor in a checkpoint, and the part of that parameter which it is:
+    one expert's of (E, rows, columns), of which the gate's rows come first. None if there is
+    none."""
     name = stored.replace(".block_sparse_moe.", ".mlp.")
     if (match := EXPERT.fullmatch(name)) is None:
-        return name, None
-    fused = "down_proj" if match[3] in ("w2", "down_proj") else "gate_up_proj"
-    return f"{match[1]}.{fused}", (int(match[2]), match[3])
-
-
-def _of_expert(fused: Tensor, expert: int, part: str) -> Tensor:
-    """One expert's weight within (E, rows, columns), of which the gate's rows come first."""
-    if part in ("w2", "down_proj"):
-        return fused[expert]
-    return fused[expert].chunk(2)[0 if part in ("w1", "gate_proj") else 1]
+        return (name, parameters[name].data) if name in parameters else None
+    is_down = match[3] in ("w2", "down_proj")
+    name = f"{match[1]}.{'down_proj' if is_down else 'gate_up_proj'}"
+    if name not in parameters:
+        return None
+    expert = parameters[name].data[int(match[2])]
+    half = 0 if match[3] in ("w1", "gate_proj") else 1
+    return name, expert if is_down else expert.chunk(2)[half]
 
 
 def _is_stored(model: nn.Module, name: str, found: Tensor, opened: Any, key: str) -> bool:

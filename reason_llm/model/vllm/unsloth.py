@@ -1,15 +1,9 @@
 """Unsloth behind the interface of the native backend: its loader, kernels, checkpointing and
-Standby, through its public API only.
-
-``FastLanguageModel.from_pretrained(fast_inference=True)`` starts vLLM and builds the learner over
-vLLM's storage; ``model.vllm_engine`` is an ordinary ``vllm.LLM``. Sampling, the adapter's slot and
-the checks are ours, as with the native backend.
+Standby, through its public API only. Sampling, the adapter's slot and the checks are ours.
 
 Read against unsloth and unsloth_zoo 2026.10.7 with vLLM 0.31.0, never run without a GPU. Where a
 fact is from: [loader] unsloth/models/loader.py FastLanguageModel.from_pretrained, [llama]
 unsloth/models/llama.py FastLlamaModel, [zoo] unsloth_zoo/vllm_utils.py.
-
-Not here: other families, which Unsloth compiles through FastModel; several GPUs.
 """
 
 import importlib.util
@@ -49,13 +43,8 @@ ENVIRONMENT = {
 
 
 def choose(config: ModelSection, text: PretrainedConfig, device: torch.device) -> tuple[str, str]:
-    """``model.backend`` with auto resolved, and one line with choice and reason.
-
-    auto is native: it serves every family that Unsloth serves here, and its sharing is tested.
-
-    Raises:
-        ModelError: Unsloth is asked for and cannot serve this model here.
-    """
+    """``model.backend`` with auto, which is native, resolved, and one line with choice and reason.
+    Raises ModelError: Unsloth is asked for and cannot serve this model here."""
     reason = unfit(config, text, device)
     if config.backend == "unsloth" and reason is not None:
         raise ModelError(f"model.backend=unsloth: {reason}; or set model.backend to native")
@@ -119,7 +108,18 @@ def load(
             )
             engine = _engine_of(model, config.path, sizes)
             try:
-                policy = _adapted(unsloth, engine, model, config, seed, mode)
+                engine.release()  # verifying needs room
+                shared_weights.verify(model, config.path)
+                policy: PeftModel = unsloth.get_peft_model(
+                    model,
+                    r=config.adapter.rank,
+                    target_modules=adapters.find_targets(model, config.adapter.targets),
+                    lora_alpha=config.adapter.alpha,
+                    use_rslora=config.adapter.rslora,
+                    lora_dropout=config.adapter.dropout,
+                    use_gradient_checkpointing=mode,
+                    random_state=seed % 2**32,  # numpy's limit
+                )
             except BaseException as error:
                 del model
                 clear_frames(error)
@@ -142,32 +142,9 @@ def load(
     return engine, policy
 
 
-def _adapted(
-    unsloth: Any, engine: Engine, model: Any, config: ModelSection, seed: int, mode: str | bool
-) -> PeftModel:
-    """The policy over the weights that vLLM holds, once they are verified."""
-    engine.release()  # verifying needs room
-    shared_weights.verify(model, config.path)
-    policy: PeftModel = unsloth.get_peft_model(
-        model,
-        r=config.adapter.rank,
-        target_modules=adapters.find_targets(model, config.adapter.targets),
-        lora_alpha=config.adapter.alpha,
-        use_rslora=config.adapter.rslora,
-        lora_dropout=config.adapter.dropout,
-        use_gradient_checkpointing=mode,
-        random_state=seed % 2**32,  # numpy's limit
-    )
-    return policy
-
-
 def _import() -> Any:
-    """Import Unsloth's FastLanguageModel, after the settings that it reads at import.
-
-    Importing it patches torch, Transformers, PEFT, TRL and vLLM for the whole process. It warns
-    that it should come first: its patches are of classes and modules, so models built afterwards
-    have them.
-    """
+    """Import Unsloth's FastLanguageModel, after the settings that it reads at import. It warns that
+    it should come first: its patches are of classes, so models built afterwards have them."""
     os.environ.update(ENVIRONMENT)
     os.environ.setdefault(  # or a folder in the working directory, and on sys.path
         "UNSLOTH_COMPILE_LOCATION", str(Path.home() / ".cache" / "unsloth_compiled_cache")

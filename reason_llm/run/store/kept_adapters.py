@@ -129,7 +129,7 @@ class KeptAdapters:
         self, which: Which, step: int, records: Sequence[Record], told: str = ""
     ) -> None:
         with replacing_folder(self._folder_of(which)) as folder:
-            self.model.save(folder)
+            self.model.snapshot().write(folder)
             if (head := self.model.heads.get("policy")) is not None:
                 score_head.save(score_head.state(head), folder)
             self._describe(folder, step, records, told)

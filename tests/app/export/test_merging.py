@@ -105,7 +105,7 @@ def test_rank_stabilised_lora_is_scaled_by_the_root_of_the_rank(tmp_path: Path) 
     with torch.no_grad():
         added = layer(inputs) - layer.base_layer(inputs)
         torch.testing.assert_close(added, 6 / 4**0.5 * inputs @ a.T @ b.T, atol=1e-5, rtol=1e-5)
-    adapters.save(policy, folder)
+    adapters.snapshot(policy).write(folder)
     assert {each.scale for each in merging.adapted(folder)[0].values()} == {3.0}
     assert adapters.section_of(folder) == section
     tree = {"model": {"start": str(folder)}, "data": {"train": "x.jsonl"}}

@@ -58,7 +58,7 @@ def test_what_fits_on_a_card_is_in_the_table(name: str, tmp_path: Path) -> None:
             "sample": {"engine": "vllm"},
         }
     )
-    shape, limit = Shape.of(meta_model(config.model)), SHAPES[name].positions
+    shape, limit = Shape.of(meta_model(config.model)), SHAPES[name].max_position_embeddings
     page = (ROOT / "docs" / "cards.md").read_text()
     for quantize, weights in (("none", "bfloat16"), ("nf4", "NF4")):
         model = config.model.model_copy(update={"quantize": quantize})
@@ -121,6 +121,6 @@ def test_what_an_option_costs_is_in_the_table(tmp_path: Path) -> None:
         f"optimizer {plain['optimizer state']:.2f} → {eight['optimizer state']:.2f} GiB",
         f"slot {of_the_adapter(plain, 32):.2f} → {of_the_adapter(low, 8):.2f} GiB; "
         f"rank 128: {of_the_adapter(high, 128):.1f}",
-        f"{(plan.learning_bytes - bare.learning_bytes) / GIB:.1f} GiB less in learning",
+        f"{(plan.peak.learning - bare.peak.learning) / GIB:.1f} GiB less in learning",
     ):
         assert said in page, said

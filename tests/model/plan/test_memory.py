@@ -337,9 +337,9 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     card = int(path.stem.rpartition("_")[2].removesuffix("gb"))
     assert config.memory.budget_gib == card
     assert found.machine.kind == "cuda"
-    assert found.sampling_bytes <= 0.95 * card * GIB
-    assert found.learning_bytes <= 0.95 * card * GIB
-    assert found.scoring_bytes <= 0.95 * card * GIB
+    assert found.peak.sampling <= 0.95 * card * GIB
+    assert found.peak.learning <= 0.95 * card * GIB
+    assert found.peak.scoring <= 0.95 * card * GIB
     assert found.context_tokens == config.model.context_tokens
     assert found.micro_batch_tokens >= found.context_tokens
     # Worth its name: a good part of the sequences are decoded at once.
@@ -347,7 +347,7 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     row = (
         f"| `{path.name}` | {found.context_tokens:,} | {found.engine.max_sequences} | "
         f"{found.cache_tokens:,} | {found.micro_batch_tokens:,} | "
-        f"{found.sampling_bytes / GIB:.1f} GiB | {found.learning_bytes / GIB:.1f} GiB |"
+        f"{found.peak.sampling / GIB:.1f} GiB | {found.peak.learning / GIB:.1f} GiB |"
     )
     assert row in (ROOT / "docs" / "cards.md").read_text(), row
     verdict = found.table()[-1]
@@ -368,10 +368,10 @@ def test_every_stage_of_a_pipeline_for_a_card_plans_on_it(path: Path, tmp_path: 
         found = plan_only(config.model_copy(update={"model": model}))
         assert config.memory.budget_gib == card
         assert found.machine.kind == "cuda"
-        assert found.sampling_bytes <= 0.95 * card * GIB
-        assert 0 <= found.learning_bytes <= 0.95 * card * GIB
+        assert found.peak.sampling <= 0.95 * card * GIB
+        assert 0 <= found.peak.learning <= 0.95 * card * GIB
         assert found.context_tokens == config.model.context_tokens
-        assert (found.learning_bytes > 0) == (config.stage != "sample")
+        assert (found.peak.learning > 0) == (config.stage != "sample")
         print(stage.name, "\n".join(found.table()))
     assert {stage.config.stage for stage in pipeline.stages} == {"sample", "sft", "reward", "rl"}
 
@@ -512,7 +512,7 @@ def test_without_checkpointing_a_card_may_be_too_small_and_says_so(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"set train\.gradient_checkpointing to true"):
         memory.plan(config, shape, card(30), limit=32768)
     sampled = memory.plan(config, shape, card(30), limit=32768, learns=False)  # an evaluation
-    assert sampled.learning_bytes == 0
+    assert sampled.peak.learning == 0
     assert "optimizer state" not in {line.name for line in sampled.lines if line.sampling}
 
 
@@ -550,7 +550,7 @@ def test_eight_bits_and_offloading_move_what_they_say(tmp_path: Path) -> None:
     state = {line.name: line.learning for line in full.lines}["optimizer state"]
     assert {line.name: line.learning for line in eight.lines}["optimizer state"] < 0.27 * state
     kept = full.micro_batch_tokens * 28 * 3584 * 2
-    assert full.learning_bytes - offloaded.learning_bytes == kept
+    assert full.peak.learning - offloaded.peak.learning == kept
     several, _ = card_config(tmp_path, model__path=config.model.path, run__replicas=2)
     nccl = {line.name: line for line in memory.plan(several, shape, card(40), 32768).lines}["NCCL"]
     assert nccl.sampling == nccl.learning == memory.NCCL_BYTES
