@@ -114,7 +114,6 @@ class TransformersSampler:
 
 
 BLOCK = 256
-"""Tokens of the vocabulary that are summed up together."""
 
 
 @dataclass(slots=True)
