@@ -321,6 +321,8 @@ class _Reader:
                 raise
             if not data_set.is_training and data_set.form != section.form:
                 option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
+            elif section.form == "prompts":
+                option += ", and leave data.form out"
             raise DataError(
                 f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
                 f"data.form={data_set.form}; set {option}"

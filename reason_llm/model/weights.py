@@ -96,25 +96,30 @@ def reference(base: Any, path: str) -> Iterator[None]:
     """Context in which the trained parameters hold the values of the checkpoint in ``path``,
     without gradients; the trained values wait in host memory and come back bit by bit. Raises
     ModelError: the checkpoint lacks one of them."""
-    own, left, prefix = parameters(base), parameters(base), f"{base.base_model_prefix}."
+    own = parameters(base)
     held = {name: each.detach().to("cpu", copy=True) for name, each in own.items()}
     try:
         with torch.no_grad():
-            for file in checkpoint_files(path):
-                with safe_open(regular(file), framework="pt") as opened:
-                    stored = set(opened.keys())
-                    for name in list(left):
-                        # A checkpoint may leave the prefix out, as GPT-2's own does.
-                        key = name if name in stored else name.removeprefix(prefix)
-                        if key in stored:
-                            left.pop(name).copy_(opened.get_tensor(key))
-            if left:
-                raise ModelError(
-                    f"model.path={path}: {next(iter(left))} is not in its safetensors, so there is "
-                    "no reference; save the model with Transformers, or leave the KL out"
-                )
+            _read(own, path, base.base_model_prefix)
             yield
     finally:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(held[name])
+
+
+def _read(own: dict[str, nn.Parameter], path: str, prefix: str) -> None:
+    left = dict(own)
+    for file in checkpoint_files(path):
+        with safe_open(regular(file), framework="pt") as opened:
+            stored = set(opened.keys())
+            for name in list(left):
+                # A checkpoint may leave the prefix out, as GPT-2's own does.
+                key = name if name in stored else name.removeprefix(f"{prefix}.")
+                if key in stored:
+                    left.pop(name).copy_(opened.get_tensor(key))
+    if left:
+        raise ModelError(
+            f"model.path={path}: {next(iter(left))} is not in its safetensors, so there is no "
+            "reference; save the model with Transformers, or leave the KL out"
+        )

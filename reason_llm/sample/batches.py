@@ -28,7 +28,6 @@ class Barrier:
         self._seed = seed
         self._number = 0
         self.keys: dict[Any, tuple[Prompt, SamplingParams]] = {}
-        """What the next batch has."""
 
     def add(self, key: Any, prompt: Prompt, params: SamplingParams, seed: int) -> None:
         """Add a request to the next batch, which has a seed of its own."""

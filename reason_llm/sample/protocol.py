@@ -43,8 +43,7 @@ class Sampler(Protocol):
         """
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
-        """Number of these prompts that fit into memory together with all their completions; at
-        least 1."""
+        """Number of these prompts that fit into memory with all their completions; at least 1."""
 
 
 class Wave(NamedTuple):

@@ -35,33 +35,33 @@ class Dealer(Protocol):
         """The groups of each part; ``own`` samples a lot here, and tells the progress."""
 
 
+@dataclass(frozen=True, slots=True)
 class ShardedSampler:
     """The Sampler that deals the prompts, from this process's: prompt i is in shard i mod count."""
 
-    def __init__(self, sampler: Sampler, count: int, dealer: Dealer) -> None:
-        self._sampler = sampler
-        self._count = count
-        self._dealer = dealer
+    sampler: Sampler
+    count: int
+    dealer: Dealer
 
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
     ) -> list[Group]:
         """See ``Sampler.sample``."""
         parts = []
-        for shard in range(min(self._count, len(prompts))):
+        for shard in range(min(self.count, len(prompts))):
             own_seed = random.Random(f"{seed}/shard/{shard}").getrandbits(63)
-            own_seed = seed if self._count == 1 else own_seed
-            parts.append(Part(shard, tuple(prompts[shard :: self._count]), own_seed))
+            own_seed = seed if self.count == 1 else own_seed
+            parts.append(Part(shard, tuple(prompts[shard :: self.count]), own_seed))
 
         def own(lot: Lot) -> list[list[Group]]:
-            return sample_lot(self._sampler, lot, params, progress)
+            return sample_lot(self.sampler, lot, params, progress)
 
-        sampled = self._dealer.sample(parts, params, own, progress)
-        return [sampled[i % self._count][i // self._count] for i in range(len(prompts))]
+        sampled = self.dealer.sample(parts, params, own, progress)
+        return [sampled[i % self.count][i // self.count] for i in range(len(prompts))]
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
         """Number of prompts that one process takes at once, times the number of shards."""
-        return self._count * self._sampler.prompts_at_once(prompts, params)
+        return self.count * self.sampler.prompts_at_once(prompts, params)
 
 
 def sample_lot(

@@ -37,7 +37,6 @@ from reason_llm.model import decode
 from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
 
 MODEL = "policy"
-"""The model's name."""
 MOST_BYTES = 8 * MIB
 """Of a request."""
 MOST_CONNECTIONS = 1024
@@ -73,7 +72,6 @@ class Ask:
     added: tuple[int, ...]
     """Ids after those of the branch, which the model did not write."""
     most: int
-    """Tokens of the answer."""
     answer: "asyncio.Future[Completion]"
 
     @property
@@ -90,7 +88,6 @@ class Session:
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     branches: list[Branch] = field(default_factory=list)
     ask: Ask | None = None
-    """What it waits for."""
     finish: FinishReason | None = None
     """Why it asks no more, where that is known."""
     has_ended: bool = False
@@ -172,8 +169,7 @@ class _Chat:
 
 
 class TokenServer:
-    """The server, open within its context, for the rollouts of a wave in their order, each of at
-    most ``most_tokens`` after its first prompt."""
+    """The server of a wave's rollouts, open within its context."""
 
     def __init__(
         self,

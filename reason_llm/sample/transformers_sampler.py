@@ -148,7 +148,6 @@ def _routes(
 
 
 BLOCK = 256
-"""Tokens of the vocabulary that are summed up together."""
 
 
 @dataclass(slots=True)

@@ -54,15 +54,13 @@ from reason_llm.sample.batches import batch_of, turn_seed
 from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
 
 AT_A_TIME = 32
-"""Environments that step at the same time."""
 MOST_CHARACTERS = 1 << 16
 """Of a reply."""
 MOST_NOTES_BYTES = 1 << 16
 
 
 def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> Episodes | None:
-    """The environments of ``sample.environment``, None without; arguments and errors as of
-    ``Environments``."""
+    """The environments of ``sample.environment``, None without."""
     if config.sample.environment is None or not config.judges_answers:
         return None
     asks_itself, named = own_session(config.sample.environment)[0], config.sample.environment
@@ -257,7 +255,6 @@ class _Rollout:
     text: str = ""
     """What ``reset`` said, then the model's last turn."""
     calls: list[Call | None] = field(default_factory=list)
-    """In it."""
     notes: dict[str, Any] = field(init=False)
     finish: FinishReason | None = None
 

@@ -47,8 +47,7 @@ class VllmSampler:
         params: SamplingParams,
         progress: Progress,
     ) -> list[list[Group]]:
-        """Several prompts with a seed, all in one batch: the groups of each, as ``sample`` would
-        return them. Each request has a seed of its own, which follows from theirs."""
+        """Several prompts with a seed, all in one batch: the groups of each, as of ``sample``."""
         asked = list[tuple[Prompt, int]]()
         for prompts, seed in waves:
             numbers = random.Random(seed)
@@ -65,8 +64,7 @@ class VllmSampler:
 
     @contextmanager
     def batch(self) -> Iterator["VllmBatch"]:
-        """Context of a batch. What is under way at its end is dropped, also after Ctrl-C: nothing
-        may go on while the learner learns."""
+        """Context of a batch. What is under way at its end is dropped, also after Ctrl-C."""
         if not self.engine.awake:
             raise ModelError("vLLM is asleep: sample within the sampling phase")
         batch = VllmBatch(self)

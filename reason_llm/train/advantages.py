@@ -61,24 +61,18 @@ def group_advantages(
         return whiten(centred_PG, counted_PG, ddof, epsilon, whole_PG).reshape(shape)
     if scale != "none":
         over = {"group": rewards_PG, "batch": rewards_N.view(1, -1)}[scale]
-        centred_PG = centred_PG / (_deviation(over, ddof) + epsilon)
+        counts_P1 = (~over.isnan()).sum(dim=1, keepdim=True)
+        squares_PG = (over - over.nanmean(dim=1, keepdim=True)).square()
+        variance_P1 = squares_PG.nansum(dim=1, keepdim=True) / (counts_P1 - ddof).clamp(min=1)
+        centred_PG = centred_PG / (variance_P1.sqrt() + epsilon)
         centred_PG = centred_PG.masked_fill(_are_equal(over), 0.0)
     return torch.where(known_PG, centred_PG, 0.0).reshape(shape)
 
 
 def _are_equal(values_PG: Tensor) -> Tensor:
     """(P, 1) bool: all known values of the group are equal."""
-    known_PG = ~values_PG.isnan()
-    least_P1 = values_PG.masked_fill(~known_PG, torch.inf).amin(dim=1, keepdim=True)
-    most_P1 = values_PG.masked_fill(~known_PG, -torch.inf).amax(dim=1, keepdim=True)
-    return least_P1 >= most_P1
-
-
-def _deviation(values_PG: Tensor, ddof: int) -> Tensor:
-    """(P, 1): standard deviation of the group's known values."""
-    counts_P1 = (~values_PG.isnan()).sum(dim=1, keepdim=True)
-    squares_PG = (values_PG - values_PG.nanmean(dim=1, keepdim=True)).square()
-    return (squares_PG.nansum(dim=1, keepdim=True) / (counts_P1 - ddof).clamp(min=1)).sqrt()
+    least_P1, most_P1 = values_PG.nan_to_num(torch.inf), values_PG.nan_to_num(-torch.inf)
+    return least_P1.amin(dim=1, keepdim=True) >= most_P1.amax(dim=1, keepdim=True)
 
 
 def per_reward_advantages(

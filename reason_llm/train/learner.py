@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,11 +60,20 @@ class LearningSettings:
     first_step: int = 0
     """Step of the run in which the role begins to learn; the schedule begins there."""
     role: Role = "policy"
-    """The role whose adapter is trained."""
     reference: Role = "reference"
     """The role whose log-probs are the column ref_logprobs."""
     teacher: Role = "teacher"
     """The role whose log-probs are the column teacher_logprobs."""
+
+
+class Part(NamedTuple):
+    """An optimizer batch, or a part of it: the rows of ``data`` that are passed."""
+
+    step: int
+    data: Sequence[Datum]
+    passed: Sequence[int]
+    counts: Counts
+    progress: Progress
 
 
 class Learner:
@@ -163,7 +173,7 @@ class Learner:
                 passed = [i for i in counted if i in batch and i in trained]
                 self._batch_tokens = sum(data[i].num_tokens for i in passed)
                 progress(len(batch) - len(passed))
-                tallies.append(self._accumulate(step, data, passed, counts, progress))
+                tallies.append(self._accumulate(Part(step, data, passed, counts, progress)))
                 names = [data[i].name for i in passed]
                 before = (step - settings.first_step) * updates
                 moved.append(self._update(step, before + update, tallies[-1], names))
@@ -195,8 +205,7 @@ class Learner:
 
     @torch.no_grad()
     def judge(self, data: Sequence[Datum]) -> dict[str, float]:
-        """The objective's loss and metrics over rows that are not learned from: ``loss``,
-        ``pair_accuracy`` and so on."""
+        """The objective's metrics over rows that are not learned from, by name alone."""
         objective, tally = self.settings.objective, Tally()
         rows = self.prepared(data)
         counts = self._count(rows)
@@ -247,16 +256,9 @@ class Learner:
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
 
-    def _accumulate(
-        self,
-        step: int,
-        data: Sequence[Datum],
-        passed: Sequence[int],
-        counts: Counts,
-        progress: Progress,
-    ) -> list[Tally]:
+    def _accumulate(self, part: Part) -> list[Tally]:
         """Set the gradients to those of an optimizer batch; the tallies of its parts."""
-        return [self._accumulate_rows(step, data, passed, counts, progress)]
+        return [self._accumulate_rows(part)]
 
     def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
         """The tallies of each optimizer step, and how often work began again, by all who learn."""
@@ -317,15 +319,9 @@ class Learner:
         rewards_B = torch.tensor([row.reward for row in data], device=model.device)
         return Batch(mask_BT, output_BT, entropies_BT, columns, rewards_B), tokens
 
-    def _accumulate_rows(
-        self,
-        step: int,
-        data: Sequence[Datum],
-        passed: Sequence[int],
-        counts: Counts,
-        progress: Progress,
-    ) -> Tally:
+    def _accumulate_rows(self, part: Part) -> Tally:
         """Set the gradients to those of these rows; out of memory, from the start again."""
+        step, data, passed, counts, progress = part
         states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
         tally, done = Tally(), 0
         size = ROWS[self.settings.objective.unit]

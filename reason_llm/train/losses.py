@@ -99,8 +99,8 @@ def top_entropy_threshold(entropies_N: Tensor, fraction: float) -> float:
 
 
 def masked_sum(loss_BT: Tensor, mask_BT: Tensor, aggregation: Aggregation) -> Tensor:
-    """Sum of the masked losses, to be divided by ``denominator`` of the optimizer batch; with
-    ``sequence_mean`` each row is first divided by its number of trained tokens."""
+    """Sum of the masked losses; with ``sequence_mean`` each row is first divided by its trained
+    tokens."""
     row_sums_B = (loss_BT * mask_BT).sum(dim=1)
     if aggregation == "sequence_mean":
         row_sums_B = row_sums_B / mask_BT.sum(dim=1).clamp(min=1)

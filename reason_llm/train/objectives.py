@@ -19,8 +19,7 @@ from reason_llm.model import Datum
 from reason_llm.train import advantages, losses
 
 Output = Literal["logprobs", "values", "scores"]
-"""Log-probs; values by the role's head, read where log-probs are; or a score of the row, at its
-last trained token."""
+"""Log-probs; values by the role's head; or a score of the row, at its last trained token."""
 Unit = Literal["sequence", "pair"]
 ROWS: dict[Unit, int] = {"sequence": 1, "pair": 2}
 
@@ -30,10 +29,8 @@ class Counts:
     """Counts over a whole optimizer batch, independent of its micro-batches."""
 
     denominator: float
-    """The divisor of the summed losses."""
     tokens: int
-    """Trained tokens: those of the highest entropies, if only those are trained; of pairs, those of
-    the chosen sides."""
+    """Trained tokens; of pairs, those of the chosen sides."""
     min_entropy: float = -math.inf
     """Tokens with a lower entropy are not trained."""
     baseline: float = 0.0
@@ -45,13 +42,11 @@ class Batch:
     """A micro-batch after its forward pass; every tensor is (B, T), entry t of token t."""
 
     mask_BT: Tensor
-    """True where a token is trained."""
     logprobs_BT: Tensor
     """The objective's output of the model as it is now, with gradient; 0 outside the mask."""
     entropies_BT: Tensor
     """Entropies; 0 where the output is no log-prob."""
     columns: Mapping[str, Tensor]
-    """The rows' columns, by name."""
     rewards_B: Tensor
     """Each row's number: its reward, its label, or the margin of its pair."""
 
@@ -80,7 +75,6 @@ class Objective(ABC):
     """What makes a loss of rows. By default every row counts and nothing is measured before."""
 
     output: Output = "logprobs"
-    """The model's output for each token."""
     unit: Unit = "sequence"
     """Unit that a micro-batch may not split. The sides of a pair follow each other."""
 

@@ -21,7 +21,6 @@ from reason_llm.errors import ConfigError, one_line
 from reason_llm.model.plan import STEPPED_AT_ONCE, UPDATE_BYTES
 
 AVERAGE = "average"
-"""Name of the parameters' average in the optimizer's state."""
 AVERAGED_STEPS = "averaged_steps"
 """Name of the number of optimizer steps in the average."""
 
@@ -139,8 +138,7 @@ def carriers(parameters: Sequence[torch.nn.Parameter], optimizer: str) -> list[C
 
 @torch.no_grad()
 def step(optimizer: torch.optim.Optimizer, carried: Sequence[Carrier], seed: str) -> None:
-    """The optimizer's step on parameters with gradients, whose ``carriers`` it has; the seed and
-    the carrier's number are those of the rounding."""
+    """The optimizer's step on parameters with gradients, whose ``carriers`` it has."""
     optimizer.step()  # of those of 32 bits: no other carrier has a gradient
     for number, (moved, parameter, rows) in enumerate(carried):
         if moved is parameter:
@@ -156,8 +154,8 @@ def step(optimizer: torch.optim.Optimizer, carried: Sequence[Carrier], seed: str
 
 
 def round_into(parameter: Tensor, value: Tensor, seed: int) -> None:
-    """Write a float32 value, which is overwritten, into a bfloat16 parameter: up or down with
-    probabilities that make it right in the mean, by adding noise below its last bit."""
+    """Write a float32 value, which is overwritten, into a bfloat16 parameter: up or down, right in
+    the mean, by adding noise below its last bit."""
     generator = torch.Generator(value.device).manual_seed(seed)
     bits = value.view(torch.int32)
     noise = torch.randint(

@@ -18,8 +18,7 @@ from reason_llm.errors import DataError
 KTO_BALANCE = (1.0, 4 / 3)
 """Range of ``w_D n_D / (w_U n_U)``, the desirable completions' weight to that of the others."""
 LARGEST_MEAN = -1e-7
-"""Mean log-prob from which on a completion counts as certain, where its odds are infinite. In
-float32, sums of log-probs this small are rounding errors."""
+"""Mean log-prob from which on, as above it are rounding errors, a completion counts as certain."""
 
 
 def cdpo(

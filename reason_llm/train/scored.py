@@ -15,8 +15,7 @@ from reason_llm.train import advantages
 
 
 def varies_enough(group: Group, algorithm: Algorithm) -> bool:
-    """Whether the total rewards of a group have at least the sample's standard deviation that
-    ``min_reward_std`` asks for."""
+    """Whether the group's rewards have the sample's deviation that ``min_reward_std`` asks for."""
     rewards = [float(c.reward or 0.0) for c in group.completions if c.has_reward]
     return algorithm.min_reward_std == 0 or (
         len(rewards) > 1 and stdev(rewards) >= algorithm.min_reward_std

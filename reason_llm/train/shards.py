@@ -20,8 +20,7 @@ from torch import Tensor
 
 from reason_llm.errors import TrainingError
 from reason_llm.model import Datum, Model, Role
-from reason_llm.train.learner import Learner, Learners, LearningSettings, Progress
-from reason_llm.train.objectives import Counts
+from reason_llm.train.learner import Learner, Learners, LearningSettings, Part
 from reason_llm.train.step_metrics import Tally
 
 
@@ -29,7 +28,6 @@ class Peers(Protocol):
     """The processes that learn a step together. Every call is made by all of them, in one order."""
 
     rank: int
-    """Number of this process, from 0."""
     size: int
     """Number of processes, a power of two."""
 
@@ -182,26 +180,19 @@ class ShardedLearner(Learner):
     def _make_gradients(self) -> None:
         self._gradient = GradientSum(self.parameters, self.shards)
 
-    def _accumulate(
-        self,
-        step: int,
-        data: Sequence[Datum],
-        passed: Sequence[int],
-        counts: Counts,
-        progress: Progress,
-    ) -> list[Tally]:
+    def _accumulate(self, part: Part) -> list[Tally]:
         """The gradient shard by shard, summed over the peers; the tallies of this process's."""
         tallies = []
-        dealt = self.shards.deal([data[i] for i in passed])
-        seed = f"{self.settings.seed}/dropout/{step}/{self.updates_in_step}"
+        dealt = self.shards.deal([part.data[i] for i in part.passed])
+        seed = f"{self.settings.seed}/dropout/{part.step}/{self.updates_in_step}"
         for shard in self.shards.own:
-            rows = [passed[i] for i in dealt[shard]]
+            rows = [part.passed[i] for i in dealt[shard]]
             torch.manual_seed(random.Random(f"{seed}/shard/{shard}").getrandbits(63))
             self._gradient.begin()
-            tallies.append(self._accumulate_rows(step, data, rows, counts, progress))
+            tallies.append(self._accumulate_rows(part._replace(passed=rows)))
             self._gradient.end()
         self._gradient.finish()
-        progress(len(passed) - sum(len(dealt[shard]) for shard in self.shards.own))
+        part.progress(len(part.passed) - sum(len(dealt[shard]) for shard in self.shards.own))
         return tallies
 
     def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:

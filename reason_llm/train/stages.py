@@ -188,4 +188,3 @@ OBJECTIVES: dict[StageName, Callable[[Config], Objective]] = {
     ),
     "preference": _of_preferences,
 }
-"""By the stages of ``config.STAGES``."""

@@ -14,7 +14,6 @@ class Tally:
     """Sums over micro-batches; ``merge`` adds whole tallies."""
 
     tokens: int = 0
-    """Number of trained tokens."""
     passed: int = 0
     """Number of tokens that went through the model, prompts and padding included."""
     padding: int = 0

@@ -292,7 +292,7 @@ def test_rows_of_a_pipeline_are_written_again_if_an_option_or_a_rollout_changed(
         section = PairsSection.model_validate(options)
         rows = RowsOfRollouts(("drawn",), "preferences", section, tmp_path / "learned.jsonl")
         update = update_rows(rows, archives, anew=anew)
-        return None if update is None else update.written.rows
+        return None if update is None else update[0].rows
 
     assert rows_after(by="all") == 4
     assert rows_after(by="all") is None

@@ -38,7 +38,8 @@ algorithm.min_reward_std=0 >=0; algorithm.dynamic_sampling=1 >=1<=100
 algorithm.success_range=None >=0<=1>=0<=1; algorithm.missing_eos_penalty=0 >=0
 train.learning_rate=1e-05 >=0; train.warmup_steps=0 >=0; train.weight_decay=0 >=0
 train.ema=None >0<1; train.rows_per_step=64 >=1; train.epochs=1 >=1; train.optimizer_steps=1 >=1
-train.replay=0 >=0; train.micro_batch_tokens=auto >=1; train.max_grad_norm=1 >0; eval.every=10 >=0
+train.replay=0 >=0; train.router_aux_loss_coef=0 >=0; train.micro_batch_tokens=auto >=1
+train.max_grad_norm=1 >0; eval.every=10 >=0
 eval.limit=None >=1; eval.patience=0 >=0; eval.samples=0 >=0; eval.max_new_tokens=None >=1
 memory.budget_gib=auto >0; memory.host_gib=auto >0; critic.learning_rate=0.0001 >=0
 critic.updates=1 >=1; critic.warmup_steps=10 >=0; critic.gamma=1 >0<=1; critic.lam=1 >=0<=1

@@ -183,7 +183,10 @@ def test_the_average_has_the_scale_that_was_measured_with_it(tmp_path: Path) -> 
 
     of_stage = Config.model_validate({"data": {"train": "x.jsonl"}, "stage": "reward"})
     model: Any = SimpleNamespace(
-        save=lambda folder: (folder / "weights").write_text(f"{parameter.item()}"), heads={}
+        snapshot=lambda: SimpleNamespace(
+            write=lambda folder: (folder / "weights").write_text(f"{parameter.item()}")
+        ),
+        heads={},
     )
     log: Any = SimpleNamespace(records=lambda: [record])
     writer: Any = None

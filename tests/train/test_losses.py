@@ -1,8 +1,7 @@
 """Each loss against its equation, on numbers worked by hand, and the direction of its gradient.
 
-1. Value and gradient of the clipped surrogate.   2. Where the clip bites, by sign of advantage.
-3. The three aggregations, and their invariance to micro-batches.
-4. GRPO's length bias, absent from Dr. GRPO.       5. KL estimators against an exact KL.
+1. Known vectors; where the clip bites.   2. Sums and KL.   3. Surrogates.   4. Importance weights,
+entropies and completions that are too far. How all this adds up is in ``test_stored_gradients``.
 """
 
 import math
@@ -53,28 +52,20 @@ def loss_and_gradient(
     return total.item(), (loss * mask).detach(), logprobs.grad
 
 
-def test_dapo_row_equals_the_known_vector() -> None:
-    row = ALGORITHMS["dapo"]
+@pytest.mark.parametrize(
+    ("name", "expected", "factor"),
+    [
+        ("dapo", DAPO_LOSS, [[1.0], [1.0]]),
+        ("dr_grpo", DR_GRPO_LOSS, [[5 / 14], [5 / 14]]),
+        ("grpo", (sum(PER_TOKEN[0]) / 2 + sum(PER_TOKEN[1]) / 3) / 2, [[5 / 4], [5 / 6]]),
+    ],
+)
+def test_rows_equal_the_known_vectors(name: str, expected: float, factor: list) -> None:
+    row = ALGORITHMS[name]
     loss, per_token, gradient = loss_and_gradient(row.aggregation, row.clip_low, row.clip_high)
-    assert loss == pytest.approx(DAPO_LOSS, abs=1e-12)
-    assert torch.allclose(per_token, tensor(PER_TOKEN), atol=1e-12)
-    assert torch.allclose(gradient, tensor(DAPO_GRADIENT), atol=1e-12)
-
-
-def test_dr_grpo_row_equals_the_known_vector() -> None:
-    row = ALGORITHMS["dr_grpo"]
-    loss, _, gradient = loss_and_gradient(row.aggregation, row.clip_low, row.clip_high, 7)
-    assert loss == pytest.approx(DR_GRPO_LOSS, abs=1e-12)
-    assert torch.allclose(gradient, tensor(DAPO_GRADIENT) * 5 / 14, atol=1e-12)
-
-
-def test_grpo_row_is_the_mean_of_sequence_means() -> None:
-    row = ALGORITHMS["grpo"]
-    loss, _, gradient = loss_and_gradient(row.aggregation, row.clip_low, row.clip_high)
-    by_hand = (sum(PER_TOKEN[0]) / 2 + sum(PER_TOKEN[1]) / 3) / 2
-    assert loss == pytest.approx(by_hand, abs=1e-12)
-    lengths = tensor([[2.0], [3.0]])
-    assert torch.allclose(gradient, tensor(DAPO_GRADIENT) * 5 / lengths / 2, atol=1e-12)
+    assert loss == pytest.approx(expected, abs=1e-12)
+    assert torch.allclose(gradient, tensor(DAPO_GRADIENT) * tensor(factor), atol=1e-12)
+    assert name != "dapo" or torch.allclose(per_token, tensor(PER_TOKEN), atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -103,45 +94,13 @@ def test_clip_high_is_the_upper_bound_and_clip_low_the_lower() -> None:
     assert down.tolist() == [[False, True]]
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "sequence_sum", "constant"])
-def test_micro_batches_add_up_to_the_whole(aggregation: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    loss = torch.randn(6, 9, dtype=torch.float64, generator=generator)
-    lengths = [9, 1, 4, 7, 2, 5]
-    mask = torch.arange(9)[None] < torch.tensor(lengths)[:, None]
-    whole = losses.masked_sum(loss, mask, aggregation)
-    parts = sum(losses.masked_sum(loss[i : i + 2], mask[i : i + 2], aggregation) for i in (0, 2, 4))
-    assert torch.allclose(whole, parts, atol=1e-12)
-
-
-def test_denominators_by_hand() -> None:
-    assert losses.denominator([2, 3], "sequence_mean", 10) == 2
-    assert losses.denominator([2, 3], "token_mean", 10) == 5
-    assert losses.denominator([2, 3], "sequence_sum", 10) == 2
-    assert losses.denominator([2, 3], "constant", 10) == 20
-
-
-@pytest.mark.parametrize(("name", "is_biased"), [("grpo", True), ("dr_grpo", False)])
-def test_only_grpo_lets_a_long_wrong_answer_off(name: str, is_biased: bool) -> None:
-    """The push on each token of a wrong answer must not shrink with the answer's length."""
-    row = ALGORITHMS[name]
-
-    def push(length: int) -> float:
-        logprobs = torch.zeros(1, length, dtype=torch.float64, requires_grad=True)
-        mask = torch.ones(1, length, dtype=torch.bool)
-        loss, _ = policy_loss(row, Terms(logprobs, logprobs.detach(), tensor([[-1.0]]), mask))
-        count = losses.denominator([length], row.aggregation, 16)
-        (losses.masked_sum(loss, mask, row.aggregation) / count).backward()
-        return logprobs.grad[0, 0].item()
-
-    assert (push(16) < push(2) * 0.99) == is_biased
-
-
 def test_masked_tokens_weigh_nothing_and_an_empty_row_is_zero() -> None:
     loss = tensor([[1.0, 100.0], [50.0, 50.0]])
     mask = torch.tensor([[True, False], [False, False]])
     for aggregation in ("sequence_mean", "token_mean", "constant"):
         assert losses.masked_sum(loss, mask, aggregation).item() == 1.0
+    by_hand = {"sequence_mean": 2, "token_mean": 5, "sequence_sum": 2, "constant": 20}
+    assert {each: losses.denominator([2, 3], each, 10) for each in by_hand} == by_hand
     assert losses.denominator([0], "token_mean", 8) == 1.0  # finite, nothing to divide
 
 
@@ -160,14 +119,6 @@ def test_kl_estimators_agree_with_an_exact_categorical_kl() -> None:
     for estimator, tolerance in (("k1", 1e-12), ("k3", 1e-12), ("k2", 2e-3)):
         values = losses.kl_penalty(policy.log()[None], ref.log()[None], estimator)
         assert (policy * values[0]).sum().item() == pytest.approx(exact, abs=tolerance)
-
-
-def test_kl_pulls_the_policy_towards_the_reference() -> None:
-    for ref, sign in ((-0.5, -1), (-2.0, 1)):  # reference likes the token more, then less
-        for estimator in ("k2", "k3"):
-            policy = tensor([[-1.0]]).requires_grad_()
-            losses.kl_penalty(policy, tensor([[ref]]), estimator).sum().backward()
-            assert math.copysign(1, policy.grad.item()) == sign
 
 
 def value_and_gradient(
@@ -225,29 +176,28 @@ def test_gspo_token_has_each_token_s_own_advantage_and_gradient() -> None:
 
 
 def test_cispo_clips_the_weight_and_never_the_gradient() -> None:
-    row = replace(ALGORITHMS["cispo"], clip_high=0.5)
-    logprobs = [[math.log(3.0), math.log(0.5)]]
-    _, gradient = value_and_gradient(row, logprobs, [[0.0, 0.0]], [[1.0]], [2])
-    assert gradient[0].tolist() == pytest.approx([-1.5 / 2, -0.5 / 2])
+    row = replace(ALGORITHMS["cispo"], clip_low=0.4, clip_high=0.5)
+    logprobs = [[math.log(3.0), math.log(0.7), math.log(0.5)]]
+    _, gradient = value_and_gradient(row, logprobs, [[0.0] * 3], [[1.0]], [3])
+    assert gradient[0].tolist() == pytest.approx([-1.5 / 3, -0.7 / 3, -0.6 / 3])
 
 
-def test_two_sided_clip_bounds_a_negative_advantage() -> None:
-    row = replace(ALGORITHMS["bnpo"], delta=4.0)
-    loss, gradient = value_and_gradient(row, [[math.log(9.0)]], [[0.0]], [[-1.0]], [1])
-    assert loss.item() == pytest.approx(4.0)
-    assert gradient.item() == 0
-    loss, gradient = value_and_gradient(row, [[math.log(3.0)]], [[0.0]], [[-1.0]], [1])
-    assert loss.item() == pytest.approx(3.0)
-    assert gradient.item() == pytest.approx(3.0)
-
-
-def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
-    row = replace(ALGORITHMS["bnpo"], dual_clip=3.0)
-    loss, gradient = value_and_gradient(row, [[math.log(9.0)]], [[0.0]], [[-0.5]], [1])
-    assert loss.item() == pytest.approx(1.5)
-    assert gradient.item() == 0
-    loss, _ = value_and_gradient(row, [[math.log(9.0)]], [[0.0]], [[0.5]], [1])
-    assert loss.item() == pytest.approx(-0.6)  # a good token is clipped as always
+@pytest.mark.parametrize(
+    ("options", "ratio", "advantage", "cost", "slope"),
+    [
+        ({"delta": 4.0}, 9.0, -1.0, 4.0, 0.0), ({"delta": 4.0}, 3.0, -1.0, 3.0, 3.0),
+        ({"dual_clip": 3.0}, 9.0, -0.5, 1.5, 0.0), ({"dual_clip": 3.0}, 2.0, -0.5, 1.0, 1.0),
+        ({"dual_clip": 3.0}, 9.0, 0.5, -0.6, 0.0),  # a good token is clipped as always
+    ],
+)  # fmt: skip
+def test_bounds_of_a_negative_advantage(
+    options: dict[str, float], ratio: float, advantage: float, cost: float, slope: float
+) -> None:
+    row, logprobs = replace(ALGORITHMS["bnpo"], **options), [[math.log(ratio)]]
+    loss, gradient = value_and_gradient(row, logprobs, [[0.0]], [[advantage]], [1])
+    assert (loss.item(), gradient.item()) == pytest.approx((cost, slope))
+    terms = Terms(tensor(logprobs), tensor([[0.0]]), tensor([[advantage]]), torch.tensor([[True]]))
+    assert policy_loss(row, terms)[1].item() == (slope == 0)
 
 
 def test_sapo_s_gate_is_soft_and_steeper_below_zero() -> None:
@@ -264,45 +214,39 @@ def test_sapo_s_gate_is_soft_and_steeper_below_zero() -> None:
     assert slopes[-1.0] < slopes[1.0] < 2.0
 
 
-def test_gmpo_clips_each_token_before_the_geometric_mean() -> None:
-    row = ALGORITHMS["gmpo"]
-    log_ratios = [1.0, 0.1, -1.0]  # clipped at 0.4 above for a good answer, not below
-    loss, gradient = value_and_gradient(row, [log_ratios], [[0.0] * 3], [[2.0]], [3])
-    mean = math.exp((0.4 + 0.1 - 1.0) / 3)
-    assert loss[0].tolist() == pytest.approx([-2.0 * mean] * 3)
-    assert gradient[0].tolist() == pytest.approx([0.0, -2.0 * mean / 3, -2.0 * mean / 3])
-    loss, gradient = value_and_gradient(row, [log_ratios], [[0.0] * 3], [[-2.0]], [3])
-    mean = math.exp((1.0 + 0.1 - 0.4) / 3)
-    assert loss[0].tolist() == pytest.approx([2.0 * mean] * 3)
-    assert gradient[0, 2] == 0
-
-
-def test_vespo_weighs_by_the_whole_completion() -> None:
-    row = ALGORITHMS["vespo"]
-    w = math.exp(0.3)
-    logprobs = [[0.1, 0.2]]
-    weight = math.exp(3.0 * (1 - w)) * w**2
-    _, gradient = value_and_gradient(row, logprobs, [[0.0, 0.0]], [[1.0]], [2])
-    assert gradient[0].tolist() == pytest.approx([-weight / 2] * 2)
-    weight = math.exp(2.0 * (1 - w)) * w**3
-    _, gradient = value_and_gradient(row, logprobs, [[0.0, 0.0]], [[-1.0]], [2])
-    assert gradient[0].tolist() == pytest.approx([weight / 2] * 2)
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_gmpo_clips_each_token_before_the_geometric_mean(advantage: float) -> None:
+    """At 0.5 above for a good answer, at 0.1 below for a bad one."""
+    row = replace(ALGORITHMS["gmpo"], clip_low=0.1, clip_high=0.5)
+    logs, old, sign = [[1.0, 0.05, -1.0]], [[0.0] * 3], math.copysign(1, advantage)
+    loss, gradient = value_and_gradient(row, logs, old, [[advantage]], [3])
+    mean = math.exp((0.5 + 0.05 - 1.0 if advantage > 0 else 1.0 + 0.05 - 0.1) / 3)
+    clipped = [advantage > 0, False, advantage < 0]
+    assert loss[0].tolist() == pytest.approx([-advantage * mean] * 3)
+    by_hand = [-sign * 2.0 * mean / 3 * (not each) for each in clipped]
+    assert gradient[0].tolist() == pytest.approx(by_hand)
+    terms = Terms(tensor(logs), tensor(old), tensor([[advantage]]), torch.tensor([[True] * 3]))
+    assert policy_loss(row, terms)[1][0].tolist() == clipped
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "expected", "with_floor", "low"),
     [
-        ("token_truncate", [[2.0, 0.5], [1.25, 0.0]]),
-        ("token_mask", [[0.0, 0.5], [1.25, 0.0]]),
-        ("sequence_truncate", [[2.0, 2.0], [1.25, 0.0]]),
-        ("sequence_mask", [[0.0, 0.0], [1.25, 0.0]]),
+        ("token_truncate", [[2.0, 0.5], [1.25, 0.0]], [2.0, 0.7, 0.9], [0.7, 0.9]),
+        ("token_mask", [[0.0, 0.5], [1.25, 0.0]], [0.0, 0.0, 0.9], [0.0, 0.9]),
+        ("sequence_truncate", [[2.0, 2.0], [1.25, 0.0]], [1.8] * 3, [0.7] * 2),
+        ("sequence_mask", [[0.0, 0.0], [1.25, 0.0]], [1.8] * 3, [0.0] * 2),
     ],
 )
-def test_correction_of_the_sampler_by_hand(kind: str, expected: list) -> None:
+def test_importance_weights_by_hand(kind: str, expected: list, with_floor: list, low: list) -> None:
     old = tensor([[math.log(8.0), math.log(0.5)], [math.log(1.25), 9.0]])
     mask = torch.tensor([[True, True], [True, False]])
     found = losses.importance_weights(old, torch.zeros_like(old), mask, kind, cap=2.0)
     assert torch.allclose(found, tensor(expected))
+    for ratios, by_hand in (([4.0, 0.5, 0.9], with_floor), ([0.5, 0.9], low)):
+        old, mask = tensor([ratios]).log(), torch.ones(1, len(ratios), dtype=torch.bool)
+        found = losses.importance_weights(old, torch.zeros_like(old), mask, kind, 2.0, floor=0.7)
+        assert torch.allclose(found, tensor([by_hand]))
 
 
 @pytest.mark.parametrize("kind", ["token_truncate", "sequence_mask"])
@@ -319,66 +263,23 @@ def test_log_ratios_within_rounding_weigh_exactly_1(kind: str) -> None:
     assert 1.0 not in without[0].tolist()
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("token_truncate", [2.0, 0.7, 0.9]),
-        ("token_mask", [0.0, 0.0, 0.9]),
-        ("sequence_truncate", [1.8, 1.8, 1.8]),
-        ("sequence_mask", [1.8, 1.8, 1.8]),
-    ],
-)
-def test_the_floor_of_the_correction_by_hand(kind: str, expected: list) -> None:
-    """Ratios 4, 0.5 and 0.9: 1.8 together."""
-    old, mask = tensor([[4.0, 0.5, 0.9]]).log(), torch.ones(1, 3, dtype=torch.bool)
-    sampler = torch.zeros_like(old)
-    found = losses.importance_weights(old, sampler, mask, kind, cap=2.0, floor=0.7)
-    assert torch.allclose(found, tensor([expected]))
-    low = losses.importance_weights(old[:, 1:], sampler[:, 1:], mask[:, 1:], kind, 2.0, 0.7)
-    whole = {"sequence_truncate": [0.7, 0.7], "sequence_mask": [0.0, 0.0]}
-    assert torch.allclose(low, tensor([whole.get(kind, expected[1:])]))
-
-
-@pytest.mark.parametrize("name", ["gdpo", "reinforce_pp", "reinforce_pp_baseline", "grpo", "gspo"])
-def test_completions_weigh_alike_whatever_their_length_where_the_paper_says_so(name: str) -> None:
-    """1 / |o| for each completion: 2 and 6 tokens."""
-    mask = torch.arange(6)[None] < torch.tensor([[2], [6]])
-    loss = torch.ones(2, 6, requires_grad=True)
-    aggregation = ALGORITHMS[name].aggregation
-    (
-        losses.masked_sum(loss, mask, aggregation) / losses.denominator([2, 6], aggregation, 9)
-    ).backward()
-    assert loss.grad is not None
-    assert loss.grad.sum(dim=1).tolist() == pytest.approx([0.5, 0.5])
+def test_the_top_entropy_threshold_is_a_quantile() -> None:
+    """One that falls on a token takes it, though 1 - 0.7 is a little more than 0.3."""
+    entropies = tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert losses.top_entropy_threshold(entropies, 0.2) == pytest.approx(0.82)
+    assert losses.top_entropy_threshold(tensor([]), 0.2) == math.inf
+    entropies = tensor([0.37 * i for i in range(11)])
+    for tenths in range(1, 11):
+        threshold = losses.top_entropy_threshold(entropies, tenths / 10)
+        assert int((entropies >= threshold).sum()) == tenths + 1
 
 
 def test_off_policy_completions_are_left_out_only_if_they_were_bad() -> None:
+    """Where tokens differ in it, what stands at the prompt's place says nothing."""
     logprobs, sampler = tensor([[-3.0, -3.0]] * 3), tensor([[-1.0, -1.0]] * 2 + [[-2.9, -2.9]])
     advantages, mask = tensor([[-1.0], [1.0], [-1.0]]), torch.ones(3, 2, dtype=torch.bool)
     kept = losses.is_near_policy(logprobs, sampler, advantages, mask, threshold=1.0)
     assert kept[:, 0].tolist() == [False, True, True]
-
-
-def test_the_top_entropy_threshold_is_a_quantile() -> None:
-    entropies = tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
-    assert losses.top_entropy_threshold(entropies, 0.2) == pytest.approx(0.82)
-    assert losses.top_entropy_threshold(entropies, 1.0) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("tenths", range(1, 10))
-def test_a_quantile_that_falls_on_a_token_takes_that_token(tenths: int) -> None:
-    """1 - 0.7 is a little more than 0.3: the fourth of eleven must not be lost to that."""
-    entropies = tensor([0.37 * i for i in range(11)])
-    threshold = losses.top_entropy_threshold(entropies, tenths / 10)
-    assert int((entropies >= threshold).sum()) == tenths + 1
-
-
-def test_no_token_has_a_high_entropy_where_there_is_none() -> None:
-    assert losses.top_entropy_threshold(tensor([]), 0.2) == math.inf
-
-
-def test_off_policy_completions_are_judged_by_each_token_s_advantage() -> None:
-    """Where tokens differ in it, what stands at the prompt's place says nothing."""
     logprobs, sampler = tensor([[0.0, -3.0, -3.0]]), tensor([[0.0, -1.0, -1.0]])
     mask = torch.tensor([[False, True, True]])
     for threshold, bad in ((1.5, False), (2.0, True)):  # the mean of the two is 2
@@ -419,19 +320,6 @@ def test_vespo_stays_finite_far_from_the_policy() -> None:
         assert gone.item() == pytest.approx(0, abs=1e-12)
 
 
-def test_gmpo_s_two_bounds_are_not_one() -> None:
-    row = replace(ALGORITHMS["gmpo"], clip_low=0.1, clip_high=0.5)
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    for advantage, clipped, log_ratio in ((1.0, [True, False], 0.5), (-1.0, [False, True], -0.1)):
-        loss, found = policy_loss(
-            row,
-            Terms(tensor([[0.6, -0.6]]), tensor([[0.0, 0.0]]), tensor([[advantage]]), mask),
-        )
-        free = -0.6 if advantage > 0 else 0.6
-        assert loss[0, 0].item() == pytest.approx(-advantage * math.exp((log_ratio + free) / 2))
-        assert found[0].tolist() == clipped
-
-
 def test_no_gradient_is_clipped_where_there_is_none() -> None:
     """With a KL in the loss, completions without an advantage are passed, too."""
     ratio = tensor([[9.0, 0.01]])
@@ -440,16 +328,3 @@ def test_no_gradient_is_clipped_where_there_is_none() -> None:
         row = ALGORITHMS[name]
         _, clipped = policy_loss(row, Terms(ratio.log(), 0 * ratio, tensor([[0.0]]), mask))
         assert not clipped.any()
-
-
-def test_bounds_of_negative_advantages_count_as_clipped() -> None:
-    for options in ({"delta": 4.0}, {"dual_clip": 3.0}):
-        ratio = tensor([[5.0, 2.0]])
-        _, bad = clipped_surrogate(ratio, tensor([[-1.0]]), 0.2, 0.2, **options)
-        assert bad.tolist() == [[True, False]]
-
-
-def test_cispo_s_lower_bound_is_clip_low() -> None:
-    row = replace(ALGORITHMS["cispo"], clip_low=0.3, clip_high=4.0)
-    _, gradient = value_and_gradient(row, [[math.log(0.5)]], [[0.0]], [[1.0]], [1])
-    assert gradient.item() == pytest.approx(-0.7)

@@ -14,65 +14,52 @@ import torch
 from peft import set_peft_model_state_dict
 
 from conftest import TINY
-from learners import ROW, SHAPED, groups, learned, learner, use, watch
+from learners import ROW, SHAPED, flat, groups, learn, learned, learner, watch
 from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection
-from reason_llm.config.algorithms import ALGORITHMS, Algorithm
-from reason_llm.config.surrogates import Terms, vespo_weights
+from reason_llm.config.algorithms import Algorithm
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
-from reason_llm.rollout import Group
-from reason_llm.train import Learners, losses, optim
+from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, learning
 from reason_llm.train.objectives import Batch, PolicyGradient, mean_advantage
 from reason_llm.train.scored import with_advantages
 from small_memory import SmallMemory
 
 
-def logprobs_now(model: Model) -> list[torch.Tensor]:
-    return learner(model).measure(to_data(groups()), "policy")[0]
-
-
 def test_the_sampler_is_compared_before_the_policy_moves(model: Model) -> None:
-    once, _ = learned(model, ROW, learning_rate=0.02)
-    twice, _ = learned(model, ROW, learning_rate=0.02, epochs=2)
-    assert once["train/sampler_kl"] > 0
+    """k3 of KL(sampler || learner), and no other way round."""
+    row = replace(ROW, kl="k3", kl_coefficient=1e-9)  # so that all take part
+    once, _ = learned(model, row, learning_rate=0.02)
+    twice, _ = learned(model, row, learning_rate=0.02, epochs=2)
     assert twice["train/sampler_kl"] == pytest.approx(once["train/sampler_kl"], rel=1e-5)
-    made = learner(model, learning_rate=0.0)
-    with learning(made):
-        first, second = (
-            Learners(made).learn(step, to_data(groups()), lambda items: None) for step in range(2)
-        )
-    assert second["train/sampler_kl"] == pytest.approx(first["train/sampler_kl"], rel=1e-5)
+    made = learner(model)
+    mismatch = torch.cat(made.measure(to_data(groups()), "policy")[0]) - -1.0
+    by_hand = (torch.expm1(mismatch) - mismatch).mean()
+    assert once["train/sampler_kl"] == pytest.approx(float(by_hand), rel=1e-4)
+    assert once["train/sampler_mismatch_max"] == pytest.approx(float(mismatch.abs().max()))
+    learn(made)
     assert all(parameter.grad is None for parameter in made.parameters)  # given back for sampling
 
 
-def test_the_divergence_from_the_sampler_is_by_hand(model: Model) -> None:
-    """k3 of KL(sampler || learner), and no other way round."""
-    metrics, _ = learned(model, replace(ROW, kl="k3", kl_coefficient=1e-9))  # so that all take part
-    mismatch = torch.cat(logprobs_now(model)) - -1.0
-    by_hand = (torch.expm1(mismatch) - mismatch).mean()
-    assert metrics["train/sampler_kl"] == pytest.approx(float(by_hand), rel=1e-4)
-    assert metrics["train/sampler_mismatch_max"] == pytest.approx(float(mismatch.abs().max()))
-
-
 def test_kl_of_the_reward_is_measured_against_the_base(model: Model) -> None:
-    metrics, _ = learned(model, SHAPED["rloo"])
-    made, rollouts = learner(model), to_data(groups())
+    """And is not in the loss, too."""
+    row = SHAPED["rloo"]
+    metrics, _ = learned(model, row)
+    made, rollouts = learner(model, row), to_data(with_advantages(groups(), row))
     now = torch.cat(made.measure(rollouts, "policy")[0])
     with adapters.reference(model.policy):
         base = torch.cat(made.measure(rollouts, "policy")[0])
     assert metrics["train/kl"] == pytest.approx(float((now - base).mean()), rel=1e-4)
-
-
-def test_the_second_optimizer_step_is_off_policy(model: Model) -> None:
-    metrics, _ = learned(model, ROW, learning_rate=0.02, optimizer_steps=2)
-    assert metrics["train/ratio_max"] > 1.01
-    assert metrics["train/ratio_p01"] < 0.99 < 1.01 < metrics["train/ratio_p99"]
+    with learning(made):
+        rows = made.prepared(rollouts)
+    by_hand = -sum(mean_advantage(d) * float(d.columns["old_logprobs"].sum()) for d in rows) / 12
+    assert metrics["train/loss"] == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_the_correction_is_of_the_old_policy_and_stays_so(model: Model) -> None:
+    """The second optimizer step is off policy."""
     row = replace(ROW, correction="token_truncate")
     once, _ = learned(model, row, learning_rate=0.02)
     twice, _ = learned(model, row, learning_rate=0.02, epochs=2)
@@ -80,69 +67,23 @@ def test_the_correction_is_of_the_old_policy_and_stays_so(model: Model) -> None:
     assert twice["train/importance_weight"] == pytest.approx(
         once["train/importance_weight"], rel=1e-4
     )
-
-
-def sampled_near(model: Model, row: Algorithm, difference: float) -> list[Group]:
-    """``groups`` as a sampler would have it whose log-probs are so much below the policy's."""
-    now = iter(learner(model).measure(to_data(groups()), "policy")[0])
-    return [
-        replace(
-            g,
-            completions=tuple(
-                replace(c, logprobs=tuple((next(now) - difference).tolist())) for c in g.completions
-            ),
-        )
-        for g in with_advantages(groups(), row)
-    ]
-
-
-def test_vespo_s_loss_with_a_correction_by_hand(model: Model) -> None:
-    """The correction is in its ratio, and not a factor beside it."""
-    row = replace(ALGORITHMS["vespo"], correction="token_truncate")
-    made = learner(model)
-    use(made, row)
-    near = sampled_near(model, row, 0.02)
-    with learning(made):
-        metrics = Learners(made).learn(0, to_data(near), lambda items: None)
-    total, tokens = 0.0, 0
-    for datum in to_data(near):
-        length, advantage = datum.num_trained, datum.on_trained("advantages")[0]
-        ones = torch.ones(1, length, dtype=torch.bool)
-        log_ratio = torch.full((1, length), 0.02)
-        weight = vespo_weights(Terms(log_ratio, 0 * log_ratio, advantage.view(1, 1), ones))
-        logprobs = float(datum.on_trained("sampler_logprobs").sum())
-        total -= float(weight * advantage) * (logprobs + 0.02 * length)
-        tokens += length
-    assert metrics["train/loss"] == pytest.approx(total / tokens, rel=1e-3)
-
-
-def test_the_kl_of_the_reward_is_not_in_the_loss_too(model: Model) -> None:
-    made = learner(model)
-    use(made, SHAPED["rloo"])
-    rollouts = to_data(with_advantages(groups(), SHAPED["rloo"]))
-    with learning(made):
-        rows = made.prepared(rollouts)
-        metrics = Learners(made).learn(
-            0, to_data(with_advantages(groups(), SHAPED["rloo"])), lambda items: None
-        )
-    by_hand = -sum(mean_advantage(d) * float(d.columns["old_logprobs"].sum()) for d in rows) / 12
-    assert metrics["train/loss"] == pytest.approx(by_hand, rel=1e-3)
+    later, _ = learned(model, ROW, learning_rate=0.02, optimizer_steps=2)
+    assert later["train/ratio_p01"] < 0.99 < 1.01 < later["train/ratio_p99"]
 
 
 def test_off_policy_completions_are_those_that_the_policy_left(model: Model) -> None:
     """Nothing is far at first; after a large step something is."""
-    row, masked = replace(ROW, off_policy_threshold=0.01), []
-    for epochs in (1, 2):
-        made = learner(model, learning_rate=0.02, epochs=epochs)
-        use(made, row)
-        before = [p.detach().clone() for p in made.parameters]
-        with learning(made):
-            metrics = Learners(made).learn(
-                0, to_data(sampled_near(model, row, 0.0)), lambda items: None
-            )
-        for parameter, old in zip(made.parameters, before, strict=True):
-            parameter.data.copy_(old)
-        masked.append(metrics["train/masked_out"])
+    row = replace(ROW, off_policy_threshold=0.01)
+    now = iter(learner(model).measure(to_data(groups()), "policy")[0])
+    near = [
+        replace(g, completions=tuple(
+            replace(c, logprobs=tuple(next(now).tolist())) for c in g.completions
+        )) for g in groups()
+    ]  # fmt: skip
+    masked = [
+        learned(model, row, near, learning_rate=0.02, epochs=epochs)[0]["train/masked_out"]
+        for epochs in (1, 2)
+    ]
     assert masked[0] == 0 < masked[1]
 
 
@@ -159,17 +100,10 @@ def test_completions_beyond_the_ratio_are_counted_as_masked(model: Model) -> Non
 
 
 def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> None:
-    flat = [
-        replace(g, completions=tuple(replace(c, advantage=0.0) for c in g.completions))
-        for g in groups()
-    ]
-    found = torch.cat(learner(model).measure(to_data(flat), "policy")[1])
+    found = torch.cat(learner(model).measure(to_data(flat()), "policy")[1])
     for fraction in (1.0, 0.1):
-        made = learner(model, learning_rate=0.0)
         row = replace(ROW, entropy_coefficient=0.1, top_entropy_fraction=fraction)
-        use(made, row)
-        with learning(made):
-            metrics = Learners(made).learn(0, to_data(flat), lambda items: None)
+        metrics, _ = learned(model, row, flat())
         assert metrics["train/trained_fraction"] == 1
         assert metrics["train/grad_norm"] > 0
         # The mean of the tokens that are trained, and of no others.
@@ -202,14 +136,11 @@ def test_completions_without_signal_have_their_part_of_the_highest_entropies(mod
     data[1] = replace(
         data[1], completions=tuple(replace(c, reward=1.0) for c in data[1].completions)
     )
-    row, seen = replace(ROW, top_entropy_fraction=0.3), []
-    for each in (row, replace(row, kl="k3", kl_coefficient=1e-12)):
-        made = learner(model, learning_rate=0.0, max_grad_norm=1e9)
-        use(made, each)
-        found = watch(made)
-        with learning(made):
-            Learners(made).learn(0, to_data(with_advantages(data, each)), lambda items: None)
-        seen.append(found[0][1])
+    row = replace(ROW, top_entropy_fraction=0.3)
+    seen = [
+        learned(model, each, with_advantages(data, each), max_grad_norm=1e9)[1]
+        for each in (row, replace(row, kl="k3", kl_coefficient=1e-12))
+    ]
     assert seen[1].norm() > 0
     assert (seen[0] - seen[1]).norm() < 1e-5 * seen[1].norm()
 
@@ -230,8 +161,7 @@ def dropping(tokenizer: Any) -> Iterator[Model]:
 def gradients(model: Model, step: int = 0, **train: Any) -> list[torch.Tensor]:
     made = learner(model, learning_rate=0.0, max_grad_norm=1e9, **train)
     seen = watch(made)
-    with learning(made):
-        Learners(made).learn(step, to_data(groups()), lambda items: None)
+    learn(made, step=step)
     return [gradient for _, gradient in seen]
 
 
@@ -254,15 +184,14 @@ def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: M
     seen = watch(made)
     made.micro_batches.tokens = 40
     limit = 25 * 384 * 4
-    with learning(made), SmallMemory(limit, torch.OutOfMemoryError) as memory:
-        Learners(made).learn(0, to_data(groups()), told.append)
+    with SmallMemory(limit, torch.OutOfMemoryError) as memory:
+        learn(made, told=told.append)
     assert memory.refused
     assert sum(told) == 12
     small = learner(dropping, learning_rate=0.0)
     small.micro_batches.tokens = made.micro_batches.tokens
     again = watch(small)
-    with learning(small):
-        Learners(small).learn(0, to_data(groups()), lambda items: None)
+    learn(small)
     assert torch.equal(seen[0][1], again[0][1])
 
 
@@ -281,17 +210,14 @@ def test_a_step_that_broke_off_is_learned_again_to_the_same_bits(
 
     def fresh() -> Learner:
         set_peft_model_state_dict(model.policy, start)
-        made = learner(model, **options)
-        use(made, row)
-        return made
+        return learner(model, row, **options)
 
     def after(of: Learner) -> tuple[Any, ...]:
         optimizer = {k: v.clone() for k, v in optim.state_tensors(of.optimizer).items()}
         return adapters.snapshot(model.policy).tensors, optimizer
 
     whole = fresh()
-    with learning(whole):
-        expected = Learners(whole).learn(3, to_data(groups()), lambda items: None)
+    expected = learn(whole, step=3)
     wanted = after(whole)
     broken = fresh()
 
@@ -303,12 +229,11 @@ def test_a_step_that_broke_off_is_learned_again_to_the_same_bits(
             raise KilledError
 
     broken.optimizer.register_step_pre_hook(die)
-    with pytest.raises(KilledError), learning(broken):
-        Learners(broken).learn(3, to_data(groups()), lambda items: None)
+    with pytest.raises(KilledError):
+        learn(broken, step=3)
     torch.manual_seed(0)
     again = fresh()
-    with learning(again):
-        found = Learners(again).learn(3, to_data(groups()), lambda items: None)
+    found = learn(again, step=3)
     assert found == expected
     for mine, theirs in zip(after(again), wanted, strict=True):
         assert mine.keys() == theirs.keys()

@@ -70,8 +70,7 @@ class Shared:
         try:
             for number in self._unsent:  # which grows by what the copies hold
                 try:
-                    copy = self.copies[number]
-                    sent.append([number, kind_of(copy), self._content(copy)])
+                    sent.append([number, *self._content(self.copies[number])])
                 except TypeError:  # it has got what cannot be given to the other side
                     if number not in self._seen:
                         raise
@@ -126,10 +125,11 @@ class Shared:
             del self._numbers[id(self.copies.pop(number))]
             self._seen.pop(number, None)
 
-    def _content(self, value: Any) -> Any:
+    def _content(self, value: Any) -> tuple[str | None, Any]:
         if is_array(value):
-            return encode(value, self._to_json)
-        return [self._to_json(i) for i in (value.items() if isinstance(value, dict) else value)]
+            return "ndarray", encode(value, self._to_json)
+        items = value.items() if isinstance(value, dict) else value
+        return kind_of(value), [self._to_json(item) for item in items]
 
     def _made(self, kind: str, content: Any) -> Any:
         if kind == "ndarray":
