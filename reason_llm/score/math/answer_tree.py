@@ -1,10 +1,10 @@
 """An answer as a tree: what is written, read to its end or not at all, with no value worked out.
 
-A tree is a list ``[kind, member, ...]`` that can go to the comparison worker as JSON. The reader
-goes once over the tokens, calls itself for what stands in brackets, and refuses whatever it does
-not know: numbers side by side are no sum and no product, and words are no variables.
+A tree is a list ``[kind, member, ...]`` that can go to the comparison worker as JSON. Whatever the
+reader does not know is refused: numbers side by side are no product, and words are no variables.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,7 @@ from reason_llm.score.math.units import AREAS, is_unit, unit_words, word_set
 Tree = list[Any]
 MAX_CHARACTERS = 2000
 """Longer answers are compared as they stand."""
-_MAX_NESTING = 30
-_MAX_DEPTH = 100
-"""Deepest tree."""
+_MAX_NESTING, _MAX_DEPTH = 30, 100
 _MAX_EXPONENT = 400
 """Largest exponent of a number like ``1e400``."""
 
@@ -87,7 +85,7 @@ class Reading:
     is_rounded: bool = False
     """It shows no value but one behind a sign of approximation: ``x \\approx 5``."""
     is_listed: bool = False
-    """Its one value stands in square brackets, as in a list of one: ``[5]``."""
+    """Its one value stands in square brackets: ``[5]``."""
 
 
 def read(tokens: list[Token], letters_are_units: bool) -> Reading:
@@ -101,26 +99,16 @@ def read(tokens: list[Token], letters_are_units: bool) -> Reading:
     """
     reader = _Reader(tokens, letters_are_units)
     tree = reader.answer()
-    _check_depth(tree)
-    value = tree[-1] if tree[0] == "rel" else tree
-    is_rounded = reader.is_rounded or _is_rounded(tree)
-    units = tuple(dict.fromkeys(reader.units))
-    return Reading(tree, units, is_rounded, id(value) in reader.listed)
-
-
-def _is_rounded(tree: Tree) -> bool:
-    """Whether all that stands before its last sign, one of approximation, is names."""
-    return tree[0] == "rel" and tree[1].split()[-1] == "~" and bool(variables(tree[-2]))
-
-
-def _check_depth(tree: Tree) -> None:
-    """Refuse what ``1/1/1/...`` makes of a few thousand characters."""
     level, depth = [tree], 0
-    while level:
+    while level:  # 1/1/1/... of a few thousand characters
         level = [each for inner in level for each in inner if isinstance(each, list)]
         depth += 1
         if depth > _MAX_DEPTH:
             raise UnreadableError("nested too deeply")
+    value = tree[-1] if tree[0] == "rel" else tree
+    is_near = tree[0] == "rel" and tree[1].split()[-1] == "~" and bool(variables(tree[-2]))
+    units = tuple(dict.fromkeys(reader.units))
+    return Reading(tree, units, reader.is_rounded or is_near, id(value) in reader.listed)
 
 
 class _Reader:
@@ -187,20 +175,20 @@ class _Reader:
             joins.append(before := self.separator())
             if not before:
                 raise UnreadableError(f"{self.name()} left over")
-            if self.index == len(self.tokens) and before in (",", ";"):
-                break
             item = self.item()
             if before == ";" or (before in _JOINS and _starts_a_group(groups[-1], item)):
                 groups.append([item])
             else:
                 groups[-1].append(item)
-        if len(groups) == 1 and joins and all(map(_is_inequality, groups[0])):
+        are_inequalities = all(
+            each[0] == "rel" and set(each[1].split()) <= _INEQUALITIES for each in groups[0]
+        )
+        if len(groups) == 1 and joins and are_inequalities:
             return _joined(groups[0], joins)
         return _listed([_listed(group) for group in groups])
 
     def separator(self) -> str:
-        """``,``, ``;``, ``and``, ``or``, each word with a comma before it; empty if there is
-        none."""
+        """``,``, ``;``, ``and``, ``or``, perhaps with a comma before it; empty for none."""
         separator = self.take(",", ";")
         if self.name().lower() in _JOINS and self.kind() in ("text", "letters"):
             separator = self.name().lower()
@@ -226,10 +214,14 @@ class _Reader:
             if name in (",", ";") or (is_join and self.name(1)):
                 break
             is_part = kind in ("text", "letters") or name in ("/", "^", "{", "}", ".", "-")
-            is_power = kind == "number" and self.is_exponent()
+            before = [self.name(-1), self.name(-2), self.name(-3)]
+            while before and before[0] in ("-", "{"):
+                del before[0]
+            is_power = kind == "number" and before[:1] == ["^"]
             if not (is_part or is_power or name in ("\\Omega", "\\circ", "(", ")")):
                 raise UnreadableError(f"{name} after an answer")
-            may_follow = may_follow and self._may_follow(name, kind)
+            longest = {"letters": _LONGEST_PRODUCT, "text": 2}.get(kind, 0)  # no product is longer
+            may_follow &= is_unit(name) or len(name) > longest or name.lower() in AREAS
             pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
             self.index += 1
         if pieces:
@@ -237,18 +229,6 @@ class _Reader:
             if words is None or not may_follow:
                 raise UnreadableError("no unit")
             self.units.extend(words)
-
-    def is_exponent(self) -> bool:
-        """Whether ``^``, with a brace or a minus sign at most, stands before this."""
-        before = [self.name(-1), self.name(-2), self.name(-3)]
-        while before and before[0] in ("-", "{"):
-            del before[0]
-        return before[:1] == ["^"]
-
-    def _may_follow(self, word: str, kind: str) -> bool:
-        """Whether a word behind a number is a unit, or too long for a product."""
-        longest = {"letters": _LONGEST_PRODUCT, "text": 2}.get(kind, 0)
-        return is_unit(word) or len(word) > longest or word.lower() in AREAS
 
     def relation(self) -> Tree:
         members, signs = [self.sets()], []
@@ -348,10 +328,7 @@ class _Reader:
             elif self.name() == "^" or (self.name() == "*" and self.name(1) == "*"):
                 self.index += 1 if self.name() == "^" else 2
                 tree = _raised(tree, self.exponent())
-            elif tree[0] == "pow" and tree[1][0] == "var" and self.take("_"):
-                tree = ["pow", ["var", f"{tree[1][1]}_{self.label()}"], tree[2]]
-            elif tree[0] == "num" and self.name() == "_":
-                self.index += 1
+            elif tree[0] == "num" and self.take("_"):
                 base = self.label()
                 tree = ["based", tree[1], _BASES.get(base, base)]
             else:
@@ -365,9 +342,6 @@ class _Reader:
         """A group in braces, or one token; a fraction takes one digit of a number."""
         if self.name() == "{":
             return self.deeper(self.group)
-        if self.take("("):
-            self.index -= 1
-            return self.deeper(self.primary)
         if of_fraction and self.kind() == "number" and len(self.name()) > 1:
             digit, rest = self.name()[0], self.name()[1:]
             if not self.name().isdigit():
@@ -376,10 +350,8 @@ class _Reader:
             return ["num", digit]
         if self.take("\\circ", "\\degree"):
             return ["circ"]
-        if self.take("\\prime", "'"):
+        if self.take("\\prime", "'", "*", "+", "\\ast"):
             return ["prime"]
-        if self.take("*", "+", "\\ast"):
-            return ["star"]
         if self.kind() == "letters" and len(self.name()) > 1 and self.name() not in _WORD_CONSTANTS:
             letter, rest = self.name()[0], self.name()[1:]
             self.tokens[self.index] = Token("letters", rest, False)
@@ -434,7 +406,9 @@ class _Reader:
         if exponent:
             if len(exponent) > len("+400") or abs(int(exponent)) > _MAX_EXPONENT:
                 raise UnreadableError("too large")
-            return ["mul", ["num", mantissa], ["pow", ["num", "10"], _integer(exponent)]]
+            power: Tree = ["num", str(abs(int(exponent)))]
+            power = ["neg", power] if exponent.startswith("-") else power
+            return ["mul", ["num", mantissa], ["pow", ["num", "10"], power]]
         point = 0 if "." in text else 1  # 0.\overline{3} has its point in a token of its own
         if (not point or self.name() == ".") and self.name(point) in _PERIOD:
             self.index += 1 + point
@@ -446,19 +420,12 @@ class _Reader:
         if not point and self.name() == "\\ldots" and (shown := _period(text)):
             self.index += 1
             return ["rep", *shown]
-        if self.name() == "." and self.name(1) in ("", "}", ")", ",", ";"):
-            self.index += 1  # 5.
-        return self.mixed(text)
-
-    def mixed(self, text: str) -> Tree:
-        """``1 1/2`` and ``1\\frac12`` as one number; an improper second part is refused later."""
-        is_whole = text.isdigit()
+        parts = self.name(), self.name(2)  # 1 1/2; an improper second part is refused later
         ahead = [self.kind(), self.name(1), self.kind(2)]
-        if is_whole and self.is_spaced() and ahead == ["number", "/", "number"]:
-            parts = self.name(), self.name(2)
-            if _is_proper(*parts):
-                self.index += 3
-                return ["mixed", text, *parts]
+        is_mixed = text.isdigit() and self.is_spaced() and ahead == ["number", "/", "number"]
+        if is_mixed and _is_proper(*parts):
+            self.index += 3
+            return ["mixed", text, *parts]
         return ["num", text]
 
     def letters(self, name: str) -> Tree:
@@ -468,18 +435,14 @@ class _Reader:
             return self.call(_SHORT.get(name, name))
         if len(name) > 1 and name.lower() in _WORD_CONSTANTS:
             return ["const", _WORD_CONSTANTS[name.lower()]]
-        is_word = len(name) > _LONGEST_PRODUCT or name.lower() in _JOINS or self.is_word()
-        if len(name) > 1 and is_word:
+        after = self.name()  # two runs of several letters are words
+        is_known = after in FUNCTIONS or after in _SHORT or after.lower() in _WORD_CONSTANTS
+        is_run = self.kind() == "letters" and len(after) > 1 and not is_known and not is_unit(after)
+        if len(name) > 1 and (len(name) > _LONGEST_PRODUCT or name.lower() in _JOINS or is_run):
             raise UnreadableError(f"the word {name}")
         # of a product, an exponent is that of its own letter
         self.tokens[self.index : self.index] = [Token("letters", x, False) for x in name[1:]]
         return self.variable(name[0])
-
-    def is_word(self) -> bool:
-        """Whether several letters follow that are no function: two such runs are words."""
-        name = self.name()
-        is_known = name in FUNCTIONS or name in _SHORT or name.lower() in _WORD_CONSTANTS
-        return self.kind() == "letters" and len(name) > 1 and not is_known and not is_unit(name)
 
     def variable(self, name: str) -> Tree:
         """A variable with what belongs to its name: subscripts and primes."""
@@ -492,7 +455,7 @@ class _Reader:
             elif self.name() == "^" and self.name(1) in ("\\prime", "*", "'", "\\ast", "\\star"):
                 self.index += 2
                 name, is_plain = name + "'", False
-            elif self.is_inverse_function(name):
+            elif name in _LETTER_FUNCTIONS and [*map(self.name, range(6))] == [*"^{-1}("]:
                 self.index += 5
                 name, is_plain = name + "^-1", False
             else:
@@ -503,11 +466,6 @@ class _Reader:
         if is_plain and name in ("e", "i"):
             return ["const", name]
         return ["var", name]
-
-    def is_inverse_function(self, name: str) -> bool:
-        """Whether ``^{-1}(`` follows the name of a function."""
-        ahead = [self.name(place) for place in range(6)]
-        return name in _LETTER_FUNCTIONS and ahead == ["^", "{", "-", "1", "}", "("]
 
     def label(self) -> str:
         """A subscript, or what a decoration stands on: part of a name, whatever it says."""
@@ -584,8 +542,10 @@ class _Reader:
         self.index += 1
         if opening == "\\{" and self.take("\\}"):
             return ["set"]
-        if opening == "\\{" and (ahead := self.condition_ahead()):
-            self.index += ahead
+        place = 6 if self.name(1) == "\\in" and self.name(2) == "\\mathbb" else 1
+        is_condition = self.kind() == "letters" and self.name(place) in ("\\mid", "|", ":")
+        if opening == "\\{" and is_condition:  # behind x \mid, or x \in \mathbb{R} :
+            self.index += place + 1
             condition = self.relation()
             self.need("\\}")
             return condition
@@ -595,17 +555,6 @@ class _Reader:
         if closing != _CLOSING.get(opening) and not is_interval:
             raise UnreadableError(f"{closing} for {opening}")
         self.index += 1
-        return self.closed(opening, closing, items)
-
-    def condition_ahead(self) -> int:
-        """How many tokens of ``x \\mid`` or ``x \\in \\mathbb{R} :`` stand before a set's
-        condition; 0 if it has none."""
-        if self.kind() != "letters":
-            return 0
-        place = 6 if self.name(1) == "\\in" and self.name(2) == "\\mathbb" else 1
-        return place + 1 if self.name(place) in ("\\mid", "|", ":") else 0
-
-    def closed(self, opening: str, closing: str, items: list[Tree]) -> Tree:
         if opening in _AROUND:
             if len(items) != 1:
                 raise UnreadableError("several in bars")
@@ -613,26 +562,24 @@ class _Reader:
         if opening == "\\{":
             return ["set", *items]
         is_open = opening in "(]" and closing in ")["
-        if opening == "\\langle" or (is_open and len(items) > 1):
-            return ["tuple", *items]
-        if len(items) == 1:
+        if opening != "\\langle" and len(items) == 1:
             if opening == "[":
                 self.listed.add(id(items[0]))
             return items[0]
-        if len(items) == 2:
-            return ["interval", opening != "[", closing != "]", *items]
-        return ["tuple", *items]
+        if opening == "\\langle" or is_open or len(items) != 2:
+            return ["tuple", *items]
+        return ["interval", opening != "[", closing != "]", *items]
 
     def matrix(self) -> Tree:
-        """``\\begin{...}`` rows ``\\end{...}``, the brackets around an array taken with it."""
+        """``\\begin{...}`` rows ``\\end{...}``."""
         self.need("{")
         kind = self.name()
         self.index += 1
         self.need("}")
         if kind not in _MATRICES:
             raise UnreadableError(f"the environment {kind}")
-        if kind == "array":
-            self.columns()
+        if kind == "array" and self.name() == "{":
+            self.label()  # its columns, which say nothing
         rows: list[Tree] = [[]]
         while self.name() != "\\end":
             rows[-1].append(self.relation())
@@ -652,25 +599,14 @@ class _Reader:
         matrix = ["matrix", *rows]
         return ["call", "det", matrix] if kind == "vmatrix" else matrix
 
-    def columns(self) -> None:
-        """The column specification of an array, which says nothing."""
-        self.need("{")
-        while self.name() and self.name() != "}":
-            self.index += 1
-        self.need("}")
-
 
 def subtrees(tree: Tree) -> Iterator[Tree]:
     """The tree and all trees in it."""
     yield tree
     for member in tree[1:]:
         if isinstance(member, list) and member and isinstance(member[0], (str, list)):
-            yield from subtrees(member) if isinstance(member[0], str) else _of_row(member)
-
-
-def _of_row(row: list[Tree]) -> Iterator[Tree]:
-    for entry in row:
-        yield from subtrees(entry)
+            for entry in [member] if isinstance(member[0], str) else member:  # a matrix's row
+                yield from subtrees(entry)
 
 
 def holds(tree: Tree, *kinds: str) -> bool:
@@ -693,10 +629,6 @@ def _starts_a_group(group: list[Tree], item: Tree) -> bool:
     return len(group) > 1 and len(names) == len(group) + 1 and item[2] == names[0]
 
 
-def _is_inequality(tree: Tree) -> bool:
-    return bool(tree[0] == "rel" and set(tree[1].split()) <= _INEQUALITIES)
-
-
 def _joined(relations: list[Tree], joins: list[str]) -> Tree:
     """Inequalities with ``or`` between them as a union, with ``and`` as an intersection, with
     commas as a list."""
@@ -704,10 +636,7 @@ def _joined(relations: list[Tree], joins: list[str]) -> Tree:
     kind = {"or": "cup", "and": "cap"}.get(min(words, default=""))
     if kind is None or len(words) > 1:
         return ["list", *relations]
-    tree = relations[0]
-    for relation in relations[1:]:
-        tree = [kind, tree, relation]
-    return tree
+    return functools.reduce(lambda tree, relation: [kind, tree, relation], relations)
 
 
 def _period(text: str) -> tuple[str, str, str] | None:
@@ -757,7 +686,7 @@ def _beside(left: Tree, right: Tree, has_brackets: bool) -> Tree:
 def _raised(base: Tree, exponent: Tree) -> Tree:
     if exponent == ["circ"]:
         return ["deg", base]
-    if exponent in (["prime"], ["star"]):
+    if exponent == ["prime"]:
         if base[0] != "var":
             raise UnreadableError("a prime on no name")
         return ["var", f"{base[1]}'"]
@@ -777,8 +706,3 @@ def _is_proper(numerator: str, denominator: str) -> bool:
         return False
     first, second = numerator.lstrip("0"), denominator.lstrip("0")
     return bool(first) and (len(first), first) < (len(second), second)
-
-
-def _integer(text: str) -> Tree:
-    digits = text.lstrip("+-").lstrip("0") or "0"
-    return ["neg", ["num", digits]] if text.startswith("-") else ["num", digits]
