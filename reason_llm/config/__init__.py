@@ -44,7 +44,13 @@ from reason_llm.config.sections import (
     SampleSection,
     TrainSection,
 )
-from reason_llm.config.stages import STAGES, CriticSection, StageName, SupervisedSection
+from reason_llm.config.stages import (
+    STAGES,
+    CriticSection,
+    StageName,
+    SupervisedSection,
+    TeacherSection,
+)
 from reason_llm.config.surrogates import SURROGATES, Terms, masked_mean
-from reason_llm.config.types import Count, Section
+from reason_llm.config.types import Count, Section, ServiceSection
 from reason_llm.config.wrong_values import nearest, wrong

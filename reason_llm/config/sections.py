@@ -35,6 +35,7 @@ from reason_llm.config.types import (
     NonNegative,
     Positive,
     Section,
+    ServiceSection,
     Whole,
 )
 
@@ -331,6 +332,9 @@ class TrainSection(Section):
     """Of a mixture of experts: weight of the loss that balances how its routers choose, over the
     tokens of all rows that are passed (docs/models.md). 0: none, whatever the model's config says.
     Source: arXiv:2101.03961 eq. 4 to 6."""
+    router_replay: bool = False
+    """Of a mixture of experts: the sampler's routes are saved with the rollouts, and the learner's
+    tokens go to the same experts, with weights of its own router. Source: arXiv:2510.11370."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass with padding. It changes memory and speed only."""
     packing: Literal["auto", "padded", "varlen"] = "auto"
@@ -549,7 +553,7 @@ class Config(Section):
     def teacher_model(self) -> ModelSection | None:
         """The teacher that is a model of its own; None without one. Its adapter is off."""
         path, row = self.teacher.model, self.algorithm.row()
-        if path is None or not self.samples or not row.teacher:
+        if path is None or self.teacher.url or not self.samples or not row.teacher:
             return None
         return ModelSection(
             path=path,
@@ -770,7 +774,23 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.teacher.quantize != "none" and c.teacher.model is None,
      "teacher.quantize={c.teacher.quantize} contradicts teacher.model=null: a teacher over the "
      "same base is as model.quantize says; leave it out"),
-    (lambda c, row: c.teacher.model is not None and c.model.backend == "unsloth",
+    (lambda c, row: c.teacher.url is not None and c.teacher.model is None,
+     "teacher.url={c.teacher.url} needs teacher.model, the name of the model there"),
+    (lambda c, row: c.teacher.url is not None and c.teacher.quantize != "none",
+     "teacher.quantize={c.teacher.quantize} contradicts teacher.url={c.teacher.url}, whose server "
+     "loads the model; leave it out"),
+    (lambda c, row: c.teacher.url is not None and c.sample.temperature != 1,
+     "teacher.url={c.teacher.url} contradicts sample.temperature={c.sample.temperature}: what a "
+     "server tells of a prompt is at temperature 1; set it to 1, or load teacher.model here"),
+    (lambda c, row: c.teacher.url is None and any(
+        getattr(c.teacher, name) != TeacherSection.model_fields[name].default
+        for name in (*ServiceSection.model_fields, "tokenizer")
+     ),
+     "teacher.timeout_seconds, retries, key_env or tokenizer contradicts teacher.url=null: they "
+     "are of a server; set teacher.url, or leave them out"),
+    (lambda c, row: (
+        c.teacher.model is not None and c.teacher.url is None and c.model.backend == "unsloth"
+     ),
      "teacher.model={c.teacher.model} contradicts model.backend=unsloth, which changes how every "
      "model of the process computes; set model.backend to native"),
     (lambda c, row: c.critic.start is not None and c.critic.warmup_steps == 0,
@@ -856,6 +876,11 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "scores into; leave it out, or set stage to sft"),
     (lambda c, row: len(set(c.log.trackers)) < len(c.log.trackers),
      "log.trackers={c.log.trackers} names a tracker twice; name it once"),
+    (lambda c, row: c.train.router_replay and (
+        c.stage != "rl" or c.sample.environment is not None
+     ),
+     "train.router_replay=true contradicts stage={c.stage} or sample.environment="
+     "{c.sample.environment}: the routes are those of a rollout of one turn; leave it out"),
     (lambda c, row: (
         c.train.router_aux_loss_coef > 0 and c.train.gradient_checkpointing == "offload"
      ),
@@ -889,6 +914,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("run.steps", "run.epochs", "run.directory", "run.resume", "run.buffer"),
             *("run.save_every", "run.keep_", "run.replicas", "run.samplers", "run.ray"),
             *("eval.", "data.eval", "log.", "score.timeout_seconds"),
+            *("teacher.timeout_seconds", "teacher.retries", "teacher.key_env"),
             # What they drop is told by the digest of the prompts, compared beside the config.
             *("data.contamination", "data.on_bad_row", "data.limit", "data.preprocess"),
         ),
@@ -898,7 +924,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         (
             *("train.learning_rate", "train.schedule", "train.warmup_steps", "train.weight_decay"),
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
-            *("model.deterministic", "model.attention"),
+            *("model.deterministic", "model.attention", "teacher.url"),
             *("train.gradient_checkpointing", "memory.", "sample.engine"),
             *("sample.prompts_per_wave", "score.on_error", "run.shards", "run.sum"),
             "data.columns_sha256",  # what the rewards read beside the answer

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from reason_llm.config.types import Count, Fraction, NonNegative, Positive, Section, Whole
+from reason_llm.config.types import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    Section,
+    ServiceSection,
+    Whole,
+)
 
 StageName = Literal["rl", "sample", "sft", "pretrain", "reward", "preference"]
 
@@ -189,7 +197,7 @@ class CriticSection(Section):
     of zeros."""
 
 
-class TeacherSection(Section):
+class TeacherSection(ServiceSection):
     """The teacher of algorithm.name opd."""
 
     adapter: Path | None = None
@@ -201,6 +209,12 @@ class TeacherSection(Section):
     null: the teacher is over the same base."""
     quantize: Literal["none", "nf4"] = "none"
     """For teacher.model, as model.quantize."""
+    url: str | None = None
+    """Address of a vLLM server, such as http://localhost:8000/v1, that is asked for the log-probs
+    of the sampled tokens (prompt_logprobs); teacher.model is then the model's name there."""
+    tokenizer: str | None = None
+    """Of teacher.url: a folder or a Hub id with its tokenizer, to be compared with the student's.
+    null: the server is asked how it reads a text of the student's whole vocabulary."""
     prompt: str | None = None
     """What the teacher is asked in the student's place, with {prompt} and {answer}: a hint that the
     student does not have. null: the student's own prompt."""

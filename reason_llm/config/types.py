@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, get_args
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -37,3 +38,28 @@ class Section(BaseModel):
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise ValueError("is a truth value; give what the option takes")
         return value
+
+
+class ServiceSection(Section):
+    """What every language model behind a URL has."""
+
+    timeout_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 60.0
+    """Seconds that one request to the url may take."""
+    retries: Annotated[int, Field(ge=0, le=10, strict=True)] = 2
+    """Further tries where the server cannot be reached, is busy or fails."""
+    key_env: str | None = None
+    """The environment variable that holds the service's key. null: none is sent."""
+
+    @field_validator("url", check_fields=False)
+    @classmethod
+    def _is_a_plain_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must begin with http:// or https:// and a host")
+        if parts.username is not None or parts.password is not None or parts.query:
+            raise ValueError(
+                "holds a user, a password or a query; name the key's variable in key_env"
+            )
+        return url.rstrip("/")

@@ -27,17 +27,20 @@ class Layout:
     ends_B: Tensor
     """Place of each row's last trained token."""
     segments: Segments
+    skipped: tuple[int, ...]
+    """Tokens of each row that are there already: its prompt's, or none."""
 
 
 def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
     """Rows end to end: each row whole, or only the tokens after a prompt that is already there."""
     ids, positions, predictors, ends, keys = (list[int]() for _ in range(5))
-    query_lengths, key_lengths = list[int](), list[int]()
+    query_lengths, key_lengths, skips = list[int](), list[int](), list[int]()
     starts: dict[tuple[int, ...], int] = {}
     for datum in data:
         prompt, start = datum.prompt_ids, len(ids)
         skipped = len(prompt) if prompt in starts else 0
         at = starts.setdefault(prompt, start)
+        skips.append(skipped)
         ids += datum.ids[skipped:]
         positions += range(skipped, datum.num_tokens)
         own = range(start, len(ids))
@@ -55,6 +58,7 @@ def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
         predictors_M=torch.tensor(predictors, device=device),
         ends_B=torch.tensor(ends, device=device),
         segments=Segments.of(query_lengths, key_lengths, keys if is_shared else None, device),
+        skipped=tuple(skips),
     )
 
 

@@ -64,7 +64,8 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
         score_head.scale(model.heads["critic"], *reward_models.paid_by(config, critic.start))
     of_critic = train.with_options(
         {"learning_rate": critic.learning_rate, "epochs": critic.updates}
-        | {"optimizer_steps": 1, "warmup_steps": 0, "router_aux_loss_coef": 0.0}
+        | {"optimizer_steps": 1, "warmup_steps": 0}
+        | {"router_aux_loss_coef": 0.0, "router_replay": False}
     )
     settings = replace(
         settings,

@@ -31,7 +31,7 @@ from reason_llm.run.store.folder import kept_name
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
-from reason_llm.run.teacher import Teacher
+from reason_llm.run.teacher import teacher_of
 from reason_llm.run.team.alone import Team
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, in_environment, prove_sampler_is_policy, sampling
@@ -169,8 +169,7 @@ class Run:
         self._archived = _archive_of(job)
         self._replay = Replay(self._archived, job.state.run, job.config.train.replay)
         self._reward_models = RewardModels()
-        section = job.config.teacher_model
-        self._teacher = None if section is None else Teacher(section)
+        self._teacher = teacher_of(job.config)
         self._held_out = HeldOut(job, made.policy, self.rows, team)
         self._kept = KeptAdapters(
             job.config,

@@ -9,46 +9,35 @@ which one is better, in both orders; the reward is the share of the others that 
 Where the two orders disagree, the two are equal: judges prefer a place. Source: arXiv:2306.05685
 section 3.4 (orders), arXiv:2303.16634 section 2 (expectation).
 
-What comes over the network is bounded in time and size, and read as data alone. The key of the
-service is read from the environment and stands in no file and no message.
+What comes over the network is bounded (``service``).
 """
 
 import hashlib
 import logging
 import math
-import os
 import re
-import time
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
-import httpx
 import orjson
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from reason_llm.config import Count, Section
-from reason_llm.data import within
+from reason_llm.config import Count, ServiceSection
 from reason_llm.errors import ConfigError, RewardError, one_line, printable
 from reason_llm.files import MIB, read_text
 from reason_llm.rollout import CHAT, Completion, Group, Prompt
 from reason_llm.score.answer_cache import AnswerCache
+from reason_llm.score.service import Service
 
 MAX_ANSWER_BYTES = 4 * MIB
 """Largest answer of the server."""
 MAX_RUBRIC_BYTES = MIB
-FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0
-"""Seconds between two tries."""
-AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
-"""Status codes of a server that may answer the next time."""
 TOP_LOGPROBS, HIGHEST = 20, 9
 GAINS = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 SCORE_RUBRIC = "Judge how well the assistant's last answer serves the user: right, clear, complete."
-MAX_UNANSWERED = 8
-"""Requests one after another, each with all its tries; then the judge is asked no more."""
 SCORE_FORM = (
     "End with a line that says 'Score: ' and one digit from 0 (worst) to 9 (best), and nothing "
     "after it, as in 'Score: 7'. What stands between the "
@@ -63,7 +52,7 @@ PAIR_FORM = (
 log = logging.getLogger(__name__)
 
 
-class JudgeOptions(Section):
+class JudgeOptions(ServiceSection):
     """A judge behind a URL."""
 
     url: str
@@ -76,28 +65,10 @@ class JudgeOptions(Section):
     """A text file with the rubric, instead of ``rubric``."""
     mode: Literal["score", "pairwise"] = "score"
     """score: a digit for each completion. pairwise: every two of a group, in both orders."""
-    timeout_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 60.0
-    """Seconds that one request may take."""
-    retries: Annotated[int, Field(ge=0, le=10, strict=True)] = 2
-    """Further tries where the server cannot be reached, is busy or fails."""
     max_tokens: Count = 16
     """Longest answer of the judge, in tokens; a judge that reasons first needs more."""
     logprobs: bool = True
     """Whether to ask for log-probs; false for a server that refuses them."""
-    key_env: str | None = None
-    """The environment variable that holds the service's key. null: none is sent."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_a_plain_url(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must begin with http:// or https:// and a host")
-        if parts.username is not None or parts.password is not None or parts.query:
-            raise ValueError(
-                "holds a user, a password or a query; name the key's variable in key_env"
-            )
-        return url.rstrip("/")
 
     @model_validator(mode="after")
     def _has_one_rubric(self) -> Self:
@@ -135,10 +106,6 @@ class _ChatCompletion(BaseModel):
     choices: Annotated[list[_Choice], Field(min_length=1)]
 
 
-class _Again(Exception):
-    """A failure after which the server may answer the next request."""
-
-
 class _NoJudgement(Exception):
     """The judge answered something that was not asked for."""
 
@@ -155,22 +122,20 @@ class LanguageModelJudge:
 
     def __init__(self, options: JudgeOptions, cache: Path | None) -> None:
         self.options = options
-        self._key = _key(options.key_env)
         self._rubric = _rubric(options)
         self._answers = AnswerCache(cache)
-        self._client = httpx.Client(timeout=options.timeout_seconds, follow_redirects=False)
         self._lock = Lock()
-        self._num_unanswered = 0
         self._has_told = False
         self._url = options.url.removesuffix("/chat/completions") + "/chat/completions"
-        self.close = self._client.close
+        self._service = Service("the judge", self._url, options, RewardError)
+        self.close = self._service.close
 
     def score(self, prompt: Prompt, completion: Completion) -> float:
         """From 0 to 1; NaN where the judge's answer has no score.
 
         Raises:
             ValueError: what came is no answer. ConnectionError, TimeoutError: none came.
-            RewardError: none came ``MAX_UNANSWERED`` times in a row.
+            RewardError: none came too often in a row.
         """
         text = f"{_conversation(prompt)}\n\n{_marked('answer', completion.answer)}"
         return self._known("score", text, lambda: self._digit(text) / HIGHEST)
@@ -250,7 +215,7 @@ class LanguageModelJudge:
 
     def _ask(self, system: str, user: str, logprobs: bool) -> _Choice:
         """The first choice of the server's answer; raises as ``score``."""
-        options, wait = self.options, FIRST_WAIT_SECONDS
+        options = self.options
         roles = {"system": system, "user": user}
         body: dict[str, Any] = {
             "model": options.model,
@@ -260,77 +225,7 @@ class LanguageModelJudge:
         }
         if logprobs:
             body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        content = orjson.dumps(body)
-        for left in reversed(range(options.retries + 1)):
-            self._check_silence()
-            try:
-                answer = within(options.timeout_seconds, self._url, lambda: self._post(content))
-                break
-            except (_Again, TimeoutError) as error:
-                if not left:
-                    with self._lock:
-                        self._num_unanswered += 1
-                    self._check_silence()
-                    kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
-                    raise kind(f"{one_line(error)} ({options.retries + 1} tries)") from None
-            time.sleep(wait)
-            wait = min(2 * wait, MAX_WAIT_SECONDS)
-        self._num_unanswered = 0
-        return _first_choice(answer)
-
-    def _check_silence(self) -> None:
-        if self._num_unanswered >= MAX_UNANSWERED:
-            raise RewardError(
-                f"the judge at {self._url} did not answer {self._num_unanswered} requests in a "
-                "row; start it, or raise its timeout_seconds, and run the same command again: what "
-                "was sampled and judged is kept"
-            )
-
-    def _post(self, content: bytes) -> bytes:
-        """The body of the answer to one request.
-
-        Raises:
-            _Again: it may come the next time. ValueError: it is too large, or a refusal.
-        """
-        # Not packed: a packed answer could be a thousand times as large as what comes.
-        headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        if self._key is not None:
-            headers["authorization"] = f"Bearer {self._key}"
-        body, until = bytearray(), time.monotonic() + self.options.timeout_seconds
-        try:
-            with self._client.stream("POST", self._url, content=content, headers=headers) as answer:
-                for chunk in answer.iter_raw():
-                    body += chunk
-                    if len(body) > MAX_ANSWER_BYTES:
-                        raise ValueError(f"the judge's answer exceeds {MAX_ANSWER_BYTES >> 20} MiB")
-                    if time.monotonic() > until:  # httpx bounds each chunk, not the whole
-                        raise _Again(f"{self._url} answers too slowly")
-                status = answer.status_code
-        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
-            told = self._without_key(one_line(error)) or type(error).__name__
-            raise _Again(f"{self._url} does not answer ({told[:200]})") from None
-        if status == 200:
-            return bytes(body)
-        told = self._without_key(printable(body[:200].decode(errors="replace")))
-        problem = f"{self._url} answered with status {status}: {told}"
-        if status in AGAIN:
-            raise _Again(problem)
-        raise ValueError(problem)
-
-    def _without_key(self, text: str) -> str:
-        return text if self._key is None else text.replace(self._key, f"<{self.options.key_env}>")
-
-
-def _key(name: str | None) -> str | None:
-    if name is None:
-        return None
-    key = os.environ.get(name, "")
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(
-            f"score.rewards: key_env={name} of the judge: the environment variable is not set, or "
-            "holds no key; set it to the service's key"
-        )
-    return key
+        return _first_choice(self._service.ask(body, MAX_ANSWER_BYTES))
 
 
 def _rubric(options: JudgeOptions) -> str:

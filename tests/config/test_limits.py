@@ -44,6 +44,7 @@ eval.limit=None >=1; eval.patience=0 >=0; eval.samples=0 >=0; eval.max_new_token
 memory.budget_gib=auto >0; memory.host_gib=auto >0; critic.learning_rate=0.0001 >=0
 critic.updates=1 >=1; critic.warmup_steps=10 >=0; critic.gamma=1 >0<=1; critic.lam=1 >=0<=1
 critic.value_lam=1 >=0<=1; critic.value_clip=0.2 >=0; teacher.coefficient=1 >0
+teacher.timeout_seconds=60 >0<=3600; teacher.retries=2 >=0<=10
 sft.condition_bins=5 >=2<=100; reward.centering=0.01 >=0; preference.beta=0.1 >0
 preference.label_smoothing=0 >=0<0.5; preference.margin=0 >=0; preference.nll_coefficient=0 >=0
 preference.desirable_weight=1 >0; preference.undesirable_weight=1 >0

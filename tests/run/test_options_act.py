@@ -224,6 +224,14 @@ ELSEWHERE = {
     "model.deterministic": "of a GPU",
     "model.adapter.target_parameters": "of mixtures: tests/end_to_end/test_families.py",
     "train.router_aux_loss_coef": "of mixtures: tests/model/test_routing.py",
+    "train.router_replay": "of mixtures: tests/model/test_routing.py",
+    **dict.fromkeys(
+        [
+            f"teacher.{name}"
+            for name in ("url", "tokenizer", "timeout_seconds", "retries", "key_env")
+        ],
+        "of a server: tests/run/test_teacher_service.py",
+    ),
     "data.form": "tests/data/test_forms.py",
     "data.split": "of the Hub: tests/data/test_load.py",
     "sample.engine": "of vLLM: tests/model/vllm",

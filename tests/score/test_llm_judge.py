@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,54 +18,17 @@ from reason_llm.config import ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.files import sealed
 from reason_llm.rollout import CHAT, Completion, Group, Prompt
-from reason_llm.score import Scorer, llm_judge
+from reason_llm.score import Scorer, llm_judge, service
 from reason_llm.score.answer_cache import AnswerCache
+from services import Answer, Server
 
 KEY = "sk-0123456789abcdef"
-Answer = Callable[[dict[str, Any], BaseHTTPRequestHandler], bytes | None]
-
-
-class Server:
-    """A chat service that answers as a function says; None: the function wrote by itself."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.asked: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                server.asked.append({"path": self.path, **body})
-                server.headers.append(dict(self.headers))
-                try:
-                    found = server.answer(body, self)
-                    if found is not None:
-                        self.send_response(200)
-                        self.send_header("content-length", str(len(found)))
-                        self.end_headers()
-                        self.wfile.write(found)
-                except OSError:
-                    pass  # the client left
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Server]]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(llm_judge, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(service, "FIRST_WAIT_SECONDS", 0.01)
     made: list[Server] = []
 
     def start(answer: Answer) -> Server:
@@ -268,7 +231,7 @@ def test_a_judge_that_is_silent_ends_the_step_in_one_line(
     if on_error == "zero":
         assert re.search(r"did not answer \d+ requests in a row; start it, or raise", told)
     assert "\n" not in told
-    assert len(server.asked) <= 3 + 2 * (llm_judge.MAX_UNANSWERED + 32)
+    assert len(server.asked) <= 3 + 2 * (service.MAX_UNANSWERED + 32)
     assert len(cache.read_text().splitlines()) == 3
 
 
@@ -281,7 +244,7 @@ def test_a_judge_that_answers_between_failures_is_not_silent(
 
     options = llm_judge.JudgeOptions(url=serve(flaky).url, model="m", retries=0)
     judge = llm_judge.LanguageModelJudge(options, None)
-    for number in range(llm_judge.MAX_UNANSWERED + 1):
+    for number in range(service.MAX_UNANSWERED + 1):
         asked = group(f"bad {number}", f"good {number}")
         with pytest.raises(ConnectionError):
             judge.score(asked.prompt, asked.completions[0])

@@ -37,17 +37,28 @@ def choose(
         ConfigError: what is asked for is not installed, or contradicts another option.
         ModelError: Unsloth is asked for and cannot serve this model here.
     """
-    if config.train.router_aux_loss_coef > 0 and text_config.model_type not in routing.FAMILIES:
-        raise ConfigError(
-            f"train.router_aux_loss_coef={config.train.router_aux_loss_coef} contradicts "
-            f"model_type={text_config.model_type}: routers are known of "
-            f"{', '.join(routing.FAMILIES)}; leave it out"
-        )
+    train = config.train
+    asked = {
+        "router_aux_loss_coef": train.router_aux_loss_coef,
+        "router_replay": train.router_replay,
+    }
+    for name, value in asked.items():
+        if value and text_config.model_type not in routing.FAMILIES:
+            raise ConfigError(
+                f"train.{name}={value} contradicts model_type={text_config.model_type}: routers "
+                f"are known of {', '.join(routing.FAMILIES)}; leave it out"
+            )
     engine, why = _engine(config, text_config, device)
     backend: str = config.model.backend
     lines = [why]
     if engine == "vllm":
         _check_dtype(config, device)
+        if train.router_replay and device.type != "cuda":
+            raise ConfigError(
+                "train.router_replay=true contradicts sample.engine=vllm without a GPU: vLLM "
+                "returns routes from its second model runner alone, which needs Triton; set "
+                "sample.engine to transformers"
+            )
         backend, why = unsloth.choose(config.model, text_config, device)
         lines.append(why)
     elif backend == "unsloth":

@@ -164,7 +164,7 @@ def _passes(config: Config) -> tuple[float, float]:
         return float(compares), float(train.epochs)
     row = config.algorithm.row()
     old = row.needs_whole_step or train.epochs * train.optimizer_steps > 1
-    measured = float(old) + (row.kl != "none") + (row.teacher and config.teacher_model is None)
+    measured = float(old) + (row.kl != "none") + (row.teacher and config.teacher.model is None)
     epochs = float(train.epochs)
     if row.critic:  # its values, and its own updates
         measured, epochs = measured + 1, epochs + config.critic.updates

@@ -141,6 +141,8 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
     for each in run.reward_models:
         kind = "a model of its own" if each.is_outside else "an adapter over the base"
         yield f"the reward {each.key} is given by {each.folder}, {kind}"
+    if config.teacher.url is not None:
+        yield f"the teacher is {config.teacher.model} at {config.teacher.url}"
     if (teacher := config.teacher_model) is not None:
         yield f"the teacher is {teacher.path}, a model of its own, quantize {teacher.quantize}"
     yield from run.subject.why if config.learns else run.subject.why[:-1]

@@ -32,6 +32,7 @@ from reason_llm.run.reward_models import RewardModelFolder
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.run.store.document import unfinished_run
+from reason_llm.run.teacher import check_service
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Episodes, environments_of, stop_strings
 from reason_llm.score import Scorer
@@ -84,6 +85,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         with _reading_start(start, folder):
             config = with_start(config, start)
     subject = with_teacher(look_at(config))
+    check_service(config.teacher, subject.tokenizer)
     config = subject.config
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
     renderer = renderer_of(config, subject.tokenizer)
