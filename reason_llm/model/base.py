@@ -639,7 +639,8 @@ def reading(path: str, what: str) -> Iterator[None]:
         if "trust_remote_code" in str(error):
             raise ModelError(
                 f"model.path={path}: its {what} needs Python code that comes with it; set "
-                "model.trust_remote_code to true if you trust that code, or take another model"
+                "model.trust_remote_code to true if you trust that code, or take another model "
+                "(it is never run for a reward model)"
             ) from error
         raise ModelError(
             f"model.path={path}: its {what} cannot be read ({one_line(error)[:300]}); check the "

@@ -21,6 +21,7 @@ from reason_llm.app import lines
 from reason_llm.app.training import train
 from reason_llm.config import Config
 from reason_llm.model import Datum
+from reason_llm.run import collect
 from reason_llm.run.held_out import judge, of_samples, sampling_params
 from reason_llm.run.store import metrics
 from reason_llm.score.statistics import proportion
@@ -60,6 +61,8 @@ def test_samples_are_drawn_as_in_training(small_run: Callable[..., Config]) -> N
     assert (params.num_completions, params.temperature, params.top_k, params.top_p) == (
         3, 0.7, 9, 0.9,
     )  # fmt: skip
+    trained = collect.sampling_params(small_run(**drawn, sample__min_p=0.1, sample__stop=["Q:"]))
+    assert (trained.min_p, trained.stop) == (0.1, ("Q:",))
     greedy = sampling_params(small_run(**drawn))
     assert (greedy.num_completions, greedy.temperature) == (1, 0.0)
 

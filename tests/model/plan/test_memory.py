@@ -551,6 +551,10 @@ def test_eight_bits_and_offloading_move_what_they_say(tmp_path: Path) -> None:
     assert {line.name: line.learning for line in eight.lines}["optimizer state"] < 0.27 * state
     kept = full.micro_batch_tokens * 28 * 3584 * 2
     assert full.peak.learning - offloaded.peak.learning == kept
+    averaged, _ = card_config(tmp_path, model__path=config.model.path, train__ema=0.99)
+    with_average = memory.plan(averaged, shape, card(40), 32768)
+    taken = {line.name: line.learning for line in with_average.lines}["optimizer state"]
+    assert taken == 1.5 * state == state + with_average.checkpoint_bytes - full.checkpoint_bytes
     several, _ = card_config(tmp_path, model__path=config.model.path, run__replicas=2)
     nccl = {line.name: line for line in memory.plan(several, shape, card(40), 32768).lines}["NCCL"]
     assert nccl.sampling == nccl.learning == memory.NCCL_BYTES
