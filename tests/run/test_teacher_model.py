@@ -74,7 +74,7 @@ def test_it_reads_rollouts_as_transformers_alone_does(
         options = {"quantization_config": nf4.config_for(torch.float32)}
     plain = AutoModelForCausalLM.from_pretrained(folder, **options)
     if quantize == "nf4":
-        nf4.keep_layouts(plain)
+        nf4.keep_layouts(plain, torch.float32)
     for row, ids, after in zip(seen, prompts, learned, strict=True):
         answer = row.ids[len(ids) :]
         asked = [*job.data.teacher_prompts[ids], *answer]
