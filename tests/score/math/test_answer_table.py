@@ -20,9 +20,12 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['class']}: {row['answer'][:30]}")
-def test_right_answers_are_paid_and_no_others(row: dict[str, str]) -> None:
-    assert matches(row["gold"], row["answer"], 5.0, row["question"]) == row["paid"]
+@pytest.mark.parametrize("kind", dict.fromkeys(row["class"] for row in ROWS))
+def test_right_answers_are_paid_and_no_others(kind: str) -> None:
+    of_kind = [row for row in ROWS if row["class"] == kind]
+    assert of_kind == [
+        row | {"paid": matches(row["gold"], row["answer"], 5.0, row["question"])} for row in of_kind
+    ]
 
 
 @pytest.mark.parametrize(
