@@ -15,6 +15,7 @@ ratio, each token's or, with ``ratio: sequence``, their geometric mean.
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -395,7 +396,12 @@ class _ChosenRow(ChosenRow):
 
     def row(self) -> Algorithm:
         """The table's row with this section's changes; ValueError if one is ignored."""
-        return resolve(self.name, self.changes)
+        return _resolved(self.name, tuple(self.changes.items()))
+
+
+@lru_cache  # a run asks some hundred times
+def _resolved(name: str, changes: tuple[tuple[str, object], ...]) -> Algorithm:
+    return resolve(name, dict(changes))
 
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from functools import lru_cache, partial
 from itertools import cycle
 from math import floor
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from reason_llm.data.families import ASKED, Family, family_of
 from reason_llm.data.forms import Messages
@@ -241,9 +240,13 @@ class Renderer:
         """What ``_render`` makes of each, in its process; TimeoutError if all together take longer
         than one may, MemoryError, or ValueError for a tokenizer without a template."""
         tokenizer = self.tokenizer
-        process = _PROCESSES.get(tokenizer)
+        kind = type(tokenizer), str(tokenizer.special_tokens_map)
+        process = _PROCESSES.pop(kind, None)
         if process is None or not process.lives:
-            process = _PROCESSES[tokenizer] = Confined(partial(_render, tokenizer))
+            process = Confined(partial(_render, tokenizer))
+        _PROCESSES[kind] = process
+        if len(_PROCESSES) > MOST_PROCESSES:
+            del _PROCESSES[next(iter(_PROCESSES))]
         jinja = tokenizer.get_chat_template(self.template.jinja)
         arguments: dict[str, Any] = {"add_generation_prompt": generation}
         arguments |= dict(self.template.arguments)
@@ -272,8 +275,9 @@ def _family(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> Fam
     return family_of(tokenizer, written)
 
 
-_PROCESSES: WeakKeyDictionary["PreTrainedTokenizerBase", Confined] = WeakKeyDictionary()
-"""The processes that render, by the tokenizer of which they have a copy."""
+_PROCESSES: dict[tuple[type, str], Confined] = {}
+"""The processes that render, last used last, by what a template can tell a tokenizer by."""
+MOST_PROCESSES = 2
 
 
 def _render(
