@@ -19,7 +19,6 @@ import torch
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.data import Data, load_data
 from reason_llm.data.rows import raise_fault
-from reason_llm.model import products
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.score.code import CodeTests
 from reason_llm.score.code.sandbox import Sandbox
@@ -64,12 +63,6 @@ def model(shared_model: Model) -> Model:
             parameter.grad = None
     shared_model.policy.eval()
     return shared_model
-
-
-@pytest.fixture
-def mkl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MKL alone multiplies, wherever this runs: bits are those of torch's own layers."""
-    monkeypatch.setattr(products, "prefers_onednn", lambda: False)
 
 
 def config_of(tree: dict[str, Any], **overrides: Any) -> Config:

@@ -9,10 +9,8 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 from conftest import ROOT
-from house import MODULES, imports_of, name_of, tree_of
+from house import MODULES, imports_of, tree_of
 
 PROGRAMS = [*MODULES, *sorted((ROOT / "scripts").rglob("*.py"))]
 RUNS_CODE = {"eval", "exec", "compile", "__import__", "execfile", "breakpoint"}
@@ -85,7 +83,7 @@ def test_weights_are_loaded_as_tensors_alone() -> None:
 
 def test_loading_says_whether_code_may_run() -> None:
     """Transformers' own default would ask on the terminal."""
-    for path, node in ((path, node) for path in MODULES for node in ast.walk(tree_of(path))):
+    for path, node in [(module, node) for module in MODULES for node in ast.walk(tree_of(module))]:
         if isinstance(node, ast.Call) and re.fullmatch(
             r"Auto\w+\.from_\w+", ast.unparse(node.func)
         ):

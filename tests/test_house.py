@@ -94,7 +94,7 @@ def test_imports_point_down() -> None:
 
 
 def test_a_folder_is_entered_by_its_face() -> None:
-    for path, node in ((path, node) for path in MODULES for node in ast.walk(tree_of(path))):
+    for path, node in [(module, node) for module in MODULES for node in ast.walk(tree_of(module))]:
         if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("reason_llm."):
             continue
         name, module = name_of(path), str(node.module).removeprefix("reason_llm.")

@@ -1,7 +1,7 @@
 """The one copy of the base and the adapters over it."""
 
 from reason_llm.model import offload
-from reason_llm.model.attention import MOST_KEYS_PER_TOKEN, SharedPrompts
+from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
 from reason_llm.model.base import (
     Model,
     Role,
@@ -25,7 +25,6 @@ __all__ = [
     "Model",
     "Role",
     "SequenceClassifier",
-    "SharedPrompts",
     "base_digest",
     "collate",
     "collate_columns",

@@ -16,9 +16,7 @@ from bitsandbytes.nn import Linear4bit
 from peft.tuners.lora import Linear as AdaptedLinear, Linear4bit as Adapted4bit
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-from reason_llm.model import products
-from reason_llm.model.products import linear, matmul
+from torch.nn.functional import linear
 
 BASES = {AdaptedLinear: nn.Linear, Adapted4bit: Linear4bit}
 """PEFT's layers that become one step, with the layer that each adapts."""
@@ -51,14 +49,19 @@ def parts(layer: Any) -> Parts | None:
 
 
 def fused(policy: nn.Module) -> AbstractContextManager[None]:
-    """Context in which the adapted layers are one step each, and the others take the products of
-    ``products``. Adapters may be switched within it; a layer that has no ``parts`` is PEFT's own.
-    """
-    return replaced(policy, _forward_of)
+    """Context in which the adapted layers are one step each. Adapters may be switched within it; a
+    layer that has no ``parts`` is PEFT's own."""
+    return _replaced(policy, lambda m: _of_adapted(m) if type(m) in BASES else None)
+
+
+def lean(policy: nn.Module) -> AbstractContextManager[None]:
+    """Context in which adapted layers over weights in floats compute without gradient and without
+    looking anything up, for few tokens at once. Adapters must not be switched within it."""
+    return _replaced(policy, _without_gradient)
 
 
 @contextmanager
-def replaced(
+def _replaced(
     policy: nn.Module, forward_of: Callable[[nn.Module], Callable[..., Tensor] | None]
 ) -> Iterator[None]:
     """Context in which ``forward_of`` replaces the forward pass of modules, except those that an
@@ -76,12 +79,26 @@ def replaced(
             vars(module).pop("forward", None)
 
 
-def _forward_of(module: nn.Module) -> Callable[..., Tensor] | None:
-    if type(module) in BASES:
-        return _of_adapted(module)
-    if type(module) is nn.Linear and products.prefers_onednn():  # for passes of the reference
-        return lambda input: linear(input, module.weight, module.bias)
-    return None
+def _without_gradient(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    layer_parts = parts(layer)
+    if layer_parts is None or type(layer_parts.base) is not nn.Linear:
+        return None
+    base, low, up, scaling = layer_parts
+    weight, bias = base.weight, base.bias
+    # Autocast would convert the adapter to the base's type once a token.
+    low_RI = (low.detach() * scaling).to(weight.dtype)
+    up_OR = up.detach().to(weight.dtype)
+    size, rank = up_OR.shape
+
+    def forward(inputs: Tensor) -> Tensor:
+        between = linear(inputs, low_RI)
+        outputs = linear(inputs, weight, bias)
+        if outputs.dtype != up_OR.dtype:  # under autocast a weight of another type
+            return outputs.add_(linear(between, up_OR))
+        outputs.view(-1, size).addmm_(between.view(-1, rank), up_OR.t())
+        return outputs
+
+    return forward
 
 
 def _of_adapted(layer: nn.Module) -> Callable[..., Tensor]:
@@ -126,15 +143,15 @@ class _AdaptedProduct(torch.autograd.Function):
         inputs, between, low_RI, up_OR = ctx.saved_tensors
         of_inputs, of_low, of_up, *_ = ctx.needs_input_grad
         gradient_NO = gradient.reshape(-1, len(up_OR))
-        between_NR = matmul(gradient_NO, up_OR).mul_(ctx.scaling)
+        between_NR = (gradient_NO @ up_OR).mul_(ctx.scaling)
         inputs_gradient = None
         if of_inputs:
-            inputs_gradient_NI = matmul(gradient_NO, _weight(ctx.base, gradient.dtype))
+            inputs_gradient_NI = gradient_NO @ _weight(ctx.base, gradient.dtype)
             inputs_gradient = inputs_gradient_NI.addmm_(between_NR, low_RI).view(inputs.shape)
         return (
             inputs_gradient,
-            matmul(between_NR.t(), inputs.reshape(-1, low_RI.shape[1])) if of_low else None,
-            _of_up(gradient_NO, between.view(-1, len(low_RI))) if of_up else None,
+            between_NR.t() @ inputs.reshape(-1, low_RI.shape[1]) if of_low else None,
+            gradient_NO.t() @ between.view(-1, len(low_RI)) if of_up else None,
             None,
             None,
         )
@@ -162,10 +179,3 @@ def _weight(base: nn.Linear, dtype: torch.dtype) -> Tensor:
     packed: Any = base.weight
     unpacked: Tensor = dequantize_4bit(packed.view(-1, 1), packed.quant_state)
     return unpacked.to(dtype)
-
-
-def _of_up(gradient_NO: Tensor, between_NR: Tensor) -> Tensor:
-    """The gradient of ``up_OR``; oneDNN is four times as slow with few columns as with few rows."""
-    if products.by_onednn(between_NR.t(), gradient_NO.t()):
-        return linear(between_NR.t(), gradient_NO.t()).t()
-    return gradient_NO.t() @ between_NR

@@ -1,5 +1,5 @@
-"""Attention, as Transformers calls it: over rows that lie end to end in one ("varlen"), over
-prompts that are kept once, and of one new token a row without copies of keys and values.
+"""Attention, as Transformers calls it: over rows that lie end to end in one ("varlen"), and of one
+new token a row without copies of keys and values.
 
 A packed row sees only itself and the prompt that it shares with others, whose keys and values are
 gathered for each of them; its queries are aligned to the end of its keys, as FlashAttention 2 does.
@@ -7,10 +7,9 @@ On a GPU this is FlashAttention as torch ships it (``varlen_attn``, 16 bits only
 segment by itself through SDPA.
 
 Shapes: N tokens of the row, M gathered keys, B rows, T tokens of a row, H query heads,
-K key heads, G query heads of a key head, D head size; in ``SharedPrompts`` P prompts, H head size.
+K key heads, D head size.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,66 +249,6 @@ def _flash(
     return attended_NHD[None]
 
 
-class SharedPrompts:
-    """Prompts whose keys and values are kept once, and which rows continue each of them: they read
-    these together, each row then its own tokens, and the sums of the weights join the two results.
-
-    Args:
-        keys_values: (P, K, T, H) keys and values of each layer.
-        lengths: tokens of each prompt, the last of those T.
-        index_B: which prompt each row continues.
-
-    Source: FlashAttention 2, arXiv:2307.08691. Measured for 8 prompts of 300 tokens with 8 rows
-    each: sampling of 58 M parameters takes 19 % less.
-    """
-
-    def __init__(
-        self, keys_values: list[tuple[Tensor, Tensor]], lengths: Sequence[int], index_B: Tensor
-    ) -> None:
-        self._keys_values = keys_values
-        self._lengths = lengths
-        self.follow(index_B)
-
-    def follow(self, index_B: Tensor) -> None:
-        """Let row b continue prompt ``index_B[b]``."""
-        self.index_B = index_B
-        self._sorted_B = index_B.argsort(stable=True)
-        self._back_B = self._sorted_B.argsort()
-        self._rows_P = index_B.bincount(minlength=len(self._lengths)).tolist()
-
-    def attend(
-        self, layer: int, query_BKGH: Tensor, key_BKTH: Tensor, value_BKTH: Tensor, scale: float
-    ) -> Tensor:
-        """Attention (B, K, G, H) of one new token a row to its prompt and to the row's own tokens
-        so far, the new one among them."""
-        own_BKGH, own_sums_BKG = _with_sums(query_BKGH, key_BKTH, value_BKTH, scale)
-        keys, values = self._keys_values[layer]
-        outputs, sums = [], []
-        queries = query_BKGH[self._sorted_B].split(self._rows_P)
-        for prompt, (length, query_RKGH) in enumerate(zip(self._lengths, queries, strict=True)):
-            rows, heads, group, size = query_RKGH.shape
-            if rows == 0:
-                continue
-            part_1KNH, sums_1KN = _with_sums(
-                query_RKGH.transpose(0, 1).reshape(1, heads, rows * group, size),
-                keys[prompt, None, :, -length:],
-                values[prompt, None, :, -length:],
-                scale,
-            )
-            outputs.append(part_1KNH.reshape(heads, rows, group, size).transpose(0, 1))
-            sums.append(sums_1KN.reshape(heads, rows, group).transpose(0, 1))
-        prompt_BKGH, prompt_sums_BKG = (torch.cat(x)[self._back_B] for x in (outputs, sums))
-        weights_BKG1 = torch.sigmoid(own_sums_BKG - prompt_sums_BKG)[..., None]
-        return prompt_BKGH.lerp(own_BKGH, weights_BKG1.to(own_BKGH.dtype))
-
-
-def _with_sums(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention without a mask, and the logarithm of the sum of each query's weights."""
-    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # SDPA's own
-    attended, sums = operator(query, key, value, scale=scale)
-    return attended, sums
-
-
 def register() -> str:
     """Register it with Transformers and return its name for ``attn_implementation``."""
     AttentionInterface.register(NAME, _attention)
@@ -327,11 +266,9 @@ def _attention(
     scaling: float | None = None,
     segments: Segments | None = None,
     sliding_window: int | None = None,
-    shared: SharedPrompts | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Rows end to end, rows whose prompts are kept once, one new token a row; and everything else
-    by Transformers' own SDPA.
+    """Rows end to end, one new token a row; and everything else by Transformers' own SDPA.
 
     With one query a row the query heads that share a key head stand in the place of queries, (B, H,
     1, D) becomes (B, K, H / K, D): the same sum, without a copy of the cache for each query head.
@@ -342,16 +279,6 @@ def _attention(
         ), None
     rows, heads, tokens, size = query_BHTD.shape
     key_heads = key_BKTD.shape[1]
-    if shared is not None:
-        assert sliding_window is None
-        attended = shared.attend(
-            module.layer_idx,
-            query_BHTD.reshape(rows, key_heads, heads // key_heads, size).to(value_BKTD.dtype),
-            key_BKTD.to(value_BKTD.dtype),
-            value_BKTD,
-            size**-0.5 if scaling is None else scaling,
-        )
-        return attended.reshape(rows, 1, heads, attended.shape[-1]), None
     if tokens > 1 or heads == key_heads or "position_bias" in kwargs:
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module,

@@ -35,13 +35,12 @@ from reason_llm.files import Panic, without_panics
 from reason_llm.model import (
     adapted_linear,
     adapters,
-    decoding,
     folder,
     nf4,
     score_head,
     weights,
 )
-from reason_llm.model.attention import FAMILIES, NAME, Segments, SharedPrompts
+from reason_llm.model.attention import Segments
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
@@ -263,7 +262,6 @@ class Model:
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
         segments: Segments | None = None,
-        shared: SharedPrompts | None = None,
     ) -> Tensor:
         """The decoder's last hidden states (B, T, D), after the final norm.
 
@@ -273,11 +271,8 @@ class Model:
             position_ids: (B, T); None for 0 .. T.
             cache: extended in place by these tokens; None to keep none.
             segments: of the one row that ids_BT then is, with position_ids and without a mask.
-            shared: the prompts of the rows where they are not in the cache, for one token a row,
-                with position_ids and without a mask.
         """
-        given = {"segments": segments, "shared": shared}
-        options = {name: value for name, value in given.items() if value is not None}
+        options = {} if segments is None else {"segments": segments}
         if options:  # Transformers passes on a mask of four dimensions as it is
             attention_mask = ids_BT.new_empty(1, 1, 0, 0, dtype=torch.bool)
         with self._autocast():
@@ -292,19 +287,6 @@ class Model:
         hidden_BTD: Tensor = output.last_hidden_state
         return hidden_BTD
 
-    @property
-    def takes_shared_prompts(self) -> bool:
-        """Whether ``hidden_states`` takes ``shared``: on a CPU, where the attention hands it on, as
-        that of Transformers' own classes does, and no layer has a window."""
-        text = self.text_config
-        return (
-            self.device.type == "cpu"
-            and text.model_type in FAMILIES
-            and text._attn_implementation == NAME
-            and type(self.decoder).__module__.startswith("transformers.")
-            and getattr(text, "sliding_window", None) is None
-        )
-
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Logits (N, V), in the base's dtype, scaled or capped where the model does so."""
         with self._autocast():
@@ -318,7 +300,7 @@ class Model:
     def decoding(self) -> AbstractContextManager[None]:
         """Context in which hidden states and logits come without gradient, faster for few tokens at
         once; the role must not change within it."""
-        return decoding.lean(self.policy)
+        return adapted_linear.lean(self.policy)
 
     def fused_adapters(self) -> AbstractContextManager[None]:
         """Context in which an adapted layer is one step of autograd; roles may change within it."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from reason_llm.model import products
 from reason_llm.model.base import Model, Role
 from reason_llm.model.layout import Layout
 
@@ -105,7 +104,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
             logprobs_N[part], entropy_N[part] = _chunk(
-                products.linear(hidden_ND[part], head_VD, bias_V).to(accumulate),
+                torch.nn.functional.linear(hidden_ND[part], head_VD, bias_V).to(accumulate),
                 targets_N[part],
                 head_VD,
                 temperature,
@@ -159,16 +158,12 @@ def _chunk(
         weights_CV = logits_CV.sub_(normaliser_C1 - entropy_C1).mul_(probs_CV).neg_()
         if slope_CV is not None:
             weights_CV.mul_(slope_CV)
-        entropy_gradient_CD.copy_(
-            products.matmul(weights_CV.to(head_VD.dtype), head_VD) / temperature
-        )
+        entropy_gradient_CD.copy_(weights_CV.to(head_VD.dtype) @ head_VD / temperature)
     if logprob_gradient_CD is not None:
         weights_CV = probs_CV.scatter_add_(-1, targets_C1, -torch.ones_like(logprobs_C1))
         if slope_CV is not None:
             weights_CV.mul_(slope_CV)
-        logprob_gradient_CD.copy_(
-            products.matmul(weights_CV.to(head_VD.dtype), head_VD) / -temperature
-        )
+        logprob_gradient_CD.copy_(weights_CV.to(head_VD.dtype) @ head_VD / -temperature)
     return logprobs_C1[:, 0], entropy_C1[:, 0]
 
 

@@ -2,24 +2,15 @@
 
 Layers that attend to the whole text get storage for the longest row when the prompts have been
 read; a row that leaves is replaced by the last one. Layers with a sliding window stay as
-Transformers has them. On a CPU, long prompts of many rows are kept once (``SharedPrompts``).
+Transformers has them.
 
 Shapes: P prompts, B rows, K key heads, T tokens so far, C tokens there is room for, H head size.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
-
-from reason_llm.model import SharedPrompts
-
-SHARED_TOKENS = 128
-"""Prompts are kept once if they have at least this many tokens on average,"""
-SHARED_ROWS = 4
-"""and at least this many rows each."""
 
 
 class ReservedCache(DynamicCache):
@@ -33,8 +24,6 @@ class ReservedCache(DynamicCache):
         ]
         self.is_reserved = all(isinstance(layer, _ReservedLayer) for layer in self.layers)
         """Whether no layer copies what it keeps when rows leave."""
-        self.prompts: SharedPrompts | None = None
-        """Prompts that are kept once; None: every row has its own copy."""
 
     def reserve(self, index_B: Tensor, new_tokens: int) -> None:
         """Make row b a copy of row ``index_B[b]``, with room for ``new_tokens`` more."""
@@ -44,18 +33,8 @@ class ReservedCache(DynamicCache):
             else:
                 layer.reorder_cache(index_B)
 
-    def share(self, index_B: Tensor, lengths: Sequence[int], new_tokens: int) -> None:
-        """Keep the rows so far, padded on the left, as prompts of these lengths, and make row b a
-        continuation of prompt ``index_B[b]`` with room for ``new_tokens``; ``is_reserved`` must
-        hold."""
-        layers = [layer for layer in self.layers if isinstance(layer, _ReservedLayer)]
-        keys_values = [layer.share(len(index_B), new_tokens) for layer in layers]
-        self.prompts = SharedPrompts(keys_values, lengths, index_B)
-
     def keep(self, index_B: Tensor) -> None:
         """Row b becomes row ``index_B[b]``, which is b itself or no row that is kept before it."""
-        if self.prompts is not None:
-            self.prompts.follow(self.prompts.index_B[index_B])
         moved_B = (index_B != torch.arange(len(index_B), device=index_B.device)).nonzero()[:, 0]
         for layer in self.layers:
             if isinstance(layer, _ReservedLayer):
@@ -88,15 +67,6 @@ class _ReservedLayer(DynamicLayer):
         length = self.get_seq_length()
         self._storage = room(self.keys), room(self.values)
         self._view(len(index_B), length)
-
-    def share(self, rows: int, new_tokens: int) -> tuple[Tensor, Tensor]:
-        """The keys and values so far, which are left to the caller; then ``rows`` empty ones."""
-        prompts = self.keys, self.values
-        _, heads, _, size = self.keys.shape
-        room = (rows, heads, new_tokens, size)
-        self._storage = self.keys.new_empty(room), self.values.new_empty(room)
-        self._view(rows, 0)
-        return prompts
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

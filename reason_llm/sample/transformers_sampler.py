@@ -21,7 +21,7 @@ from reason_llm.errors import ConfigError, TrainingError
 from reason_llm.model import Model, decode, routing
 from reason_llm.model.plan import READ_TOKENS
 from reason_llm.rollout import Completion, Group, Prompt, routes_to_text, shortest_decimals
-from reason_llm.sample.kv_cache import SHARED_ROWS, SHARED_TOKENS, ReservedCache, filling
+from reason_llm.sample.kv_cache import ReservedCache, filling
 from reason_llm.sample.protocol import Progress, SamplingParams
 
 
@@ -162,7 +162,7 @@ class _Batch:
     positions_B: Tensor
     """(B,) tokens of each row so far, padding not counted."""
     mask_BT: Tensor | None
-    """(B, T) which cache entries are real; None if all are, or if the prompts are kept once."""
+    """(B, T) which cache entries are real; None if all are."""
 
     @classmethod
     def prefill(
@@ -190,23 +190,14 @@ class _Batch:
                 cache=cache,
             )
         index = torch.tensor(of_prompt, device=model.device)
-        is_shared = (
-            model.takes_shared_prompts
-            and cache.is_reserved
-            and sum(lengths) >= SHARED_TOKENS * len(lengths)
-            and len(of_prompt) >= SHARED_ROWS * len(lengths)
-        )
-        if is_shared:
-            cache.share(index, lengths, new_tokens)
-        else:
-            cache.reserve(index, new_tokens)
+        cache.reserve(index, new_tokens)
         return cls(
             model=model,
             rows=torch.arange(len(of_prompt), device=model.device),
             cache=cache,
             hidden_BD=hidden_PTD[:, -1][index],
             positions_B=torch.tensor(lengths, device=model.device)[index],
-            mask_BT=mask_PT[index] if padded and not is_shared else None,
+            mask_BT=mask_PT[index] if padded else None,
         )
 
     def drop(self, stopped_B: Tensor, tokens: Tensor) -> Tensor:
@@ -232,7 +223,6 @@ class _Batch:
             attention_mask=self.mask_BT,
             position_ids=self.positions_B[:, None],
             cache=self.cache,
-            shared=self.cache.prompts,
         )
         self.hidden_BD = hidden_B1D[:, -1]
         self.positions_B = self.positions_B + 1

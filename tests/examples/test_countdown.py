@@ -139,8 +139,8 @@ def test_numbers_of_the_test_set_are_in_no_other_row(maker: Any) -> None:
 def test_the_script_makes_data_and_a_model(
     maker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The data are those of the repository; the model has learned for 16 steps only."""
-    monkeypatch.setattr(maker, "STEPS", 16)
+    """The data are those of the repository; the model has learned for 4 steps only."""
+    monkeypatch.setattr(maker, "STEPS", 4)
     monkeypatch.setattr("sys.argv", ["make_countdown.py", "--out", str(tmp_path), "--batch", "2"])
     maker.main()
     for path in DATA.values():

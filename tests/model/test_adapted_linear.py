@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from reason_llm.model import adapted_linear, decoding, nf4, products
+from reason_llm.model import adapted_linear, nf4
 from reason_llm.model.base import Model
 
 
@@ -83,7 +83,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("wants_inputs", [False, True])
 @pytest.mark.parametrize("recomputed", [False, True])
-@pytest.mark.usefixtures("mkl")
 def test_bits_are_pefts(bias: bool, wants_inputs: bool, recomputed: bool, calls: list[str]) -> None:
     policy = adapted(bias)
     expected = passed(policy, wants_inputs)
@@ -112,13 +111,8 @@ def test_any_scaling_is_close(dtype: torch.dtype, calls: list[str]) -> None:
         assert error < (1e-6 if dtype == torch.float32 else 2e-2)
 
 
-@pytest.mark.parametrize("is_onednn", [False, True])
-def test_a_base_of_another_type_under_autocast(
-    calls: list[str], is_onednn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_of_another_type_under_autocast(calls: list[str]) -> None:
     """Such as a layer that a model keeps in float32; while decoding, too."""
-    monkeypatch.setattr(products, "prefers_onednn", lambda: is_onednn)
-    monkeypatch.setattr(products, "SMALL", 1)
     policy = adapted()
     inputs = torch.randn(3, 24)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
@@ -126,7 +120,7 @@ def test_a_base_of_another_type_under_autocast(
         with adapted_linear.fused(policy):
             assert torch.equal(policy(inputs), expected)
         calls.clear()
-        with decoding.lean(policy):
+        with adapted_linear.lean(policy):
             torch.testing.assert_close(policy(inputs), expected, rtol=2e-2, atol=2e-2)
     assert not calls
 
@@ -169,7 +163,6 @@ def test_what_it_does_not_know_is_pefts(calls: list[str]) -> None:
         assert torch.equal(policy(inputs), plain[1](plain[0](inputs).tanh()))
 
 
-@pytest.mark.usefixtures("mkl")
 def test_adapters_are_switched_within(model: Model, calls: list[str]) -> None:
     ids_BT = torch.arange(30, 60).view(3, 10)
     model.add_role("teacher")
@@ -195,7 +188,6 @@ def test_adapters_are_switched_within(model: Model, calls: list[str]) -> None:
     assert not [m for m in model.policy.modules() if "forward" in vars(m)]
 
 
-@pytest.mark.usefixtures("mkl")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_over_a_packed_base(bias: bool, dtype: torch.dtype, calls: list[str]) -> None:

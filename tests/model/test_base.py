@@ -76,13 +76,11 @@ def test_how_a_family_attends() -> None:
 
 
 def test_eager_attention_gives_the_same_log_probs(tmp_path: Path) -> None:
-    """Also where prompts are long enough to be kept once for their rows, which it cannot do."""
     found, tokenizer = {}, load_tokenizer(str(TINY))
     rows = [Datum.of(tuple(range(5, 95)), (7, 8, 9 + i)) for i in range(8)]
     for asked in ("auto", "eager"):
         section = ModelSection(path=str(TINY), attention=asked)
         with Model(section, tokenizer, seed=0) as model, torch.no_grad():
-            assert model.takes_shared_prompts == (asked == "auto")
             ids, mask = collate(rows, model.device)
             found[asked], _ = policy_logprobs(model, ids, mask, 1.0)
     assert (found["auto"] - found["eager"]).abs().max() < 1e-5

@@ -3,12 +3,9 @@
 1. Frequencies equal the filtered distribution.      2. Reported log-probs belong to it.
 3. Greedy equals ``generate``.                       4. Batching changes nothing.
 5. Finished rows leave.                              6. Same seed, same tokens.
-7. Prompts that are kept once change no token.
 """
 
-import json
 import math
-from pathlib import Path
 from string import ascii_letters
 from typing import Any
 
@@ -20,19 +17,15 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import Lowercase
 from transformers import PreTrainedTokenizerFast
 
-import families
 from families import prompts_of, quiet
-from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ConfigError
 from reason_llm.model.base import Model, decode
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import (
     SamplingParams,
     TransformersSampler,
-    kv_cache,
     stop_strings,
     stream,
-    transformers_sampler,
 )
 from reason_llm.sample.transformers_sampler import draw, filtered_logprobs
 
@@ -151,58 +144,6 @@ def test_greedy_equals_generate(model: Model, prompts: list[Prompt]) -> None:
         (completion,) = group.completions
         assert list(completion.token_ids) == expected
         assert completion.finish_reason == ("stop" if expected[-1] == 2 else "length")
-
-
-@pytest.mark.parametrize(
-    ("family", "dtype"),
-    [("qwen2", "float32"), ("qwen2", "bfloat16"), ("qwen3", "float32"), ("llama", "float32"),
-     ("mistral", "float32"), ("phi3", "float32"), ("phi3 with a window", "float32"),
-     ("gemma2", "float32"), ("gemma3_text", "float32")],
-)  # fmt: skip
-def test_prompts_that_are_kept_once_change_no_token(
-    family: str, dtype: Any, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts of several lengths, of which rows leave one after another. With windows every row
-    keeps its own copy."""
-    name, _, has_window = family.partition(" with ")
-    folder = families.make_model(tmp_path, name, tied=True, dtype=dtype, vocab_size=300)
-    if has_window:  # which its attention takes from here, although the layers are said to be full
-        config = json.loads((folder / "config.json").read_text())
-        config |= {"sliding_window": 16, "layer_types": ["full_attention"] * 2}
-        (folder / "config.json").write_text(json.dumps(config))
-    prompts = prompts_of(tokenizer, *(f"What is {'7 + ' * n}57 + 68?" for n in (30, 45, 60)))
-    chosen = params(num_completions=8, max_new_tokens=24, stop=("a", "e", "1", " "))
-    rows_at_once: list[int] = []
-    attend = kv_cache.SharedPrompts.attend
-
-    def counted(self: Any, layer: int, query: torch.Tensor, *rest: Any) -> torch.Tensor:
-        rows_at_once.append(len(query))
-        return attend(self, layer, query, *rest)
-
-    monkeypatch.setattr(kv_cache.SharedPrompts, "attend", counted)
-    section = ModelSection(path=str(folder), dtype=dtype, adapter=AdapterSection(rank=4, alpha=8))
-    with Model(section, tokenizer, seed=0) as model:
-        families.randomize(model, 1)
-        sampler = TransformersSampler(model, cache_tokens=10**6)
-        together = sampler.sample(prompts, chosen, 0, quiet)
-        if has_window or family in ("gemma2", "gemma3_text", "mistral"):
-            assert not rows_at_once
-            return
-        assert max(rows_at_once) > min(rows_at_once)
-        rows_at_once.clear()
-        monkeypatch.setattr(transformers_sampler, "SHARED_ROWS", 9)
-        apart = sampler.sample(prompts, chosen, 0, quiet)
-    assert not rows_at_once
-    assert dtype != "float32" or ids(together) == ids(apart)
-    for ours, theirs in zip(together, apart, strict=True):
-        for one, other in zip(ours.completions, theirs.completions, strict=True):
-            first, second = (torch.tensor(c.logprobs[:1]) for c in (one, other))
-            same = one.token_ids[0] == other.token_ids[0]
-            assert not same or torch.allclose(first, second, atol=1e-5)
-            if dtype == "float32":
-                assert torch.allclose(
-                    torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=1e-4
-                )
 
 
 def test_text_is_the_tokens_decoded_without_the_end(
