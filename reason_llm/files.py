@@ -23,7 +23,6 @@ import socket
 import stat
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -388,40 +387,12 @@ def _state_of(file: Path) -> tuple[int, int, int]:
 MOST_BYTES = 1 << 40
 """Largest file whose digest is taken."""
 PIECE_BYTES = 16 * MIB
-KEPT_FROM_BYTES = 64 * MIB
-"""Size of a file whose digest is kept on disk."""
-MOST_KEPT = 10_000
 
 
 def large_digest(files: Sequence[Path]) -> str:
     """SHA-256 over the names, the sizes and all bytes of files such as a model's weights: of each
-    that of the SHA-256 of its pieces of 16 MiB. Those of large files are kept in the user's cache
-    folder by path, size, time and inode; raises as ``open_regular``."""
-    kept: dict[str, list[Any]] = {}
-    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: there is no home
-        kept = read_object(_digests_path(), 16 * MIB)
-    digests: dict[str, list[Any]] = {}
-    for file in files:
-        place, state = str(file.resolve()), list(_state_of(file))
-        if kept.get(place, [None])[:-1] == state:
-            digests[place] = kept[place]
-        else:
-            digests[place] = [*state, _in_pieces(file)]
-    # A file that is written twice within this moment may keep the same time.
-    old = time.time_ns() - 2 * 10**9
-    new = {
-        place: value
-        for place, value in digests.items()
-        if value[0] >= KEPT_FROM_BYTES and value[1] < old and kept.get(place) != value
-    }
-    if new:
-        newest = dict([*kept.items(), *new.items()][-MOST_KEPT:])
-        with suppress(WriteError, RuntimeError):  # it is taken again next time
-            write_atomically(_digests_path(), sealed(orjson.dumps(newest)))
-    lines = [
-        f"{file.name} {digests[str(file.resolve())][0]} {digests[str(file.resolve())][-1]}\n"
-        for file in files
-    ]
+    that of the SHA-256 of its pieces of 16 MiB; raises as ``open_regular``."""
+    lines = [f"{file.name} {file.stat().st_size} {_in_pieces(file)}\n" for file in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -433,11 +404,6 @@ def _in_pieces(file: Path) -> str:
             lambda place: hashlib.sha256(os.pread(handle, PIECE_BYTES, place)).digest(), places
         )
         return hashlib.sha256(b"".join(pieces)).hexdigest()
-
-
-def _digests_path() -> Path:
-    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(cache_folder) / "reason_llm" / "digests.json"
 
 
 def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:

@@ -101,23 +101,16 @@ def test_a_folder_that_was_written_whole_is_compared(damage: str, tmp_path: Path
         check_digests(folder)
 
 
-def test_the_digest_of_large_files_is_kept_by_size_and_time(
+def test_the_digest_of_large_files_is_of_all_bytes_and_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("reason_llm.files.KEPT_FROM_BYTES", 10)
     monkeypatch.setattr("reason_llm.files.PIECE_BYTES", 7)
     file = tmp_path / "weights"
-    file.write_bytes(b"0123456789" * 10)
-    os.utime(file, ns=(10**18, 10**18))
-    first = large_digest([file])
-    with monkeypatch.context() as unread:
-        unread.setattr("reason_llm.files._in_pieces", None)
-        assert large_digest([file]) == first  # nothing is read
-    file.write_bytes(b"0123456789" * 9 + b"0123456788")
-    os.utime(file, ns=(10**18 + 1, 10**18 + 1))
-    second = large_digest([file])
-    assert second != first
-    kept = tmp_path / "cache" / "reason_llm" / "digests.json"
-    kept.write_bytes(b"{")  # a cache may be lost
-    assert large_digest([file]) == second
+    contents = (b"0123456789" * 10, b"0123456789" * 9 + b"0123456788", b"1" + b"0123456789" * 9)
+    found = []
+    for content in contents:
+        file.write_bytes(content)
+        os.utime(file, ns=(10**18, 10**18))
+        found += [large_digest([file])] * 2
+    found += [large_digest([file.rename(tmp_path / "other")])] * 2
+    assert len(set(found)) == 4
