@@ -28,7 +28,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from io import BufferedReader, BufferedWriter
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,16 +47,14 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class FileLock:
     """An exclusive lock that the kernel releases when the process ends in any way."""
 
-    def __init__(
-        self, path: Path, what: str, fix: str = "give this run its own --run.name and --run.buffer"
-    ) -> None:
-        self.path = path
-        self.what = what
-        self.fix = fix
-        self._file: int | None = None
+    path: Path
+    what: str
+    fix: str = "give this run its own --run.name and --run.buffer"
+    _file: int | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -197,13 +196,11 @@ def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
         beside.rename(target)
         sync(target.parent)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
         raise WriteError(
             f"{target} cannot be written ({one_line(error)}); free or choose another place"
         ) from error
-    except BaseException:  # a half-made folder must never stay
+    finally:  # a half-made folder must never stay
         shutil.rmtree(beside, ignore_errors=True)
-        raise
 
 
 def sync(path: Path) -> None:
@@ -362,26 +359,21 @@ def check_digests(folder: Path) -> dict[str, str]:
             raise NotAsWritten(f"{name!r:.100} is missing")
         if file.is_symlink():
             raise NotAsWritten(f"{name} is a link")
-        if file.stat().st_size != entry.get("bytes"):
+        status = file.stat()
+        if status.st_size != entry.get("bytes"):
             raise NotAsWritten(
-                f"{name} is not what was written: it has {file.stat().st_size} bytes, and "
+                f"{name} is not what was written: it has {status.st_size} bytes, and "
                 f"{entry.get('bytes')!s:.20} were noted"
             )
-        state = _state_of(file)
-        if file not in _KNOWN or _KNOWN[file][0] != state:
-            _KNOWN[file] = state, sha256(file)
-        digests[name] = _KNOWN[file][1]
+        digests[name] = _known(file, status.st_size, status.st_mtime_ns, status.st_ino)
         compare(name, digests[name], str(entry.get("sha256")))
     return digests
 
 
-_KNOWN: dict[Path, tuple[tuple[int, int, int], str]] = {}
-"""SHA-256 of files that this process has read, by path, with size, time and inode."""
-
-
-def _state_of(file: Path) -> tuple[int, int, int]:
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino
+@lru_cache(1024)
+def _known(file: Path, *state: int) -> str:
+    """SHA-256 of a file, which this process reads once in each ``state``."""
+    return sha256(file)
 
 
 MOST_BYTES = 1 << 40

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -137,49 +137,41 @@ def _team_of(job: Job, watch: Watch) -> AbstractContextManager[Team]:
     return many.start(job, watch, count)
 
 
+@dataclass(eq=False)
 class Run:
     """State and resources of a run from its first step to its last; made by ``open_run``."""
 
-    def __init__(
-        self,
-        job: Job,
-        made: Learners,
-        team: Team,
-        buffer: RolloutBuffer,
-        writer: BackgroundWriter,
-        log: MetricsLog,
-        watch: Watch,
-        stop: StopSignal,
-        meter: Meter,
-    ) -> None:
-        self.job = job
-        self.model = made.policy.model
-        self.learners = made
-        """The learners in this process."""
+    job: Job
+    learners: Learners
+    """The learners in this process."""
+    _team: Team
+    _buffer: RolloutBuffer
+    _writer: BackgroundWriter
+    _log: MetricsLog
+    _watch: Watch
+    _stop: StopSignal
+    _meter: Meter
+
+    def __post_init__(self) -> None:
+        job, policy = self.job, self.learners.policy
+        self.model = policy.model
         self.rows = Rows(job)
         self.record: Record = {}
         """The record of the current step, as far as it is known."""
-        self._team = team
-        self._buffer = buffer
-        self._writer = writer
-        self._log = log
-        self._watch = watch
-        self._stop = stop
-        self._meter = meter
         self._archived = _archive_of(job)
         self._replay = Replay(self._archived, job.state.run, job.config.train.replay)
         self._reward_models = RewardModels()
         self._teacher = teacher_of(job.config)
-        self._held_out = HeldOut(job, made.policy, self.rows, team)
+        self._held_out = HeldOut(job, policy, self.rows, self._team)
         self._kept = KeptAdapters(
             job.config,
             job.folder,
             job.data.conditioning,
             job.run.digests,
             self.model,
-            made.policy.optimizer,
-            log,
-            writer,
+            policy.optimizer,
+            self._log,
+            self._writer,
         )
         self.state = self._kept.restore(job.state)
         self._saved = None if job.is_new else self.state

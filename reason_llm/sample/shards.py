@@ -74,7 +74,7 @@ def sample_lot(
     return [sampler.sample(part.prompts, params, part.seed, progress) for part in lot]
 
 
-def lots(parts: Sequence[Part], takers: int, *, in_batches: bool) -> list[Lot]:
+def lots(parts: Sequence[Part], takers: int, in_batches: bool) -> list[Lot]:
     """The parts as they are handed out: one for each taker where a process takes all of its own in
     one batch, else part by part, so that who is faster takes more."""
     count = min(takers, len(parts)) if in_batches else len(parts)

@@ -168,27 +168,20 @@ class _Chat:
     response_format: Any = None
 
 
+@dataclass(eq=False)
 class TokenServer:
     """The server of a wave's rollouts, open within its context."""
 
-    def __init__(
-        self,
-        sessions: Sequence[Session],
-        section: SampleSection,
-        renderer: Renderer,
-        context_tokens: int,
-        most_tokens: int,
-        end_token_ids: Sequence[int],
-    ) -> None:
-        self.sessions = list(sessions)
+    sessions: Sequence[Session]
+    section: SampleSection
+    renderer: Renderer
+    context_tokens: int
+    most_tokens: int
+    end_token_ids: Sequence[int]
+
+    def __post_init__(self) -> None:
         self.key = secrets.token_urlsafe(32)
         self.port = 0
-        self._section = section
-        self._renderer = renderer
-        self._context_tokens = context_tokens
-        self._most_tokens = most_tokens
-        self._end_token_ids = set(end_token_ids)
-        self._vocabulary = len(renderer.tokenizer)
         self._by_key = {each.key: each for each in self.sessions}
         self._by_name: dict[str, Session] = {}
         self._changed = threading.Condition()
@@ -237,7 +230,7 @@ class TokenServer:
     ) -> list[tuple[Session, Ask]]:
         """The rollouts that wait, once every live one does, and none when all have ended; while
         others are under way, at once those that are not; with ``joins`` as soon as there is one."""
-        seconds = self._section.environment_seconds
+        seconds = self.section.environment_seconds
         with self._changed:
             while True:
                 live = [each for each in self.sessions if not each.has_ended]
@@ -260,7 +253,7 @@ class TokenServer:
             for (session, ask), completion in zip(asked, answers, strict=True):
                 if self.wants((session, ask)):
                     given.append((ask, session.take(ask, completion)))
-        texts = decode(self._renderer.tokenizer, [list(each.token_ids) for _, each in given])
+        texts = decode(self.renderer.tokenizer, [list(each.token_ids) for _, each in given])
         for (ask, completion), text in zip(given, texts, strict=True):
             ask.branch.text = text
             self._loop.call_soon_threadsafe(_give, ask.answer, replace(completion, text=text))
@@ -321,22 +314,19 @@ class TokenServer:
         return session
 
     async def _models(self, session: Session, request: web.Request) -> Any:
-        model = {"id": MODEL, "object": "model", "max_model_len": self._context_tokens}
+        model = {"id": MODEL, "object": "model", "max_model_len": self.context_tokens}
         return {"object": "list", "data": [model]}
 
     async def _generate(self, session: Session, request: web.Request) -> Any:
         asked = record_from_json(_Generate, orjson.loads(await request.read()))
         params = asked.sampling_params
-        if not set(params.stop_token_ids) <= self._end_token_ids:
+        if not set(params.stop_token_ids) <= set(self.end_token_ids):
             raise ValueError(
                 f"stop_token_ids={list(params.stop_token_ids)} are not all of the model's end "
-                f"tokens {sorted(self._end_token_ids)}; take the renderer of this model"
+                f"tokens {sorted(self.end_token_ids)}; take the renderer of this model"
             )
-        if max(asked.token_ids) >= self._vocabulary:
-            raise ValueError(
-                f"token_ids has {max(asked.token_ids)}; the vocabulary ends at "
-                f"{self._vocabulary - 1}"
-            )
+        if (last := len(self.renderer.tokenizer) - 1) < (largest := max(asked.token_ids)):
+            raise ValueError(f"token_ids has {largest}; the vocabulary ends at {last}")
         ids, branch, added = asked.token_ids, Branch(asked.token_ids), tuple[int, ...]()
         for each in session.branches:
             so_far = (*each.prompt, *each.ids)
@@ -358,7 +348,7 @@ class TokenServer:
             if (value := getattr(asked, name)) not in (None, usual):
                 raise ValueError(f"{name}={value!r:.100} is not offered; leave it out")
         messages = plain_messages(asked.messages)
-        renderer = replace(self._renderer, tools=tuple(asked.tools or ()))
+        renderer = replace(self.renderer, tools=tuple(asked.tools or ()))
         branch, added = Branch(()), list[int]()
         for each in session.branches:
             known = len(each.messages)
@@ -366,7 +356,7 @@ class TokenServer:
                 branch = each
         if branch.ids:
             tail = messages[len(branch.messages) :]
-            added = renderer.after(branch.ids, tail, self._section.reply_tokens)
+            added = renderer.after(branch.ids, tail, self.section.reply_tokens)
         else:
             text = renderer.text("a chat", messages)
             branch = Branch(tuple(renderer.token_ids("a chat", text)))
@@ -399,21 +389,21 @@ class TokenServer:
         self, session: Session, branch: Branch, added: tuple[int, ...], most: int | None
     ) -> Completion:
         """The model's answer, once all rollouts wait."""
-        section, own = self._section, self._most_tokens - len(branch.ids) - len(added)
-        room = min(own, self._context_tokens - len(branch.prompt) - self._most_tokens + own)
+        section, own = self.section, self.most_tokens - len(branch.ids) - len(added)
+        room = min(own, self.context_tokens - len(branch.prompt) - self.most_tokens + own)
         if session.notes["turns"] >= section.turns:
             session.finish = "turns"
             raise ValueError(f"the rollout had its {section.turns} turns (sample.turns)")
         if room < 1:
             problem = (
                 f"a prompt of {len(branch.prompt)} tokens leaves no room in the context of "
-                f"{self._context_tokens} (model.context_tokens)"
+                f"{self.context_tokens} (model.context_tokens)"
             )
             if own > 0:
                 session.fail(problem)
                 raise ValueError(problem)
             session.finish = "length"
-            raise ValueError(f"the rollout had its {self._most_tokens} tokens (max_new_tokens)")
+            raise ValueError(f"the rollout had its {self.most_tokens} tokens (max_new_tokens)")
         ask = Ask(
             branch, added, min(room, section.turn_tokens or room, most or room),
             self._loop.create_future(),

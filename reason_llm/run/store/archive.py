@@ -3,7 +3,7 @@ data/buffer.json as it was learned from, compressed."""
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -80,35 +80,35 @@ class Archive:
             total -= size
 
 
+@dataclass
 class Replay:
     """Groups with signal of a run's last steps, up to ``most``, to be learned once more; those from
     before the run went on are read from its archive."""
 
-    def __init__(self, archive: Archive, run: RunIdentity, most: int) -> None:
-        self._archive = archive
-        self._run = run
-        self._most = most
-        self._groups: dict[int, list[Group]] = {}
-        """By step, the newest last."""
+    archive: Archive
+    run: RunIdentity
+    most: int
+    _groups: dict[int, list[Group]] = field(default_factory=dict)
+    """By step."""
 
     def beside(self, step: int, groups: Sequence[Group]) -> list[Group]:
         """Groups for those of this step without signal, as many and the newest first."""
-        if self._most == 0:
+        if self.most == 0:
             return []
         found: list[Group] = []
-        for before in range(step - 1, max(-1, step - 1 - self._most), -1):
+        for before in range(step - 1, max(-1, step - 1 - self.most), -1):
             if before not in self._groups:
-                document = self._archive.read(before, self._run)
+                document = self.archive.read(before, self.run)
                 if document is None:
                     logger.warning(
                         "train.replay: the rollouts of step %d are not in %s as this config "
                         "sampled them; nothing of them is learned again",
-                        before + 1, self._archive.folder,
+                        before + 1, self.archive.folder,
                     )  # fmt: skip
                 self._groups[before] = with_signal(document.groups if document else [])
             found += self._groups[before]
         self._groups[step] = with_signal(groups)
-        self._groups.pop(step - self._most, None)
+        self._groups.pop(step - self.most, None)
         return found[: len(groups) - len(self._groups[step])]
 
 

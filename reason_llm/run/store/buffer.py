@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -27,7 +27,6 @@ from reason_llm.run.store.writer import BackgroundWriter
 
 AHEAD = "ahead"
 """Folder in the run's with the rollouts of steps that are sampled ahead."""
-NO_COUNTS: Mapping[str, float] = {}
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +35,7 @@ Source = Callable[[int, RunIdentity], Document | None]
 """A place beside the buffer that may hold all rollouts of this step of the run, with advantages."""
 
 
+@dataclass(eq=False)
 class RolloutBuffer:
     """The buffer of one run; ``with RolloutBuffer(path, run) as buffer`` holds its lock.
 
@@ -51,45 +51,35 @@ class RolloutBuffer:
         RolloutBufferError: it is damaged or belongs to another run that is not finished.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        run: RunIdentity,
-        sources: Sequence[Source] = (),
-        *,
-        ahead: Path | None = None,
-        writer: BackgroundWriter | None = None,
-        discard: bool = False,
-    ) -> None:
-        self.path = path
-        self.run = run
-        self._sources = sources
-        self._folder = ahead
-        self._writer = writer
-        self._discard = discard
-        self._lock = lock(path)
-        self._gives_way = False
-        """Whether the file holds another run's rollouts that are also in that run's archive."""
-        self._document: Document | None = None
-        """This run's rollouts in the file."""
-        self._ahead: dict[int, Document] = {}
-        """Rollouts in the files of the folder ``ahead``, by step."""
-        self._beside: Document | None = None
-        """The current step's rollouts from elsewhere, if the file holds a later step."""
-        self._current: int | None = None
-        """Step whose turn it is; later ones are ahead."""
+    path: Path
+    run: RunIdentity
+    sources: Sequence[Source] = ()
+    ahead: Path | None = None
+    writer: BackgroundWriter | None = None
+    discard: bool = False
+    _gives_way: bool = False
+    """Whether the file holds another run's rollouts that are also in that run's archive."""
+    _document: Document | None = None
+    """This run's rollouts in the file."""
+    _ahead: dict[int, Document] = field(default_factory=dict)
+    """Rollouts in the files of the folder ``ahead``, by step."""
+    _beside: Document | None = None
+    """The current step's rollouts from elsewhere, if the file holds a later step."""
+    _current: int | None = None
+    """Step whose turn it is; later ones are ahead."""
 
     def __enter__(self) -> Self:
+        self._lock = lock(self.path)
         with ExitStack() as until_checked:
             until_checked.enter_context(self._lock)
-            document = None if self._discard else check(self.path, self.run)
+            document = None if self.discard else check(self.path, self.run)
             until_checked.pop_all()  # from here on, __exit__ lets go of the lock
         if document is None or document.run.id == self.run.id:
             self._document = document
         else:
             self._gives_way = is_archived(document)
-        if self._folder is not None and not self._discard:
-            self._ahead = {each.step: each for _, each in read_ahead(self._folder, self.run)}
+        if self.ahead is not None and not self.discard:
+            self._ahead = {each.step: each for _, each in read_ahead(self.ahead, self.run)}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -99,7 +89,7 @@ class RolloutBuffer:
         """The rollouts of a step anywhere on disk, perhaps not ``complete``; None without any."""
         held = self._held(step)
         if held is None or not held.complete:
-            for source in self._sources:
+            for source in self.sources:
                 if (document := source(step, self.run)) is not None:
                     return document
         return held
@@ -136,7 +126,7 @@ class RolloutBuffer:
         *,
         whole: bool,
         drawn: int | None = None,
-        counts: Mapping[str, float] = NO_COUNTS,
+        counts: Mapping[str, float] = {},
         checkpoint: str | None = None,
         version: int | None = None,
     ) -> None:
@@ -153,9 +143,9 @@ class RolloutBuffer:
             self.run, step, whole, False, len(groups) if drawn is None else drawn, groups,
             dict(counts), checkpoint, version if held is None else held.weight_version,
         )  # fmt: skip
-        if self._folder and self._current is not None and step > self._current:
+        if self.ahead and self._current is not None and step > self._current:
             self._ahead[step] = document
-            write_atomically(self._folder / _name(step), to_bytes(document))
+            write_atomically(self.ahead / _name(step), to_bytes(document))
         else:
             self._write(document)
 
@@ -185,15 +175,15 @@ class RolloutBuffer:
         write_atomically(self.path, to_bytes(document))
 
     def _settle(self) -> None:
-        if self._writer is not None:
-            self._writer.wait()
+        if self.writer is not None:
+            self.writer.wait()
 
     def _drop_ahead(self, before: int | None = None) -> None:
         """Remove the steps ahead that are before this one; None: all."""
         for step in [each for each in self._ahead if before is None or each < before]:
-            assert self._folder is not None
+            assert self.ahead is not None
             del self._ahead[step]
-            (self._folder / _name(step)).unlink(missing_ok=True)
+            (self.ahead / _name(step)).unlink(missing_ok=True)
 
 
 def check(path: Path, run: RunIdentity) -> Document | None:

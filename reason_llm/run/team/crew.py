@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -228,31 +229,32 @@ class Crew(Team):
         return [member for member in cluster.alive(self.members) if member.only_samples == samplers]
 
 
+@dataclass(eq=False)
 class Deal:
     """The parts of a wave, which idle processes take in lots; ``takers`` are free to sample."""
 
-    def __init__(
-        self, crew: Crew, parts: Sequence[Part], params: SamplingParams, version: int, takers: int
-    ) -> None:
-        self.params = params
-        self.version = version
-        """Learned steps of the policy that samples."""
-        self.found: dict[int, list[Group]] = {}
+    crew: Crew
+    parts: Sequence[Part]
+    params: SamplingParams
+    version: int
+    """Learned steps of the policy that samples."""
+    takers: int
+
+    def __post_init__(self) -> None:
+        self._waiting = deque(lots(self.parts, self.takers, self.crew.samples_in_batches))
+        self._found: dict[int, list[Group]] = {}
         """Sampled groups by shard."""
-        self._crew = crew
-        self._parts = parts
-        self._waiting = deque(lots(parts, takers, in_batches=crew.samples_in_batches))
         self._under_way: dict[int, list[tuple[Lot, Call]]] = {}
         self._lock = threading.Lock()
 
     @property
     def is_done(self) -> bool:
         """Whether every part is sampled."""
-        return len(self.found) == len(self._parts)
+        return len(self._found) == len(self.parts)
 
     def groups(self) -> list[list[Group]]:
         """The groups of each part, in order."""
-        return [self.found[part.shard] for part in self._parts]
+        return [self._found[part.shard] for part in self.parts]
 
     def take(self) -> Lot | None:
         """A free lot for this process; None if all are taken."""
@@ -266,7 +268,7 @@ class Deal:
                 calls = self._under_way.setdefault(member.number, [])
                 if len(calls) < most and (lot := self.take()) is not None:
                     of = None if self.version == member.version else self.version
-                    call = self._crew.call(member, "sample", lot, self.params, of)
+                    call = self.crew.call(member, "sample", lot, self.params, of)
                     calls.append((lot, call))
 
     def gather(self, *, wait: bool = False) -> list[Group]:
@@ -282,7 +284,7 @@ class Deal:
                     with self._lock:
                         self._waiting.appendleft(lot)
                     continue
-                self._crew.note(call.member.number, {"sampling_seconds": seconds})
+                self.crew.note(call.member.number, {"sampling_seconds": seconds})
                 groups = completions([p for part in lot for p in part.prompts], content)
                 gathered += groups
                 rest = iter(groups)
@@ -292,4 +294,4 @@ class Deal:
     def keep(self, lot: Lot, groups: Sequence[list[Group]]) -> None:
         """Store the sampled groups of each part of a lot."""
         for part, groups_of_part in zip(lot, groups, strict=True):
-            self.found[part.shard] = groups_of_part
+            self._found[part.shard] = groups_of_part
