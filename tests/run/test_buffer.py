@@ -41,6 +41,15 @@ def saved(path: Path, **options: Any) -> Path:
     return path
 
 
+def part(value: dict[str, Any]) -> dict[str, Any]:
+    """The first completion of a document."""
+    return value["groups"][0]["completions"][0]
+
+
+OTHER = {"prompt_ids": [1], "token_ids": [2], "text": "", "logprobs": [-1.0],
+         "spans": [{"start": 0, "end": 2}]}  # fmt: skip
+
+
 def groups(buffer: RolloutBuffer, step: int) -> list[Group]:
     document = buffer.find(step)
     return [] if document is None else document.groups
@@ -166,17 +175,23 @@ def test_a_buffer_cut_short_is_named_and_left_alone(keep: int, tmp_path: Path) -
         lambda v: v.update(format=99),
         lambda v: v["run"].pop("id"),
         lambda v: v["groups"][0].pop("prompt"),
-        lambda v: v["groups"][0]["completions"][0].pop("logprobs"),
+        lambda v: part(v).pop("logprobs"),
         lambda v: v["groups"][0]["completions"][0]["logprobs"].pop(),
-        lambda v: v["groups"][0]["completions"][0].update(extra=1),
+        lambda v: part(v).update(extra=1),
         lambda v: v.update(groups=3),
         lambda v: v["groups"][0]["completions"][0]["token_ids"].__setitem__(0, "5"),
-        lambda v: v["groups"][0]["completions"][0].update(logprobs=[None, None]),
+        lambda v: part(v).update(logprobs=[None, None]),
         lambda v: v["groups"][0].update(completions=[]),
         lambda v: v["groups"][0]["completions"][1].update(advantage=None),
         lambda v: v["run"].update(config=None),
         lambda v: v.update(step="three"),
         lambda v: v.update(groups=[]),
+        lambda v: part(v).update(turn_advantages=[1.0, 2.0]),
+        lambda v: part(v).update(learner_logprobs=[-1.0]),
+        lambda v: part(v).update(others=[OTHER]),
+        lambda v: part(v).update(others=[OTHER | {"spans": [], "logprobs": [-1.0, -1.0]}]),
+        lambda v: part(v).update(rewards={"mine": 1.0}),
+        lambda v: (v.update(complete=False), part(v).update(reward=None, advantage=None)),
     ],
 )
 def test_a_damaged_document_is_one_line(spoil: Any, tmp_path: Path) -> None:
@@ -196,8 +211,8 @@ EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a prompt's token": lambda v: v["groups"][1]["prompt"]["token_ids"].__setitem__(2, 4),
     "an answer": lambda v: v["groups"][1]["prompt"].update(answer="43"),
     "a log-prob": lambda v: v["groups"][0]["completions"][0]["logprobs"].__setitem__(1, -2.4),
-    "a reward": lambda v: v["groups"][0]["completions"][0].update(reward=0.0),
-    "an advantage": lambda v: v["groups"][0]["completions"][0].update(advantage=-0.5),
+    "a reward": lambda v: part(v).update(reward=0.0),
+    "an advantage": lambda v: part(v).update(advantage=-0.5),
     "drawn": lambda v: v.update(drawn=3),
     "a group less": lambda v: v["groups"].pop(),
     "a group twice": lambda v: v["groups"].append(v["groups"][0]),

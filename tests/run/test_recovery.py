@@ -1,6 +1,7 @@
 """Where a run stands: by its checkpoints, by the one that run.resume names, or by its buffer; and
 what makes it the same run."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from reason_llm.config import Config
 from reason_llm.errors import CheckpointError
-from reason_llm.rollout import Prompt, TokenRow
+from reason_llm.rollout import Completion, Group, Prompt, TokenRow
 from reason_llm.run.start import recovery, resolve
 from reason_llm.run.store import checkpoint
 from reason_llm.run.store.checkpoint import RunState
@@ -39,6 +40,8 @@ def state(id: str, step: int, folder: Path | None, resume: str = "there") -> Run
         ("there", state("source", 5, HERE), None, ("source", 5, HERE)),  # from the copy
         ("there", state("source", 5, HERE, "auto"), None, "did not begin from run.resume=there"),
         ("there", state("own", 5, HERE), None, "did not begin from run.resume=there"),
+        ("broken", state("own", 5, HERE), None, "broken; or leave --run.resume out to go on with"),
+        ("broken", None, None, "broken$"),
     ],
 )
 def test_where_a_run_stands(
@@ -49,7 +52,13 @@ def test_where_a_run_stands(
     states = {THERE: state("source", 3, THERE, "auto"), HERE: own}
     begun, found = state("new", 3, THERE), own or state("found", 0, None)
     monkeypatch.setattr(checkpoint, "read", states.__getitem__)
-    monkeypatch.setattr(checkpoint, "begin_from", lambda path, name, identity: begun)
+
+    def begin_from(path: Path, name: str, identity: object) -> RunState:
+        if path == Path("broken"):
+            raise CheckpointError("broken")
+        return begun
+
+    monkeypatch.setattr(checkpoint, "begin_from", begin_from)
     monkeypatch.setattr(checkpoint, "find", lambda folder, name, identity: found)
     monkeypatch.setattr(checkpoint, "refused_changes", lambda *given: ())
     if sampled is not None:
@@ -68,6 +77,61 @@ def test_where_a_run_stands(
         assert (stands.step, stands.folder, stands.run.id in ("own", "source")) == (0, None, False)
     else:
         assert (stands.run.id, stands.step, stands.folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("step", "whole", "named", "began", "expected"),
+    [
+        (0, False, None, "auto", 0),
+        (0, False, None, "there", "its checkpoint is missing: the buffer names none; restore it"),
+        (2, False, None, "auto", "rescore.py buffer.json with this config and these options, then "
+         "the same command with --run.name mine_replay --from-buffer buffer.rescored.json"),
+        (2, True, None, "auto", "alone: the same command with --run.name mine_replay "
+         "--from-buffer buffer.json"),
+        (2, True, "gone", "auto", "is missing: gone is not there; restore it"),
+        (2, True, "a\0b", "auto", "is not there; restore it"),
+        (2, True, "damaged", "auto", "is missing: it is damaged; restore it"),
+        (2, True, "source 1", "auto", 1),
+        (2, True, "source 2", "there", 2),
+        (2, True, "source 3", "auto", "source 3 is of another run or of a later step"),
+        (2, True, "other 1", "auto", "other 1 is of another run or of a later step"),
+    ],
+)  # fmt: skip
+def test_where_a_run_without_its_checkpoints_stands(
+    step: int, whole: bool, named: str | None, began: str, expected: int | str, tmp_path: Path,
+    small_run: Make, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By the buffer and the checkpoint that this names, which is elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("damaged", "source 1", "source 2", "source 3", "other 1"):
+        Path(name).mkdir()
+
+    def read(folder: Path) -> RunState:
+        if folder.name == "damaged":
+            raise CheckpointError("it is damaged")
+        id, number = folder.name.split()
+        return state(id, int(number), folder)
+
+    monkeypatch.setattr(checkpoint, "read", read)
+    config = small_run(run__name="mine", run__buffer="buffer.json")
+    resumed = config.model_dump(mode="json") | {"run": {"resume": began}}
+    one = Completion((1,), "", (-1.0,), "stop", {"a": 1.0}, 1.0, 0.0 if whole else None)
+    document = Document(
+        RunIdentity("source", "mine", resumed), step, whole, False, 1, [Group(PROMPT, (one,))],
+        checkpoint=named,
+    )  # fmt: skip
+    config.run.buffer_path.write_bytes(to_bytes(document))
+    monkeypatch.setattr(checkpoint, "refused_changes", lambda *given: ())
+    run: Any = SimpleNamespace(
+        config=config, folder=tmp_path / "run", identity={"new": 1}, checkpoints=[]
+    )
+    if isinstance(expected, str):
+        with pytest.raises(CheckpointError, match=re.escape(expected)):
+            recovery._begun_from(run)
+        return
+    stands = recovery._begun_from(run)
+    folder = Path(named) if named else None
+    assert stands == RunState(RunIdentity("source", "mine", {"new": 1}), expected, folder)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+"""Runs that are finished, ended by a signal, out of memory, or gone on with by another process."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from conftest import ROOT, tree_of
+from reason_llm.config import Config
+from reason_llm.errors import BusyError, OutOfMemory, Stopped
+from reason_llm.files import replacing_folder
+from reason_llm.loop import train
+from reason_llm.run import run as run_module
+from reason_llm.run.run import Run, open_run
+from reason_llm.run.start.prepare import prepare
+from reason_llm.run.store import checkpoint
+from reason_llm.run.store.best import Best
+from reason_llm.run.store.checkpoint import RunState
+from reason_llm.run.store.kept_adapters import KeptAdapters
+from reason_llm.run.watch import SILENT, Progress, Silent
+
+Small = Callable[..., Config]
+SHORT = {"sample__max_new_tokens": 4}
+JUDGED = SHORT | {
+    "data__eval": str(ROOT / "data" / "arithmetic_test.jsonl"), "eval__limit": 2, "eval__every": 1,
+    "train__ema": 0.5, "score__rewards": [{"name": "boxed"}],
+}  # fmt: skip
+
+
+class Lines(Silent):
+    """Keeps the lines; sends SIGTERM where this phase begins for the ``count``-th time."""
+
+    def __init__(self, phase: str = "", count: int = 0) -> None:
+        self.lines: list[str] = []
+        self.left = [phase] * count
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def phase(self, name: str, total: int) -> AbstractContextManager[Progress]:
+        if name in self.left:
+            self.left.pop()
+            if not self.left:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return super().phase(name, total)
+
+
+def test_a_finished_run_is_told_and_what_is_damaged_is_written_again(small_run: Small) -> None:
+    """No answer of 4 tokens is right: the base stays the best, and the first step is the last."""
+    config = small_run(**JUDGED, eval__patience=1)
+    summary = train(config)
+    folder = config.run.directory / "small"
+    told = Lines()
+    before = tree_of(folder)
+    assert train(config, told) == summary and tree_of(folder) == before
+    assert told.lines[-1] == (
+        f"{folder} was ended early at step 1 by eval.patience: raise it to go on, or start afresh "
+        "with --run.resume never"
+    )
+    job = prepare(small_run(**JUDGED, run__steps=1), SILENT)
+    assert job.finished(told) == summary
+    assert told.lines[-1] == (
+        f"{folder} is finished at step 1: raise --run.steps to go on, or start afresh with "
+        "--run.resume never"
+    )
+    assert prepare(small_run(**JUDGED, run__steps=2), SILENT).finished(told) is None
+    weights = "adapter_model.safetensors"
+    for name in ("summary.json", f"adapter/{weights}", f"adapter_ema/{weights}",
+                 f"adapter_best/{weights}", "adapter_best/best.json"):  # fmt: skip
+        path, whole = folder / name, before[name]
+        path.write_bytes(whole[:-1])
+        assert job.finished(told) is None, name
+        path.unlink()
+        assert job.finished(told) is None, name
+        path.write_bytes(whole)
+    other = {**orjson.loads(before["summary.json"]), "steps": 2}
+    del other["sha256"]
+    (folder / "summary.json").write_bytes(orjson.dumps(other))
+    assert job.finished(told) is None
+    (folder / "summary.json").write_bytes(before["summary.json"])
+    for name in ("adapter", "adapter_best"):  # whole, and another one
+        with replacing_folder(folder / name) as beside:
+            for file in (weights, "best.json"):
+                content = before.get(f"{name}/{file}", b"")
+                (beside / file).write_bytes(content[:-1] + b"x" if file == weights else content)
+        assert job.finished(told) is None
+        (folder / name / weights).write_bytes(before[f"{name}/{weights}"])
+        (folder / name / "digests.json").write_bytes(before[f"{name}/digests.json"])
+    with replacing_folder(folder / "adapter_best") as beside:
+        (beside / weights).write_bytes(before[f"adapter_best/{weights}"])
+        record = before["adapter_best/best.json"]
+        (beside / "best.json").write_bytes(record.replace(b'"step": 0', b'"step": 1'))
+    assert job.finished(told) is None
+    assert train(small_run(**JUDGED, run__steps=2))["best"]["step"] == 0
+    assert (folder / "adapter_best" / "best.json").read_bytes() == record
+    assert (folder / "adapter_best" / weights).read_bytes() == before[f"adapter_best/{weights}"]
+
+
+def test_a_best_adapter_without_its_weights_is_no_longer_the_best(
+    small_run: Small, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    best = Best(3, "eval/loss", 1.0, "set", "accuracy")
+    state = RunState(checkpoint.fresh("x", {}).run, 4, tmp_path, best=best)
+    nothing: Any = None
+    for keeps, left in ((True, None), (False, best)):
+        config = small_run(run__keep_best=keeps)
+        kept = KeptAdapters(config, tmp_path, None, ("", ""), *[nothing] * 4)
+        assert kept.restore(state).best == left
+    assert caplog.messages == ["adapter_best/ of step 3 was not kept: the next one is"]
+
+
+@pytest.mark.parametrize(("phase", "count", "saved"), [
+    ("sampling", 2, [0, 1]), ("learning", 2, [0, 2]),
+])  # fmt: skip
+def test_a_signal_saves_every_learned_step(
+    phase: str, count: int, saved: list[int], small_run: Small
+) -> None:
+    config = small_run(**SHORT, run__save_every=3)
+    with pytest.raises(Stopped) as stopped:
+        train(config, Lines(phase, count))
+    assert stopped.value.exit_code == 143
+    folders = checkpoint.listing(config.run.directory / "small")
+    assert [checkpoint.read(folder).step for folder in folders] == saved
+
+
+@pytest.mark.parametrize(("updates", "saves"), [((0, 0), 1), ((0, 1), 0)])
+def test_out_of_memory_is_saved_before_the_step_s_first_update_alone(
+    updates: tuple[int, int], saves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The halved micro-batch; the adapter would be in the middle of a step."""
+    named, saved = SimpleNamespace, list[None]()
+    monkeypatch.setattr(run_module, "learning", lambda learner: nullcontext())
+    by_role = dict(enumerate(named(updates_in_step=each) for each in updates))
+    run: Any = named(
+        config=named(samples=False, train=named(epochs=1)), record={}, _watch=SILENT,
+        learners=named(policy=None, by_role=by_role), _measured=lambda phase: nullcontext(),
+        state=named(kl_coefficient=None), _save=lambda: saved.append(None),
+    )  # fmt: skip
+    with pytest.raises(OutOfMemory), Run.learning(run, 0, []):
+        raise OutOfMemory
+    assert len(saved) == saves
+
+
+def test_a_run_that_another_process_went_on_with_is_called_again(small_run: Small) -> None:
+    job = prepare(small_run(), SILENT)
+    (job.folder / "checkpoints" / "step-00000001").mkdir(parents=True)
+    with pytest.raises(BusyError, match=r"another process has just gone on with \S+small; call"):
+        open_run(job, SILENT).__enter__()
