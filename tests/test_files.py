@@ -3,20 +3,31 @@
 import errno
 import fcntl
 import os
+import signal
+import socket
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from conftest import TINY
+from reason_llm import files
 from reason_llm.app.cli import run_command
 from reason_llm.errors import NotAsWritten, WriteError
 from reason_llm.files import (
+    Confined,
     FileLock,
+    Panic,
     check_digests,
+    check_tokenizer,
     large_digest,
+    move_aside,
+    open_to_append,
     read_bounded,
     read_object,
     replacing_folder,
     sealed,
+    without_panics,
 )
 
 
@@ -27,8 +38,112 @@ def test_a_bound_takes_no_memory(tmp_path: Path) -> None:
     assert read_bounded(path, 1 << 45) == b"abc"
     assert read_bounded(Path("/proc/self/stat"), 1 << 45)  # whose size is 0
     assert read_bounded(path, 3) == b"abc"
-    with pytest.raises(OSError, match="it is larger than"):
-        read_bounded(path, 2)
+    for large, most in ((path, 2), (Path("/proc/self/stat"), 3)):
+        with pytest.raises(OSError, match="it is larger than"):
+            read_bounded(large, most)
+    with pytest.raises(OSError, match="a NUL character"):
+        read_bounded(Path("a\0b"), 3)
+
+
+def test_only_a_regular_file_is_appended_to(tmp_path: Path) -> None:
+    for content in (b"a", b"b"):
+        with open_to_append(tmp_path / "x") as file:
+            file.write(content)
+    assert (tmp_path / "x").read_bytes() == b"ab"
+    with pytest.raises(OSError, match="no regular file"):
+        open_to_append(Path("/dev/null"))
+
+
+def test_a_link_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(WriteError, match="link is a link to"), replacing_folder(tmp_path / "link"):
+        raise AssertionError
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_what_cannot_be_moved_aside_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("x.json", "x.old-1.json"):
+        (tmp_path / name).write_text(name)
+    move_aside(tmp_path / "none")
+    move_aside(tmp_path / "x.json")
+    assert (tmp_path / "x.old-2.json").read_text() == "x.json"
+
+    def refuse(*given: object) -> None:
+        raise OSError(errno.EPERM, "Not permitted")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(WriteError, match=r"old-1\.json cannot be moved aside to .*old-1\.old-1"):
+        move_aside(tmp_path / "x.old-1.json")
+
+
+def test_only_a_panic_of_a_rust_library_becomes_an_error() -> None:
+    panic = type("PanicException", (BaseException,), {})
+    with pytest.raises(Panic, match="it is gone"), without_panics():
+        raise panic("it is gone")
+    for error in (KeyboardInterrupt, ValueError):
+        with pytest.raises(error), without_panics():
+            raise error
+
+
+def test_a_confined_process_that_is_ended_from_outside_took_too_much() -> None:
+    confined = Confined(lambda number: (number + 1,))
+    assert (confined.ask(1.0, 1), confined.lives) == ((2,), True)
+    os.kill(confined._process, signal.SIGKILL)
+    with pytest.raises(MemoryError):
+        confined.ask(1.0, 1)
+    assert not confined.lives
+
+
+def test_a_tokenizer_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that cannot be read its reader tells."""
+    for content in (b"{", (TINY / "tokenizer.json").read_bytes()):
+        check_tokenizer(content)
+
+    def tried(content: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(files, "_tried", tried)
+    with pytest.raises(ValueError, match="it fills the memory on a short text"):
+        check_tokenizer(b"")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "proxies", "place"),
+    [
+        ("https://hub.test", {}, ("hub.test", 443)),
+        ("http://hub.test", {"https": "a:1"}, ("hub.test", 80)),
+        ("https://hub.test:99", {}, ("hub.test", 99)),
+        ("https://hub.test", {"https": "proxy.test:3128"}, ("proxy.test", 3128)),
+        ("https://hub.test", {"https": "http://proxy.test"}, ("proxy.test", 80)),
+        ("https://hub.test", {"https": "socks5://proxy.test"}, ("proxy.test", 1080)),
+        ("https://near.test", {"https": "proxy.test:3128"}, ("near.test", 443)),
+    ],
+)
+def test_the_hub_or_the_proxy_before_it_is_reached(
+    endpoint: str, proxies: dict[str, str], place: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def connect(place: tuple[str, int], timeout: float) -> socket.socket:
+        asked.append(place)
+        if "down" in place[0]:
+            raise OSError
+        return socket.socket()
+
+    monkeypatch.setattr(files, "getproxies", lambda: proxies)
+    monkeypatch.setattr(files, "proxy_bypass", lambda host: host == "near.test")
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    files._connect.cache_clear()
+    with files.hub_restored():
+        assert files.reach_hub() and files.reach_hub()
+        monkeypatch.setattr(constants, "ENDPOINT", "http://down.test")
+        proxies.clear()
+        assert not files.reach_hub() and constants.HF_HUB_OFFLINE
+        assert not files.reach_hub()
+    assert asked == [place, ("down.test", 80)]
+    assert not constants.HF_HUB_OFFLINE
 
 
 def test_a_file_system_without_locks_is_one_line(

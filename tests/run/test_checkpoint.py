@@ -5,7 +5,9 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -111,6 +113,66 @@ def test_none_that_is_whole_is_an_error(save: Callable[..., RunState], tmp_path:
     (folder / "state.json").write_bytes(b"{}")
     with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
         find(tmp_path)
+
+
+def test_a_finished_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path: Path) -> None:
+    assert find(tmp_path).step == 0
+    (tmp_path / "summary.json").touch()
+    with pytest.raises(CheckpointError, match="holds a finished run without its checkpoints"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda folder: rewrite(folder, format=1), "format 1, this version reads 2"),
+        (lambda folder: rewrite(folder, step=-1), "step: "),
+        (lambda folder: note(folder, "state.json"), "state.json is missing"),
+        (lambda folder: note(folder, "optimizer.safetensors"), "optimizer.safetensors is missing"),
+        (lambda folder: note(folder, "adapter_model.safetensors"), "adapter_model.safetensors is"),
+        (lambda folder: folder.rename(folder.with_name("x")) and folder.symlink_to("x"), "a link"),
+    ],
+)
+def test_one_that_is_whole_and_lacks_something_is_passed_over(
+    spoil: Callable[[Path], object], told: str, save: Callable[..., RunState], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    first, folder = save(1), save(2).folder or tmp_path
+    spoil(folder)
+    assert find(tmp_path) == first
+    assert told in caplog.text
+
+
+def rewrite(folder: Path, **values: Any) -> None:
+    """The checkpoint with another state, and the digest of that."""
+    content = orjson.dumps(read_object(folder / "state.json") | values)
+    (folder / "state.json").write_bytes(content)
+    note(folder, "state.json", {"bytes": len(content), "sha256": sha256(content).hexdigest()})
+
+
+def note(folder: Path, name: str, entry: dict[str, Any] | None = None) -> None:
+    """Its list of digests with another entry, or without it."""
+    files = read_object(folder / MANIFEST)["files"]
+    files |= {name: entry}
+    files = {name: entry for name, entry in files.items() if entry}
+    (folder / MANIFEST).write_bytes(sealed(orjson.dumps({"files": files})))
+
+
+def test_halves_of_a_killed_write_go_with_the_next(
+    save: Callable[..., RunState], tmp_path: Path
+) -> None:
+    (half := tmp_path / "checkpoints" / ".step-00000001.writing").mkdir(parents=True)
+    (other := tmp_path / "checkpoints" / ".mine").mkdir()
+    save(2)
+    assert (half.exists(), other.exists()) == (False, True)
+
+
+def test_a_checkpoint_without_a_role_of_the_run_is_told(
+    save: Callable[..., RunState], model: Model
+) -> None:
+    both: Any = {"policy": None, "critic": None}
+    with pytest.raises(CheckpointError, match=r"has no critic: it is of a run without one; name"):
+        checkpoint.restore(save(1), model, both)
 
 
 def test_a_file_outside_the_checkpoint_is_not_looked_at(
