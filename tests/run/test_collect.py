@@ -3,7 +3,8 @@
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,9 @@ from reason_llm.config import Config
 from reason_llm.config.algorithms import ALGORITHMS, resolve
 from reason_llm.data.render import order
 from reason_llm.errors import Stopped
-from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.collect import Step, collect, is_kept, sampled_before
+from reason_llm.rollout import Completion, Group, Prompt, Span
+from reason_llm.run import collect as collect_module
+from reason_llm.run.collect import Step, collect, is_kept, sampled_before, with_reward_models
 from reason_llm.run.start.prepare import Job, prepare
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
@@ -197,6 +199,84 @@ def test_no_prompt_is_passed_over_between_steps(job: Job) -> None:
     length = len(job.data.prompts)
     expected = order([length], [1.0], job.config.run.seed, 0, drawn + 4)
     assert first.numbers + second.numbers == [x + 1 for x in expected]
+
+
+def test_what_is_counted_of_a_step_in_three_waves(
+    small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors, those before a kill too; and of the tokens those that the model wrote."""
+
+    @contextmanager
+    def timed(record: dict[str, float], name: str) -> Iterator[None]:
+        yield
+        record[f"time/{name}_seconds"] = record.get(f"time/{name}_seconds", 0.0) + 2.0
+
+    monkeypatch.setattr(collect_module, "timed", timed)
+    job = prepare(small_run(sample__prompts_per_step=7), SILENT)
+    sampler, scorer = Scripted(lambda number: False), job.scorer
+    counting: Any = SimpleNamespace(
+        score=scorer.score, weights=scorer.weights, take_counts=lambda: {"score/errors": 1.0}
+    )
+
+    def sample(*given: Any, **named: Any) -> list[Group]:
+        groups = Scripted.sample(sampler, *given, **named)
+        spans = (Span(0, 1),)
+        return [
+            replace(g, completions=tuple(replace(c, spans=spans) for c in g.completions))
+            for g in groups
+        ]
+
+    sampler.sample = sample  # type: ignore[method-assign]
+    with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
+        buffer.write(2, [], whole=False, counts={"score/errors": 5.0})
+        step = step_of(replace(job, scorer=counting), buffer, StopSignal(), 0, 2)
+        collect(step, sampler)
+        document = buffer.find(2)
+    assert document is not None and document.counts == {"score/errors": 8.0}
+    assert step.record["sample/tokens_per_second"] == 7 * 4 * 1 / 6.0
+
+
+def test_after_a_kill_only_the_other_reward_models_are_asked(
+    small_run: Callable[..., Config],
+) -> None:
+    config, saved, asked = small_run(), list[Any](), list[str]()
+    models = [SimpleNamespace(key=key, rewards=lambda scores: scores) for key in ("a", "b", "c")]
+
+    def with_model_reward(groups: list[Group], key: str, rewards: list[float]) -> list[Group]:
+        one = replace(
+            groups[0].completions[0], rewards={**groups[0].completions[0].rewards, key: 2.0}
+        )
+        assert rewards == [2.0]
+        return [replace(groups[0], completions=(replace(one, reward=2.0),))]
+
+    scorer = SimpleNamespace(
+        weights={"a": 1.0}, with_model_reward=with_model_reward, take_counts=lambda: {"x": 1.0}
+    )
+    document = Document(RunIdentity("a", "b", {}), 0, False, False, 9, [], {"x": 1.0})
+    step: Any = SimpleNamespace(
+        job=SimpleNamespace(run=SimpleNamespace(reward_models=models), scorer=scorer),
+        buffer=SimpleNamespace(find={3: document}.get), number=3, config=config,
+        save=lambda groups, drawn, counts, whole=False: saved.append(
+            (list(groups[0].completions[0].rewards), drawn, counts["x"], whole)
+        ),
+    )  # fmt: skip
+    completion = Completion((1,), "", (-1.0,), "stop", {"a": 1.0})
+    groups = [Group(Prompt("p", "", (1,), ""), (completion,))]
+
+    def scores(model: Any, groups: Any) -> list[float]:
+        asked.append(model.key)
+        return [2.0]
+
+    (found,) = with_reward_models(step, groups, scores)
+    assert asked == ["b", "c"]
+    assert saved == [
+        (["a", "b"], 9, 2.0, False),
+        (["a", "b", "c"], 9, 3.0, False),
+        (["a", "b", "c"], 9, 3.0, True),
+    ]
+    assert found.completions[0].advantage == 0.0
+    models.clear()
+    assert with_reward_models(step, groups, scores) is groups
 
 
 def test_a_signal_is_obeyed_when_the_wave_is_saved(job: Job) -> None:

@@ -65,7 +65,7 @@ class Host:
         return None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """A replica beside this process."""
 
