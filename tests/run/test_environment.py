@@ -1,5 +1,6 @@
 """environment.json is for reading: no damage to it keeps a run from going on."""
 
+from collections import Counter
 from pathlib import Path
 
 import orjson
@@ -7,8 +8,8 @@ import pytest
 
 from conftest import TINY
 from reason_llm.config import Config
-from reason_llm.data import Data
-from reason_llm.files import MIB
+from reason_llm.data import Data, DataSet
+from reason_llm.files import MIB, read_object
 from reason_llm.model.plan import plan_only
 from reason_llm.run.store import environment
 
@@ -30,3 +31,33 @@ def test_a_damaged_one_is_begun_anew(content: bytes, tmp_path: Path) -> None:
     plan = plan_only(Config.model_validate({"data": {"train": "x"}, "model": {"path": str(TINY)}}))
     environment.record_start(tmp_path, 2, Data([], [], []), plan)
     assert [start["step"] for start in orjson.loads(path.read_bytes())["starts"]] == [2]
+
+
+def test_a_start_that_differs_is_added_and_one_that_was_gone_back_behind_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_only(Config.model_validate({"data": {"train": "x"}, "model": {"path": str(TINY)}}))
+    training = DataSet("a", "rows.jsonl", "prompts", True, 7, Counter(long=3))
+    steps = []
+    for step, packages in (
+        (0, {}),
+        (2, {}),
+        (4, {"torch": "1"}),
+        (6, {"torch": "2"}),
+        (5, {}),
+        (0, {}),
+    ):
+        monkeypatch.setattr(environment, "_packages", lambda packages=packages: packages)
+        environment.record_start(tmp_path, step, Data([training], [2.0], []), plan)
+        starts = read_object(tmp_path / "environment.json")["starts"]
+        steps.append([(start["step"], start["packages"]) for start in starts])
+    counts = {"name": "a", "source": "rows.jsonl", "rows": 7, "prompts": 0, "left_out": {"long": 3}}
+    assert starts[0]["data"] == {
+        "training": [counts | {"weight": 2.0}], "held_out": [], "in_both": 0,
+    }  # fmt: skip
+    first = (0, {})
+    assert steps == [
+        [first], [first], [first, (4, {"torch": "1"})],
+        [first, (4, {"torch": "1"}), (6, {"torch": "2"})], [first, (4, {"torch": "1"}), (5, {})],
+        [first],
+    ]  # fmt: skip

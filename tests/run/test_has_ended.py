@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from reason_llm.config import Config
 from reason_llm.errors import CheckpointError, ConfigError
 from reason_llm.run.store import folder
 from reason_llm.run.store.best import Best
@@ -56,6 +57,22 @@ def test_a_damaged_config_is_told(tmp_path: Path) -> None:
     assert folder.has_ended(run, 5, 0)
     with pytest.raises(ConfigError, match=r"resolved_config\.yaml is not valid YAML"):
         folder.has_ended(run, None, 0)
+    whole = folder.config_to_bytes(Config.model_validate({"data": {"train": "x"}}))
+    (run / folder.CONFIG).write_bytes(whole)
+    assert folder.read_config(run, {"run.steps": 7}).run.steps == 7
+    (run / folder.CONFIG).write_bytes(whole.replace(b"seed: 0", b"seed: 1", 1))
+    for read in (folder.read_config, lambda run: folder.has_ended(run, None, 0)):
+        with pytest.raises(ConfigError, match=r"resolved_config\.yaml is damaged \(it is not what"):
+            read(run)
+
+
+def test_a_reward_model_s_adapter_is_no_policy(tmp_path: Path) -> None:
+    folder.refuse_reward_model(tmp_path)
+    (tmp_path / folder.SCORE_HEAD).touch()
+    with pytest.raises(ConfigError, match="is a reward model's adapter, which scores completions"):
+        folder.refuse_reward_model(tmp_path)
+    (tmp_path / folder.CONFIG).touch()  # a run's folder says so by its config
+    folder.refuse_reward_model(tmp_path)
 
 
 @pytest.mark.parametrize(

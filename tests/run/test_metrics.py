@@ -9,7 +9,7 @@ import pytest
 from reason_llm import train
 from reason_llm.app.lines import of_replica
 from reason_llm.config import Config
-from reason_llm.errors import DataError
+from reason_llm.errors import DataError, WriteError
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import metrics
 from reason_llm.run.store.metrics import MetricsLog
@@ -114,6 +114,16 @@ def test_a_step_that_is_none_is_named(tmp_path: Path, step: float) -> None:
     path.write_text(f'{{"step": {step}}}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:1"):
         metrics.read(tmp_path)
+
+
+def test_records_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, None, 0.0)
+    log.path.unlink()
+    log.path.mkdir()
+    with pytest.raises(WriteError, match=r"metrics\.jsonl cannot be written \(Is a directory\)"):
+        log.write(0, {})
+    with pytest.raises(DataError, match=r"metrics\.jsonl cannot be read \(it is a folder"):
+        log.records()
 
 
 def test_named_sets_stand_beside_the_first() -> None:

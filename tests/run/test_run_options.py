@@ -98,7 +98,12 @@ def test_the_completions_of_every_evaluation_are_kept(
 ) -> None:
     held_out = str(ROOT / "data" / "arithmetic_test.jsonl")
     options = {"data__eval": held_out, "eval__limit": 4, "eval__every": 1, "run__steps": 2}
-    train(small_run(eval__sets={"again": held_out}, **options))
+    (tmp_path / "mine.py").write_text(
+        "def odd(completion):\n    return sum(map(ord, completion)) % 64\n"
+    )
+    options |= {"score__rewards": [{"custom": f"{tmp_path / 'mine.py'}:odd"}]}
+    other = str(ROOT / "data" / "arithmetic_train.jsonl")
+    train(small_run(eval__sets={"again": other}, **options))
     folder = tmp_path / "runs" / "small"
     files = sorted((folder / "evaluations").iterdir())
     assert [file.name for file in files] == [f"step-0000000{n}.jsonl.gz" for n in range(3)]
@@ -106,7 +111,9 @@ def test_the_completions_of_every_evaluation_are_kept(
     for file, record in zip(files, records, strict=True):
         lines = [orjson.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
         assert [line["set"] for line in lines] == ["held_out"] * 4 + ["again"] * 4
-        assert sum(line["score"] for line in lines[:4]) / 4 == record["eval/accuracy"]
+        means = [sum(line["score"] for line in part) / 4 for part in (lines[:4], lines[4:])]
+        assert means == [record["eval/accuracy"], record["eval/again/accuracy"]]
+        assert means[0] != means[1]
         assert all(line["completion"] and line["finish_reason"] for line in lines)
     train(small_run(eval__keep_completions=False, run__name="bare", **options))
     assert not (tmp_path / "runs" / "bare" / "evaluations").exists()
@@ -135,6 +142,9 @@ def test_kto_s_weights_are_warned_of_with_the_numbers_to_set(
     assert "20 % of the rows are good ones; set it to a number from 4 to 5.33" in caplog.text
     caplog.clear()
     prepare(small_run(**options, preference=kto | {"desirable_weight": 4.0}), SILENT)
+    assert "desirable_weight" not in caplog.text
+    (tmp_path / "labels.jsonl").write_text("\n".join(rows[::5]))  # good ones alone
+    prepare(small_run(**options, preference=kto), SILENT)
     assert "desirable_weight" not in caplog.text
     held_out = {"rows": str(tmp_path / "one.jsonl")}
     with pytest.raises(DataError, match=r"one\.jsonl holds one row.* leave eval\.rows out"):

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from reason_llm.errors import ModelError
+from reason_llm.run.store import folder as run_folder
 from reason_llm.run.store.folder import weights_digest
 
 
@@ -32,3 +34,17 @@ def test_any_other_weight_or_config_is_another_digest(name: str, tmp_path: Path)
     assert len(known) == 4
     (adapter / "adapter_config.json").write_bytes(b"{}")
     assert weights_digest(str(model), adapter) not in known
+    (model / "x.bin").mkdir()
+    with pytest.raises(ModelError, match=r"model has weights that cannot be read .*restore them"):
+        weights_digest(str(model))
+
+
+def test_of_a_model_on_the_hub_the_commit_in_the_cache_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for commit in (None, "a", "b"):
+        path = None if commit is None else Path(commit) / "config.json"
+        monkeypatch.setattr(run_folder, "cached", lambda model, name, path=path: path)
+        found += [weights_digest("some/model"), weights_digest("another/model")]
+    assert len(set(found)) == 6
