@@ -7,7 +7,11 @@
 """
 
 import gzip
+import random
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -21,9 +25,11 @@ from reason_llm.app import lines
 from reason_llm.app.training import train
 from reason_llm.config import Config
 from reason_llm.model import Datum
-from reason_llm.run import collect
-from reason_llm.run.held_out import judge, of_samples, sampling_params
+from reason_llm.rollout import Prompt, TokenRow
+from reason_llm.run import SILENT, collect, held_out as held_out_module
+from reason_llm.run.held_out import HeldOut, judge, of_samples, sampling_params
 from reason_llm.run.store import metrics
+from reason_llm.sample import SamplingParams
 from reason_llm.score.statistics import proportion
 
 HELD_OUT = {"data__eval": str(ROOT / "data" / "arithmetic_test.jsonl"), "eval__limit": 8}
@@ -57,14 +63,14 @@ def test_the_line_says_of_what_the_accuracy_is() -> None:
 
 def test_samples_are_drawn_as_in_training(small_run: Callable[..., Config]) -> None:
     drawn = HELD_OUT | {"sample__temperature": 0.7, "sample__top_k": 9, "sample__top_p": 0.9}
-    params = sampling_params(small_run(eval__samples=3, **drawn))
-    assert (params.num_completions, params.temperature, params.top_k, params.top_p) == (
-        3, 0.7, 9, 0.9,
-    )  # fmt: skip
+    params = sampling_params(
+        small_run(eval__samples=3, eval__max_new_tokens=5, sample__stop=["Q:"], **drawn)
+    )
+    assert params == SamplingParams(3, 5, 0.7, 9, 0.9, stop=("Q:",))
     trained = collect.sampling_params(small_run(**drawn, sample__min_p=0.1, sample__stop=["Q:"]))
     assert (trained.min_p, trained.stop) == (0.1, ("Q:",))
-    greedy = sampling_params(small_run(**drawn))
-    assert (greedy.num_completions, greedy.temperature) == (1, 0.0)
+    greedy = sampling_params(small_run(**drawn, sample__stop=["Q:"]))
+    assert greedy == SamplingParams(1, 32, temperature=0.0, stop=("Q:",))
 
 
 def records_of(config: Config) -> list[metrics.Record]:
@@ -113,3 +119,75 @@ def test_a_reward_model_that_pays_by_the_token_goes_by_length_whatever_the_promp
         settings=settings, judge=lambda data: {}, scores=lambda data, role: [a for _, a in lengths]
     )
     assert judge(learner, data)["eval/length_correlation"] == pytest.approx(1.0)
+
+
+PROMPT, ROW = Prompt("a", "", (1, 2), "3"), TokenRow("r", (4, 5), (False, True), 0, 1.0)
+
+
+def held_out(config: Config, prompt: Prompt = PROMPT, row: TokenRow = ROW, **others: Any) -> Any:
+    """The evaluations of a run with two sets of this prompt, and of this row."""
+    sets = [SimpleNamespace(name=name, prompts=[prompt]) for name in ("", "again")]
+    data = SimpleNamespace(
+        held_out=sets, held_out_prompts=[prompt] * 2, held_out_rows=SimpleNamespace(rows=[row])
+    )
+    job: Any = SimpleNamespace(config=config, data=SimpleNamespace(**vars(data) | others))
+    job.plan, job.run = SimpleNamespace(cache_tokens=7), SimpleNamespace(environments=None)
+    job.scorer = "the scorer"
+    nothing: Any = SimpleNamespace(model="the model", dealing=lambda sampler: sampler)
+    return HeldOut(job, nothing, nothing, nothing)
+
+
+def test_a_best_evaluation_is_compared_with_those_of_the_same_questions(
+    small_run: Callable[..., Config],
+) -> None:
+    small_run = partial(small_run, **HELD_OUT)
+    one = held_out(small_run()).digest
+    assert (
+        held_out(small_run(run__seed=3), replace(PROMPT, id="b"), replace(ROW, name="s")).digest
+        == one
+    )
+    others = [
+        held_out(small_run(eval__max_new_tokens=5)),
+        held_out(small_run(eval__samples=2)),
+        held_out(small_run(), replace(PROMPT, token_ids=(2, 1))),
+        held_out(small_run(), replace(PROMPT, answer="4")),
+        held_out(small_run(), row=replace(ROW, ids=(5, 4))),
+        held_out(small_run(), row=replace(ROW, value=0.5)),
+        held_out(small_run(), held_out=[]),
+        held_out(small_run(), held_out_rows=None),
+    ]
+    assert len({one, *(each.digest for each in others)}) == 9
+    assert not held_out(small_run(), held_out=[], held_out_rows=None).exists
+    assert all(each.exists for each in others)
+    for every, due in ((2, [0, 2, 4, 5]), (0, [5])):
+        asked = held_out(small_run(eval__every=every, run__steps=5))
+        assert [step for step in range(6) if asked.is_due(step)] == due
+
+
+def test_each_set_has_numbers_of_its_own(
+    small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first set's count for the run."""
+    asked: list[Any] = []
+
+    def evaluate(*given: Any) -> Any:
+        asked.append(given)
+        return {"eval/accuracy": float(len(asked))}, []
+
+    def sampling(model: str, tokens: int) -> Any:
+        assert (model, tokens) == ("the model", 7)
+        return nullcontext("the sampler")
+
+    monkeypatch.setattr(held_out_module, "evaluate", evaluate)
+    monkeypatch.setattr(held_out_module, "sampling", sampling)
+    config, nothing = (
+        small_run(**HELD_OUT, run__seed=3, eval__keep_completions=False),
+        SimpleNamespace(),
+    )
+    record = held_out(config, held_out_rows=None).evaluate(1, SILENT, nothing)
+    assert record == {"eval/accuracy": 1.0, "eval/again/accuracy": 2.0}
+    params = sampling_params(config)
+    assert [(*each[:4], each[5]) for each in asked] == [
+        ("the sampler", [PROMPT], "the scorer", params,
+         random.Random(f"3/held_out/{name}").getrandbits(63)) for name in ("", "again")
+    ]  # fmt: skip
