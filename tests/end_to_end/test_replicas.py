@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,6 +180,8 @@ def test_without_the_extra_a_line_says_how_to_install_it(
         "pip install -e '.[ray]', or set run.replicas to 1"
     )
     assert not (tmp_path / "runs").exists()
+    with pytest.raises(ReplicaError, match=r"run\.samplers=1 needs Ray.* set run\.samplers to 0$"):
+        replicas_of(small_run(**SAMPLER))
 
 
 def test_a_cluster_without_a_token_is_refused(
@@ -213,19 +216,33 @@ def test_ray_is_waited_for_as_long_as_its_daemons_live(monkeypatch: pytest.Monke
     assert services.get_node is get_node
 
 
-def test_more_replicas_than_gpus_are_refused(
-    small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    assert replicas_of(small_run(run__replicas="auto")) == 2
-    with pytest.raises(ConfigError, match="contradicts the 3 GPUs of this machine"):
-        train(small_run(run__replicas=4))
-    assert not (tmp_path / "runs").exists()
+REFUSED = "contradicts the 3 GPUs of this machine"
+SAMPLER = {"run__samplers": 1, "run__max_staleness": 1}
+JOINED = {"run__ray": "h:1"}
 
 
-def test_without_a_gpu_auto_is_one(small_run: Callable[..., Config]) -> None:
-    config = small_run(run__replicas="auto")
-    assert (replicas_of(config), config.run.shards) == (1, 8)
+@pytest.mark.parametrize(
+    ("replicas", "options", "gpus", "found"),
+    [
+        ("auto", {}, 0, 1), ("auto", {}, 3, 2), ("auto", {}, 4, 4), ("auto", {}, 20, 8),
+        ("auto", SAMPLER, 0, 1), ("auto", SAMPLER, 1, "contradicts the 1 GPU of"),
+        ("auto", SAMPLER, 2, 1), ("auto", SAMPLER, 3, 2), ("auto", JOINED, 0, 0),
+        (1, {}, 3, 1), (2, SAMPLER, 3, 2), (4, {}, 3, REFUSED), (4, {}, 0, 4),
+        (4, JOINED, 3, 4), (2, SAMPLER | {"run__samplers": 2}, 3, REFUSED),
+    ],
+)  # fmt: skip
+def test_how_many_replicas(
+    replicas: int | str, options: dict[str, Any], gpus: int, found: int | str,
+    small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    config = small_run(run__replicas=replicas, **options)
+    assert config.run.shards == 8
+    if isinstance(found, int):
+        assert replicas_of(config) == found
+    else:
+        with pytest.raises(ConfigError, match=found):
+            replicas_of(config)
 
 
 # --- by make faults ---------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from reason_llm.config import Config
-from reason_llm.errors import CheckpointError
+from reason_llm.errors import CheckpointError, RolloutBufferError
 from reason_llm.rollout import Completion, Group, Prompt, TokenRow
 from reason_llm.run.start import recovery, resolve
 from reason_llm.run.store import checkpoint
+from reason_llm.run.store.archive import Archive
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.document import Document, RunIdentity, to_bytes
 
@@ -162,6 +163,29 @@ def test_where_its_rollouts_are(
     assert resolve._buffer(small_run(**named | {"run__buffer": "set.json"})).name == "set.json"
     rows = {"stage": "sft", "sample": {}, "algorithm": {}, "score": {}}
     assert resolve._buffer(small_run(**named, **rows)).name == "buffer.json"
+
+
+def test_a_run_that_starts_afresh_does_not_move_its_source_aside(
+    tmp_path: Path, small_run: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Completion((1,), "", (-1.0,), "stop", {"a": 1.0}, 1.0, 0.0)
+    run = RunIdentity("x", "x", {"run": {"keep_buffers": "all"}})
+    for step in (0, 1):
+        document = Document(run, step, True, True, 1, [Group(PROMPT, (one,))])
+        Archive(tmp_path / "runs" / "mine", "all", 1 << 30).add(document)
+    source = tmp_path / "runs" / "mine" / "buffers"
+    named = {"run__name": "mine", "run__from_buffer": str(source)}
+    for resume, steps, folder in (("auto", 2, "mine"), ("never", 1, "other"), ("never", 3, "mine")):
+        config = small_run(**named, run__resume=resume, run__steps=steps)
+        if (resume, folder) == ("never", "mine"):
+            with pytest.raises(
+                RolloutBufferError, match=r"moves aside; give this run a --run\.name"
+            ):
+                resolve._saved_buffers(config, tmp_path / "runs" / folder)
+        else:
+            assert len(resolve._saved_buffers(config, tmp_path / "runs" / folder)) == 2
+    (told,) = caplog.messages  # of the second
+    assert told.startswith("run.steps=1 is not used") and "holds 2 steps" in told
 
 
 PROMPT = Prompt("file:1", "text", (1, 2), "3", {"column": 4})
