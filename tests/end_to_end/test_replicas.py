@@ -237,7 +237,7 @@ def test_how_many_replicas(
 ) -> None:  # fmt: skip
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     config = small_run(run__replicas=replicas, **options)
-    assert config.run.shards == 8
+    assert config.run.shards == (1 if replicas == 1 else 8)
     if isinstance(found, int):
         assert replicas_of(config) == found
     else:

@@ -154,12 +154,3 @@ def test_without_keep_best_nothing_is_kept_and_the_early_end_stays(
     assert summary["ended_early"] is not None
     assert not (run / "adapter_best").exists()
     assert not list(run.glob("checkpoints/*/best.*"))
-
-
-@pytest.mark.long
-def test_a_best_adapter_that_was_not_kept_is_told(
-    falling: Callable[..., Config], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    train(falling(run__keep_best=False, run__steps=1, eval__patience=0))
-    train(falling(run__steps=2, eval__patience=0))
-    assert "adapter_best/ of step" in caplog.text and "was not kept" in caplog.text

@@ -278,10 +278,12 @@ class Together(GroupPeers):
 
     def __init__(self, rank: int, size: int, queues: dict[Any, Queue[Any]]) -> None:
         self.rank, self.size, self.sent_bytes, self.waited_seconds = rank, size, 0, 0.0
+        self.acts: list[tuple[str, int]] = []
         self._is_exact, self._device, self._lost = True, torch.device("cpu"), threading.Event()
         self._queues, self._gloo, self._tensors = queues, Named(allgather=self._allgather), None
 
     def _pass(self, act: str, tensor: torch.Tensor, peer: int) -> None:
+        self.acts.append((act, peer))
         if act == "send":
             self._queues[self.rank, peer].put(tensor.clone())
         else:
@@ -313,6 +315,8 @@ def test_gradients_are_added_as_a_tree_and_texts_gathered(monkeypatch: pytest.Mo
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(4)]
     [thread.start() for thread in threads]
     [thread.join(60) for thread in threads]
+    firsts = [each.acts[0] for each in team]  # or two that send would wait for each other
+    assert firsts == [("send", 1), ("recv", 0), ("send", 3), ("recv", 2)]
     tree = (given[0] + given[1]) + (given[2] + given[3])
     assert all(torch.equal(total, tree) for total in totals)
     assert not torch.equal(tree, ((given[0] + given[1]) + given[2]) + given[3])

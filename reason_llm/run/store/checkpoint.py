@@ -123,11 +123,9 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     Raises:
         CheckpointError: there is none, or its adapter or optimizer is of another kind.
     """
-    folders = []
+    folders = listing(path) if os.path.lexists(path) else []
     if os.path.lexists(path / STATE):
         folders = [path.resolve()]
-    elif os.path.lexists(path):
-        folders = listing(path)
     if not folders:
         raise CheckpointError(
             f"run.resume={path} is neither auto nor never, and no checkpoint's folder; name one, "
