@@ -300,7 +300,9 @@ def test_each_program_ends_its_own_rollout() -> None:
             session.has_ended = True
             session.cancel()
             await asyncio.sleep(3600)
-        return [2, None, float("nan"), None, None, None][row["n"]]
+        if row["n"] == 5:
+            session.fail("a request too many")
+        return [2, None, float("nan"), None, None, 3, None][row["n"]]
 
     given: list[Session] = []
 
@@ -310,12 +312,12 @@ def test_each_program_ends_its_own_rollout() -> None:
         async with sessions_module._agent(agent, "x")(server) as play:
             yield play
 
-    ended = rollouts_of(plays, 6)
-    assert [each.notes.get("reward") for each in ended] == [2.0, *[None] * 5]
+    ended = rollouts_of(plays, 7)
+    assert [each.notes.get("reward") for each in ended] == [2.0, *[None] * 6]
     assert [(each.finish, each.notes.get("problem")) for each in ended] == [
         (None, None), ("error", "it raised KeyError: 'x'"),
         ("error", "it gave nan, and not a finite number or None"), ("turns", None),
-        ("error", "late"), (None, None),
+        ("error", "late"), ("error", "a request too many"), (None, None),
     ]  # fmt: skip
 
 
