@@ -394,7 +394,7 @@ class LogSection(Section):
     else reason_llm."""
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], ONE_IS_A_LIST] = []  # noqa: RUF012
     """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
-    them. Each runs in a process of its own; one that fails is a warning."""
+    them. One that fails, or takes longer than a minute for a record, is dropped with a warning."""
 
 
 class Config(Section):

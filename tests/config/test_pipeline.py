@@ -266,12 +266,16 @@ def test_stages_run_one_after_the_other_until_a_signal(
     last: str | None, ended: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that comes while ``last`` ends by itself ends the pipeline before the next stage; one of
-    an earlier run does not. What is to come is checked, but for the first, which its run checks."""
-    pipeline = load_pipeline(write(tmp_path, TREE), {"run.directory": str(tmp_path / "runs")})
-    names, told = [stage.name for stage in pipeline.stages], []
+    an earlier run does not. What is to come is checked, but for the first, which its run checks.
+    Of one that has ended it is said what was held out."""
+    tree = TREE | {"score": {"rewards": ["format"]}}
+    pipeline = load_pipeline(write(tmp_path, tree), {"run.directory": str(tmp_path / "runs")})
+    names, told, lines = [stage.name for stage in pipeline.stages], [], list[str]()
     for name in ended:
         (folder := tmp_path / "runs" / "mine" / name).mkdir(parents=True)
         (folder / "summary.json").write_text('{"steps": 10000}')
+        if name == "sft":
+            (folder / "metrics.jsonl").write_text('{"step": 1, "eval/accuracy": 0.5}\n')
 
     def trained(config: Config, console: object) -> dict[str, Any]:
         told.append(config.run.name)
@@ -284,11 +288,15 @@ def test_stages_run_one_after_the_other_until_a_signal(
     monkeypatch.setattr(runs, "run_training", trained)
     monkeypatch.setattr(StopSignal, "unheeded", signal.SIGTERM)
     is_stopped = last == "drawn"
-    console: Any = SimpleNamespace(line=lambda text: None)
+    console: Any = SimpleNamespace(line=lines.append)
     with pytest.raises(Stopped) if is_stopped else nullcontext() as stopped:
         assert list(runs.run_pipeline(pipeline, console)) == names
     assert told == (names[:3] if is_stopped else names)
     assert [call.args[0].run.name for call in checked.mock_calls] == [
         name for name in names if name not in ended
     ][1:]
+    held_out = {"sft": "  held-out format 0.500"}
+    assert [text for text in lines if not text.startswith("stage ")] == [
+        held_out.get(name, "  nothing was held out") for name in ended
+    ]
     assert not is_stopped or stopped.value.exit_code == 130

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from reason_llm.app.report.page import as_json, live_page
+import orjson
+
+from reason_llm.app.report.page import live_page
 from reason_llm.app.report.payload import Examined, blobs, examine, to_value
 from reason_llm.app.report.rollouts import StepRollouts, read_step
 from reason_llm.app.report.runs import read_runs
@@ -179,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NO_CONTENT, TEXT, b"")
         elif path == "/data":
             value = to_value(followed.examined) | {"live": True, "version": followed.version}
-            self._answer(HTTPStatus.OK, JSON, as_json(value))
+            self._answer(HTTPStatus.OK, JSON, orjson.dumps(value))
         else:
             known = {f"{run} {step}": b for (run, step), b in blobs(followed.examined).items()}
             blob = known.get(f"{asked.get('run')} {asked.get('step')}")

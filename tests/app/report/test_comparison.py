@@ -67,7 +67,7 @@ def test_where_there_is_no_kl_nothing_says_that_there_is() -> None:
 
 
 def test_what_rounding_leaves_of_zero_is_zero() -> None:
-    line = of_step({"step": 1, "train/loss": -3.9e-16, "time/learning_seconds": 1.0}, 9)
+    line = of_step({"step": 1, "train/loss": -3.9e-16, "time/learning_seconds": 1.0}, 9, "accuracy")
     assert line.startswith("step 1/9  loss 0  ")
 
 
