@@ -170,6 +170,7 @@ def test_what_later_stages_need_is_kept(tmp_path: Path) -> None:
         changed(drawn=drawn(keep_buffers=2, steps=1)),
         changed(drawn=drawn(keep_buffers=1)),
         changed(ppo=paid_by("rm")),
+        changed(ppo=paid_by("rm", path="of_another_run")),
         changed(rm=UNMEASURED, ppo=paid_by("rm", normalize="none")),
     ):
         assert load_pipeline(write(tmp_path, tree), {}).stages
@@ -185,7 +186,10 @@ def test_what_later_stages_need_is_kept(tmp_path: Path) -> None:
         (changed(), {"run.resume": "runs/x"}, "is a checkpoint of one run"),
         (changed(), {"train.lr": 2}, "unknown key 'train.lr'"),
         (TREE | {"stages": []}, {}, "stages=[] are no stages"),
+        (TREE | {"stages": {}}, {}, "stages={} are no stages"),
         (TREE | {"stages": {"a": 3}}, {}, "are no stages"),
+        (changed() | {"model": 3}, {}, "stage sft: model=3 must be a section"),
+        (changed(ppo={"data": {"train": {"a": 1}}}), {}, "data.train={'a': 1} must be a valid str"),
         (changed(ppo={"from": "stf"}), {}, "stage ppo: from='stf' is no earlier stage; did you "
          "mean sft?"),
         (changed(sft={"from": "ppo"}), {}, "stage sft: from='ppo' is no earlier stage; it is the"),
