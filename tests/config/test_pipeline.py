@@ -243,6 +243,56 @@ def test_kto_learns_labels(tmp_path: Path) -> None:
     assert (rows.form, rows.section.threshold) == ("labels", 0.5)
 
 
+def test_a_stage_that_begins_anew_is_planned_over_the_adapter_to_come(tmp_path: Path) -> None:
+    tree = changed(rm=TREE["stages"]["rm"] | {"model": {"adapter": {"rank": 9}}})
+    for options, start in (
+        ({}, "adapter"),
+        ({"run.resume": "never"}, "adapter to come"),
+        ({"run.resume": "never", "stage": "rm"}, "adapter"),
+    ):
+        pipeline = load_pipeline(write(tmp_path, tree), options)
+        model = runs.planned(pipeline, pipeline.stage("rm")).model
+        assert (model.start, model.adapter.rank) == (Path("runs/mine/sft", start), 4)
+
+
+def test_a_stage_that_began_from_what_was_there_before_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From another adapter, or with other rows, unless it begins anew."""
+    path, asked = write(tmp_path, TREE), list[Any]()
+    for name, content in (("sft/adapter", "a"), ("again/start", "b")):
+        (folder := tmp_path / "runs" / "mine" / name).mkdir(parents=True)
+        (folder / "config.json").write_text(content)
+    updates = [
+        None,
+        (SimpleNamespace(line="written"), False),
+        (SimpleNamespace(line="w"), True),
+    ] * 2
+    rows = Mock(side_effect=lambda *given, **also: asked.append((given, also)) or updates.pop(0))
+    monkeypatch.setattr(runs, "update_rows", rows)
+    monkeypatch.setattr(runs.checkpoint, "listing", lambda folder: [folder])
+    for resume, told in (("auto", 2), ("never", 0)):
+        lines, given = list[str](), {"run.directory": str(tmp_path / "runs"), "run.resume": resume}
+        pipeline = load_pipeline(path, given)
+        stage, console = pipeline.stage("again"), SimpleNamespace(line=lines.append)
+        runs._warn_of_another_start(pipeline, stage)
+        for _ in range(3):
+            runs._update_rows(pipeline, stage, console)  # type: ignore[arg-type]
+        runs._update_rows(pipeline, pipeline.stage("sft"), console)  # type: ignore[arg-type]
+        assert lines == ["written", "w"]
+        archives = {"drawn": tmp_path / "runs" / "mine" / "drawn" / "buffers"}
+        assert asked == [((stage.rows, archives), {"anew": resume == "never"})] * 3
+        assert [record.getMessage()[:44] for record in caplog.records] == [
+            "stage again began from an earlier adapter of", "stage again began with other rows: the rollo",
+        ][:told]  # fmt: skip
+        caplog.clear()
+        asked.clear()
+    (tmp_path / "runs" / "mine" / "again" / "start" / "config.json").write_text("a")
+    pipeline = load_pipeline(path, {"run.directory": str(tmp_path / "runs")})
+    runs._warn_of_another_start(pipeline, pipeline.stage("again"))
+    assert not caplog.records
+
+
 def test_the_shipped_pipelines_load() -> None:
     found = [
         path for path in sorted((ROOT / "configs").glob("*.yaml"))
