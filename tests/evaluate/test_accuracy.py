@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
-from reason_llm.errors import DataError
-from reason_llm.evaluate.accuracy import estimates, scores, summarize, table
+from reason_llm.errors import DataError, WriteError
+from reason_llm.evaluate.accuracy import comparisons, estimates, scores, summarize, table
 from reason_llm.evaluate.evaluation import _check_finished
 from reason_llm.evaluate.outcomes import OutcomeLog, Wave
 from reason_llm.rollout import Prompt
-from reason_llm.score.statistics import estimate
+from reason_llm.score.statistics import compare, estimate
 
 
 def answer(reward: float, final: str | None = None, tokens: int = 5) -> dict[str, Any]:
@@ -76,6 +76,19 @@ def test_two_models_are_compared_problem_by_problem() -> None:
     (line,) = (line for line in lines if line.startswith("s mean@5"))
     assert line.startswith("s mean@5: a - b = -6.7 [")
     assert line.endswith("p = 1 (better on 2, worse on 1)")
+
+
+def test_differences_are_counted_in_parts_of_a_sample() -> None:
+    """Where all values are such parts, and for each score that both models have."""
+    ours = {"greedy": [1.0, 0.0] * 20, "mean@5": [0.2, 0.4, 1.0, 0.8] * 10, "pass@2": [1.0] * 40}
+    theirs = {"greedy": [0.0] * 40, "mean@5": [0.0, 0.6, 0.8, 0.8] * 10, "maj@5": [1.0] * 40}
+    found = comparisons(ours, theirs, 5)
+    units = {"greedy": 1.0, "mean@5": 0.2}
+    assert found == {n: compare(ours[n], theirs[n], units[n], seed=0) for n in units}
+    assert found["mean@5"] != compare(ours["mean@5"], theirs["mean@5"], 0.0, seed=0)
+    theirs["mean@5"][0] = 0.1
+    other = compare(ours["mean@5"], theirs["mean@5"], 0.0, seed=0)
+    assert comparisons(ours, theirs, 5)["mean@5"] == other
 
 
 def test_rewards_of_any_range_have_normal_intervals() -> None:
@@ -154,6 +167,8 @@ def test_a_finished_file_is_the_one_that_was_written(tmp_path: Path) -> None:
     log = OutcomeLog(path)
     log.resume(waves(2))
     log.append(lines(2))
+    with pytest.raises(WriteError, match="No such file or directory"):
+        OutcomeLog(tmp_path / "gone" / path.name).append(lines(2))
     summary.write_bytes(orjson.dumps({"k": 0, "sha256": log.digest()}))
     _check_finished(summary, log)
     path.write_bytes(path.read_bytes().replace(b"1.0", b"0.0", 1))
