@@ -8,11 +8,12 @@ import orjson
 import pytest
 
 from reason_llm.errors import DataError, WriteError
-from reason_llm.evaluate.accuracy import comparisons, estimates, scores, summarize, table
+from reason_llm.evaluate import accuracy
+from reason_llm.evaluate.accuracy import estimates, scores, summarize, table
 from reason_llm.evaluate.evaluation import _check_finished
 from reason_llm.evaluate.outcomes import OutcomeLog, Wave
 from reason_llm.rollout import Prompt
-from reason_llm.score.statistics import compare, estimate
+from reason_llm.score.statistics import estimate
 
 
 def answer(reward: float, final: str | None = None, tokens: int = 5) -> dict[str, Any]:
@@ -78,17 +79,17 @@ def test_two_models_are_compared_problem_by_problem() -> None:
     assert line.endswith("p = 1 (better on 2, worse on 1)")
 
 
-def test_differences_are_counted_in_parts_of_a_sample() -> None:
+def test_differences_are_counted_in_parts_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all values are such parts, and for each score that both models have."""
-    ours = {"greedy": [1.0, 0.0] * 20, "mean@5": [0.2, 0.4, 1.0, 0.8] * 10, "pass@2": [1.0] * 40}
-    theirs = {"greedy": [0.0] * 40, "mean@5": [0.0, 0.6, 0.8, 0.8] * 10, "maj@5": [1.0] * 40}
-    found = comparisons(ours, theirs, 5)
-    units = {"greedy": 1.0, "mean@5": 0.2}
-    assert found == {n: compare(ours[n], theirs[n], units[n], seed=0) for n in units}
-    assert found["mean@5"] != compare(ours["mean@5"], theirs["mean@5"], 0.0, seed=0)
-    theirs["mean@5"][0] = 0.1
-    other = compare(ours["mean@5"], theirs["mean@5"], 0.0, seed=0)
-    assert comparisons(ours, theirs, 5)["mean@5"] == other
+    ours = {"greedy": [1.0, 0.0], "mean@5": [0.2, 0.4], "pass@2": [1.0, 1.0]}
+    theirs = {"greedy": [0.0, 0.0], "mean@5": [0.0, 0.6], "maj@5": [1.0, 0.0]}
+    monkeypatch.setattr(accuracy, "compare", lambda *given, seed: (*given, seed))
+    for part, unit in ((0.0, 0.2), (0.1, 0.0)):
+        theirs["mean@5"][0] = part
+        assert accuracy.comparisons(ours, theirs, 5) == {
+            name: (ours[name], theirs[name], by, 0)
+            for name, by in (("greedy", 1.0), ("mean@5", unit))
+        }
 
 
 def test_rewards_of_any_range_have_normal_intervals() -> None:
