@@ -8,13 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import yaml
 
 from reason_llm.app.chat import AnswerWriter
 from reason_llm.app.export import model_card
-from reason_llm.app.report.page import as_json, page
-from reason_llm.app.report.payload import blobs, examine, to_value
+from reason_llm.app.report.page import page
+from reason_llm.app.report.payload import blobs, examine, shown_config, to_value
 from reason_llm.app.report.runs import read_run
 from reason_llm.config.file import load
 from reason_llm.errors import tree_without_secrets
@@ -56,7 +57,9 @@ def test_the_report_holds_none(run_with_secrets: Path) -> None:
     assert SECRET not in shown
     assert "<HF_TOKEN>" in shown  # in the packed rollouts
     assert "\\u003cHF_TOKEN\\u003e" in shown  # in the config and the previews
-    live = as_json(to_value(examined)) + b"".join(map(gzip.decompress, blobs(examined).values()))
+    live = orjson.dumps(to_value(examined)) + b"".join(
+        map(gzip.decompress, blobs(examined).values())
+    )
     assert SECRET.encode() not in live
 
 
@@ -73,7 +76,7 @@ def test_the_card_and_the_exported_config_hold_none(run_with_secrets: Path) -> N
         adapter=run_with_secrets / "adapter",
     )
     text = model_card.render(card)
-    exported = model_card.training_config(run_with_secrets).decode()
+    exported = shown_config(run_with_secrets / "resolved_config.yaml")
     for shown in (text, exported):
         assert SECRET not in shown
         assert "<HF_TOKEN>" in shown

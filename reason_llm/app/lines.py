@@ -13,7 +13,7 @@ RECENT_STEPS = 20
 """From whose seconds the time left is made."""
 
 
-def of_step(record: Record, last_step: int, judged_by: str = "accuracy") -> str:
+def of_step(record: Record, last_step: int, judged_by: str) -> str:
     """``step 1/60  reward 0.238  sampling 0.3 s (17,933 tokens/s)  learning 0.4 s``; of a stage
     that samples nothing ``step 1/40  loss 1.234  epoch 0.02  learning 0.4 s``."""
     parts = [f"step {record['step']:.0f}/{last_step}"]
@@ -74,7 +74,7 @@ def watched(record: Record) -> list[str]:
     return texts
 
 
-def judged(record: Record, judged_by: str = "accuracy") -> list[str]:
+def judged(record: Record, judged_by: str) -> list[str]:
     """What was measured on held-out problems and rows; only a ``judged_by`` of ``accuracy`` is a
     percentage."""
     texts = [accuracy(record, judged_by)] if "eval/accuracy" in record else []
@@ -96,7 +96,7 @@ def pairs(accuracy: float, count: float | None) -> str:
     return f"{accuracy:.1%} ({interval.low:.1%} to {interval.high:.1%})"
 
 
-def accuracy(record: Record, judged_by: str = "accuracy") -> str:
+def accuracy(record: Record, judged_by: str) -> str:
     """Held-out accuracy, of samples with its 95 % interval, and that of each named set; of another
     first reward its mean."""
     sets = metrics.accuracies(record).items()

@@ -49,7 +49,8 @@ def run_pipeline(pipeline: Pipeline, console: Console) -> dict[str, dict[str, An
         summaries[stage.name] = run_training(stage.config, console)
         if is_passed_over:
             records = metrics.read(stage.folder)
-            judged = [told for record in records if (told := lines.judged(record))]
+            by = stage.config.score.judged_by
+            judged = [told for record in records if (told := lines.judged(record, by))]
             console.line(f"  {', '.join(judged[-1])}" if judged else "  nothing was held out")
         write_report_of(home, console if stage is pipeline.selected[-1] else SILENT)
         gc.collect()  # the model's views of its storage, before the next stage's

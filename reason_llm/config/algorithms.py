@@ -352,9 +352,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
     (lambda row: row.critic and row.scale not in ("whiten", "none"),
      "algorithm.scale={row.scale} contradicts algorithm.name=ppo, whose advantages are each "
      "token's; set it to whiten or none"),
-    (lambda row: row.critic and (row.baseline != "none" or row.normalization != "total"),
-     "algorithm.name=ppo has a critic in the baseline's place; set baseline to none and "
-     "normalization to total"),
+    (lambda row: row.critic and row.baseline != "none",
+     "algorithm.name=ppo has a critic in the baseline's place; set baseline to none"),
     (lambda row: row.critic and row.kl_place == "reward",
      "algorithm.kl_place=reward contradicts algorithm.name=ppo, whose rewards are each token's; "
      "set it to token_reward or loss"),

@@ -394,7 +394,7 @@ class LogSection(Section):
     else reason_llm."""
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], ONE_IS_A_LIST] = []  # noqa: RUF012
     """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
-    them. Each runs in a process of its own; one that fails is a warning."""
+    them. One that fails, or takes longer than a minute for a record, is dropped with a warning."""
 
 
 class Config(Section):
@@ -519,7 +519,7 @@ class Config(Section):
     @property
     def first_policy_step(self) -> int:
         """Steps before the first one in which the policy learns: the critic's alone."""
-        return self.critic.warmup_steps if self.samples and self.algorithm.row().critic else 0
+        return self.critic.warmup_steps if self.algorithm.row().critic else 0
 
     @property
     def policy_optimizer_steps(self) -> int:
@@ -543,17 +543,17 @@ class Config(Section):
         """Roles beside the policy's that have an adapter of their own."""
         row = self.algorithm.row()
         roles = ["start"] if self.compares_with_start else []
-        if self.samples and row.critic:
+        if row.critic:
             roles.append("critic")
-        if self.samples and row.teacher and self.teacher.adapter is not None:
+        if row.teacher and self.teacher.adapter is not None:
             roles.append("teacher")
         return [*roles, *self.reward_adapters]
 
     @property
     def teacher_model(self) -> ModelSection | None:
         """The teacher that is a model of its own; None without one. Its adapter is off."""
-        path, row = self.teacher.model, self.algorithm.row()
-        if path is None or self.teacher.url or not self.samples or not row.teacher:
+        path = self.teacher.model
+        if path is None or self.teacher.url:
             return None
         return ModelSection(
             path=path,
@@ -656,7 +656,7 @@ NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "run.replicas, run.shards, run.samplers or run.max_staleness: only adapters are sent between "
      "processes; leave them out"),
-    (lambda c, row: c.samples and row.critic,
+    (lambda c, row: row.critic,
      "algorithm.name={c.algorithm.name}: its critic is an adapter over a base that stays; take "
      "grpo"),
     (lambda c, row: c.teacher.adapter is not None,

@@ -101,16 +101,11 @@ STAGES: dict[StageName, Stage] = {
 """What config, data check, report and docs know of each stage."""
 
 
-def readers() -> dict[str, tuple[StageName, ...]]:
-    """The stages that read each section that not all of them read."""
-    sections = dict.fromkeys(name for stage in STAGES.values() for name in stage.sections)
-    return {
-        section: tuple(name for name, stage in STAGES.items() if section in stage.sections)
-        for section in sections
-    }
-
-
-READ_BY = readers()
+READ_BY: dict[str, tuple[StageName, ...]] = {
+    section: tuple(name for name, stage in STAGES.items() if section in stage.sections)
+    for owner in STAGES.values()
+    for section in owner.sections
+}
 """Sections that only some stages read, and those stages."""
 
 

@@ -317,7 +317,8 @@ def _sampled(where: str, row: Row, names: Sequence[str]) -> Completed | None:
         expected, is_good = "text", isinstance(value, str)
         if name in columns:
             expected = "a list of token ids"
-            is_good = isinstance(value, list) and value != [] and all(map(_is_token_id, value))
+            ids = value if isinstance(value, list) else []
+            is_good = ids != [] and all(type(id) is int and 0 <= id < 1 << 31 for id in ids)
         if not is_good:
             raise DataError(
                 f"{where}: {name!r} is {_shown(value)} beside {there[0]!r}; expected {expected}, "
@@ -331,10 +332,6 @@ def _sampled(where: str, row: Row, names: Sequence[str]) -> Completed | None:
         is_text=True,
         sampled=Sampled(row["tokenizer"], prompt, tuple(completions)),
     )
-
-
-def _is_token_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 31
 
 
 def _dialogue(text: str) -> Messages:

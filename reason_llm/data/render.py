@@ -106,11 +106,6 @@ class Renderer:
             content += f"\0{self.tools or self.tools_of}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    @property
-    def has_template(self) -> bool:
-        """Whether there is a template."""
-        return self.template.jinja is not None or self.tokenizer.chat_template is not None
-
     def with_system_prompt(self, messages: Messages) -> Messages:
         """The messages after ``system_prompt``, where they have no system message of their own."""
         if self.system_prompt is None or messages[0]["role"] == "system":

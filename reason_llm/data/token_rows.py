@@ -140,7 +140,7 @@ def _row(
     tokenizer = renderer.tokenizer
     names = tokenizer.convert_ids_to_tokens(sorted(end_token_ids))
     ends = [name for name in names if name]  # None for an id beyond the vocabulary
-    if renderer.has_template:
+    if (renderer.template.jinja or tokenizer.chat_template) is not None:
         text, spans = _spans(where, messages, completion, renderer, ends)
         ids: list[int] = []
     elif is_text:

@@ -16,6 +16,7 @@ from conftest import ROOT, TINY
 from hostile import HOSTILE
 from reason_llm.app.chat import (
     DIM,
+    HELP,
     PLAIN,
     AnswerWriter,
     Chat,
@@ -160,6 +161,59 @@ def test_again_without_room_keeps_the_conversation(
     with pytest.raises(DataError, match="leaves none for an answer"):
         terminal._again()
     assert chat.messages == before
+
+
+def test_what_is_typed_is_a_message_or_a_command(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line, and what is said to it; Ctrl-C gives up a line, and Ctrl-D ends."""
+    adapted = said(chat, "What is 1 + 2?")
+    chat.messages, chat.uses_adapter = [], False
+    plain = said(chat, "What is 1 + 2?")
+    chat.messages, chat.uses_adapter = [], True
+    typed: dict[Any, str] = {
+        "/again": "nothing was asked yet\n",
+        " What is 1 + 2? ": f"{adapted}\n",
+        "/base": "",
+        "/again ": f"{plain}\n",
+        KeyboardInterrupt: "\n",
+        "/new": "",
+        "": "",
+        "/adapter": "",
+        "/top_k 3": "",
+        "/top_k": "top_k 3\n",
+        "/top_k -1": "top_k='-1': input should be greater than or equal to 0; it is INT: Keep the "
+        "k likeliest tokens. 0: all.\n",
+        "/seed 5": "",
+        "/seed null": "",
+        "/settings": "temperature 0.0\ntop_p 1.0\ntop_k 3\nmin_p 0.0\nmax_new_tokens 24\n"
+        "seed null\n",
+        "/system Be brief.": "Be brief.\n",
+        "/system none": "there is no system prompt\n",
+        "/tempreature 1": "/tempreature is no command; did you mean /temperature?\n",
+        "/xyz": "/xyz is no command; /help tells them all\n",
+        "/help": f"{HELP}\n",
+        EOFError: "\n",
+    }
+    prompts, said_to, lines = list[str](), list[str](), iter(typed)
+
+    def entered(prompt: str) -> str:
+        prompts.append(prompt)
+        said_to.append(capsys.readouterr().out)
+        line = next(lines)
+        if not isinstance(line, str):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", entered)
+    ChatTerminal(chat).talk()
+    assert said_to.pop(0) == (
+        f"{TINY} with the adapter {chat.adapter}. /help tells the commands; Ctrl-D leaves.\n"
+    )
+    said_to.append(capsys.readouterr().out)
+    assert said_to == list(typed.values())
+    assert prompts == ["adapter> "] * 3 + ["base> "] * 5 + ["adapter> "] * 12
+    assert (chat.messages, chat.options.seed, chat.options.top_k) == ([], None, 3)
 
 
 def test_the_newest_checkpoint_speaks_for_a_run_without_its_adapter(run_folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from reason_llm.config import Config
+from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.config.algorithms import Algorithm, resolve
 from reason_llm.config.file import build, leaves
 from reason_llm.config.preferences import PREFERENCES, PreferenceRow, resolve as preference_of
@@ -89,6 +89,9 @@ ORDERED, REPLAYED = {"data.order": "informative"}, {"train.replay": 1}
 SAVED, UNSAVED = {"run.from_buffer": "b"}, {"run.from_buffer": None}
 STALE, FRESH = {"run.max_staleness": 1}, {"run.max_staleness": 0}
 OPD, TEACHER = {"algorithm.name": "opd"}, {"algorithm.name": "opd", "teacher.model": "m"}
+SERVED = TEACHER | {"teacher.url": "http://a/v1"}
+RATE, VARLEN = {"data.pass_rate.column": "r"}, {"train.packing": "varlen"}
+EAGER, FLASH = {"model.attention": "eager"}, {"model.attention": "flash"}
 TURN, ONE = {"algorithm.credit": "turn"}, {"sample.completions_per_prompt": 1}
 START, PAIRS, FULL = {"model.start": "s"}, {"stage": "preference"}, {"model.train": "full"}
 NOT_WITH_FULL: list[tuple[dict[str, Any], str]] = [
@@ -134,7 +137,8 @@ WEIGHED = "learned_row.correction"
         (REPLAYED | {"run.keep_buffers": "none"}, {"train.replay": 0}, "run.keep_buffers=none"),
         (REPLAYED | SAVED, UNSAVED, "run.from_buffer=b: it takes"),
         ({"score.rewards": ["boxed", "environment"]}, PLAYED, "nothing would give it"),
-        ({"score.rewards": ["environment"], "sample.environment": "mcp:x"}, PLAYED, "do not give"),
+        ({"score.rewards": ["boxed", "environment"], "sample.environment": "mcp:x"}, PLAYED,
+         "do not give"),
         (PLAYED | TURN, {"score.rewards": ["environment"]}, "do not pay"),
         (PLAYED | TURN | {"score.rewards": UNPAID}, {"algorithm.credit": "rollout"}, "do not pay"),
         ({"sample.environment": "verifiers"}, {"data.train": "verifiers:t"}, "plays nothing else"),
@@ -146,7 +150,8 @@ WEIGHED = "learned_row.correction"
         (TEACHER | {"teacher.adapter": "a"}, {"teacher.adapter": None}, "=a contradicts teacher.m"),
         (OPD | {"teacher.prompt": "{prompt}", "teacher.quantize": "nf4"}, TEACHER, "model=null"),
         (TEACHER | {"model.backend": "unsloth"}, {"model.backend": "auto"}, "backend=unsloth, whi"),
-        (PPO | {"run.steps": 10}, {"run.steps": 11}, "critic.warmup_steps=10 contradicts"),
+        *((PPO | {"run.steps": 10}, longer, "critic.warmup_steps=10 contradicts")
+          for longer in ({"run.steps": 11}, {"run.epochs": 1})),
         (ONE, {"sample.completions_per_prompt": 2}, "compares the completions of a group"),
         (ONE | {"algorithm.name": "pg", "algorithm.scale": "batch", "sample.prompts_per_step": 1},
          {"sample.prompts_per_step": 2}, "one reward has no deviation"),
@@ -166,6 +171,7 @@ WEIGHED = "learned_row.correction"
          "train.rows_per_step=7 with train.optimizer_steps=4"),
         ({"run.steps": 5, "train.optimizer_steps": 2, "train.epochs": 3, "train.warmup_steps": 30},
          {"train.warmup_steps": 29}, "the policy has 30 optimizer steps"),
+        ({"run.steps": 5, "train.warmup_steps": 5}, {"run.epochs": 1}, "has 5 optimizer steps"),
         (PPO | {"run.steps": 12, "train.warmup_steps": 2}, {"train.warmup_steps": 1}, "has 2 opti"),
         ({"eval.samples": 2}, {"eval.sets": {"a": "y"}}, "the eval section contradicts"),
         ({"sft.aggregation": "sequence_mean"}, SFT, "the sft section contradicts stage=rl"),
@@ -192,6 +198,28 @@ WEIGHED = "learned_row.correction"
         (SFT | {"sft.condition_text": "{reward} {input}"}, {"sft.condition": "reward"},
          "would be ignored because sft.condition is none"),
         ({"stage": "pretrain", "sft.condition": "bins"}, SFT, "contradicts data.form=texts"),
+        (OPD | {"teacher.prompt": "x"}, {"teacher.prompt": "{prompt}"}, "'x' must hold {prompt}"),
+        (SERVED | {"teacher.model": None, "teacher.prompt": "{prompt}"}, TEACHER, "needs teach"),
+        (SERVED | {"teacher.quantize": "nf4"}, {"teacher.quantize": "none"}, "server loads th"),
+        (SERVED | {"sample.temperature": 0.9}, {"sample.temperature": 1}, "is at temperature 1"),
+        *((TEACHER | {f"teacher.{name}": value}, SERVED, "contradicts teacher.url=null")
+          for name, value in (("timeout_seconds", 9), ("retries", 3), ("key_env", "K"),
+                              ("tokenizer", "t"))),
+        (SFT | {"train.router_replay": True}, RL, "train.router_replay=true contradicts stage=sft"),
+        (PLAYED | {"train.router_replay": True}, {"sample.environment": None}, "router_rep"),
+        ({"train.router_aux_loss_coef": 0.1, "train.gradient_checkpointing": "offload"},
+         {"train.gradient_checkpointing": True}, "train.router_aux_loss_coef=0.1 contradicts"),
+        ({"model.attention": "sdpa", "model.backend": "unsloth"}, {"model.backend": "native"},
+         "model.attention=sdpa contradicts model.backend=unsloth"),
+        (EAGER | VARLEN, {"train.packing": "padded"}, "model.attention=eager contradicts"),
+        (EAGER | VARLEN, {"model.attention": "sdpa"}, "model.attention=eager contradicts"),
+        (FLASH | {"train.packing": "padded"}, VARLEN, "model.attention=flash contradicts"),
+        (FLASH | {"train.packing": "padded"}, EAGER, "model.attention=flash contradicts"),
+        (RATE | {"data.pass_rate.min": 2}, {"data.pass_rate.max": 2}, "min=2 is above data.pass_"),
+        ({"data.pass_rate.min": 0.5}, RATE, "set data.pass_rate.column"),
+        ({"data.max_tokens": 9}, SFT, "data.max_tokens=9 does not act"),
+        ({"stage": "pretrain", "data.max_prompt_tokens": 9}, SFT, "max_prompt_tokens=9 does not"),
+        ({"log.trackers": ["wandb", "wandb"]}, {"log.trackers": "wandb"}, "names a tracker twice"),
         ({"model.trainable": "x"}, FULL, "model.trainable=x contradicts model.train=adapter"),
         *((FULL | given, {"model.train": "adapter"}, f"{told} contradicts model.train=full: ")
           for given, told in NOT_WITH_FULL),
@@ -294,6 +322,16 @@ def test_each_preference_loss_takes_the_columns_that_it_reads() -> None:
         ("learns_pairs", KTO, False),
         ("compares_with_start", PPO, False),
         ("compares_with_start", PPO | START, True),
+        *(("is_off_policy", each, each != {}) for each in ({}, SAVED, STALE, REPLAYED)),
+        ("run.buffer_path", {}, Path("data/buffer.json")),
+        ("run.buffer_path", {"run.buffer": "b.json"}, Path("b.json")),
+        ("teacher_model", TEACHER | {"teacher.quantize": "nf4", "model.dtype": "bfloat16",
+                                     "model.context_tokens": 600, "model.adapter.rank": 9},
+         ModelSection(path="m", dtype="bfloat16", quantize="nf4", context_tokens=600,
+                      adapter=AdapterSection(rank=1))),
+        ("teacher_model", SERVED, None),
+        ("roles", OPD | {"teacher.adapter": "a"}, ["teacher"]),
+        ("roles", TEACHER, []),
     ],
     ids=str,
 )  # fmt: skip

@@ -170,6 +170,7 @@ def test_what_later_stages_need_is_kept(tmp_path: Path) -> None:
         changed(drawn=drawn(keep_buffers=2, steps=1)),
         changed(drawn=drawn(keep_buffers=1)),
         changed(ppo=paid_by("rm")),
+        changed(ppo=paid_by("rm", path="of_another_run")),
         changed(rm=UNMEASURED, ppo=paid_by("rm", normalize="none")),
     ):
         assert load_pipeline(write(tmp_path, tree), {}).stages
@@ -185,7 +186,10 @@ def test_what_later_stages_need_is_kept(tmp_path: Path) -> None:
         (changed(), {"run.resume": "runs/x"}, "is a checkpoint of one run"),
         (changed(), {"train.lr": 2}, "unknown key 'train.lr'"),
         (TREE | {"stages": []}, {}, "stages=[] are no stages"),
+        (TREE | {"stages": {}}, {}, "stages={} are no stages"),
         (TREE | {"stages": {"a": 3}}, {}, "are no stages"),
+        (changed() | {"model": 3}, {}, "stage sft: model=3 must be a section"),
+        (changed(ppo={"data": {"train": {"a": 1}}}), {}, "data.train={'a': 1} must be a valid str"),
         (changed(ppo={"from": "stf"}), {}, "stage ppo: from='stf' is no earlier stage; did you "
          "mean sft?"),
         (changed(sft={"from": "ppo"}), {}, "stage sft: from='ppo' is no earlier stage; it is the"),
@@ -239,6 +243,57 @@ def test_kto_learns_labels(tmp_path: Path) -> None:
     assert (rows.form, rows.section.threshold) == ("labels", 0.5)
 
 
+def test_a_stage_that_begins_anew_is_planned_over_the_adapter_to_come(tmp_path: Path) -> None:
+    tree = changed(rm=TREE["stages"]["rm"] | {"model": {"adapter": {"rank": 9}}})
+    for options, start in (
+        ({}, "adapter"),
+        ({"run.resume": "never"}, "adapter to come"),
+        ({"run.resume": "never", "stage": "rm"}, "adapter"),
+    ):
+        pipeline = load_pipeline(write(tmp_path, tree), options)
+        model = runs.planned(pipeline, pipeline.stage("rm")).model
+        assert (model.start, model.adapter.rank) == (Path("runs/mine/sft", start), 4)
+
+
+def test_a_stage_that_began_from_what_was_there_before_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From another adapter, or with other rows, unless it begins anew."""
+    path, asked = write(tmp_path, TREE), list[Any]()
+    for name, content in (("sft/adapter", "a"), ("again/start", "b")):
+        (folder := tmp_path / "runs" / "mine" / name).mkdir(parents=True)
+        (folder / "config.json").write_text(content)
+    updates = [
+        None,
+        (SimpleNamespace(line="written"), False),
+        (SimpleNamespace(line="w"), True),
+    ] * 2
+    rows = Mock(side_effect=lambda *given, **also: asked.append((given, also)) or updates.pop(0))
+    monkeypatch.setattr(runs, "update_rows", rows)
+    monkeypatch.setattr(runs.checkpoint, "listing", lambda folder: [folder])
+    for resume, told in (("auto", 2), ("never", 0)):
+        lines, given = list[str](), {"run.directory": str(tmp_path / "runs"), "run.resume": resume}
+        pipeline = load_pipeline(path, given)
+        stage, console = pipeline.stage("again"), SimpleNamespace(line=lines.append)
+        runs._warn_of_another_start(pipeline, stage)
+        for _ in range(3):
+            runs._update_rows(pipeline, stage, console)  # type: ignore[arg-type]
+        runs._update_rows(pipeline, pipeline.stage("sft"), console)  # type: ignore[arg-type]
+        assert lines == ["written", "w"]
+        archives = {"drawn": tmp_path / "runs" / "mine" / "drawn" / "buffers"}
+        assert asked == [((stage.rows, archives), {"anew": resume == "never"})] * 3
+        assert [record.getMessage()[:33] for record in caplog.records] == [
+            "stage again began from an earlier",
+            "stage again began with other rows",
+        ][:told]
+        caplog.clear()
+        asked.clear()
+    (tmp_path / "runs" / "mine" / "again" / "start" / "config.json").write_text("a")
+    pipeline = load_pipeline(path, {"run.directory": str(tmp_path / "runs")})
+    runs._warn_of_another_start(pipeline, pipeline.stage("again"))
+    assert not caplog.records
+
+
 def test_the_shipped_pipelines_load() -> None:
     found = [
         path for path in sorted((ROOT / "configs").glob("*.yaml"))
@@ -266,12 +321,16 @@ def test_stages_run_one_after_the_other_until_a_signal(
     last: str | None, ended: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that comes while ``last`` ends by itself ends the pipeline before the next stage; one of
-    an earlier run does not. What is to come is checked, but for the first, which its run checks."""
-    pipeline = load_pipeline(write(tmp_path, TREE), {"run.directory": str(tmp_path / "runs")})
-    names, told = [stage.name for stage in pipeline.stages], []
+    an earlier run does not. What is to come is checked, but for the first, which its run checks.
+    Of one that has ended it is said what was held out."""
+    tree = TREE | {"score": {"rewards": ["format"]}}
+    pipeline = load_pipeline(write(tmp_path, tree), {"run.directory": str(tmp_path / "runs")})
+    names, told, lines = [stage.name for stage in pipeline.stages], [], list[str]()
     for name in ended:
         (folder := tmp_path / "runs" / "mine" / name).mkdir(parents=True)
         (folder / "summary.json").write_text('{"steps": 10000}')
+        if name == "sft":
+            (folder / "metrics.jsonl").write_text('{"step": 1, "eval/accuracy": 0.5}\n')
 
     def trained(config: Config, console: object) -> dict[str, Any]:
         told.append(config.run.name)
@@ -284,11 +343,15 @@ def test_stages_run_one_after_the_other_until_a_signal(
     monkeypatch.setattr(runs, "run_training", trained)
     monkeypatch.setattr(StopSignal, "unheeded", signal.SIGTERM)
     is_stopped = last == "drawn"
-    console: Any = SimpleNamespace(line=lambda text: None)
+    console: Any = SimpleNamespace(line=lines.append)
     with pytest.raises(Stopped) if is_stopped else nullcontext() as stopped:
         assert list(runs.run_pipeline(pipeline, console)) == names
     assert told == (names[:3] if is_stopped else names)
     assert [call.args[0].run.name for call in checked.mock_calls] == [
         name for name in names if name not in ended
     ][1:]
+    held_out = {"sft": "  held-out format 0.500"}
+    assert [text for text in lines if not text.startswith("stage ")] == [
+        held_out.get(name, "  nothing was held out") for name in ended
+    ]
     assert not is_stopped or stopped.value.exit_code == 130

@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from reason_llm.errors import DataError
+from reason_llm.errors import DataError, WriteError
+from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.accuracy import estimates, scores, summarize, table
 from reason_llm.evaluate.evaluation import _check_finished
 from reason_llm.evaluate.outcomes import OutcomeLog, Wave
@@ -76,6 +77,19 @@ def test_two_models_are_compared_problem_by_problem() -> None:
     (line,) = (line for line in lines if line.startswith("s mean@5"))
     assert line.startswith("s mean@5: a - b = -6.7 [")
     assert line.endswith("p = 1 (better on 2, worse on 1)")
+
+
+def test_differences_are_counted_in_parts_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all values are such parts, and for each score that both models have."""
+    ours = {"greedy": [1.0, 0.0], "mean@5": [0.2, 0.4], "pass@2": [1.0, 1.0]}
+    theirs = {"greedy": [0.0, 0.0], "mean@5": [0.0, 0.6], "maj@5": [1.0, 0.0]}
+    monkeypatch.setattr(accuracy, "compare", lambda *given, seed: (*given, seed))
+    for part, unit in ((0.0, 0.2), (0.1, 0.0)):
+        theirs["mean@5"][0] = part
+        assert accuracy.comparisons(ours, theirs, 5) == {
+            name: (ours[name], theirs[name], by, 0)
+            for name, by in (("greedy", 1.0), ("mean@5", unit))
+        }
 
 
 def test_rewards_of_any_range_have_normal_intervals() -> None:
@@ -154,6 +168,8 @@ def test_a_finished_file_is_the_one_that_was_written(tmp_path: Path) -> None:
     log = OutcomeLog(path)
     log.resume(waves(2))
     log.append(lines(2))
+    with pytest.raises(WriteError, match="No such file or directory"):
+        OutcomeLog(tmp_path / "gone" / path.name).append(lines(2))
     summary.write_bytes(orjson.dumps({"k": 0, "sha256": log.digest()}))
     _check_finished(summary, log)
     path.write_bytes(path.read_bytes().replace(b"1.0", b"0.0", 1))

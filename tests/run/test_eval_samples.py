@@ -53,9 +53,9 @@ def test_what_samples_say_beyond_their_mean() -> None:
 
 def test_the_line_says_of_what_the_accuracy_is() -> None:
     record = {"eval/accuracy": 0.5, "eval/completion_tokens": 9.0}
-    assert lines.accuracy(record) == "held-out accuracy 50.0%"
+    assert lines.accuracy(record, "accuracy") == "held-out accuracy 50.0%"
     record |= of_samples([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
-    told = lines.accuracy(record | {"eval/easy/accuracy": 0.25})
+    told = lines.accuracy(record | {"eval/easy/accuracy": 0.25}, "accuracy")
     assert told == (
         "held-out accuracy 50.0% (18.8% to 81.2%, mean of 2 samples; pass@2 75.0%; easy 25.0%)"
     )

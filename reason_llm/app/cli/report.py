@@ -2,6 +2,7 @@
 page."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 DESCRIPTION = """\
@@ -30,12 +31,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     if given.serve:
         if given.out:
             raise ConfigError("--serve writes no file; leave out --out, or --serve")
-        serve(
-            given.runs,
-            given.port,
-            lambda url: print(f"following on {url}", flush=True),
-            lambda run: print(f"waiting for {run} to begin; Ctrl-C ends", flush=True),
-        )
+        serve(given.runs, given.port, partial(print, flush=True))
         return
     if given.port:
         raise ConfigError(f"--port {given.port} is for --serve; give both, or none")

@@ -26,6 +26,7 @@ from reason_llm.app.export import merging, model_card, parity, reward_model
 from reason_llm.app.export.model_card import Card
 from reason_llm.app.export.parity import Parity
 from reason_llm.app.export.reward_model import ScoreParity
+from reason_llm.app.report.payload import shown_config
 from reason_llm.config import Config
 from reason_llm.data import chat_template
 from reason_llm.errors import (
@@ -277,7 +278,8 @@ def _describe(
     )
     (beside / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:
-        (beside / "training_config.yaml").write_bytes(model_card.training_config(job.run))
+        config = shown_config(job.run / run_folder.CONFIG)
+        (beside / "training_config.yaml").write_text(config, encoding="utf-8")
         if (curves := job.run / "curves.png").is_file():
             shutil.copyfile(regular(curves), beside / curves.name)
 

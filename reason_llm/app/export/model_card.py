@@ -13,7 +13,6 @@ from huggingface_hub import ModelCardData
 from jinja2 import StrictUndefined, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from reason_llm.app.report.payload import shown_config
 from reason_llm.config import Config, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
@@ -140,8 +139,3 @@ def _read(file: Path) -> Mapping[str, Any]:
         return read_object(file)
     except (OSError, ValueError):
         return {}
-
-
-def training_config(run: Path) -> bytes:
-    """The run's whole config as in its file, without the environment's secrets."""
-    return shown_config(run / run_folder.CONFIG).encode()

@@ -3,7 +3,4 @@
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.serve import serve
 
-__all__ = [
-    "serve",
-    "write_report",
-]
+__all__ = ["serve", "write_report"]

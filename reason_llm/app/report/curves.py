@@ -6,7 +6,7 @@ from reason_llm.app.lines import mean_of
 from reason_llm.run import Record, accuracies
 
 
-def draw_curves(records: list[Record], title: str, judged_by: str = "accuracy") -> bytes:
+def draw_curves(records: list[Record], title: str, judged_by: str) -> bytes:
     """What a run is judged by over its steps, as a PNG: reward, accuracy (called ``judged_by``) and
     completion length; the losses of a stage that learns from a set of rows; the critic of PPO."""
     from matplotlib.figure import Figure

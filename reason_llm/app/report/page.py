@@ -53,7 +53,7 @@ def page(examined: Sequence[Examined], pipeline: dict[str, Any] | None = None) -
     if pipeline is not None:
         value = value | {"pipeline": tree_without_secrets(pipeline)}
         value["runs"] = [each | {"rollouts": None, "texts": {}} for each in value["runs"]]
-    data = as_json(value).decode().translate(HIDDEN)
+    data = orjson.dumps(value).decode().translate(HIDDEN)
     embedded = f'<script type="application/json" id="data">{data}</script>'
     for (run, step), blob in packed.items():
         text = base64.b64encode(blob).decode()
@@ -64,11 +64,6 @@ def page(examined: Sequence[Examined], pipeline: dict[str, Any] | None = None) -
 def live_page(examined: Sequence[Examined]) -> bytes:
     """The page without data; it asks its own server for them."""
     return _filled(examined, "", connect="'self'")
-
-
-def as_json(value: dict[str, Any]) -> bytes:
-    """Bytes of a value of ``to_value``."""
-    return orjson.dumps(value)
 
 
 def _filled(

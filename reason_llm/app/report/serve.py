@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from reason_llm.app.report.page import as_json, live_page
+import orjson
+
+from reason_llm.app.report.page import live_page
 from reason_llm.app.report.payload import Examined, blobs, examine, to_value
 from reason_llm.app.report.rollouts import StepRollouts, read_step
 from reason_llm.app.report.runs import read_runs
@@ -39,29 +41,23 @@ WAIT_SECONDS = 0.5
 """Between two looks for a run that has not begun."""
 
 
-def serve(
-    folders: list[Path],
-    port: int,
-    ready: Callable[[str], None],
-    waits: Callable[[Path], None] = lambda folder: None,
-) -> None:
+def serve(folders: list[Path], port: int, say: Callable[[str], None]) -> None:
     """Serve the report of the runs until interrupted, once all of them have begun.
 
     Args:
         port: 0 for a free one.
-        ready: is given the address once it answers.
-        waits: is given a folder whose run has not begun yet.
+        say: is told which run has not begun yet, and the address once it answers.
 
     Raises:
         ReasonError: a folder is no run, or the port is taken.
     """
     for folder in folders:
         if has_not_begun(folder):
-            waits(folder)
+            say(f"waiting for {folder} to begin; Ctrl-C ends")
         while has_not_begun(folder):
             time.sleep(WAIT_SECONDS)
     with make_server(folders, port) as server:
-        ready(f"http://127.0.0.1:{server.server_port}/")
+        say(f"following on http://127.0.0.1:{server.server_port}/")
         server.serve_forever()
 
 
@@ -179,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NO_CONTENT, TEXT, b"")
         elif path == "/data":
             value = to_value(followed.examined) | {"live": True, "version": followed.version}
-            self._answer(HTTPStatus.OK, JSON, as_json(value))
+            self._answer(HTTPStatus.OK, JSON, orjson.dumps(value))
         else:
             known = {f"{run} {step}": b for (run, step), b in blobs(followed.examined).items()}
             blob = known.get(f"{asked.get('run')} {asked.get('step')}")

@@ -67,7 +67,7 @@ def test_where_there_is_no_kl_nothing_says_that_there_is() -> None:
 
 
 def test_what_rounding_leaves_of_zero_is_zero() -> None:
-    line = of_step({"step": 1, "train/loss": -3.9e-16, "time/learning_seconds": 1.0}, 9)
+    line = of_step({"step": 1, "train/loss": -3.9e-16, "time/learning_seconds": 1.0}, 9, "accuracy")
     assert line.startswith("step 1/9  loss 0  ")
 
 
@@ -84,25 +84,26 @@ def test_the_server_waits_for_a_run_that_has_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(serve.__globals__, "WAIT_SECONDS", 0.01)
-    found, waited = list[str](), list[Path]()
+    said: list[str] = []
 
     class Ended(Exception):
         pass
 
-    def ready(url: str) -> None:
-        found.append(url)
-        raise Ended
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith("following"):
+            raise Ended
 
     def begin() -> None:
-        while not waited:
+        while not said:
             time.sleep(0.01)
         write_run(tmp_path / "later", [record(1)])
 
     thread = threading.Thread(target=begin)
     thread.start()
     with pytest.raises(Ended):
-        serve([tmp_path / "later"], 0, ready, waited.append)
+        serve([tmp_path / "later"], 0, say)
     thread.join()
-    assert waited == [tmp_path / "later"]
-    assert found[0].startswith("http://127.0.0.1:")
+    assert said[0] == f"waiting for {tmp_path / 'later'} to begin; Ctrl-C ends"
+    assert said[1].startswith("following on http://127.0.0.1:")
     assert not has_not_begun(ROOT / "docs")  # no run, and none will begin there

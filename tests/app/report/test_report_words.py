@@ -26,8 +26,8 @@ def test_the_line_of_chance_is_drawn_for_pairs_alone(monkeypatch: pytest.MonkeyP
         drawn.append([float(line.get_ydata()[0]) for line in lines])
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", keep)
-    draw_curves([{"step": 0, "eval/pair_accuracy": 0.9}], "pairs")
-    draw_curves([{"step": 1, "score/reward": 0.2}], "rl")
+    draw_curves([{"step": 0, "eval/pair_accuracy": 0.9}], "pairs", "accuracy")
+    draw_curves([{"step": 1, "score/reward": 0.2}], "rl", "accuracy")
     assert drawn == [[0.9, 0.5], [0.2]]
 
 
