@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from reason_llm.config import ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.files import sealed
 from reason_llm.rollout import CHAT, Completion, Group, Prompt
-from reason_llm.score import Scorer, llm_judge, service
+from reason_llm.score import Scorer, answer_cache, llm_judge, service
 from reason_llm.score.answer_cache import AnswerCache
 from services import Answer, Server
 
@@ -85,6 +86,7 @@ def test_a_digit_over_nine(serve: Callable[[Answer], Server]) -> None:
     assert "four" in user
     assert "Be brief." not in user
     assert "Authorization" not in server.headers[0]
+    assert server.headers[0]["accept-encoding"] == "identity"
 
 
 def test_the_digit_s_expectation_where_there_are_logprobs(
@@ -99,6 +101,8 @@ def test_the_digit_s_expectation_where_there_are_logprobs(
     plain = serve(lambda body, handler: says("Score: 8"))
     assert scored(plain, "a", logprobs=False) == [pytest.approx(8 / 9)]
     assert "logprobs" not in plain.asked[0]
+    bare = {"content": [{"token": "7", "logprob": 0.0}]}
+    assert scored(serve(lambda body, handler: says("Score: 7", bare)), "a") == [7 / 9]
 
 
 @pytest.mark.parametrize("mode", ["score", "pairwise"])
@@ -111,6 +115,9 @@ def test_what_a_judge_is_asked_with(mode: str, serve: Any, tmp_path: Path) -> No
     for asked in server.asked:
         assert (asked["path"], asked["max_tokens"]) == ("/v1/chat/completions", 77)
         assert asked["messages"][0]["content"] == f"Be strict.\n\n{form}"
+    (tmp_path / "rubric.txt").write_text("x" * (llm_judge.MAX_RUBRIC_BYTES + 1))
+    with pytest.raises(ConfigError, match=r"rubric\.txt of the judge cannot be read"):
+        scored(server, "a", **options)
 
 
 def test_a_completion_cannot_end_its_own_marks(serve: Callable[[Answer], Server]) -> None:
@@ -137,7 +144,7 @@ def likes(body: dict[str, Any]) -> str:
 def test_pairs_are_asked_in_both_orders_and_a_judge_of_places_counts_for_nothing(
     serve: Callable[[Answer], Server],
 ) -> None:
-    honest = serve(lambda body, handler: says(likes(body)))
+    honest = serve(lambda body, handler: says(f" **{likes(body)}**.\n".lower()))
     found = scored(honest, "a", "aaaa", "bb", "cc", mode="pairwise")
     assert found == pytest.approx([0, 1, 0.5, 0.5])
     assert len(honest.asked) == 12
@@ -191,6 +198,19 @@ def test_a_damaged_cache_holds_no_number_that_is_none(tmp_path: Path) -> None:
     assert cache.answer("a" * 64, lambda: 0.25) == 0.5
     for key in ("b" * 64, "c" * 64, "d" * 63):
         assert cache.answer(key, lambda: 0.25) == 0.25
+
+
+def test_a_cache_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "answers.jsonl"
+    cache = AnswerCache(path)
+    assert [cache.answer("a" * 64, lambda: 0.5), path.read_text().count("\n")] == [0.5, 1]
+    monkeypatch.setattr(answer_cache, "MAX_BYTES", 2 * path.stat().st_size)
+    given = iter([0.1, 0.2])
+    assert [cache.answer("b" * 64, lambda: next(given)) for _ in range(2)] == [0.1, 0.1]
+    assert path.read_text().count("\n") == 1
+    monkeypatch.setattr(answer_cache, "MAX_BYTES", path.stat().st_size - 1)
+    with pytest.raises(OSError, match="it is larger than"):
+        AnswerCache(path).answer("a" * 64, lambda: 0.5)
 
 
 @pytest.mark.parametrize("change", [("0.5", "0.9"), ("aaa", "aab"), ('"sha256"', '"sha257"')])
@@ -375,9 +395,12 @@ def test_on_error_zero_counts_it(
 
 
 def test_a_busy_server_is_asked_again_so_many_times_and_a_refusal_is_not(
-    serve: Callable[[Answer], Server],
+    serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    statuses = [503, 429, 200]
+    statuses = [408, 409, 425, 429, 500, 502, 503, 504, 200]
+    waits: list[float] = []
+    clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
+    monkeypatch.setattr(service, "time", clock)
 
     def busy(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes | None:
         if (status := statuses.pop(0)) == 200:
@@ -388,7 +411,12 @@ def test_a_busy_server_is_asked_again_so_many_times_and_a_refusal_is_not(
         return None
 
     server = serve(busy)
-    assert scored(server, "a", retries=2) == [1.0]
+    assert scored(server, "a", retries=8) == [1.0]
+    assert waits == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28]
+    monkeypatch.setattr(service, "FIRST_WAIT_SECONDS", 3.0)
+    statuses[:] = [503, 503, 503, 200]
+    assert scored(server, "long", retries=3) == [1.0]
+    assert waits[-3:] == [3.0, 6.0, service.MAX_WAIT_SECONDS]
     statuses[:] = [503, 503, 200]
     with pytest.raises(RewardError, match=r"status 503.*2 tries"):
         scored(server, "b", retries=1)

@@ -340,8 +340,6 @@ class _Normalising:
                 return _atom(("power", number, exponent))
             return _constant(number ** int(exponent))
         self.is_too_large |= abs(exponent) > _MAX_EXPONENT
-        if not base:
-            return _atom(("power", 0, exponent))
         if abs(exponent) > _MAX_EXPONENT:
             return _atom(("power", _frozen(base), exponent))
         scale, bases = _as_factor(base)

@@ -1,7 +1,6 @@
 """What the text of two answers alone decides; the rest is a question for mathematics."""
 
 import functools
-import re
 from dataclasses import dataclass
 
 from reason_llm.score.math.answer_form import form_of
@@ -50,7 +49,6 @@ _NOTHING = frozenset([
 _APART = str.maketrans("-,.", "   ")
 _RIVALS = (frozenset(["usd", "cent", "eur"]), frozenset(["deg", "rad"]))
 _CHOICES = frozenset("ABCDEFGHIJ")
-_STARTS_WITH_CHOICE = re.compile("[A-J][).:]")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables; around a hyphen, longer ones are words."""
@@ -308,10 +306,10 @@ def _choice(tokens: list[Token]) -> str:
 def _chosen(tokens: list[Token], question: str) -> str | None:
     """The one letter that an answer chooses, with nothing behind it but the option's own text;
     empty for more; None for no letter."""
+    if tokens[0].kind == "text":
+        tokens = [*tokenize(tokens[0].text), *tokens[1:]]
     tokens = tokens[_lead(tokens) or 0 :]
     if alone := _choice([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
-        return alone
-    if len(tokens) == 1 and (alone := _choice(tokens)):
         return alone
     marks = _choice_marks(tokens)
     if not marks:
@@ -348,8 +346,6 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
             marks.append((token.text, index - 1, index + 2))
         elif token.text in _CHOICES and index == 0 and after in (")", ".", ":"):
             marks.append((token.text, index, index + 2))
-        elif index == 0 and token.kind == "text" and _STARTS_WITH_CHOICE.match(token.text):
-            marks.append((token.text[0], index, index + 1))
     return marks
 
 

@@ -173,8 +173,6 @@ class _Reader:
         joins: list[str] = []
         while self.index < len(self.tokens):
             joins.append(before := self.separator())
-            if not before:
-                raise UnreadableError(f"{self.name()} left over")
             item = self.item()
             if before == ";" or (before in _JOINS and _starts_a_group(groups[-1], item)):
                 groups.append([item])
@@ -283,8 +281,6 @@ class _Reader:
         if self.name() == "to" and self.kind(1) == "number" and self.name(-1)[-1:].isdigit():
             self.index += 1
             return ":"
-        if self.name() == "*" and self.name(1) == "*":
-            return ""
         return self.take(*_TIMES)
 
     def starts_a_factor(self) -> bool:
@@ -327,7 +323,10 @@ class _Reader:
                 tree = ["deg", tree]
             elif self.name() == "^" or (self.name() == "*" and self.name(1) == "*"):
                 self.index += 1 if self.name() == "^" else 2
-                tree = _raised(tree, self.exponent())
+                exponent = self.exponent()
+                tree = ["deg", tree] if exponent == ["circ"] else ["pow", tree, exponent]
+            elif tree[0] == "var" and self.take("'"):  # of {x}'
+                tree = ["var", f"{tree[1]}'"]
             elif tree[0] == "num" and self.take("_"):
                 base = self.label()
                 tree = ["based", tree[1], _BASES.get(base, base)]
@@ -350,8 +349,6 @@ class _Reader:
             return ["num", digit]
         if self.take("\\circ", "\\degree"):
             return ["circ"]
-        if self.take("\\prime", "'", "*", "+", "\\ast"):
-            return ["prime"]
         if self.kind() == "letters" and len(self.name()) > 1 and self.name() not in _WORD_CONSTANTS:
             letter, rest = self.name()[0], self.name()[1:]
             self.tokens[self.index] = Token("letters", rest, False)
@@ -363,9 +360,6 @@ class _Reader:
         if self.take("\\circ", "\\degree"):
             self.need("}")
             return ["circ"]
-        if self.name() in ("\\prime", "'", "*", "+") and self.name(1) == "}":
-            self.index += 2
-            return ["prime"]
         items = self.items(within_bars=False)
         self.need("}")
         return _listed(items)
@@ -451,9 +445,6 @@ class _Reader:
             if self.take("_"):
                 name += f"_{self.label()}"
             elif self.take("'"):
-                name, is_plain = name + "'", False
-            elif self.name() == "^" and self.name(1) in ("\\prime", "*", "'", "\\ast", "\\star"):
-                self.index += 2
                 name, is_plain = name + "'", False
             elif name in _LETTER_FUNCTIONS and [*map(self.name, range(6))] == [*"^{-1}("]:
                 self.index += 5
@@ -681,16 +672,6 @@ def _beside(left: Tree, right: Tree, has_brackets: bool) -> Tree:
     if not has_brackets and is_number(right) and right[0] == "num":
         raise UnreadableError("a number behind its factor")
     return _product("*", left, right)
-
-
-def _raised(base: Tree, exponent: Tree) -> Tree:
-    if exponent == ["circ"]:
-        return ["deg", base]
-    if exponent == ["prime"]:
-        if base[0] != "var":
-            raise UnreadableError("a prime on no name")
-        return ["var", f"{base[1]}'"]
-    return ["pow", base, exponent]
 
 
 def is_number(tree: Tree) -> bool:

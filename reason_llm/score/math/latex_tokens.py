@@ -32,6 +32,9 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]++")
+_MARK = r"\s*+(?:\\(?:prime|star|ast)(?![A-Za-z])|['*+])"
+_PRIME = re.compile(rf"\^(?:{_MARK}|\s*+\{{{_MARK}\s*+\}})")
+"""A mark that makes another name, and no power: ``f^{\\prime}``, ``x^*``."""
 
 _TOKEN = re.compile(
     r"(?P<number>[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+|\.[0-9]++)"
@@ -99,6 +102,7 @@ def tokenize(text: str) -> list[Token]:
     text = to_latex(text)
     if "\\begin" not in text:
         text = text.replace("\\\\", "\\")  # escaped once too often
+    text = _PRIME.sub("'", text)
     return _whole_numerals(_without_colors(list(_raw_tokens(text))))
 
 

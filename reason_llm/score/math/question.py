@@ -8,6 +8,7 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from reason_llm.score.math.answer_form import FREE, form_of
 from reason_llm.score.math.answer_tree import (
@@ -90,14 +91,13 @@ class Stated:
 @functools.lru_cache(maxsize=1024)
 def read_question(text: str) -> Stated:
     """The formulas of a question's first ``MAX_CHARACTERS`` characters, with their parts."""
-    parts: list[Part] = []
-    for tree in formulas(text[:MAX_CHARACTERS]):
-        for part in subtrees(tree):
-            if part is tree or part[0] in _WRITTEN:
-                parts.append(Part(part, _value(part), part is tree))
-        if len(parts) > _MAX_PARTS:
-            break
-    return Stated(tuple(parts[:_MAX_PARTS]))
+    parts = (
+        Part(part, _value(part), part is tree)
+        for tree in formulas(text[:MAX_CHARACTERS])
+        for part in subtrees(tree)
+        if part is tree or part[0] in _WRITTEN
+    )
+    return Stated(tuple(islice(parts, _MAX_PARTS)))
 
 
 @functools.lru_cache(maxsize=1024)

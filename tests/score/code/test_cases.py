@@ -109,11 +109,28 @@ def test_a_long_line_is_read_at_once() -> None:
         ({"test": "assert f(1)", "entry_point": "f"}, AssertTests("assert f(1)", "f")),
         ({"test_list": ["assert f(1)", "assert f(2)"]}, AssertTests("assert f(1)\nassert f(2)")),
         ({"test_cases": {"assert_code": "assert f(1)"}}, AssertTests("assert f(1)")),
+        ({"assert_code": "assert f(1)"}, AssertTests("assert f(1)")),
+        (
+            {"atol": 0.1, "checker": "case-insensitive",
+             "verification_info": {"test_cases": {"inputs": ["1"], "outputs": ["2"]}, "atol": 0.2}},
+            ProgramTests(("1",), ("2",), 0.2, True),
+        ),
     ],
 )  # fmt: skip
 def test_the_forms_of_tests(row: dict[str, Any], tests: Any) -> None:
     assert read_row(row) == tests
     assert read_tests(json.dumps(row)) == tests
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("expect(f(1))", "with raises(E): f(1)", "t.fail()", "exit(f(1))", "quit()", "raise E"),
+        *("unittest.main()", "doctest.testmod()", "same.assertEqual(f(1), 2)"),
+    ],
+)
+def test_source_that_can_fail_is_taken(source: str) -> None:
+    assert read_row({"test": source}) == AssertTests(source)
 
 
 def test_a_tests_object_stands_for_a_row_of_it() -> None:
@@ -203,6 +220,7 @@ def test_numbers_may_differ_where_that_is_asked() -> None:
     assert not same_value(1.0, 1.05)
     assert not same_value(1.0, True)
     assert not same_value(10**400, float("inf"))
+    assert not same_value(10**400, 1.5, 0.1)
 
 
 @pytest.mark.parametrize(
