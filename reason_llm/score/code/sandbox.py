@@ -87,7 +87,6 @@ class Sandbox:
     def __init__(self, mode: Mode = "auto", num_workers: int | None = None) -> None:
         self.num_workers = num_workers or min(os.cpu_count() or 1, 32)
         self._setup = _setup(mode)
-        self._is_closed = False
         self._idle: queue.LifoQueue[_Launcher] = queue.LifoQueue()
         for _ in range(self.num_workers):
             self._idle.put(_Launcher(self._setup))

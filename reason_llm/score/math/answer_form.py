@@ -175,7 +175,8 @@ class _Normalising:
 
     def addition(self, tree: Tree) -> Sum:
         terms = list(_terms(tree))
-        parts = [_distributed(self.signed(sign, term)) for sign, term in terms]
+        sums = [(sign, self.sum(term)) for sign, term in terms]
+        parts = [_distributed({m: sign * each for m, each in of.items()}) for sign, of in sums]
         total: Sum = {}
         for part in parts:
             if not part:
@@ -201,9 +202,6 @@ class _Normalising:
             if len(together) < sum(map(len, expanded)):
                 self.steps.add("like terms")
         return total
-
-    def signed(self, sign: int, tree: Tree) -> Sum:
-        return {monomial: sign * each for monomial, each in self.sum(tree).items()}
 
     # products
 
@@ -646,7 +644,7 @@ def _digits(number: Fraction) -> int:
 def _taken_out(number: int, index: int) -> tuple[int, int]:
     """``(2, 3)`` for the square root of 12: what can be taken out of a root, and what stays."""
     outside, divisor = 1, 2
-    if number == 0 or index > 64:
+    if index > 64:
         return 1, number
     while divisor <= _MAX_PRIME and divisor**index <= number:
         while number % divisor**index == 0:

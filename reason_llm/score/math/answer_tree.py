@@ -43,7 +43,7 @@ _DECORATIONS = word_set(
 )
 _FACTORS = (
     _CONSTANTS.keys() | _GREEK | FUNCTIONS | _DECORATIONS
-    | word_set("frac sqrt binom begin mathbb langle lfloor lceil { left boxed")
+    | word_set("frac sqrt binom begin mathbb langle lfloor lceil { boxed")
 )  # fmt: skip
 """Commands that a factor may begin with."""
 _RELATIONS = {
@@ -475,7 +475,7 @@ class _Reader:
             return ["frac", upper, lower] if name == "frac" else ["call", "binom", upper, lower]
         if name == "sqrt":
             return self.root()
-        if name in ("boxed", "left", "right"):
+        if name == "boxed":
             return self.argument()
         if name == "begin":
             return self.matrix()

@@ -47,12 +47,9 @@ def matches(
     """
     if not answer:
         return 0.0
-    is_percent = _holds_percent(question)
-    if decide(gold, answer, question) is False and not (is_percent and _holds_percent(answer)):
-        return 0.0
     if equality == "form" and not is_worked_out(gold, answer, question):
         return 0.0
-    if not _equal_as_asked(gold, answer, question, is_percent, timeout_seconds):
+    if not _equal_as_asked(gold, answer, question, _holds_percent(question), timeout_seconds):
         return 0.0
     return float(equality == "value" or not is_copied(gold, answer, question))
 

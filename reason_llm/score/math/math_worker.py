@@ -320,8 +320,6 @@ def _same_values(first: Expr, second: Expr, tolerates: bool = False) -> bool:
         return first not in (sympy.nan, sympy.zoo)
     if isinstance(first, Rational) and isinstance(second, Rational):
         return tolerates and _is_near(first, second)
-    if any(side.has(sympy.nan, sympy.zoo) for side in (first, second)):
-        return False
     symbols = first.free_symbols | second.free_symbols
     if not symbols:
         return _same_numbers(first, second, tolerates)

@@ -99,7 +99,7 @@ def is_name(tree: Tree, question: str = "") -> bool:
         )
     if _is_plain_name(tree):
         return True
-    return bool(question) and bool(variables(tree)) and read_question(question).asks_for(tree)
+    return bool(variables(tree)) and read_question(question).asks_for(tree)
 
 
 def _is_plain_name(tree: Tree) -> bool:
