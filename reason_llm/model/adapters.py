@@ -236,8 +236,6 @@ def _reading(file: Path) -> Iterator[None]:
     """Context that turns errors of unreadable files into one-line ModelErrors."""
     try:
         yield
-    except ModelError:
-        raise  # a ValueError, too
     except _BAD_CONFIG as error:
         raise ModelError(
             f"{file} cannot be read ({one_line(error)[:200]}); name a folder that holds a LoRA "

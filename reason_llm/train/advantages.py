@@ -6,8 +6,6 @@ rows, T tokens. ``mask_BT`` is True where a token is trained; entry t of every (
 to token t. The token after t is the next trained one, whatever the entries between hold.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -20,20 +18,18 @@ def group_advantages(
     group_size: int,
     scale: Scale,
     baseline: Baseline = "group_mean",
-    ddof: int = 1,
     epsilon: float = 1e-4,
     counted_N: Tensor | None = None,
     earned_KN: Tensor | None = None,
 ) -> Tensor:
-    """Advantages: each reward minus its baseline, divided by a standard deviation + epsilon; (N,),
-    or (K, N) with ``earned_KN``.
+    """Advantages: each reward minus its baseline, divided by a sample's standard deviation +
+    epsilon; (N,), or (K, N) with ``earned_KN``.
 
     Args:
         rewards_N: total rewards. NaN counts in no mean and no deviation, and its advantage is 0.
         scale: ``group`` takes the group's standard deviation, ``batch`` that of all N rewards;
             ``whiten`` subtracts the mean of all N advantages and takes their standard deviation.
         baseline: ``group_mean``; ``leave_one_out``, the mean of the group's others; ``none``.
-        ddof: 1 for the sample's standard deviation, 0 for the population's.
         epsilon: of equal rewards the advantages are 0 whatever it is.
         counted_N: for ``whiten``, the completions over which it is; the others' advantages are 0.
         earned_KN: part of each reward that was earned before each of K turns or tokens. The reward
@@ -42,7 +38,7 @@ def group_advantages(
 
     Source: arXiv:2402.03300 section 4.1.2 (group); arXiv:2503.20783 section 3.2 (none);
     arXiv:2402.14740 (leave_one_out); arXiv:2501.03262 (v9) eq. 5 (whiten).
-    Differs: the papers give neither ddof nor epsilon; both are TRL's.
+    Differs: the papers give neither the kind of deviation nor epsilon; both are TRL's.
     """
     centred_PG = rewards_PG = rewards_N.view(-1, group_size)
     known_PG = ~rewards_PG.isnan()
@@ -58,12 +54,12 @@ def group_advantages(
         centred_PG, shape = centred_PG - earned_KN.view(-1, *known_PG.shape), earned_KN.shape
     if scale == "whiten":
         counted_PG = known_PG if counted_N is None else known_PG & counted_N.view_as(known_PG)
-        return whiten(centred_PG, counted_PG, ddof, epsilon, whole_PG).reshape(shape)
+        return whiten(centred_PG, counted_PG, epsilon, whole_PG).reshape(shape)
     if scale != "none":
         over = {"group": rewards_PG, "batch": rewards_N.view(1, -1)}[scale]
         counts_P1 = (~over.isnan()).sum(dim=1, keepdim=True)
         squares_PG = (over - over.nanmean(dim=1, keepdim=True)).square()
-        variance_P1 = squares_PG.nansum(dim=1, keepdim=True) / (counts_P1 - ddof).clamp(min=1)
+        variance_P1 = squares_PG.nansum(dim=1, keepdim=True) / (counts_P1 - 1).clamp(min=1)
         centred_PG = centred_PG / (variance_P1.sqrt() + epsilon)
         centred_PG = centred_PG.masked_fill(_are_equal(over), 0.0)
     return torch.where(known_PG, centred_PG, 0.0).reshape(shape)
@@ -95,7 +91,7 @@ def per_reward_advantages(
     if scale != "whiten":
         return total_N
     known_N = ~rewards_RN.isnan().all(dim=0)
-    return whiten(total_N, known_N if counted_N is None else known_N & counted_N, epsilon=epsilon)
+    return whiten(total_N, known_N if counted_N is None else known_N & counted_N, epsilon)
 
 
 def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:
@@ -106,15 +102,13 @@ def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Te
     return _gae(rewards_BT, torch.zeros_like(rewards_BT), mask_BT, gamma, 1.0)
 
 
-def whiten(
-    values: Tensor, mask: Tensor, ddof: int = 1, epsilon: float = 1e-8, of: Tensor | None = None
-) -> Tensor:
+def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8, of: Tensor | None = None) -> Tensor:
     """Values of mean 0 and deviation 1 over the mask, 0 elsewhere; 0 if all are equal. With ``of``
     both are of these numbers, one for each entry of the mask."""
     chosen = (values if of is None else of)[mask]
     if len(chosen) < 2 or bool((chosen == chosen[0]).all()):
         return torch.zeros_like(values)
-    whitened = (values - chosen.mean()) / (chosen.std(correction=ddof) + epsilon)
+    whitened = (values - chosen.mean()) / (chosen.std() + epsilon)
     return torch.where(mask, whitened, 0.0)
 
 
@@ -191,16 +185,16 @@ def value_loss(
 
 
 @torch.no_grad()
-def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
-    """``1 - Var(R - V) / Var(R)`` over the masked tokens: 1 for a perfect critic, 0 for a constant
-    one; NaN where all returns are equal.
+def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
+    """``1 - Var(R - V) / Var(R)``: 1 for a perfect critic, 0 for a constant one, and where all
+    returns are equal.
 
-    Source: ``explained_variance`` of OpenAI's baselines.
+    Source: ``explained_variance`` of OpenAI's baselines, which has NaN there.
     """
-    returns_N = returns_BT[mask_BT].double()
+    returns_N = returns_N.double()
     if not len(returns_N) or bool((returns_N == returns_N[0]).all()):
-        return math.nan
-    left_N = returns_N - values_BT[mask_BT].double()
+        return 0.0
+    left_N = returns_N - values_N.double()
     return float(1 - left_N.var(correction=0) / returns_N.var(correction=0))
 
 

@@ -368,7 +368,7 @@ class Learner:
             share = sum(row.num_tokens for row in rows) / self._batch_tokens
             balance = share * self._routing.balance()
             loss = loss + self.settings.train.router_aux_loss_coef * balance
-            tally.add_balance(balance)
+            tally.add("router_aux_loss", balance.detach())
         log_ratio_BT = (logprobs_BT.detach() - batch.old_BT) * mask_BT
         if not torch.isfinite(loss):
             raise _diverged(f"step {step}: the loss is {loss.item()} on "
@@ -507,23 +507,16 @@ class Learners:
         critic.park()
         optim.move_state(policy.optimizer, policy.model.device)
         counted = [rows[i] for i in critic.settings.objective.counted(rows) if rows[i].has_reward]
-        metrics["critic/explained_variance"] = _explained_variance(counted)
+        values_N, returns_N = (
+            torch.cat([torch.empty(0), *(row.on_trained(name).cpu() for row in counted)])
+            for name in ("old_values", "whole_returns")
+        )
+        metrics["critic/explained_variance"] = advantages.explained_variance(values_N, returns_N)
         if step >= self.warmup_steps:
             return metrics | policy.update(step, rows, progress)
         progress(len(rows))
         policy.logprobs_at_start = [row.on_trained("old_logprobs").float().cpu() for row in rows]
         return metrics | policy.settings.objective.describe(rows, range(len(rows)))
-
-
-def _explained_variance(rows: Sequence[Datum]) -> float:
-    """Explained variance of the whole returns (lambda 1) by the old values; 0 for equal returns."""
-    old_N, returns_N = (
-        torch.cat([torch.empty(0), *(row.on_trained(name).cpu() for row in rows)])
-        for name in ("old_values", "whole_returns")
-    )
-    mask_N = torch.ones(len(old_N), dtype=torch.bool)
-    variance = advantages.explained_variance(old_N, returns_N, mask_N)
-    return 0.0 if math.isnan(variance) else variance
 
 
 @contextmanager

@@ -341,7 +341,7 @@ def with_critic(
     policy_NT = padded("old_logprobs")
     rewards_NT = advantages.kl_in_reward(
         policy_NT, padded("ref_logprobs") if off_reward else policy_NT, mask_NT, scores_N,
-        row.kl_coefficient if off_reward else 0.0, row.kl if off_reward else "k1",
+        row.kl_coefficient, row.kl,
     )  # fmt: skip
     earned_NT = _earned(data, turn_weight).to(rewards_NT)
     rewards_NT += earned_NT.diff(dim=1, append=earned_NT[:, :1] * 0)  # the rest at the row's end

@@ -2,9 +2,9 @@
 (or a labelled completion); the caller sums them and divides once by their number over the whole
 optimizer batch. Losses are minimised.
 
-Shapes: P pairs, N labelled completions. Log-probs of ``cdpo``, ``rdpo`` and ``kto`` are sums over a
-completion's trained tokens, its end token included; those of ``orpo`` and ``simpo`` are means;
-``ipo`` takes either. ``h = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)``.
+Shapes: P pairs, N labelled completions. ``h = (policy_chosen - ref_chosen) - (policy_rejected -
+ref_rejected)``. Log-probs of ``cdpo``, ``rdpo`` and ``kto`` are sums over a completion's trained
+tokens, its end token included; those of ``orpo`` and ``simpo`` are means; ``ipo`` takes either.
 """
 
 import math
@@ -21,57 +21,34 @@ LARGEST_MEAN = -1e-7
 """Mean log-prob from which on, as above it are rounding errors, a completion counts as certain."""
 
 
-def cdpo(
-    policy_chosen_P: Tensor,
-    policy_rejected_P: Tensor,
-    ref_chosen_P: Tensor,
-    ref_rejected_P: Tensor,
-    beta: float,
-    label_smoothing: float,
-) -> Tensor:
+def cdpo(h_P: Tensor, beta: float, label_smoothing: float) -> Tensor:
     """``-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)``, e the fraction of labels that are
     wrong, from 0 (DPO) to 0.5; above 0 it is lowest where ``sigmoid(beta h) = 1 - e``.
 
     Source: DPO, arXiv:2305.18290 eq. 7; conservative DPO, E. Mitchell, "A note on DPO with noisy
     preferences & relationship to IPO" (2023) eq. 3.
     """
-    h_P = _h(policy_chosen_P, policy_rejected_P, ref_chosen_P, ref_rejected_P)
     right_P, wrong_P = -logsigmoid(beta * h_P), -logsigmoid(-beta * h_P)
     return (1 - label_smoothing) * right_P + label_smoothing * wrong_P
 
 
-def rdpo(
-    policy_chosen_P: Tensor,
-    policy_rejected_P: Tensor,
-    ref_chosen_P: Tensor,
-    ref_rejected_P: Tensor,
-    beta: float,
-    label_smoothing: float,
-) -> Tensor:
+def rdpo(h_P: Tensor, beta: float, label_smoothing: float) -> Tensor:
     """``(-(1 - e) log sigmoid(beta h) + e log sigmoid(-beta h)) / (1 - 2 e)``: its mean over labels
     of which a fraction e, below 0.5, is wrong is DPO's loss on the right ones.
 
     Source: robust DPO, arXiv:2403.00409; TRL 1.14.2's ``loss_type="robust"``.
     """
-    h_P = _h(policy_chosen_P, policy_rejected_P, ref_chosen_P, ref_rejected_P)
     right_P, wrong_P = -logsigmoid(beta * h_P), -logsigmoid(-beta * h_P)
     clean = 1 - label_smoothing
     return (clean * right_P - label_smoothing * wrong_P) / (clean - label_smoothing)
 
 
-def ipo(
-    policy_chosen_P: Tensor,
-    policy_rejected_P: Tensor,
-    ref_chosen_P: Tensor,
-    ref_rejected_P: Tensor,
-    tau: float,
-) -> Tensor:
+def ipo(h_P: Tensor, tau: float) -> Tensor:
     """``(h - 1 / (2 tau))^2``: a finite h is the target. Of sums over tokens, the paper's letter,
     or of means, as its authors told TRL that they had computed it.
 
     Source: IPO, arXiv:2310.12036 eq. 17; TRL 1.14.2's ``loss_type="ipo"`` (means).
     """
-    h_P = _h(policy_chosen_P, policy_rejected_P, ref_chosen_P, ref_rejected_P)
     return (h_P - 1 / (2 * tau)).square()
 
 
@@ -81,8 +58,8 @@ def kto(
     desirable_N: Tensor,
     baseline: Tensor,
     beta: float,
-    desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
+    desirable_weight: float,
+    undesirable_weight: float,
 ) -> Tensor:
     """With the log-ratio r and z0 of ``kto_baseline``: ``w_D (1 - sigmoid(beta (r - z0)))`` for a
     desirable completion, ``w_U (1 - sigmoid(beta (z0 - r)))`` for another.
@@ -170,9 +147,3 @@ def simpo(chosen_P: Tensor, rejected_P: Tensor, beta: float, gamma: float) -> Te
     Source: SimPO, arXiv:2405.14734 eq. 6.
     """
     return -logsigmoid(beta * (chosen_P - rejected_P) - gamma)
-
-
-def _h(
-    policy_chosen_P: Tensor, policy_rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor
-) -> Tensor:
-    return (policy_chosen_P - ref_chosen_P) - (policy_rejected_P - ref_rejected_P)

@@ -68,12 +68,12 @@ class PairLoss(Objective):
             ahead_P = ratio_B[::2] - ratio_B[1::2]
             if row.normalize_length:
                 policy_B, ref_B = mean_B, ref_B / lengths_B
-            sides = (policy_B[::2], policy_B[1::2], ref_B[::2], ref_B[1::2])
+            h_P = (policy_B - ref_B)[::2] - (policy_B - ref_B)[1::2]
             if row.loss == "ipo":
-                loss_P = preferences.ipo(*sides, row.beta)
+                loss_P = preferences.ipo(h_P, row.beta)
             else:
                 function = preferences.rdpo if row.loss == "robust" else preferences.cdpo
-                loss_P = function(*sides, row.beta, row.label_smoothing)
+                loss_P = function(h_P, row.beta, row.label_smoothing)
         else:
             ahead_P = (mean_B[::2] - mean_B[1::2]).detach()
             if row.loss == "orpo":

@@ -43,12 +43,12 @@ class Tally:
         tokens of ``values`` (B, T) and over rows or pairs of ``of_units`` (U,); the policy's
         log-probs less the old ones, if there are such, and less the sampler's, until the policy has
         moved."""
-        self._add("loss", loss.detach())
+        self.add("loss", loss.detach())
         self.tokens += int(mask_BT.sum())
         self.passed += passed
         self.padding += padding
         for name, value_BT in values.items():
-            self._add(name, (value_BT.detach().float() * mask_BT).sum())
+            self.add(name, (value_BT.detach().float() * mask_BT).sum())
         for name, value_U in (of_units or {}).items():
             if not len(value_U):  # for example, the good ones if all are bad
                 continue
@@ -61,16 +61,12 @@ class Tally:
             if len(mismatch_N):
                 self.mismatch_max = max(self.mismatch_max, float(mismatch_N.abs().max()))
             # k3 of KL(sampler || learner), from tokens that the sampler drew
-            self._add("sampler_kl", (torch.expm1(mismatch_N) - mismatch_N).sum())
-            self._add("sampler_tokens", float(len(mismatch_N)))
-
-    def add_balance(self, loss: Tensor) -> None:
-        """Add a micro-batch's part of the loss that balances experts."""
-        self._add("router_aux_loss", loss.detach())
+            self.add("sampler_kl", (torch.expm1(mismatch_N) - mismatch_N).sum())
+            self.add("sampler_tokens", float(len(mismatch_N)))
 
     def add_update(self, norm: float, rate: float) -> None:
         """Add an optimizer step."""
-        self._add("grad_norm", norm)
+        self.add("grad_norm", norm)
         self.updates += 1
         self.rate = rate
 
@@ -86,7 +82,7 @@ class Tally:
             self.unit_sums[name] = self.unit_sums.get(name, 0.0) + value
             self.units[name] = self.units.get(name, 0) + other.units[name]
         for name, value in other.sums.items():
-            self._add(name, value)
+            self.add(name, value)
 
     @property
     def largest_log_ratio(self) -> float:
@@ -127,5 +123,6 @@ class Tally:
             "train/masked_out": float(self.left_out),
         }
 
-    def _add(self, name: str, value: Tensor | float) -> None:
+    def add(self, name: str, value: Tensor | float) -> None:
+        """Add a number to the sum of this name."""
         self.sums[name] = self.sums.get(name, 0.0) + value

@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from reason_llm.model import adapted_linear, nf4
+from reason_llm.model import adapted_linear, adapters, nf4
 from reason_llm.model.base import Model
 
 
@@ -161,6 +161,21 @@ def test_what_it_does_not_know_is_pefts(calls: list[str]) -> None:
         base = policy.get_base_model()
         plain = [layer.base_layer for layer in (base.first, base.second)]
         assert torch.equal(policy(inputs), plain[1](plain[0](inputs).tanh()))
+
+
+def test_factors_are_those_of_the_adapter_that_is_on() -> None:
+    policy, inputs = adapted(), torch.randn(3, 24)
+    policy.add_adapter("other", LoraConfig(r=2, lora_alpha=6, target_modules=["first"]))
+    base = policy.get_base_model()
+    for name, scaling in (("default", 2.0), ("other", 3.0)):
+        policy.base_model.set_adapter(name)
+        low, up = adapters.factors(base.first, inputs)
+        torch.testing.assert_close(low, scaling * inputs @ base.first.lora_A[name].weight.T)
+        assert up is base.first.lora_B[name].weight
+    assert adapters.factors(base.second, torch.randn(3, 40)) is None
+    assert adapters.factors(base.first.base_layer, inputs) is None
+    with policy.disable_adapter():
+        assert adapters.factors(base.first, inputs) is None
 
 
 def test_adapters_are_switched_within(model: Model, calls: list[str]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
 import families
@@ -93,6 +94,38 @@ def test_context_limit() -> None:
     assert context_limit(ModelSection(path=str(TINY), context_tokens=100)) == 100
     with pytest.raises(ModelError, match=r"context_tokens=5000 exceeds the 4096"):
         context_limit(ModelSection(path=str(TINY), context_tokens=5000))
+
+
+def test_a_model_without_a_limit_asks_for_one(tmp_path: Path) -> None:
+    CONFIG_MAPPING["bloom"]().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"no max_position_embeddings; set model\.context_tokens"):
+        context_limit(ModelSection(path=str(tmp_path)))
+    assert context_limit(ModelSection(path=str(tmp_path), context_tokens=100)) == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("tokenizer_config.json", {"eos_token": None}, "its tokenizer has no eos_token"),
+        (
+            "config.json",
+            {"final_logit_softcapping": 0.5},
+            r"changes its logits after the head \(by",
+        ),
+        ("", {}, r"its weights lack 1 tensors, model\.norm\.weight among them; save it whole"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_one_line(
+    name: str, changes: dict, said: str, tmp_path: Path
+) -> None:
+    path = changed(tmp_path / "copy", *([name] if name else []), **changes)
+    if not name:
+        tensors = load_file(TINY / "model.safetensors")
+        del tensors["model.norm.weight"]
+        save_file(tensors, tmp_path / "copy" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=said) as caught:
+        Model(ModelSection(path=path, dtype="float32"), load_tokenizer(path), seed=0)
+    assert "\n" not in str(caught.value)
 
 
 IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [

@@ -16,6 +16,7 @@ from families import changed
 from reason_llm.config import Config, ModelSection
 from reason_llm.errors import ModelError
 from reason_llm.model.base import Model, check_model, load_tokenizer
+from reason_llm.model.folder import use_safetensors
 
 CODE = """\
 import pathlib
@@ -125,6 +126,15 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     shapes = pickled(tmp_path / "other", {"model.norm.weight": torch.zeros(7)})
     with pytest.raises(ModelError, match=r"model\.norm\.weight is of shape \[7\]"):
         check_model(shapes.model_copy(update={"allow_pickle": True}))
+    no_weights = pickled(tmp_path / "list", [torch.zeros(1)])
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin holds list, no weights"):
+        check_model(no_weights.model_copy(update={"allow_pickle": True}))
+
+
+def test_of_a_hub_id_pickles_are_read_only_when_asked(caplog: pytest.LogCaptureFixture) -> None:
+    assert use_safetensors(ModelSection(path="org/name")) is True
+    assert use_safetensors(ModelSection(path="org/name", allow_pickle=True)) is None
+    assert "allow_pickle is true: org/name may be read from pickled weights" in caplog.text
 
 
 def test_an_adapter_in_the_folder_is_not_followed(tmp_path: Path) -> None:

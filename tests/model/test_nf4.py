@@ -211,37 +211,19 @@ def test_a_checkpoint_that_is_nf4_already_loads_as_it_is(
         assert {layer.compute_dtype for layer in layers} == {torch.bfloat16}
         with torch.no_grad():
             assert torch.allclose(model.logits(model.hidden_states(ids)), expected, atol=0.05)
-        if under_vllm:
-            base = model.policy.get_base_model()
-            name = "model.layers.1.mlp.up_proj.base_layer"
-            state = base.get_submodule(name).weight.quant_state
-            state.absmax[1] *= 1.01
-            stored = {
-                n.replace(".base_layer", ""): m
-                for n, m in base.named_modules()
-                if isinstance(m, Linear4bit)
-            }
-            opened = Opened(quantized)
-            found = {
-                n: nf4.matches(m, opened(f"{n}.weight"), opened.parts(n)) for n, m in stored.items()
-            }
-            assert [n for n, same in found.items() if not same] == ["model.layers.1.mlp.up_proj"]
-            state.absmax[1] /= 1.01
-            del base, state, stored, layers
+        base = model.policy.get_base_model()
+        named = [(n, m) for n, m in base.named_modules() if isinstance(m, Linear4bit)]
+        dict(named)["model.layers.1.mlp.up_proj.base_layer"].weight.quant_state.absmax[1] += 1
+        dict(named)["model.layers.2.mlp.up_proj.base_layer"].weight.data.view(-1)[5] ^= 1
+        tensors, odd = load_file(quantized / "model.safetensors"), []
+        for name, layer in named:
+            own = name.replace(".base_layer", ".weight")
+            parts = {n: t for n, t in tensors.items() if n.startswith(f"{own}.")}
+            odd += [own] if not nf4.matches(layer, tensors[own], parts) else []
+            assert nf4.matches(layer, tensors[own]) is (".2.mlp.up_proj" not in name)
+        assert odd == [f"model.layers.{i}.mlp.up_proj.weight" for i in (1, 2)]
+        del base, named, layer, layers
     gc.collect()
-
-
-class Opened:
-    """The tensors of a folder's one file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tensors = load_file(folder / "model.safetensors")
-
-    def __call__(self, name: str) -> torch.Tensor:
-        return self.tensors[name]
-
-    def parts(self, layer: str) -> dict[str, torch.Tensor]:
-        return {n: t for n, t in self.tensors.items() if n.startswith(f"{layer}.weight.")}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
-from reason_llm.model import adapters
+from reason_llm.model import adapters, score_head
 from reason_llm.model.base import Model, meta_model
 from reason_llm.model.plan import Shape
 from roles import check_one_copy, saved, with_roles
@@ -53,6 +53,12 @@ def test_an_adapter_of_another_base_is_refused(fresh: Model, tmp_path: Path) -> 
         adapters.save_file(tensors, str(folder / "adapter_model.safetensors"))
         with pytest.raises(ModelError, match="name the model that it was trained on"):
             model.add_role("teacher", folder)
+        with pytest.raises(ModelError, match=r"holds no score\.safetensors: it is no reward model"):
+            score_head.check(folder, 192)
+        score_head.save(score_head.state(score_head.make(192, model.device, bias=False)), folder)
+        score_head.check(folder, 192)
+        with pytest.raises(ModelError, match=r"score\.safetensors is damaged or the head of anoth"):
+            score_head.check(folder, 96)
 
 
 def test_checking_an_adapter_leaves_the_model_as_it_was(fresh: Model, tmp_path: Path) -> None:

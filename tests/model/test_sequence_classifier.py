@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, Qwen2Config
+from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, Qwen2Config
 
 from conftest import ROOT, TINY
 from reason_llm.config import Config
-from reason_llm.errors import ConfigError, RewardError
+from reason_llm.errors import ConfigError, ModelError, RewardError
 from reason_llm.model import SequenceClassifier, meta_model, offload
 from reason_llm.model.plan import GIB, Machine, memory
 from reason_llm.model.plan.shape import Shape
@@ -67,6 +67,18 @@ def test_its_bytes_are_those_of_its_weights(dtype: torch.dtype, tmp_path: Path) 
     assert {each.dtype for each in parameters} == {dtype}
     assert look_at(folder).weight_bytes == sum(each.nbytes for each in parameters)
     assert look_at(folder).max_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("family", "labels", "said"),
+    [("qwen2", 2, "has 2 labels"), ("granite", 1, "granite has no sequence-classification model")],
+)
+def test_a_model_of_another_kind_is_refused(
+    family: str, labels: int, said: str, tmp_path: Path
+) -> None:
+    CONFIG_MAPPING[family](num_labels=labels).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=said):
+        look_at(tmp_path)
 
 
 def planned(folder: Path, kind: str, gib: float, **train: Any) -> memory.Plan:

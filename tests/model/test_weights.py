@@ -23,7 +23,7 @@ from reason_llm.app.chat import Chat, Options, find_subject
 from reason_llm.app.console import Console
 from reason_llm.config import Config, ModelSection, TrainSection
 from reason_llm.errors import CheckpointError, ModelError
-from reason_llm.model import collate, policy_logprobs, to_data
+from reason_llm.model import collate, policy_logprobs, to_data, weights
 from reason_llm.model.base import Model
 from reason_llm.run.store import checkpoint, metrics
 from reason_llm.run.store.folder import find_adapter, learned_steps
@@ -68,6 +68,7 @@ def test_the_reference_is_the_checkpoint_on_disk(tokenizer: Any) -> None:
     with full(tokenizer) as model:
         made = learner(model, optimizer="muon")
         base, _ = made.measure(data, "policy")
+        held = model.adapter_of("policy")
         places = [each.data_ptr() for each in made.parameters]
         learn(made)
         after = [each.detach().clone() for each in made.parameters]
@@ -83,6 +84,12 @@ def test_the_reference_is_the_checkpoint_on_disk(tokenizer: Any) -> None:
         assert all(torch.equal(a, b) for a, b in zip(after, now, strict=True))
         with pytest.raises(CheckpointError, match="the saved weights do not fit"):
             model.load_adapter("policy", {})
+        model.load_adapter("policy", held)
+        back, _ = made.measure(data, "policy")
+        assert all(torch.equal(a, b) for a, b in zip(back, base, strict=True))
+        own = {"odd.weight": torch.nn.Parameter(torch.zeros(1))}
+        with pytest.raises(ModelError, match=r"odd\.weight is not in its safetensors, so there is"):
+            weights._read(own, str(TINY), "model")
 
 
 def test_a_pattern_says_what_is_trained(tokenizer: Any) -> None:

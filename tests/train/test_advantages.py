@@ -24,13 +24,6 @@ def test_group_scale_by_hand() -> None:
     assert advantages([1, 0, 0, 0], 4, "group") == pytest.approx(by_hand, abs=1e-12)
 
 
-def test_population_deviation_is_an_option() -> None:
-    # population variance (0.5625 + 3 * 0.0625) / 4 = 0.1875
-    std = 0.1875**0.5
-    found = advantages([1, 0, 0, 0], 4, "group", ddof=0, epsilon=0.0)
-    assert found == pytest.approx([0.75 / std] + [-0.25 / std] * 3, abs=1e-12)
-
-
 def test_no_scale_is_dr_grpo() -> None:
     rewards = [0.0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 1, 0]
     expected = [-0.25] * 5 + [0.75, 0.75, -0.25]

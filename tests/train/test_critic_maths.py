@@ -100,19 +100,15 @@ def test_value_loss_without_a_clip_is_half_the_square() -> None:
 
 
 def test_explained_variance() -> None:
-    returns, mask = tensor([[1.0, 3.0, 100.0]]), torch.tensor([[True, True, False]])
-    assert values.explained_variance(returns, returns, mask) == 1.0
-    assert values.explained_variance(tensor([[9.0, 9.0, 0.0]]), returns, mask) == 0.0
-    half = tensor([[0.5, 1.5, 0.0]])  # leaves 0.5 and 1.5: a quarter of the variance
-    assert values.explained_variance(half, returns, mask) == pytest.approx(0.75)
-    assert values.explained_variance(-returns, returns, mask) == pytest.approx(-3.0)
-
-
-@pytest.mark.parametrize("mask", [[True] * 3, [True, False, False], [False] * 3])
-def test_explained_variance_of_equal_returns_is_nan(mask: list[bool]) -> None:
-    returns, estimates = tensor([[0.1, 0.1, 0.1, 5.0]]), tensor([[0.0, 1.0, 3.0, 9.0]])
-    chosen = torch.tensor([[*mask, False]])
-    assert math.isnan(values.explained_variance(estimates, returns, chosen))
+    returns = tensor([1.0, 3.0])
+    assert values.explained_variance(returns, returns) == 1.0
+    assert values.explained_variance(tensor([9.0, 9.0]), returns) == 0.0
+    half = tensor([0.5, 1.5])  # leaves 0.5 and 1.5: a quarter of the variance
+    assert values.explained_variance(half, returns) == pytest.approx(0.75)
+    assert values.explained_variance(-returns, returns) == pytest.approx(-3.0)
+    for count in (3, 1, 0):
+        equal = tensor([0.1] * count)
+        assert values.explained_variance(tensor([0.0, 1.0, 3.0])[:count], equal) == 0.0
 
 
 @pytest.mark.parametrize(

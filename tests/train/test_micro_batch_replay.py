@@ -147,6 +147,10 @@ def test_another_error_is_no_lack_of_memory(model: Model) -> None:
 
     with pytest.raises(RuntimeError, match="something else"), Other(0, OSError):
         learn(learner(model))
+    with pytest.raises(RuntimeError, match="something else"):
+        for attempt in MicroBatches(9).attempts([Datum.of((1,), (2,))]):
+            with attempt:
+                raise RuntimeError("something else")
 
 
 def test_memory_errors_without_a_word_are_a_lack_of_memory_too() -> None:

@@ -38,7 +38,7 @@ def test_state_survives_the_round_trip(name: str, tmp_path: Path) -> None:
 
     config = TrainSection(learning_rate=0.1, weight_decay=0.25, optimizer=name)
     torch.manual_seed(0)
-    first = [torch.nn.Parameter(torch.randn(100, 100)) for _ in range(2)]
+    first = [torch.nn.Parameter(torch.randn(*shape)) for shape in ((100, 100), (100, 100), (7,))]
     start = first[1].detach().clone()
     before = optim.make_optimizer(first, config)
     assert {(each["lr"], each["weight_decay"]) for each in before.param_groups} == {(0.1, 0.25)}
@@ -64,6 +64,12 @@ def test_state_survives_the_round_trip(name: str, tmp_path: Path) -> None:
     optim.allocate_state(fresh)
     shapes = {key: (t.shape, t.dtype) for key, t in optim.state_tensors(fresh).items()}
     assert shapes == {k: (t.shape, t.dtype) for k, t in optim.state_tensors(before).items()}
+    optim.allocate_average(before)  # which one that wants none does not take
+    optim.load_state_tensors(fresh, optim.state_tensors(before))
+    assert optim.state_tensors(fresh).keys() == shapes.keys()
+    assert optim.averaged_steps(fresh) == 0
+    optim.update_average(before, 0.5)
+    assert optim.averaged_steps(before) == 1
 
 
 def test_muon_leaves_vectors_and_what_is_outside_to_adamw() -> None:

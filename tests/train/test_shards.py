@@ -181,11 +181,22 @@ def test_groups_stay_together_and_the_long_ones_are_dealt_first() -> None:
     assert sorted(i for rows in Shards(16).deal(data) for i in rows) == list(range(12))
 
 
-def test_processes_hold_runs_of_shards() -> None:
-    class Third(Alone):
-        rank, size = 2, 4
+class Third(Alone):
+    rank, size = 2, 4
 
+
+def test_processes_hold_runs_of_shards() -> None:
     assert list(Shards(8, Third()).own) == [4, 5]
+
+
+def test_one_process_judges_all_rows_alone() -> None:
+    objective, data = CASES["dpo"]
+    learner = make(objective).policy
+    with learning(learner):
+        expected = learner.judge(data)
+        learner.shards = shards = Shards(4, Third())
+        assert learner.judge(data) == expected
+    assert learner.shards is shards
 
 
 # --- learning ---------------------------------------------------------------------------------

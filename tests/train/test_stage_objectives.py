@@ -496,6 +496,24 @@ def test_both_optimizers_are_saved_and_the_kl_s_weight_is_the_policy_s(model: Mo
     assert objective.row.kl_coefficient == 0.125
 
 
+def test_learners_go_back_to_a_state_and_learn_the_same_from_there(model: Model) -> None:
+    """Adapters, heads and moments of both; what was taken stays as it was."""
+    learners, rows = ppo(model), rollouts(2)
+    with learning(learners.policy):
+        taken = learners.state()
+        kept = {name: value.clone() for name, value in taken.items()}
+        first, after = learners.learn(1, rows, lambda count: None), learners.state()
+        learners.load(taken)
+        assert [each.updates_in_step for each in learners.by_role.values()] == [0, 0]
+        again = learners.state()
+        assert all(torch.equal(again[name], value) for name, value in kept.items())
+        assert learners.learn(1, rows, lambda count: None) == first
+    again = learners.state()
+    for name in taken.keys() | after.keys() | again.keys():
+        assert torch.equal(again[name], after[name]) and torch.equal(taken[name], kept[name])
+        assert not torch.equal(after[name], taken[name]), name
+
+
 # --- 7. The teacher
 
 

@@ -442,7 +442,6 @@ def test_a_rank_beyond_vllm_s_is_refused() -> None:
         engine.start(str(TINY), torch.float32, replace(SIZES, lora_rank=1000), 0)
 
 
-@pytest.mark.long
 def test_a_layer_that_cannot_be_shared_is_named() -> None:
     theirs: dict[str, Any] = {"layer": torch.nn.Linear(4, 3)}
     module, part = shared_weights.find_owner(theirs, {}, "layer.weight")
