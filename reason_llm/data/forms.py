@@ -130,7 +130,7 @@ def read_demonstration(
         return replace(_completed(where, row, columns, "completion"), value=value)
     messages = _conversation(where, row, whole)
     roles = [message["role"] for message in messages]
-    if "assistant" not in roles[1:] or roles[0] == "assistant":
+    if "assistant" not in roles or roles[0] == "assistant":
         raise DataError(
             f"{where}: {whole!r} has the roles {_shown(roles)}; expected a message of the user and "
             "after it one of the assistant"

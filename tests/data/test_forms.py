@@ -76,7 +76,8 @@ def test_named_columns() -> None:
 def test_a_score_is_read_where_it_is_asked_for() -> None:
     row = {"prompt": "Q", "completion": "A", "score": "-1.5"}
     assert read_demonstration("x", row, COLUMNS).value == 0
-    assert read_demonstration("x", row, COLUMNS, score=True).value == -1.5
+    for each in (row, {"messages": [U, A], "score": "-1.5"}):
+        assert read_demonstration("x", each, COLUMNS, score=True).value == -1.5
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,16 @@ def test_a_score_is_read_where_it_is_asked_for() -> None:
 )  # fmt: skip
 def test_preferences(row: dict, expected: tuple) -> None:
     assert read_preference("x", row, COLUMNS) == Completed("x", *expected)
+
+
+def test_a_preference_says_which_column_is_which() -> None:
+    for row, place in (
+        ({"Prompt": "Q", "chosen": "A", "Rejected": "B"}, "column 'Prompt'"),
+        ({"chosen": "Q a", "Rejected": "Q b"}, "the start that both share"),
+    ):
+        assert read_preference("x", row, COLUMNS).origin == (
+            f"chosen is column 'chosen', rejected is column 'Rejected', the prompt is {place}"
+        )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 vLLM; a wrong merge never appears; to the Hub only when asked."""
 
 import base64
+import importlib
 import json
 import shutil
 import threading
@@ -11,7 +12,9 @@ from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import orjson
@@ -30,7 +33,7 @@ from reason_llm.app.export import merging, parity
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.config.command_line import CommandLine
 from reason_llm.data.templates import shipped
-from reason_llm.errors import ModelError
+from reason_llm.errors import ModelError, WriteError
 from reason_llm.evaluate.evaluation import run_evaluation
 from reason_llm.evaluate.request import make_request
 from reason_llm.model import adapters
@@ -43,6 +46,7 @@ from reason_llm.run.store.folder import find_adapter
 from reason_llm.sample import SamplingParams, sampling
 
 Call = Callable[..., tuple[int, str, str]]
+exporting: Any = importlib.import_module("reason_llm.app.export.export")
 
 
 @pytest.fixture(scope="module")
@@ -170,18 +174,54 @@ def test_the_export_is_prompted_as_in_training(
     assert (expected == own) == (template == "auto")
 
 
-def test_the_adapter_alone(call: Call, run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "adapter"
-    code, _, error = call(run, "--out", out, "--adapter-only")
-    assert (code, error) == (0, "")
-    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
-    ours = parity.logprobs(PeftModel.from_pretrained(base, out), rollouts_of(run), 1.0)
+CONVERTER = """
+import argparse, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument('model', type=pathlib.Path)
+parser.add_argument('--outfile', type=pathlib.Path)
+parser.add_argument('--outtype', choices=['f32', 'f16', 'bf16', 'q8_0', 'auto'])
+args = parser.parse_args()
+assert (args.model / 'model.safetensors').is_file()
+assert (args.model / 'tokenizer.model').read_bytes() == b'pieces'
+args.outfile.write_bytes(b'GGUF' + args.outtype.encode())
+"""
+"""A stand-in for llama.cpp's script, which is not on PyPI: it is called as that one is, and reads
+Gemma's vocabulary from SentencePiece's own file."""
+
+
+def test_the_adapter_alone(
+    call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in of the Hub, which is asked before anything is written."""
+    out, asked, hub = tmp_path / "adapter", list[Any](), Mock()
+    hub.whoami.side_effect = lambda: asked.append(out.exists())
+    hub.create_repo.return_value = "https://hub/me/sums"
+    monkeypatch.setattr(exporting, "HfApi", lambda: hub)
+    code, shown, error = call(run, "--out", out, "--adapter-only", "--push", "me/sums")
+    assert (code, error, asked) == (0, "", [False])
+    assert "pushed to https://hub/me/sums\n" in shown
+    hub.create_repo.assert_called_once_with("me/sums", private=True, exist_ok=True)
+    hub.upload_folder.assert_called_once_with(
+        folder_path=str(out), repo_id="me/sums", commit_message="Exported model"
+    )
+    hub.upload_folder.side_effect = OSError("no network")
+    with pytest.raises(WriteError, match=r"--push a/b failed \(no network\); the export in out is"):
+        exporting._push(Path("out"), "a/b")
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    ours = parity.logprobs(PeftModel.from_pretrained(model, out), rollouts_of(run), 1.0)
     assert torch.equal(ours, parity.logprobs(policy_of(run, torch.float32), rollouts_of(run), 1.0))
     assert not list(out.glob("model*.safetensors"))
     assert "PeftModel.from_pretrained" in (out / "README.md").read_text()
-    # And exported again, from itself: without a run there are no rollouts, so some are sampled.
-    code, shown, error = call(out, "--out", tmp_path / "merged", "--dtype", "float32")
+    # And exported again, from itself, and converted: there are no rollouts, so some are sampled.
+    base = shutil.copytree(TINY, tmp_path / "base")
+    (base / "tokenizer.model").write_bytes(b"pieces")
+    (converter := tmp_path / "convert.py").write_text(CONVERTER)
+    merged = tmp_path / "merged"
+    more = ("--base", base, "--gguf", converter, "--dtype", "float32")
+    code, shown, error = call(out, "--out", merged, *more)
     assert (code, error) == (0, "")
+    assert (merged / "merged-f32.gguf").read_bytes() == b"GGUFf32"
+    assert f"converted to {merged}/merged-f32.gguf\n" in shown
     assert "the parity check samples new ones" in shown
 
 
@@ -391,34 +431,12 @@ def test_what_was_trained_over_nf4_is_merged_into_the_base(
     assert "in NF4 (QLoRA)" in (outs[0] / "README.md").read_text()
 
 
-@pytest.mark.long
-def test_gguf_is_the_converter_s_work(call: Call, run: Path, tmp_path: Path) -> None:
-    """A stand-in for llama.cpp's script, which is not on PyPI: it is called as that one is, and
-    reads Gemma's vocabulary from SentencePiece's own file."""
-    base = shutil.copytree(TINY, tmp_path / "base")
-    (base / "tokenizer.model").write_bytes(b"pieces")
-    converter = tmp_path / "convert_hf_to_gguf.py"
-    converter.write_text(
-        "import argparse, pathlib\n"
-        "parser = argparse.ArgumentParser()\n"
-        "parser.add_argument('model', type=pathlib.Path)\n"
-        "parser.add_argument('--outfile', type=pathlib.Path)\n"
-        "parser.add_argument('--outtype', choices=['f32', 'f16', 'bf16', 'q8_0', 'auto'])\n"
-        "args = parser.parse_args()\n"
-        "assert (args.model / 'model.safetensors').is_file()\n"
-        "assert (args.model / 'tokenizer.model').read_bytes() == b'pieces'\n"
-        "args.outfile.write_bytes(b'GGUF' + args.outtype.encode())\n"
-    )
-    out = tmp_path / "sums"
-    code, _, error = call(run, "--out", out, "--base", base, "--gguf", converter)
-    assert (code, error) == (0, "")
-    assert (out / "sums-bf16.gguf").read_bytes() == b"GGUFbf16"
-    converter.write_text("import sys; sys.exit('no such architecture')")
-    code, _, error = call(run, "--out", tmp_path / "second", "--gguf", converter)
-    assert code == 2
-    assert "no such architecture" in error
-    assert "the export itself is whole" in error
-    assert (tmp_path / "second" / "model.safetensors").is_file()
+def test_a_converter_that_fails_leaves_the_export(tmp_path: Path) -> None:
+    converter, request = tmp_path / "to_gguf.py", SimpleNamespace(out=tmp_path, dtype="float32")
+    for source, told in (("import sys; sys.exit('no such')", "no such"), ("", "it wrote no file")):
+        converter.write_text(source)
+        with pytest.raises(ModelError, match=rf"\({told}\); the export itself is whole; call"):
+            exporting._convert(converter, request)
 
 
 TOKEN = "hf_" + "s" * 34

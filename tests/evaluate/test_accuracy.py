@@ -73,7 +73,11 @@ def test_two_models_are_compared_problem_by_problem() -> None:
     assert summary["results"]["a"]["s"]["completion_tokens"] == 5
     lines = table(summary)
     assert any("s greedy: a - b = +33.3" in line for line in lines)
-    assert lines[0].split()[:4] == ["set", "problems", "score", "model"]
+    assert lines[:3] == [
+        "set  problems  score   model  value   95 % interval",
+        "s    3         greedy  a       66.7   [20.8, 93.9]",
+        "s    3         greedy  b       33.3   [6.1, 79.2]",
+    ]
     (line,) = (line for line in lines if line.startswith("s mean@5"))
     assert line.startswith("s mean@5: a - b = -6.7 [")
     assert line.endswith("p = 1 (better on 2, worse on 1)")

@@ -144,5 +144,9 @@ def test_a_model_is_named_by_its_run_its_adapter_or_itself(tmp_path: Path) -> No
         ("org/model", run, Target("org/model", "org/model", None)),
     ):
         assert _target(name, config, own, of_run) == expected
+    tree = {"stage": "reward", "data": {"train": "x"}}
+    (run / "resolved_config.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match=r"is a reward model \(stage=reward\)"):
+        _target(str(run), config, own, None)
     with pytest.raises(ConfigError, match="there is no adapter: name a run's folder"):
         _target("best", config, own, None)
