@@ -191,12 +191,11 @@ def test_a_damaged_cache_holds_no_number_that_is_none(tmp_path: Path) -> None:
     path.write_text(
         f'{good}\n[]\n{{"key": "{"b" * 64}", "value": NaN}}\n{{"key": 3, "value": 1}}\nx\n'
     )
-    for key, value in (("c" * 64, "nan"), ("d" * 63, "0.5")):  # sealed and yet none
-        line = json.dumps({"key": key, "value": value}).encode()
-        path.write_bytes(path.read_bytes() + sealed(line) + b"\n")
+    line = sealed(json.dumps({"key": "c" * 64, "value": "nan"}).encode())  # and yet none
+    path.write_bytes(path.read_bytes() + line + b"\n")
     cache = AnswerCache(path)
     assert cache.answer("a" * 64, lambda: 0.25) == 0.5
-    for key in ("b" * 64, "c" * 64, "d" * 63):
+    for key in ("b" * 64, "c" * 64):
         assert cache.answer(key, lambda: 0.25) == 0.25
 
 
