@@ -484,3 +484,14 @@ def test_a_judge_of_pairs_cannot_judge_evaluation() -> None:
     section = ScoreSection.model_validate({"rewards": [{"name": "judge", "options": options}]})
     with pytest.raises(ConfigError, match="with weight 0 if it only evaluates"):
         Scorer(section, 10)
+
+
+def test_leaving_the_scorer_closes_the_judge_s_connection() -> None:
+    judge = {"name": "judge", "options": {"url": "http://127.0.0.1:1/v1", "model": "m"}}
+    section = ScoreSection.model_validate({"rewards": [judge]})
+    with Scorer(section, 10) as scorer:
+        of_one = scorer.rewards[0].reward.of_one
+    asked = group("a")
+    assert of_one is not None
+    with pytest.raises(RuntimeError, match="has been closed"):
+        of_one(asked.prompt, asked.completions[0])
