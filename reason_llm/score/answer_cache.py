@@ -17,7 +17,6 @@ from reason_llm.files import check_seal, open_to_append, parsed_object, read_bou
 
 MAX_BYTES = 256 << 20
 """Largest size of the file; later answers are not kept."""
-KEY_DIGITS = 64
 
 log = logging.getLogger(__name__)
 
@@ -96,5 +95,4 @@ def _parsed(line: bytes) -> dict[str, float]:
         key, number = value["key"], float(value["value"])
     except (ValueError, TypeError, KeyError):
         return {}
-    is_whole = isinstance(key, str) and len(key) == KEY_DIGITS and math.isfinite(number)
-    return {key: number} if is_whole else {}
+    return {key: number} if isinstance(key, str) and math.isfinite(number) else {}

@@ -198,8 +198,7 @@ def _inputs_and_outputs(
             "and at least one"
         )
     tolerance = options.get("tolerance", options.get("atol")) or None
-    is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
-    if tolerance is not None and not (is_number and 0 < tolerance < 1e6):
+    if tolerance is not None and not (_is_number(tolerance) and 0 < tolerance < 1e6):
         raise ValueError(f"the tolerance is {_shown(tolerance)}; expected a number above 0")
     function = options.get("fn_name")
     if function is not None:

@@ -32,9 +32,7 @@ _CLASSES = {
     **dict.fromkeys(["factorial", "binom"], "combinatorics"),
 }  # fmt: skip
 """Functions that may stand for one another."""
-_OPEN = frozenset([
-    *_CLASSES.keys() - {"factorial", "binom"}, "arg",
-])  # fmt: skip
+_OPEN = frozenset([*_CLASSES.keys() - {"factorial", "binom"}, "arg"])
 """Functions of a number that may have no other way to write their value."""
 _LITERALS = frozenset(["num", "rep", "mixed"])
 FREE = frozenset(

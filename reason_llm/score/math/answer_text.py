@@ -40,7 +40,6 @@ _LEADS = word_set(
     """
 )
 """Words that an answer may follow."""
-_MAX_LEAD_TOKENS = 40
 _NOTHING = frozenset([
     "no solution", "no solutions", "no real solution", "no real solutions", "empty set",
     "the empty set", "no such number", "no such numbers",
@@ -189,8 +188,7 @@ def _is_closed(text: str) -> bool:
 
 def spelling(tokens: list[Token]) -> str:
     """The tokens as one string, by which answers that differ in layout alone are equal."""
-    return "\x00".join("{" if token.text == "{" and token.kind == "sign" else str(token)
-                       for token in tokens)  # fmt: skip
+    return "\x00".join(map(str, tokens))
 
 
 def normalise(answer: str) -> str:
@@ -202,7 +200,7 @@ def normalise(answer: str) -> str:
 def _lead(tokens: list[Token]) -> int | None:
     """Where the answer begins behind words that lead to it; None without such words."""
     start = None
-    for index, token in enumerate(tokens[:_MAX_LEAD_TOKENS]):
+    for index, token in enumerate(tokens):
         words = token.text.lower().replace(":", " : ").replace(",", " , ").split()
         if token.kind not in ("letters", "text") and token.text not in (",", ":"):
             break

@@ -15,7 +15,6 @@ _EQUALITIES = frozenset(["=", "~"])
 _CONSTANTS = word_set("C c K k C_1 c_1")
 _MAX_LETTERS = 4
 """Longest name of a polygon, such as ``ABCD``."""
-_MAX_NAMES = 8
 
 
 def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] | None:
@@ -108,7 +107,7 @@ def _is_plain_name(tree: Tree) -> bool:
         is_side = len(tree) <= 1 + _MAX_LETTERS
         return is_side and all(part[0] == "var" for part in tree[1:]) and tree[1][1][:1].isupper()
     if tree[0] in ("tuple", "ratio"):
-        return len(tree) <= 1 + _MAX_NAMES and all(map(_is_plain_name, tree[1:]))
+        return all(map(_is_plain_name, tree[1:]))
     return bool(tree[0] == "var" or (tree[0] == "call" and str(tree[1]).startswith("?")))
 
 

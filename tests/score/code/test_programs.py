@@ -23,8 +23,9 @@ ROWS: list[Row] = [
     json.loads(line) for line in Path(__file__).with_name("programs.jsonl").read_text().splitlines()
 ]
 NAMED = {row["name"]: row for row in ROWS}
-ONE = "def f(x):\n    if x == 1: return 1\n"
-"""How a program begins that solves the first case alone."""
+BEGIN = "def f(x):\n    if x == 1: return 1\n"
+SOLVE_ONE = [row for row in ROWS if row["program"].startswith(BEGIN) and "[]" not in row["program"]]
+"""The first case alone, of squares."""
 
 
 def parameters(rows: list[Row]) -> list[Any]:
@@ -74,7 +75,7 @@ def test_no_form_pays_for_a_wrong_value(code: CodeTests, attack: str, row: Row) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("row", parameters([r for r in ROWS if r["program"].startswith(ONE)]))
+@pytest.mark.parametrize("row", parameters(SOLVE_ONE))
 def test_the_same_tests_pay_a_right_program(code: CodeTests, row: Row) -> None:
     found = outcome(code, row["tests"], "def f(x): return x * x\n")
     assert (found.problem is None, found.passed == found.total > 0) == (True, True)

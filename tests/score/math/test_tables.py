@@ -6,6 +6,7 @@ import pytest
 import sympy
 
 from reason_llm.score.math import math_worker, numeric
+from reason_llm.score.math.answer_text import reading_of
 from reason_llm.score.math.latex_tokens import to_latex, tokenize
 from reason_llm.score.math.units import canonical
 
@@ -99,3 +100,37 @@ def test_functions_have_their_values_in_both_ways(name: str, value: complex) -> 
 )  # fmt: skip
 def test_a_tree_has_its_value(tree: list, value: float) -> None:
     assert complex(sympy.N(math_worker.value(tree))) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("words", "digits"),
+    [
+        ("two three four five six seven eight nine ten twelve sixteen", "2 3 4 5 6 7 8 9 10 12 16"),
+        ("one", "one"),
+    ],
+)
+def test_bases_may_be_words(words: str, digits: str) -> None:
+    for word, digit in zip(words.split(), digits.split(), strict=True):
+        reading = reading_of(f"101_{{\\text{{{word}}}}}", letters_are_units=False)
+        assert reading is not None
+        assert reading.tree == ["based", "101", digit]
+
+
+def test_multipliers_are_powers_of_ten() -> None:
+    words = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+    for word, exponent in words.items():
+        reading = reading_of(f"5 {word}", letters_are_units=True)
+        assert reading is not None
+        assert reading.tree == ["mul", ["num", "5"], ["pow", ["num", "10"], ["num", str(exponent)]]]
+
+
+def test_constants_and_sets_of_the_worker() -> None:
+    values = {name: math_worker.value(["const", name]) for name in ("pi", "e", "i", "oo")}
+    assert values == {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}
+    numbers = [sympy.Integer(2), sympy.Integer(-2), sympy.Rational(1, 2), sympy.sqrt(2), sympy.I]
+    for name, num_held in {"N": 1, "Z": 2, "Q": 3, "R": 4, "C": 5}.items():
+        held = math_worker.as_set(["const", f"set {name}"])
+        assert [number in held for number in numbers] == [True] * num_held + [False] * (
+            5 - num_held
+        )
+    assert math_worker.as_set(["const", "empty"]) == sympy.S.EmptySet

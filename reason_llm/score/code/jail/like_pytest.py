@@ -2,40 +2,35 @@
 ``mark.parametrize``. Other marks change nothing. Not here: fixtures, classes, ``skip``.
 """
 
+import contextlib
 import math
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
-class _Raises:
-    """A context that fails unless its body raises one of these."""
-
-    def __init__(self, expected: type | tuple[type, ...], match: str | None) -> None:
-        self.expected = expected
-        self.match = match
-        self.value: BaseException | None = None
-
-    def __enter__(self) -> "_Raises":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
-        assert error is not None, f"no {self.expected} was raised"
-        if not isinstance(error, self.expected):
-            return False
-        assert self.match is None or re.search(self.match, str(error)), f"raised {error}"
-        self.value = error
-        return True
+@contextlib.contextmanager
+def _raised(expected: Any, match: str | None) -> Iterator[types.SimpleNamespace]:
+    """A context that fails unless its body raises one of these; with the error as ``value``."""
+    found = types.SimpleNamespace(value=None)
+    try:
+        yield found
+    except expected as error:
+        assert match is None or re.search(match, str(error)), f"raised {error}"
+        found.value = error
+    else:
+        raise AssertionError(f"no {expected} was raised")
 
 
 def raises(expected: Any, *call: Any, match: str | None = None, **named: Any) -> Any:
     """``with raises(ValueError, match="below"): …``, or ``raises(ValueError, function, 3)``."""
-    context = _Raises(expected, match)
-    if call:
-        with context:
-            call[0](*call[1:], **named)
-    return context
+    context = _raised(expected, match)
+    if not call:
+        return context
+    with context as found:
+        call[0](*call[1:], **named)
+    return found
 
 
 class approx:
