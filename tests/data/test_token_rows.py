@@ -303,7 +303,7 @@ def test_documents_are_cut_into_rows_of_the_context(tokenizer: Any) -> None:
     assert [row.group for row in rows] == [3, 4, 5]
     assert len(render(Document("x", text), by, 25, [END])) == 2  # one token alone teaches nothing
     assert len(render(Document("x", text), by, 51, [END])) == 1
-    assert one(Document("x", "0<|im_end|>"), by).ids == (*by.token_ids("x", "0"), END)
+    assert one(Document("x", "01<|im_end|>"), by).ids == (*by.token_ids("x", "01"), END)
 
 
 # --- the check before a run
