@@ -205,6 +205,17 @@ def test_what_an_environment_answered_is_in_no_reward_of_tokens() -> None:
     assert found == scores([{"name": name} for name in names], alone)
 
 
+def test_an_environment_s_word_or_note_is_the_reward() -> None:
+    asked = group("a", "b")
+    told = [{"reward": 0.5, "notes": {"hits": 2, "what": "x"}}, {"notes": {"hits": 0}}]
+    pairs = zip(asked.completions, told, strict=True)
+    asked = replace(asked, completions=tuple(replace(c, environment=e) for c, e in pairs))
+    wanted = {None: [0.5, math.nan], "hits": [2, 0], "what": [math.nan] * 2}
+    for note, values in wanted.items():
+        found = scores([{"name": "environment", "options": {"note": note}}], asked)
+        assert [f["environment"] for f in found] == pytest.approx(values, nan_ok=True)
+
+
 def test_timeouts_are_those_since_the_last_call() -> None:
     with Scorer(ScoreSection(), 100) as scorer:
         default_judge().num_timed_out += 2
