@@ -40,6 +40,7 @@ _LEADS = word_set(
     """
 )
 """Words that an answer may follow."""
+_MAX_LEAD_TOKENS = 40
 _NOTHING = frozenset([
     "no solution", "no solutions", "no real solution", "no real solutions", "empty set",
     "the empty set", "no such number", "no such numbers",
@@ -200,7 +201,7 @@ def normalise(answer: str) -> str:
 def _lead(tokens: list[Token]) -> int | None:
     """Where the answer begins behind words that lead to it; None without such words."""
     start = None
-    for index, token in enumerate(tokens):
+    for index, token in enumerate(tokens[:_MAX_LEAD_TOKENS]):
         words = token.text.lower().replace(":", " : ").replace(",", " , ").split()
         if token.kind not in ("letters", "text") and token.text not in (",", ":"):
             break
