@@ -29,6 +29,7 @@ def test_the_rate_follows_the_schedule_over_all_steps(
     model: Model, passes: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = learner(model, schedule="linear", learning_rate=0.8, **passes)
+    made.settings = replace(made.settings, first_step=3)
     rates, seeds = [], []
 
     def step(optimizer: torch.optim.Optimizer, carried: Any, seed: str) -> None:
@@ -36,7 +37,7 @@ def test_the_rate_follows_the_schedule_over_all_steps(
         seeds.append(seed)
 
     monkeypatch.setattr(optim, "step", step)
-    told = [learn(made, step=step)["train/learning_rate"] for step in range(2)]
+    told = [learn(made, step=step)["train/learning_rate"] for step in (3, 4)]
     assert rates == pytest.approx([0.8, 0.7, 0.6, 0.5])
     assert told == rates[1::2]
     assert seeds == [f"0/rounding/{number}" for number in range(4)]
