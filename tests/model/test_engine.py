@@ -10,6 +10,7 @@
 import types
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,6 +179,46 @@ def test_no_room_as_vllm_starts_names_the_budget(
     with pytest.raises(OutOfMemory, match=r"as vLLM starts.*set memory\.budget_gib to") as told:
         engine.start(str(TINY), torch.float32, SIZES, 0)
     assert "sample.engine" not in str(told.value)
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+@pytest.mark.parametrize("is_more", [False, True])
+def test_vllm_is_started_with_the_sizes_of_the_plan(
+    on_cpu: bool, is_more: bool, gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else decides what is sampled, too."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    seen: list[dict[str, Any]] = []
+
+    def refused(**options: Any) -> None:
+        seen.append(options)
+        raise ValueError("no such model")
+
+    monkeypatch.setattr(vllm, "LLM", refused)
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
+    monkeypatch.setattr(current_platform, "is_sleep_mode_available", lambda: not on_cpu)
+    for name in ("_keep_linear_weights", "_keep_expert_weights"):
+        monkeypatch.setattr(engine, name, lambda: None)
+    more = {"lora_rank": 0, "quantize": "nf4", "prefill_tokens": 300, "returns_routes": True}
+    sizes = replace(SIZES, lora_targets=("q_proj",), **(more if is_more else {}))
+    with pytest.raises(ModelError, match=r"cannot load it \(no such model\); set sample\.engine"):
+        engine.start("org/name", torch.bfloat16, sizes, 5)
+    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
+    lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8,
+            "lora_target_modules": ["q_proj"]}  # fmt: skip
+    assert seen == [{
+        "model": "org/name", "trust_remote_code": False, "dtype": "bfloat16", "seed": 5,
+        "quantization": "bitsandbytes" if is_more else None, "max_model_len": 256,
+        "max_num_seqs": 16, "max_num_batched_tokens": 300 if is_more else None,
+        "enable_chunked_prefill": not on_cpu, "kv_cache_memory_bytes": 64 << 20,
+        "gpu_memory_utilization": 0.01, "enforce_eager": on_cpu,
+        "compilation_config": None if on_cpu else graphs, "enable_prefix_caching": True,
+        "enable_sleep_mode": not on_cpu, "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm", "disable_log_stats": True, "use_tqdm_on_load": False,
+        **({"enable_return_routed_experts": True} if is_more else lora),
+    }]  # fmt: skip
 
 
 def test_a_model_that_fails_to_load_closes_its_engine(

@@ -14,9 +14,9 @@ from conftest import ROOT, TINY
 from reason_llm import files
 from reason_llm.config import Config
 from reason_llm.data.rows import read_rows
-from reason_llm.errors import DataError, ModelError, ReasonError
+from reason_llm.errors import ConfigError, DataError, ModelError, ReasonError
 from reason_llm.model import base
-from reason_llm.model.plan import plan_only
+from reason_llm.model.plan import plan_only, subject
 from reason_llm.model.plan.shipped import SHAPES
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -96,6 +96,25 @@ def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
     files._connect.cache_clear()
     assert not files.reach_hub()
     assert constants.HF_HUB_OFFLINE is True
+
+
+def test_a_shipped_model_is_planned_from_its_numbers_and_told_by_its_name(
+    dead: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(config: Config) -> None:
+        sizes = [base.read_config(path) for path in (config.model.path, config.teacher.model or "")]
+        shown = [(each.model_type, each.hidden_size, each.num_hidden_layers) for each in sizes]
+        raise ConfigError(f"{config.model.path} and {config.teacher.model}: {shown}")
+
+    monkeypatch.setattr(subject, "_plan_only", refuse)
+    names = "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen3-8B"
+    tree = {"model": {"path": names[0]}, "data": {"train": "x"}, "algorithm": {"name": "opd"},
+            "teacher": {"model": names[1]}}  # fmt: skip
+    with pytest.raises(ConfigError) as told:
+        plan_only(Config.model_validate(tree))
+    assert str(told.value) == (
+        f"{names[0]} and {names[1]}: [('qwen2', 1536, 28), ('qwen3', 4096, 36)]"
+    )
 
 
 @pytest.mark.long

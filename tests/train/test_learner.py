@@ -15,6 +15,7 @@ import torch
 from learners import ROW, SHAPED, flat, groups, learn, learned, learner, watch
 from reason_llm.config.algorithms import Algorithm
 from reason_llm.errors import TrainingError
+from reason_llm.model import logprobs
 from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.rollout import Group
@@ -29,6 +30,7 @@ def test_the_rate_follows_the_schedule_over_all_steps(
     model: Model, passes: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = learner(model, schedule="linear", learning_rate=0.8, **passes)
+    made.settings = replace(made.settings, first_step=3)
     rates, seeds = [], []
 
     def step(optimizer: torch.optim.Optimizer, carried: Any, seed: str) -> None:
@@ -36,7 +38,7 @@ def test_the_rate_follows_the_schedule_over_all_steps(
         seeds.append(seed)
 
     monkeypatch.setattr(optim, "step", step)
-    told = [learn(made, step=step)["train/learning_rate"] for step in range(2)]
+    told = [learn(made, step=step)["train/learning_rate"] for step in (3, 4)]
     assert rates == pytest.approx([0.8, 0.7, 0.6, 0.5])
     assert told == rates[1::2]
     assert seeds == [f"0/rounding/{number}" for number in range(4)]
@@ -79,8 +81,19 @@ def test_old_logprobs_stay_those_from_before_the_step(model: Model) -> None:
     assert once["train/clip_fraction"] == 0 and twice["train/clip_fraction"] > 0.1
 
 
-def test_the_policy_is_the_one_at_the_sampler_s_temperature(model: Model) -> None:
+def test_the_policy_is_the_one_at_the_sampler_s_temperature(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = learner(model, temperature=0.5, epochs=2, learning_rate=0.0)
+    made.settings = replace(made.settings, chunk_tokens=3)
+    chunks: list[int] = []
+    original = logprobs.target_logprobs
+
+    def watched(*args: Any, **options: Any) -> Any:
+        chunks.append(args[5])
+        return original(*args, **options)
+
+    monkeypatch.setattr(logprobs, "target_logprobs", watched)
     data = groups()
     fixed, _ = made.measure(to_data(data), "policy")
     ids = torch.tensor([data[0].prompt.token_ids + data[0].completions[0].token_ids])
@@ -90,7 +103,7 @@ def test_the_policy_is_the_one_at_the_sampler_s_temperature(model: Model) -> Non
     expected = logits.log_softmax(-1).gather(-1, targets)[:, 0]
     assert torch.allclose(fixed[0].double(), expected, atol=1e-4)
     metrics = learn(made)  # at rate 0 with one temperature throughout, no ratio is off
-    assert metrics["train/clip_fraction"] == 0
+    assert metrics["train/clip_fraction"] == 0 and set(chunks) == {3}
     assert metrics["train/loss"] == pytest.approx(0, abs=1e-6)
 
 

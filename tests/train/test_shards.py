@@ -189,6 +189,24 @@ def test_processes_hold_runs_of_shards() -> None:
     assert list(Shards(8, Third()).own) == [4, 5]
 
 
+def test_what_a_peer_alone_has_seen_is_told_to_all() -> None:
+    class Two(Alone):
+        size = 2
+
+        def gather(self, content: bytes) -> list[bytes]:
+            other = {"micro_batch_tokens": 7, "replays": 2, "logprobs_at_start": {"1": [-0.5]}}
+            return [content, json.dumps(json.loads(content) | other).encode()]
+
+    learner: Any = make(Supervised()).policy
+    learner.shards = Shards(2, Two())
+    learner.micro_batches._replays = 1
+    learner.logprobs_at_start = [torch.tensor([-1.0]), None]
+    tallies, replays = learner._of_all(0, [[Tally(tokens=3)], [Tally(tokens=4)]])
+    assert [[each.tokens for each in of_update] for of_update in tallies] == [[3, 3], [4, 4]]
+    assert (replays, learner.micro_batches.tokens) == (3, 7)
+    assert [each.tolist() for each in learner.logprobs_at_start] == [[-1.0], [-0.5]]
+
+
 def test_one_process_judges_all_rows_alone() -> None:
     objective, data = CASES["dpo"]
     learner = make(objective).policy

@@ -324,6 +324,7 @@ def test_advantages_are_over_trained_tokens_with_the_kl_of_each() -> None:
     assert discounted[0].on_trained("advantages")[1] == pytest.approx(
         0.2 + 0.05 - 0.6 + 0.5 * last, abs=1e-6
     )
+    assert discounted[0].on_trained("whole_returns").tolist() == pytest.approx([0.5, 1.2, 2.0])
     squares = with_critic(rows, replace(row, kl="k2"), CriticSection())
     taken = [2 - 0.5 * kl for kl in (0.04 / 2 + 0.16 / 2, 0.16 / 2, 0.0)]
     assert squares[0].on_trained("whole_returns").tolist() == pytest.approx(taken, abs=1e-6)
@@ -477,12 +478,31 @@ def test_explained_variance_is_that_of_whole_returns_whatever_lambda_is(model: M
 
 def test_every_stage_has_an_objective() -> None:
     assert set(OBJECTIVES) == set(STAGES)
-    tree = {"data": {"train": "x.jsonl"}, "sample": {"max_new_tokens": 77}}
-    for changes, rounding in (({}, 0.0), ({"run": {"from_buffer": "x"}}, 1e-3)):
+    tree: dict[str, Any] = {"data": {"train": "x.jsonl"}, "sample": {"max_new_tokens": 77}}
+    ppo = {"algorithm": {"name": "ppo"}, "critic": {"gamma": 0.5}}
+    opd = {"algorithm": {"name": "opd"}, "teacher": {"model": "x", "coefficient": 2.0}}
+    turns: dict[str, Any] = {
+        "algorithm": {"name": "grpo", "credit": "turn"},
+        "sample": tree["sample"] | {"environment": "a.py:A"},
+        "score": {"rewards": [{"name": "environment", "weight": 0.25}]},
+    }
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"run": {"from_buffer": "x"}}, {"rounding_nats": 1e-3}),
+        (ppo, {"critic": CriticSection(gamma=0.5)}),
+        (opd, {"teacher_coefficient": 2.0}),
+        (turns, {"turn_weight": 0.25}),
+    ]
+    for changes, more in cases:
         config = Config.model_validate(tree | changes)
-        assert OBJECTIVES[config.stage](config) == PolicyGradient(config.learned_row, 77, rounding)
-    sft = {"stage": "sft", "sft": {"aggregation": "sequence_mean"}, "data": {"train": "x.jsonl"}}
-    assert OBJECTIVES["sft"](Config.model_validate(sft)) == Supervised(aggregation="sequence_mean")
+        assert OBJECTIVES[config.stage](config) == PolicyGradient(config.learned_row, 77, **more)
+    for stage in ("sft", "pretrain"):
+        changes = {"stage": stage, "sft": {"aggregation": "sequence_mean"}}
+        config = Config.model_validate(tree | changes)
+        assert OBJECTIVES[stage](config) == Supervised(aggregation="sequence_mean")
+    changes = {"stage": "reward", "reward": {"centering": 0.5, "margin": False}}
+    reward = RewardModel(centering=0.5, uses_margins=False)
+    assert OBJECTIVES["reward"](Config.model_validate(tree | changes)) == reward
 
 
 def test_both_optimizers_are_saved_and_the_kl_s_weight_is_the_policy_s(model: Model) -> None:
@@ -697,11 +717,21 @@ def test_judged_rows_have_the_loss_of_the_step(model: Model, name: str) -> None:
 
 def test_what_is_measured_is_not_measured_again(model: Model) -> None:
     """Rows that have the column keep it, whatever it is."""
-    made = Learner(model, settings(PairLoss(row=PREFERENCES["dpo"])))
+    made = Learner(model, replace(settings(PairLoss(row=PREFERENCES["dpo"])), reference="critic"))
     rows = pairs()
     rows[1] = rows[1].with_trained("ref_logprobs", torch.full((rows[1].num_trained,), -7.0))
     with learning(made):
         prepared = made.prepared(rows)
-        measured, _ = made.measure([rows[0]], "reference")
+        measured, _ = made.measure([rows[0]], "critic")
     assert set(prepared[1].on_trained("ref_logprobs").tolist()) == {-7.0}
     assert torch.allclose(prepared[0].on_trained("ref_logprobs"), measured[0], atol=1e-5)
+
+
+def test_the_baseline_of_kto_is_against_the_reference_that_is_asked_for(model: Model) -> None:
+    made, rows = Learner(model, settings(Labels(row=PREFERENCES["kto"]))), labelled()
+    beside = made.settings.objective.beside(rows)
+    sums = [sum(map(torch.sum, made.measure(beside, role)[0])) for role in ("policy", "critic")]
+    for role, other, ratio in (("policy", "critic", sums[0] - sums[1]),
+                               ("critic", "policy", sums[1] - sums[0])):  # fmt: skip
+        made.settings = replace(made.settings, role=role, reference=other)
+        assert made._count(rows).baseline == pytest.approx(max(0.0, float(ratio) / 10), rel=1e-4)

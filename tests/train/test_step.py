@@ -158,8 +158,9 @@ def dropping(tokenizer: Any) -> Iterator[Model]:
         yield made
 
 
-def gradients(model: Model, step: int = 0, **train: Any) -> list[torch.Tensor]:
+def gradients(model: Model, step: int = 0, seed: int = 0, **train: Any) -> list[torch.Tensor]:
     made = learner(model, learning_rate=0.0, max_grad_norm=1e9, **train)
+    made.settings = replace(made.settings, seed=seed)
     seen = watch(made)
     learn(made, step=step)
     return [gradient for _, gradient in seen]
@@ -169,13 +170,15 @@ def test_dropout_is_drawn_anew_from_the_seed_and_the_step(dropping: Model) -> No
     made = learner(dropping)
     with learning(made):  # what is measured is without it
         measured = [torch.cat(made.measure(to_data(groups()), "policy")[0]) for _ in range(2)]
-    assert torch.equal(*measured)
+        judged = [made.judge(to_data(groups())) for _ in range(2)]
+    assert torch.equal(*measured) and judged[0] == judged[1]
     torch.manual_seed(1)
     first, second = gradients(dropping, epochs=2)
     assert not torch.equal(first, second)  # the passes for old log-probs end with dropout on again
     torch.manual_seed(2)
     assert torch.equal(gradients(dropping, epochs=2)[0], first)
-    assert not torch.equal(gradients(dropping, step=1, epochs=2)[0], first)
+    for other in ({"step": 1}, {"seed": 1}):
+        assert not torch.equal(gradients(dropping, epochs=2, **other)[0], first)
 
 
 def test_a_replay_draws_the_same_dropout_and_tells_its_progress_back(dropping: Model) -> None:

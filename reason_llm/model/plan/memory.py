@@ -244,7 +244,7 @@ class _Draft:
         train, count = self.config.train, self.learned[role]
         size = count * OPTIMIZER_BYTES[train.optimizer]
         if train.optimizer == "muon" and self.is_full:
-            size += 4 * min(count, self.shape.outer)
+            size += 4 * min(count, self.shape.dense)
         if role == "policy" and train.ema is not None:
             size += 4 * count
         return int(size)

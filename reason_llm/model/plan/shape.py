@@ -58,15 +58,13 @@ class Shape:
     packable: tuple[int, ...]
     """Weights of each linear layer but the head, which NF4 packs."""
     dense: int
-    """All other base parameters; tied ones count once."""
+    """All other base parameters, which are no inner matrix; tied ones count once."""
     adapter: int
     """Parameters of the adapter; 0 without one."""
     trained: int
     """Trained parameters: the adapter's, or those of the base."""
     largest: int
     """The largest of them."""
-    outer: int
-    """All parameters that are no inner matrix."""
     adapter_lines: int
     """Inputs and outputs of all adapted layers: a rank more costs so many parameters."""
     adapted: tuple[str, ...]
@@ -126,7 +124,6 @@ class Shape:
             adapter=0 if is_full else sum(p.numel() for p in trained),
             trained=sum(p.numel() for p in trained),
             largest=max(p.numel() for p in trained),
-            outer=sum(own.values()) - sum(linear.values()),
             adapter_lines=sum(_lines(m) for m in lora.values()),
             adapted=tuple(sorted({n.rpartition(".")[2] for n in lora if lora[n] not in wrapped})),
             adapter_outputs=rank // config.num_hidden_layers,

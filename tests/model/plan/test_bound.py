@@ -40,6 +40,19 @@ def test_a_decoded_token_reads_the_weights_and_its_own_cache(tmp_path: Path) -> 
     assert packed.read_bytes < 0.4 * sampling.read_bytes
 
 
+def test_a_teacher_reads_padded_rows_once_and_unpacks_its_weights(tmp_path: Path) -> None:
+    changes = {"algorithm__name": "opd", "teacher__model": "x", "teacher__quantize": "nf4"}
+    config, shape = card_config(tmp_path, sample__completions_per_prompt=2, **changes)
+    phases = bound.phases(config, shape, SIZES, replace(shape, layers=7))
+    assert [phase.name for phase in phases] == ["sampling", "the teacher", "learning"]
+    rows, context = 2 * config.sample.prompts_per_step, PROMPT + NEW
+    of_attention = 4 * 3584 * 7 * rows * context**2 / 2
+    products = 2 * BASE * rows * context + 2 * HEAD * rows * NEW
+    assert phases[1].flops == pytest.approx(products + of_attention)
+    assert phases[1].read_bytes == pytest.approx(max(1, rows * context / 16384) * BASE * 4.5)
+    assert phases[1].tokens == rows * context
+
+
 def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) -> None:
     """A prompt goes through once; the base has no gradient of its own."""
     tokens, trained = PROMPTS * PROMPT + PROMPTS * GROUP * NEW, PROMPTS * GROUP * NEW
@@ -58,6 +71,12 @@ def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) 
         learning = found(tmp_path, **{"algorithm__name": "dapo"} | changes)["learning"]
         assert learning.flops == pytest.approx(expected), changes
         assert learning.limit(CARDS[0]) == "matmul"
+    ppo = found(tmp_path, algorithm__name="ppo", critic__updates=2)[
+        "learning"
+    ]  # old, KL and values
+    assert ppo.flops == pytest.approx(flops(3 + 3 * 3, 3 + 3 * 4.5, 3 + 3 * 2))
+    full = found(tmp_path, algorithm__name="dapo", model__train="full")["learning"]
+    assert full.flops == pytest.approx(flops(4, 4.5, 4))
     padded = found(tmp_path, algorithm__name="dapo", train__packing="padded")["learning"]
     assert padded.flops > flops(3, 4.5, 2)
 

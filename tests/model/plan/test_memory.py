@@ -7,6 +7,7 @@
 """
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -393,6 +394,20 @@ def test_the_shape_has_as_many_parameters_as_its_publisher_says(name: str, tmp_p
     assert shape.dense + sum(shape.packable) == pytest.approx(PARAMETERS[name], rel=0.01)
 
 
+def test_the_shape_of_a_mixture_counts_the_experts_of_a_token(tmp_path: Path) -> None:
+    """Two layers of four experts, two of them for a token; PEFT merges the adapted ones."""
+    sizes = families.TODAY["qwen3_moe"] | families.ENDS | {"moe_intermediate_size": 96}
+    CONFIG_MAPPING["qwen3_moe"](**sizes, vocab_size=512).save_pretrained(tmp_path)
+    adapter = AdapterSection(rank=4, target_parameters=EXPERTS)
+    shape = Shape.of(meta_model(ModelSection(path=str(tmp_path), adapter=adapter)))
+    assert (shape.intermediate, shape.routed) == (2 * 96, 2 * 4)
+    assert shape.adapted == ("k_proj", "o_proj", "q_proj", "v_proj")
+    assert shape.adapter_outputs == 4 * (4 + 2)
+    assert shape.adapted_experts == 4 * (64 * 192 + 96 * 64)
+    of_attention = 2 * (64 + 64) + 2 * (64 + 32)
+    assert shape.adapter_lines == 2 * (of_attention + 4 * (64 + 192 + 96 + 64))
+
+
 @cache
 def shape_of_7b() -> Shape:
     with TemporaryDirectory() as folder:
@@ -408,8 +423,8 @@ def card_config(folder: Path, **changes: Any) -> tuple[Config, Shape]:
         "sample": {"engine": "vllm", "max_new_tokens": 1024},
     }
     for key, value in changes.items():
-        section, leaf = key.split("__")
-        tree.setdefault(section, {})[leaf] = value
+        section, _, leaf = key.partition("__")
+        tree[section] = tree.get(section, {}) | {leaf: value} if leaf else value
     return Config.model_validate(tree), shape_of_7b()
 
 
@@ -534,6 +549,30 @@ def test_the_chunk_follows_from_the_plan(tmp_path: Path) -> None:
     assert 0.95 * 12 * GIB / 50 < line <= 12 * GIB / 50
 
 
+def test_what_a_machine_without_a_gpu_gives() -> None:
+    """Each of the most possible replicas has its part."""
+    asked = {"data": {"train": "x"}, "run": {"shards": 4}, "memory": {"host_gib": 0.5}}
+    here = Machine.here(Config.model_validate(asked), torch.device("cpu"))
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert here == Machine("cpu", host // 4, GIB // 2)
+    asked["memory"] = {"budget_gib": 8}
+    imagined = Machine.imagined(Config.model_validate(asked), torch.device("cpu"))
+    assert imagined == Machine("cuda", 8 * GIB, host)
+
+
+def test_a_teacher_of_its_own_is_planned_by_its_config(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {
+        "data": {"train": "x"}, "model": {"path": str(TINY)}, "algorithm": {"name": "opd"},
+        "teacher": {"model": str(TINY)},
+    }  # fmt: skip
+    taken = Shape.of(meta_model(ModelSection(path=str(TINY)))).weight_bytes(4, "none", False)
+    lines = {line.name: line for line in plan_only(Config.model_validate(tree)).lines}
+    assert lines["teacher"] == memory.Line("teacher", taken, taken, taken)
+    tree["teacher"]["model"] = str(tmp_path / "none")
+    with pytest.raises(ModelError, match=r"^teacher\.model=.*none does not exist"):
+        plan_only(Config.model_validate(tree))
+
+
 def test_too_little_host_memory_is_refused(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path)
     with pytest.raises(ConfigError, match=r"memory\.host_gib=2\.0 is less than"):
@@ -564,6 +603,74 @@ def test_eight_bits_and_offloading_move_what_they_say(tmp_path: Path) -> None:
     assert offloaded.host_bytes - full.host_bytes == 28 * rounded > kept
     with pytest.raises(ConfigError, match=r"memory\.host_gib=6\.0 is less than"):
         memory.plan(away, shape, card(40, host=6), limit=32768)
+
+
+def activations(draft: memory._Draft) -> int:
+    return {line.name: line.learning for line in draft.lines(0, 1)}["activations"]
+
+
+def beside(draft: memory._Draft, tokens: int = 1) -> int:
+    """Host memory beyond that of the process."""
+    return draft.host_bytes(tokens) - memory.HOST_BYTES
+
+
+PPO, FULL = {"algorithm__name": "ppo"}, {"model__train": "full"}
+CRITIC = 1000 + 3584 + 1
+"""Parameters of an adapter of 1,000 with a head."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "gib", "changes", "taken", "expected"),
+    [
+        # Copies of a weight and of its gradient in float32, and the optimizer's temporaries.
+        ("cuda", 24, FULL, lambda d: d.update_bytes, 600 * 8),
+        ("cuda", 24, FULL | {"train__optimizer": "adafactor"}, lambda d: d.update_bytes, 600 * 16),
+        ("cuda", 24, FULL | {"train__optimizer": "muon"}, lambda d: d.update_bytes, 600 * 22),
+        ("cpu", 24, FULL | {"train__optimizer": "adamw_8bit"}, lambda d: d.update_bytes, 600 * 28),
+        ("cpu", 24, {"train__optimizer": "adamw_8bit"}, lambda d: d.update_bytes, 600 * 20),
+        ("cuda", 24, {"train__optimizer": "adamw_8bit"}, lambda d: d.update_bytes, 0),
+        # Moments; on a card of one role at a time.
+        ("cuda", 24, FULL | {"train__optimizer": "muon"}, lambda d: d.optimizer_bytes, 5200),
+        ("cuda", 24, FULL | {"train__optimizer": "adafactor"}, lambda d: d.optimizer_bytes, 100),
+        ("cuda", 24, {"train__ema": 0.9}, lambda d: d.optimizer_bytes, 12_000),
+        ("cuda", 24, PPO, lambda d: d.optimizer_bytes, 8 * CRITIC),
+        ("cpu", 24, PPO, lambda d: d.optimizer_bytes, 8 * (1000 + CRITIC)),
+        ("cuda", 24, {"stage": "reward"}, lambda d: d.learned, {"policy": 1000 + 3584}),
+        # Sizes.
+        ("cuda", 24, {}, lambda d: (d.sequences, d.prefill_tokens), (128, 2048)),
+        ("cuda", 4, {}, lambda d: (d.sequences, d.prefill_tokens), (64, 2048)),
+        ("cpu", 24, {}, lambda d: (d.sequences, d.prefill_tokens), (128, 8192)),
+        ("cuda", 24, {"stage": "preference"}, lambda d: d.unit_tokens, 4096),
+        ("cuda", 24, {"train__router_aux_loss_coef": 0.1},
+         lambda d: activations(d) - activations(replace(d, shape=shape_of_7b())), 8 * 64 * 2048),
+        # A checkpoint: adapters, heads and moments.
+        ("cuda", 24, PPO, lambda d: d._checkpoint_bytes, 12 * (1000 + CRITIC)),
+        ("cuda", 24, {"run__max_staleness": 1}, lambda d: d._checkpoint_bytes, 16_000),
+        ("cuda", 24, {"data__eval": "x"}, lambda d: d._checkpoint_bytes, 16_000),
+        ("cuda", 24, {"data__eval": "x", "run__keep_best": False},
+         lambda d: d._checkpoint_bytes, 12_000),
+        # Host memory beside a card.
+        ("cuda", 24, {"run__replicas": 2, "run__shards": 2}, beside, 12_000),
+        ("cuda", 24, {"run__max_staleness": 1}, beside, 8000),
+        ("cuda", 24, PPO, beside, 8 * CRITIC),
+        ("cuda", 24, FULL | {"algorithm__name": "grpo"}, beside, 2000 + 8000),
+        ("cuda", 24, FULL | {"algorithm__name": "dapo"}, beside, 8000),
+        ("cuda", 24, FULL | {"algorithm__name": "dapo", "train__optimizer": "adafactor"}, beside,
+         2 * (600 + 300)),
+        ("cuda", 24, {"train__gradient_checkpointing": "offload"}, lambda d: beside(d, 3000),
+         28 * 2**25),
+        ("cpu", 24, PPO, lambda d: d.host_bytes(1), 0),
+    ],
+)  # fmt: skip
+def test_what_an_option_takes(
+    kind: Any, gib: int, changes: dict[str, Any], taken: Any, expected: Any, tmp_path: Path
+) -> None:
+    """Of 1,000 parameters that are trained, 600 of them in one matrix, over weights of 900."""
+    config, shape = card_config(tmp_path, **changes)
+    few = {"packable": (600,), "dense": 300, "adapter": 1000, "trained": 1000, "largest": 600}
+    machine = Machine(kind, gib * GIB, 64 * GIB)
+    draft = memory._Draft(config, replace(shape, routed=64, **few), machine, 2048, learns=True)
+    assert taken(draft) == expected
 
 
 def test_more_memory_never_gives_less(tmp_path: Path) -> None:

@@ -14,10 +14,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
@@ -44,6 +47,7 @@ from reason_llm.model.plan.backends import WITHOUT_VLLM
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.routing import routers
 from reason_llm.model.vllm import engine, shared_weights
+from reason_llm.model.vllm.adapter_sync import LORA_ID, AdapterSync, _pair_up
 from reason_llm.rollout import Prompt
 from reason_llm.sample import (
     SamplingParams,
@@ -440,6 +444,67 @@ def test_sharing_adds_little_memory_and_a_sync_little_time(tmp_path: Path) -> No
 def test_a_rank_beyond_vllm_s_is_refused() -> None:
     with pytest.raises(ModelError, match=r"rank=1000.*512"):
         engine.start(str(TINY), torch.float32, replace(SIZES, lora_rank=1000), 0)
+
+
+def test_one_layer_of_ours_may_be_several_slices_of_theirs() -> None:
+    """Gate and up of GLM 4 are one layer here; q and k two, fused there; down is in both alone."""
+    base = torch.nn.Module()
+    for name, size in (("gate_up", 6), ("q", 4), ("k", 2), ("down", 5)):
+        setattr(base, name, torch.nn.Linear(3, size, bias=False))
+    names = ["gate_up", "q", "k", "down"]
+    policy: Any = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, target_modules=names))
+
+    def slots(*sizes: int) -> Any:
+        parts = {"lora_a_stacked": [torch.zeros(2, 1, 8, 3) for _ in sizes],
+                 "lora_b_stacked": [torch.zeros(2, 1, size, 8) for size in sizes]}  # fmt: skip
+        return SimpleNamespace(output_slices=sizes, **parts)
+
+    modules = {"gate_up": slots(4, 2), "qk": slots(4, 2), "down": slots(5)}
+    packed = {"gate_up": ["gate", "up"], "qk": ["q", "k"]}
+    theirs = SimpleNamespace(
+        lora_index_to_id=[None, LORA_ID], modules=modules, packed_modules=packed
+    )
+    sync = AdapterSync.__new__(AdapterSync)
+    sync._pairs = _pair_up(theirs, policy)
+    resets = iter([True, False])
+    llm = SimpleNamespace(reset_prefix_cache=lambda: next(resets))
+    sync.engine = SimpleNamespace(llm=llm)  # type: ignore[assignment]
+    for layer in policy.modules():
+        if isinstance(layer, LoraLayer):
+            torch.nn.init.normal_(layer.lora_B["default"].weight)
+    sync()
+    for name, module in modules.items():
+        ours = [base.get_submodule(each) for each in (["q", "k"] if name == "qk" else [name])]
+        pairs = [(each.lora_B["default"].weight, each.lora_A["default"].weight) for each in ours]
+        products = [3 * up @ low for up, low in pairs]
+        slices = zip(module.lora_a_stacked, module.lora_b_stacked, strict=True)
+        found = torch.cat([b[1, 0] @ a[1, 0] for a, b in slices])
+        torch.testing.assert_close(found, torch.cat(products))
+        assert not any(each[0].any() for each in module.lora_b_stacked)
+    with pytest.raises(ModelError, match="vLLM keeps cached prefixes of the old policy"):
+        sync()
+    del modules["down"]
+    with pytest.raises(ModelError, match="vLLM does not adapt down; leave it out of the targets"):
+        _pair_up(theirs, policy)
+
+
+def test_an_expert_of_a_checkpoint_is_a_part_of_a_fused_weight() -> None:
+    up, down = torch.arange(48.0).view(3, 4, 4), torch.arange(24.0).view(3, 4, 2)
+    held = {"m.mlp.experts.gate_up_proj": up, "m.mlp.experts.down_proj": down, "n": down[0]}
+    own = {name: torch.nn.Parameter(each) for name, each in held.items()}
+    for stored, name, part in (
+        ("m.mlp.experts.2.gate_proj.weight", "m.mlp.experts.gate_up_proj", up[2, :2]),
+        ("m.mlp.experts.1.up_proj.weight", "m.mlp.experts.gate_up_proj", up[1, 2:]),
+        ("m.block_sparse_moe.experts.1.w1.weight", "m.mlp.experts.gate_up_proj", up[1, :2]),
+        ("m.block_sparse_moe.experts.0.w3.weight", "m.mlp.experts.gate_up_proj", up[0, 2:]),
+        ("m.block_sparse_moe.experts.2.w2.weight", "m.mlp.experts.down_proj", down[2]),
+        ("m.mlp.experts.0.down_proj.weight", "m.mlp.experts.down_proj", down[0]),
+        ("n", "n", own["n"]),
+    ):
+        found = shared_weights._found(own, stored)
+        assert found is not None and found[0] == name and torch.equal(found[1], part)
+    assert shared_weights._found(own, "other") is None
+    assert shared_weights._found({"n": own["n"]}, "m.mlp.experts.0.w1.weight") is None
 
 
 def test_a_layer_that_cannot_be_shared_is_named() -> None:
