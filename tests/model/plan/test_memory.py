@@ -45,6 +45,7 @@ from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES
+from reason_llm.model.vllm.engine import EngineSizes
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, LearningSettings
 from reason_llm.train.micro_batches import packed_batches
@@ -510,6 +511,24 @@ def test_micro_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path, train__micro_batch_tokens=200_000)
     with pytest.raises(ConfigError, match=r"micro_batch_tokens=200000 needs .* set it to \d+ or"):
         memory.plan(config, shape, card(24), limit=32768)
+
+
+def test_the_engine_is_given_what_was_planned(tmp_path: Path) -> None:
+    asked = {"train__router_replay": True, "train__micro_batch_tokens": 3000}
+    config, shape = card_config(tmp_path, model__quantize="nf4", **asked)
+    shape = replace(shape, adapted=("q_proj",))
+    plan = memory.plan(config, shape, card(24), limit=32768)
+    cache = plan.cache_tokens * 2 * 28 * 512 * 2
+    expected = EngineSizes(
+        plan.context_tokens, cache, 128, config.model.adapter.rank, ("q_proj",), "nf4",
+        prefill_tokens=2048, beside_kv_bytes=plan.peak.sampling - cache, returns_routes=True,
+    )  # fmt: skip
+    assert (plan.engine, plan.micro_batch_tokens) == (expected, 3000)
+    cpu = memory.plan(config, shape, Machine("cpu", 24 * GIB, 0), limit=32768).engine
+    assert cpu is not None and cpu.prefill_tokens is None
+    full, _ = card_config(tmp_path, model__train="full", run__shards=1)
+    few = replace(shape, trained=1000, largest=1000)
+    assert memory.plan(full, few, card(24), limit=32768).engine.lora_rank == 0  # type: ignore[union-attr]
 
 
 def test_the_chunk_follows_from_the_plan(tmp_path: Path) -> None:
