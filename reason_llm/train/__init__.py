@@ -3,34 +3,24 @@
 from reason_llm.train.advantages import next_kl_coefficient
 from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
-from reason_llm.train.objectives import Objective, PolicyGradient, Values
+from reason_llm.train.objectives import PolicyGradient, Values
 from reason_llm.train.optim import check_schedule
 from reason_llm.train.preferences import kto_desirable_weights
 from reason_llm.train.rewards import length_bias
-from reason_llm.train.scored import (
-    varies_enough,
-    with_advantages,
-    with_learner_logprobs,
-)
-from reason_llm.train.shards import Alone, Peers, ShardedLearner, Shards, deal
-from reason_llm.train.stages import OBJECTIVES, Labels, PairLoss, RewardModel, Supervised
+from reason_llm.train.scored import varies_enough, with_advantages, with_learner_logprobs
+from reason_llm.train.shards import Peers, ShardedLearner, Shards, deal
+from reason_llm.train.stages import OBJECTIVES
 
 __all__ = [
     "OBJECTIVES",
-    "Alone",
-    "Labels",
     "Learner",
     "Learners",
     "LearningSettings",
     "MicroBatches",
-    "Objective",
-    "PairLoss",
     "Peers",
     "PolicyGradient",
-    "RewardModel",
     "ShardedLearner",
     "Shards",
-    "Supervised",
     "Values",
     "check_schedule",
     "deal",

@@ -89,23 +89,17 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _zeros_for(parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
     """The state of a parameter before its first step, by torch's optimizer whose group this is."""
-    shape, device = parameter.shape, parameter.device
-    counts_on = torch.device("cpu") if "beta2_decay" in group else device
-    shapes: dict[str, tuple[int, ...]] = {"exp_avg": shape, "exp_avg_sq": shape}  # AdamW
     if "ns_steps" in group:  # Muon
-        shapes = {"momentum_buffer": shape}
-    elif "beta2_decay" in group:  # Adafactor
+        return {"momentum_buffer": torch.zeros_like(parameter)}
+    shape, counts_on = parameter.shape, parameter.device
+    shapes: dict[str, tuple[int, ...]] = {"exp_avg": shape, "exp_avg_sq": shape}  # AdamW
+    if "beta2_decay" in group:  # Adafactor
+        counts_on = torch.device("cpu")
         shapes = {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
         if len(shape) < 2:
             shapes = {"variance": shape}
-    counted = (
-        {}
-        if "ns_steps" in group
-        else {"step": torch.zeros((), dtype=torch.float32, device=counts_on)}
-    )
-    dtype = parameter.dtype
-    zeros = {name: torch.zeros(s, dtype=dtype, device=device) for name, s in shapes.items()}
-    return counted | zeros
+    zeros = {name: parameter.new_zeros(size) for name, size in shapes.items()}
+    return {"step": torch.zeros((), dtype=torch.float32, device=counts_on)} | zeros
 
 
 class Carrier(NamedTuple):

@@ -38,13 +38,12 @@ from reason_llm.train import (
     Learner,
     Learners,
     LearningSettings,
-    Objective,
-    PairLoss,
     PolicyGradient,
-    Supervised,
     learning,
     with_advantages,
 )
+from reason_llm.train.objectives import Objective
+from reason_llm.train.stages import PairLoss, Supervised
 
 ALGORITHM = {"name": "grpo", "kl": "none"}
 ROW = resolve("grpo", {"kl": "none", "correction": "token_truncate"})  # as auto is with vLLM

@@ -51,17 +51,9 @@ from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.preferences import resolve
 from reason_llm.data import load_data
 from reason_llm.model import Datum, Model
-from reason_llm.train import (
-    Labels,
-    Learner,
-    Learners,
-    LearningSettings,
-    Objective,
-    PairLoss,
-    RewardModel,
-    Supervised,
-    learning,
-)
+from reason_llm.train import Learner, Learners, LearningSettings, learning
+from reason_llm.train.objectives import Objective
+from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
 
 TOLERANCE = 1e-5
 RANK, ALPHA = 8, 16

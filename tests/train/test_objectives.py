@@ -141,30 +141,25 @@ def test_the_loss_of_a_micro_batch_by_hand(place: Any, aggregation: Any) -> None
     assert torch.equal(found.values["entropy"], now) and found.masked_out == 1
 
 
-def test_kl_off_the_reward_of_the_completion() -> None:
-    """RLOO: rewards 1 and 0, KL 0.5 and -0.25, beta 0.1."""
-    row = replace(ALGORITHMS["rloo"], kl_coefficient=0.1)
-    old = [torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0])]
-    ref = [torch.tensor([-1.2, -1.3]), torch.tensor([-0.75, -1.0])]
-    found = shaped([1, 0], row, old, ref)
-    by_hand = (1 - 0.05) - (0 + 0.025)
-    assert found[0].tolist() == pytest.approx([by_hand] * 2)
-    assert found[1].tolist() == pytest.approx([-by_hand] * 2)
-
-
 @pytest.mark.parametrize(
     ("estimator", "of_token"),
-    [("k2", lambda log: log**2 / 2), ("k3", lambda log: math.exp(log) - 1 - log)],
+    [
+        ("k1", lambda log: -log),
+        ("k2", lambda log: log**2 / 2),
+        ("k3", lambda log: math.exp(log) - 1 - log),
+    ],
 )
-def test_any_estimator_comes_off_the_reward(
+def test_kl_off_the_reward_of_the_completion(
     estimator: str, of_token: Callable[[float], float]
 ) -> None:
     row = resolve("rloo", {"kl": estimator, "kl_coefficient": 0.1})
     old = [torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0])]
     ref = [torch.tensor([-1.2, -1.3]), torch.tensor([-0.75, -1.0])]
     found = shaped([1, 0], row, old, ref)
-    first, second = of_token(-0.2) + of_token(-0.3), of_token(0.25)
-    assert found[0].tolist() == pytest.approx([1 - 0.1 * first + 0.1 * second] * 2)
+    first, second = of_token(-0.2) + of_token(-0.3), of_token(0.25) + of_token(0.0)
+    by_hand = (1 - 0.1 * first) - (0 - 0.1 * second)
+    for each, sign in zip(found, (1, -1), strict=True):
+        assert each.tolist() == pytest.approx([sign * by_hand] * 2)
 
 
 def test_kl_off_each_token_s_reward_is_whitened_over_all_tokens() -> None:

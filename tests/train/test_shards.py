@@ -30,23 +30,20 @@ from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import to_data
 from reason_llm.run.team.peers import GroupPeers, Seat
 from reason_llm.train import (
-    Alone,
-    Labels,
     Learners,
     LearningSettings,
-    Objective,
-    PairLoss,
     Peers,
     PolicyGradient,
     ShardedLearner,
     Shards,
-    Supervised,
     Values,
     deal,
     learning,
     with_advantages,
 )
-from reason_llm.train.shards import GradientSum, _from_json, _to_json
+from reason_llm.train.objectives import Objective
+from reason_llm.train.shards import Alone, GradientSum, _from_json, _to_json
+from reason_llm.train.stages import Labels, PairLoss, Supervised
 from reason_llm.train.step_metrics import Tally
 
 COUNT = 4
@@ -208,7 +205,7 @@ def test_what_a_peer_alone_has_seen_is_told_to_all() -> None:
 
 
 def test_one_process_judges_all_rows_alone() -> None:
-    objective, data = CASES["dpo"]
+    objective, data = CASES["kto"]
     learner = make(objective).policy
     with learning(learner):
         expected = learner.judge(data)

@@ -87,11 +87,7 @@ def test_off_policy_completions_are_those_that_the_policy_left(model: Model) -> 
     assert masked[0] == 0 < masked[1]
 
 
-def test_completions_beyond_the_ratio_are_counted_as_masked(model: Model) -> None:
-    free, _ = learned(model, ROW, learning_rate=0.02, epochs=2)
-    bound, _ = learned(model, replace(ROW, max_ratio=1.01), learning_rate=0.02, epochs=2)
-    assert free["train/masked_out"] == 0
-    assert 0 < bound["train/masked_out"] <= 12
+def test_completions_beyond_the_ratio_are_masked() -> None:
     now = torch.tensor([[9.0, 0.5, 0.0], [9.0, 0.1, -3.0]])  # what no mask holds says nothing
     mask = torch.tensor([[False, True, True]] * 2)
     batch = Batch(mask, now, now, {"old_logprobs": torch.zeros(2, 3)}, torch.zeros(2))

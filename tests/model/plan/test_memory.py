@@ -16,7 +16,7 @@ from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +45,7 @@ from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES
+from reason_llm.model.vllm.engine import EngineSizes
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, LearningSettings
 from reason_llm.train.micro_batches import packed_batches
@@ -457,31 +458,6 @@ def test_the_base_takes_what_its_kind_says() -> None:
     assert shape.weight_bytes(2, "nf4", under_vllm=False) == nested
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "planned"),
-    [
-        ("cpu", {"dtype": "bfloat16"}, True),
-        ("cpu", {"quantize": "nf4"}, True),
-        ("cpu", {"dtype": "float32"}, False),
-        ("cuda", {"dtype": "bfloat16"}, False),
-    ],
-)
-def test_kernels_of_bfloat16_on_a_cpu_are_planned(
-    kind: Literal["cpu", "cuda"], changes: dict[str, Any], planned: bool
-) -> None:
-    config = Config.model_validate(
-        {
-            "model": {"path": str(TINY), **changes},
-            "data": {"train": "some.jsonl"},
-            "sample": {"engine": "transformers"},
-        }
-    )
-    shape = Shape.of(meta_model(config.model))
-    made = memory.plan(config, shape, Machine(kind, 8 * GIB, 8 * GIB), limit=512)
-    found = [line for line in made.lines if line.name == "compiled kernels"]
-    assert [(line.sampling, line.learning) for line in found] == planned * [(2**28, 2**28)]
-
-
 def test_a_card_too_small_is_refused_with_settings_that_fit(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path)
     with pytest.raises(ConfigError) as caught:
@@ -537,6 +513,24 @@ def test_micro_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         memory.plan(config, shape, card(24), limit=32768)
 
 
+def test_the_engine_is_given_what_was_planned(tmp_path: Path) -> None:
+    asked = {"train__router_replay": True, "train__micro_batch_tokens": 3000}
+    config, shape = card_config(tmp_path, model__quantize="nf4", **asked)
+    shape = replace(shape, adapted=("q_proj",))
+    plan = memory.plan(config, shape, card(24), limit=32768)
+    cache = plan.cache_tokens * 2 * 28 * 512 * 2
+    expected = EngineSizes(
+        plan.context_tokens, cache, 128, config.model.adapter.rank, ("q_proj",), "nf4",
+        prefill_tokens=2048, beside_kv_bytes=plan.peak.sampling - cache, returns_routes=True,
+    )  # fmt: skip
+    assert (plan.engine, plan.micro_batch_tokens) == (expected, 3000)
+    cpu = memory.plan(config, shape, Machine("cpu", 24 * GIB, 0), limit=32768).engine
+    assert cpu is not None and cpu.prefill_tokens is None
+    full, _ = card_config(tmp_path, model__train="full", run__shards=1)
+    few = replace(shape, trained=1000, largest=1000)
+    assert memory.plan(full, few, card(24), limit=32768).engine.lora_rank == 0  # type: ignore[union-attr]
+
+
 def test_the_chunk_follows_from_the_plan(tmp_path: Path) -> None:
     """Logits of 2^25 at once on a card, or of a fiftieth of it, and of 2^23 on a CPU."""
     config, shape = card_config(tmp_path, model__quantize="nf4")
@@ -590,14 +584,6 @@ def test_eight_bits_and_offloading_move_what_they_say(tmp_path: Path) -> None:
     assert {line.name: line.learning for line in eight.lines}["optimizer state"] < 0.27 * state
     kept = full.micro_batch_tokens * 28 * 3584 * 2
     assert full.peak.learning - offloaded.peak.learning == kept
-    averaged, _ = card_config(tmp_path, model__path=config.model.path, train__ema=0.99)
-    with_average = memory.plan(averaged, shape, card(40), 32768)
-    taken = {line.name: line.learning for line in with_average.lines}["optimizer state"]
-    assert taken == 1.5 * state == state + with_average.checkpoint_bytes - full.checkpoint_bytes
-    several, _ = card_config(tmp_path, model__path=config.model.path, run__replicas=2)
-    nccl = {line.name: line for line in memory.plan(several, shape, card(40), 32768).lines}["NCCL"]
-    assert nccl.sampling == nccl.learning == memory.NCCL_BYTES
-    assert "NCCL" not in {line.name for line in full.lines}
     block = full.micro_batch_tokens * 3584 * 2
     rounded = 2 ** math.ceil(math.log2(block))  # as torch hands out pinned memory
     assert offloaded.host_bytes - full.host_bytes == 28 * rounded > kept
@@ -643,6 +629,13 @@ CRITIC = 1000 + 3584 + 1
         ("cuda", 24, {"stage": "preference"}, lambda d: d.unit_tokens, 4096),
         ("cuda", 24, {"train__router_aux_loss_coef": 0.1},
          lambda d: activations(d) - activations(replace(d, shape=shape_of_7b())), 8 * 64 * 2048),
+        # Kernels of bfloat16 on a CPU, and buffers between several cards.
+        ("cpu", 24, {}, lambda d: d.resident()["compiled kernels"], 2**28),
+        ("cpu", 24, {"model__dtype": "auto", "model__quantize": "nf4"},
+         lambda d: d.resident()["compiled kernels"], 2**28),
+        ("cpu", 24, {"model__dtype": "float32"}, lambda d: "compiled kernels" in d.resident(), 0),
+        ("cuda", 24, {}, lambda d: {"compiled kernels", "NCCL"} & d.resident().keys(), set()),
+        ("cuda", 24, {"run__replicas": 2, "run__shards": 2}, lambda d: d.resident()["NCCL"], 2**29),
         # A checkpoint: adapters, heads and moments.
         ("cuda", 24, PPO, lambda d: d._checkpoint_bytes, 12 * (1000 + CRITIC)),
         ("cuda", 24, {"run__max_staleness": 1}, lambda d: d._checkpoint_bytes, 16_000),
