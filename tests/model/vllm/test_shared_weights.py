@@ -4,10 +4,13 @@
 2. Learning: gradients on the adapter alone, base bitwise unchanged after 20 phases.
 3. Sync: tokens and log-probs equal the learner's after each of 20; what goes wrong is caught.
 4. Phases: asleep means no sampling; any order, twice, or an exception leaves a usable state.
+5. Memory: the learner over vLLM's weights adds little.
 """
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +23,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM
 
-from conftest import TINY
+from conftest import ROOT, TINY
 from families import (
     FAMILIES,
     MIXTURES,
@@ -415,6 +418,27 @@ def test_the_order_of_calls_that_gives_memory_back(
         ("release_kv_cache_memory", {}),
         ("wake_up", {"tags": ["kv_cache"]}),
     ]
+
+
+@pytest.mark.long
+def test_sharing_adds_little_memory_and_a_sync_little_time(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "measure_sharing.py"
+    shown = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    names = {"weights_mib", "added_mib", "added_by_a_copy_mib", "lora_parameters", "sync_ms",
+             "clone_ms"}  # fmt: skip
+    values = {
+        name: float(value)
+        for name, _, value in (line.partition("=") for line in shown.stdout.splitlines())
+        if name in names
+    }
+    assert values["weights_mib"] > 200e6 * 4 / 2**20
+    assert values["added_mib"] < 0.15 * values["weights_mib"]
+    assert values["added_by_a_copy_mib"] > 0.8 * values["weights_mib"]
+    assert values["lora_parameters"] > 5e6
+    assert values["sync_ms"] < 5 * values["clone_ms"]
 
 
 def test_a_rank_beyond_vllm_s_is_refused() -> None:
