@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from reason_llm.config import TrainSection
+from learners import learned, learner
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm
 from reason_llm.errors import TrainingError
 from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
-from reason_llm.train.objectives import PolicyGradient
+from reason_llm.train.learner import Learners, learning
 from reason_llm.train.scored import with_advantages
 
 
@@ -40,29 +39,11 @@ def groups(seed: int = 0, flat: bool = False) -> list[Group]:
     return made
 
 
-def learner(model: Model, row: Algorithm, budget: int = 4096, **train: Any) -> Learner:
-    section = TrainSection(**{"learning_rate": 1e-3, "gradient_checkpointing": False, **train})
-    settings = LearningSettings(
-        objective=PolicyGradient(row, 32),
-        train=section,
-        temperature=0.9,
-        micro_batch_tokens=budget,
-        seed=0,
-        total_optimizer_steps=10,
-    )
-    return Learner(model, settings)
-
-
 def gradient(model: Model, row: Algorithm, budget: int, data: list[Group], **train: Any) -> Any:
-    """The gradient that one optimizer step saw, before clipping."""
-    made = learner(model, row, budget, max_grad_norm=1e9, learning_rate=0.0, **train)
-    seen: list[torch.Tensor] = []
-    made.optimizer.register_step_pre_hook(
-        lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
-    )
-    with learning(made):
-        metrics = Learners(made).learn(0, to_data(with_advantages(data, row)), lambda items: None)
-    return seen[-1], metrics
+    """The gradient that one optimizer step saw, before clipping, and the metrics."""
+    options = {"temperature": 0.9, "budget": budget, "max_grad_norm": 1e9, "learning_rate": 0.0}
+    metrics, found = learned(model, row, with_advantages(data, row), **options, **train)
+    return found, metrics
 
 
 def test_checkpointing_gives_the_same_gradient(model: Model) -> None:

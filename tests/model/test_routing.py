@@ -26,9 +26,9 @@ from transformers import OlmoeConfig, Qwen2Config
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import families
-from learners import ROW, scored, watch
+from learners import learner, scored, watch
 from marks import most_are_long
-from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
+from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.errors import ConfigError, RolloutBufferError
 from reason_llm.loop import train
 from reason_llm.model import Datum, Model, load_tokenizer, routing, to_data
@@ -38,8 +38,7 @@ from reason_llm.model.plan import backends
 from reason_llm.model.plan.backends import choose
 from reason_llm.rollout import Group, group_from_json, routes_from_text
 from reason_llm.sample import SamplingParams, VllmSampler, sampling
-from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
-from reason_llm.train.objectives import PolicyGradient
+from reason_llm.train.learner import Learner, Learners, learning
 
 PROMPT = tuple(range(5, 25))
 
@@ -68,9 +67,7 @@ def gradient(
     model: Model, budget: int = 4096, **train: Any
 ) -> tuple[dict[str, float], torch.Tensor]:
     """Metrics of a step, and the gradient that its one optimizer step sees."""
-    section = TrainSection.model_validate({"learning_rate": 0.0, "max_grad_norm": 1e9, **train})
-    settings = LearningSettings(PolicyGradient(ROW, 32), section, 1.0, budget, 0, 8)
-    made = Learner(model, settings)
+    made = learner(model, budget=budget, learning_rate=0.0, max_grad_norm=1e9, **train)
     seen = watch(made)
     with learning(made):
         metrics = Learners(made).learn(0, rows(), lambda count: None)
@@ -121,10 +118,7 @@ def sampled(model: Model) -> list[Group]:
 
 
 def replaying(model: Model, packing: str, **train: Any) -> Learner:
-    section = TrainSection.model_validate(
-        {"router_replay": True, "packing": packing, "learning_rate": 0.0, **train}
-    )
-    return Learner(model, LearningSettings(PolicyGradient(ROW, 32), section, 1.0, 4096, 0, 8))
+    return learner(model, router_replay=True, packing=packing, learning_rate=0.0, **train)
 
 
 @pytest.mark.parametrize("model", most_are_long(families.MIXTURES, ["qwen3_moe"]), indirect=True)

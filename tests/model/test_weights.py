@@ -17,34 +17,21 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
-from learners import ROW, groups
+from learners import groups, learn, learner
 from reason_llm.app import training
 from reason_llm.app.chat import Chat, Options, find_subject
 from reason_llm.app.console import Console
-from reason_llm.config import Config, ModelSection, TrainSection
+from reason_llm.config import Config, ModelSection
 from reason_llm.errors import CheckpointError, ModelError
 from reason_llm.model import collate, policy_logprobs, to_data, weights
 from reason_llm.model.base import Model
 from reason_llm.run.store import checkpoint, metrics
 from reason_llm.run.store.folder import find_adapter, learned_steps
-from reason_llm.train.learner import Learner, LearningSettings, learning
-from reason_llm.train.objectives import PolicyGradient
 
 
 def full(tokenizer: Any, dtype: str = "float32", **options: Any) -> Model:
     section = ModelSection(path=str(TINY), dtype=dtype, train="full", **options)
     return Model(section, tokenizer, seed=0)
-
-
-def learner(model: Model, **train: Any) -> Learner:
-    section = TrainSection(**{"learning_rate": 1e-3, "gradient_checkpointing": False} | train)
-    return Learner(model, LearningSettings(PolicyGradient(ROW, 32), section, 1.0, 4096, 0, 8))
-
-
-def learn(made: Learner) -> None:
-    with learning(made):
-        rows = to_data(groups())
-        made.update(0, made.prepared(rows), lambda count: None)
 
 
 def test_gradients_are_autograd_s_own(tokenizer: Any) -> None:

@@ -595,6 +595,10 @@ def activations(draft: memory._Draft) -> int:
     return {line.name: line.learning for line in draft.lines(0, 1)}["activations"]
 
 
+def libraries(draft: memory._Draft) -> int:
+    return draft.resident()["libraries, contexts, graphs"]
+
+
 def beside(draft: memory._Draft, tokens: int = 1) -> int:
     """Host memory beyond that of the process."""
     return draft.host_bytes(tokens) - memory.HOST_BYTES
@@ -629,6 +633,12 @@ CRITIC = 1000 + 3584 + 1
         ("cuda", 24, {"stage": "preference"}, lambda d: d.unit_tokens, 4096),
         ("cuda", 24, {"train__router_aux_loss_coef": 0.1},
          lambda d: activations(d) - activations(replace(d, shape=shape_of_7b())), 8 * 64 * 2048),
+        # Libraries and, on a card, vLLM's graphs and its counts of tokens; sums of shards.
+        ("cuda", 24, {}, libraries, int(1.8 * GIB) + 128 * 152064 * 4),
+        ("cpu", 24, {}, libraries, int(1.4 * GIB)),
+        ("cuda", 24, {"sample__engine": "transformers"}, libraries, int(1.2 * GIB)),
+        ("cuda", 24, {"run__shards": 4},
+         lambda d: {line.name: line.learning for line in d.lines(0, 1)}["gradients"], 3 * 4000),
         # Kernels of bfloat16 on a CPU, and buffers between several cards.
         ("cpu", 24, {}, lambda d: d.resident()["compiled kernels"], 2**28),
         ("cpu", 24, {"model__dtype": "auto", "model__quantize": "nf4"},
