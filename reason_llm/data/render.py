@@ -6,6 +6,7 @@ own whose memory and time are limited.
 """
 
 import hashlib
+import os
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -235,7 +236,7 @@ class Renderer:
         """What ``_render`` makes of each, in its process; TimeoutError if all together take longer
         than one may, MemoryError, or ValueError for a tokenizer without a template."""
         tokenizer = self.tokenizer
-        kind = type(tokenizer), str(tokenizer.special_tokens_map)
+        kind = os.getpid(), type(tokenizer), str(tokenizer.special_tokens_map)
         process = _PROCESSES.pop(kind, None)
         if process is None or not process.lives:
             process = Confined(partial(_render, tokenizer))
@@ -270,8 +271,9 @@ def _family(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> Fam
     return family_of(tokenizer, written)
 
 
-_PROCESSES: dict[tuple[type, str], Confined] = {}
-"""The processes that render, last used last, by what a template can tell a tokenizer by."""
+_PROCESSES: dict[tuple[int, type, str], Confined] = {}
+"""The processes that render, last used last: by whose they are, and by what a template can tell a
+tokenizer by."""
 MOST_PROCESSES = 2
 
 

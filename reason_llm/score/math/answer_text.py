@@ -306,7 +306,7 @@ def _choice(tokens: list[Token]) -> str:
 def _chosen(tokens: list[Token], question: str) -> str | None:
     """The one letter that an answer chooses, with nothing behind it but the option's own text;
     empty for more; None for no letter."""
-    if tokens[0].kind == "text":
+    if tokens and tokens[0].kind == "text":
         tokens = [*tokenize(tokens[0].text), *tokens[1:]]
     tokens = tokens[_lead(tokens) or 0 :]
     if alone := _choice([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
