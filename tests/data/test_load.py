@@ -33,6 +33,9 @@ def read(load: Callable[..., Data]) -> Callable[..., list[Prompt]]:
     return read
 
 
+CSV = 'question,answer\nWhat is 1 + 2?,3\n"Two\nlines",4\n'
+
+
 def lines(folder: Path, *rows: Any) -> Path:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -41,7 +44,7 @@ def lines(folder: Path, *rows: Any) -> Path:
 
 def test_four_kinds_of_file_read_alike(tmp_path: Path, read: Callable) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(ROWS, indent=1))
-    (tmp_path / "rows.csv").write_text('question,answer\nWhat is 1 + 2?,3\n"Two\nlines",4\n')
+    (tmp_path / "rows.csv").write_text(CSV)
     table = pyarrow.Table.from_pylist(ROWS)
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     from_lines = read(lines(tmp_path, *ROWS))
@@ -99,8 +102,10 @@ def test_token_ids_spell_the_rendered_text(tmp_path: Path, read: Callable, token
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, read: Callable) -> None:
     path = lines(tmp_path, *ROWS)
     plain = [p.text for p in read(path)]
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert [p.text for p in read(path)] == plain
+    files = {".jsonl": path.read_text(), ".json": json.dumps(ROWS), ".csv": CSV}
+    for kind, text in files.items():
+        path.with_suffix(kind).write_text(text, encoding="utf-8-sig")
+        assert [p.text for p in read(path.with_suffix(kind))] == plain
 
 
 def test_integers_of_any_length_stay_what_they_are(tmp_path: Path, read: Callable) -> None:

@@ -63,6 +63,16 @@ def test_the_newest_is_found_as_it_was(save: Callable[..., RunState], tmp_path: 
     assert names == {".json", ".safetensors"}
 
 
+def test_rollouts_since_the_checkpoint_before_the_newest_are_needed(
+    save: Callable[..., RunState], tmp_path: Path
+) -> None:
+    needed = [checkpoint.needed_from(tmp_path)]
+    for step in (2, 5, 9):
+        save(step)
+        needed.append(checkpoint.needed_from(tmp_path))
+    assert needed == [0, 2, 2, 5]
+
+
 def test_what_a_user_put_beside_them_is_left_alone(
     save: Callable[..., RunState], tmp_path: Path
 ) -> None:
@@ -217,6 +227,8 @@ def test_a_new_run_begins_from_a_checkpoint(save: Callable[..., RunState], tmp_p
     assert begun.run.id != source.run.id
     assert checkpoint.begin_from(tmp_path, "other", config) == begun  # the run's folder will do
     assert checkpoint.begin_from(tmp_path, "third", config).run.id != begun.run.id
+    save(4)
+    assert checkpoint.begin_from(tmp_path, "other", config).run.id != begun.run.id
     other = CONFIG | {"model": CONFIG["model"] | {"path": "else"}}
     with pytest.raises(CheckpointError, match=r"model\.path: 'model/tiny' -> 'else'"):
         checkpoint.begin_from(tmp_path, "other", other)

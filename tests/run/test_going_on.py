@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+import torch
 
 from conftest import ROOT, tree_of
 from reason_llm.config import Config
@@ -113,6 +114,24 @@ def test_a_best_adapter_without_its_weights_is_no_longer_the_best(
         kept = KeptAdapters(config, tmp_path, None, ("", ""), *[nothing] * 4)
         assert kept.restore(state).best == left
     assert caplog.messages == ["adapter_best/ of step 3 was not kept: the next one is"]
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "is_taken"),
+    [(3, {}, True), (4, {}, False), (3, {"run__keep_best": False}, False)],
+)  # fmt: skip
+def test_the_best_adapter_is_taken_in_its_own_step(
+    step: int, options: dict[str, Any], is_taken: bool, small_run: Small, tmp_path: Path
+) -> None:
+    tensors = {"x": torch.ones(1)}
+    model: Any = SimpleNamespace(
+        adapter_of={"policy": tensors}.__getitem__, weights_file="adapter.safetensors", heads={}
+    )
+    nothing: Any = None
+    best = Best(3, "eval/loss", 1.0, "set", "accuracy")
+    kept = KeptAdapters(small_run(**options), tmp_path, None, ("", ""), model, *[nothing] * 3)
+    kept.take(RunState(checkpoint.fresh("x", {}).run, step, tmp_path, best=best))
+    assert kept.beside == ({"best.adapter.safetensors": tensors} if is_taken else {})
 
 
 @pytest.mark.parametrize(("phase", "count", "saved"), [

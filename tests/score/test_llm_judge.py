@@ -150,6 +150,8 @@ def test_pairs_are_asked_in_both_orders_and_a_judge_of_places_counts_for_nothing
     assert len(honest.asked) == 12
     biased = serve(lambda body, handler: says("A"))
     assert scored(biased, "a", "aaaa", mode="pairwise") == [0.5, 0.5]
+    in_doubt = serve(lambda body, handler: says("A" if likes(body) == "A" else "TIE"))
+    assert scored(in_doubt, "a", "aaaa", mode="pairwise") == [0.5, 0.5]
     same = serve(lambda body, handler: says("A"))
     assert scored(same, "a", "a", mode="pairwise") == [0.5, 0.5]
     assert same.asked == []

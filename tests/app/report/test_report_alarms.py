@@ -33,6 +33,18 @@ def seen(
     return Evidence(records, groups, options.get("weights", {"boxed": 1.0}), 256, 2)
 
 
+@pytest.mark.parametrize(
+    ("problems", "before", "after", "error"),
+    [(256, 0.25, 0.75, (2 * 0.25 / 256) ** 0.5), (None, 0.25, 0.75, (2 * 0.25 / 128) ** 0.5),
+     (100, 0.0, 0.0, (2 * 0.0196 / 100) ** 0.5), (100, 1.0, 1.0, (2 * 0.0196 / 100) ** 0.5)],
+)  # fmt: skip
+def test_the_error_of_a_difference_is_that_of_two_accuracies(
+    problems: int | None, before: float, after: float, error: float
+) -> None:
+    evidence = Evidence([], [], {"boxed": 1.0}, problems, 2)
+    assert evidence.difference_error(before, after) == pytest.approx(error)
+
+
 def rising(count: int, **options: float) -> list[dict[str, float]]:
     """Steps 0 to count whose reward goes from 0.2 to 0.8, with a little noise."""
     found = []
