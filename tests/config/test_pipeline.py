@@ -214,6 +214,7 @@ def test_what_later_stages_need_is_kept(tmp_path: Path) -> None:
         (changed(), {"run.directory": 5}, "run.directory=5 is no path"),
         (changed(drawn=drawn(keep_buffers="none")), {}, "stage again: data.train.pairs_of=drawn "
          "reads the rollouts of all steps, and stage drawn has run.keep_buffers=none; set it to"),
+        (changed(drawn=drawn(keep_buffers="none", steps=1)), {}, "has run.keep_buffers=none"),
         (changed(drawn=drawn(keep_buffers=2)), {}, "stage drawn has run.keep_buffers=2"),
         (changed(drawn=drawn(keep_buffers=2, steps=1, epochs=1)), {}, "run.keep_buffers=2"),
         (changed(rm=UNMEASURED, ppo=paid_by("rm")), {}, "stage ppo: normalize=fixed of the reward "

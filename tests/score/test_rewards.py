@@ -502,3 +502,16 @@ def test_leaving_ends_the_threads() -> None:
 def test_more_steps_than_wanted_earn_no_more() -> None:
     assert reasoning_steps("1. a\n2. b\n3. c\n4. d", wanted=3) == 1.0
     assert reasoning_steps("1. a\n2. b", wanted=4) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("first", "judged_by"),
+    [({"name": "boxed"}, "accuracy"), ({"name": "boxed", "label": "mine"}, "accuracy"),
+     ({"custom": "x.py:half", "label": "boxed"}, "boxed"), ({"custom": "x.py:half"}, "half"),
+     ({"custom": "x.py:half", "label": "mine"}, "mine")],
+)  # fmt: skip
+def test_evaluation_is_told_by_the_first_reward_s_kind(
+    first: dict[str, Any], judged_by: str
+) -> None:
+    section = ScoreSection.model_validate({"rewards": [first, {"name": "tag_count"}]})
+    assert section.judged_by == judged_by
