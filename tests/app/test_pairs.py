@@ -95,6 +95,19 @@ def test_pairs_of_a_group(options: dict, expected: list, tmp_path: Path) -> None
     assert all(row["chosen_reward"] > row["rejected_reward"] for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [("preferences", {"threshold": 2}), ("demonstrations", {"by": "best", "threshold": 2}),
+     ("labels", {"min_margin": 0.5}), ("demonstrations", {"min_margin": 0.5}),
+     ("labels", {"unique": "answer"}), ("preferences", {"unique": "answer"})],
+)  # fmt: skip
+def test_an_option_that_a_way_does_not_read_is_refused(
+    form: PairForm, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="would be ignored"):
+        PairsSection.model_validate(options).way(form)
+
+
 def test_what_was_cut_off_is_rejected_and_never_chosen(tmp_path: Path) -> None:
     only_cut = group("1?", ("12…", 1.0), ("no", 0.0))
     beside = group("2?", ("12…", 1.0), ("12", 1.0), ("34…", 0.0))

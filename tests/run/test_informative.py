@@ -17,10 +17,12 @@ import pytest
 from reason_llm.config import Config
 from reason_llm.data import informative_order, order
 from reason_llm.loop import train
+from reason_llm.rollout import Completion, Group
 from reason_llm.run import SILENT
+from reason_llm.run.collect import Step
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import checkpoint
-from reason_llm.run.store.document import Document, read_document
+from reason_llm.run.store.document import Document, RunIdentity, read_document
 
 Small = Callable[..., Config]
 
@@ -93,6 +95,24 @@ def test_the_run_itself_draws_by_it_and_goes_on_with_it(
     assert adapters[0] == adapters[1]
     first, second = (documents(tmp_path / "runs" / name) for name in ("whole", "parts"))
     assert [each.groups for each in first] == [each.groups for each in second]
+
+
+def test_the_prompts_of_dropped_groups_count_as_no_deviation(small_run: Small) -> None:
+    """Of four prompts that were drawn two groups are left."""
+    job = prepare(small_run(**INFORMATIVE), SILENT)
+    nothing: Any = None
+    step = Step(1, 2, {"8": 0.75}, 1, None, job, nothing, nothing, SILENT, {})
+    indices = informative_order([9], [1.0], job.config.run.seed, 2, 4, {"8": 0.75})
+    assert [prompt.id for prompt in step.prompts(4)] == [job.data.prompts[i].id for i in indices]
+    _, second, third, _ = indices
+    groups = [
+        Group(job.data.prompts[index], tuple(
+            Completion((1,), "", (0.0,), "stop", rewards={"boxed": r}, reward=r) for r in rewards
+        ))
+        for index, rewards in ((second, (0.0, 1.0)), (third, (1.0, 1.0)))
+    ]  # fmt: skip
+    found = step.deviations_after(Document(RunIdentity("x", "x", {}), 1, True, False, 4, groups))
+    assert found == {"8": 0.75} | dict.fromkeys(map(str, indices), 0.0) | {str(second): 0.5}
 
 
 @pytest.mark.parametrize(
