@@ -84,6 +84,7 @@ def test_where_a_run_stands(
     ("step", "whole", "named", "began", "expected"),
     [
         (0, False, None, "auto", 0),
+        (0, False, None, "never", 0),
         (0, False, None, "there", "its checkpoint is missing: the buffer names none; restore it"),
         (2, False, None, "auto", "rescore.py buffer.json with this config and these options, then "
          "the same command with --run.name mine_replay --from-buffer buffer.rescored.json"),
