@@ -3,6 +3,7 @@ what makes it the same run."""
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import pytest
 
 from reason_llm.config import Config
 from reason_llm.errors import CheckpointError, RolloutBufferError
-from reason_llm.rollout import Completion, Group, Prompt, TokenRow
+from reason_llm.rollout import Completion, Conversation, Group, Prompt, TokenRow
 from reason_llm.run.start import recovery, resolve
+from reason_llm.run.start.saved_rollouts import check_fits
 from reason_llm.run.store import checkpoint
 from reason_llm.run.store.archive import Archive
 from reason_llm.run.store.checkpoint import RunState
@@ -78,6 +80,25 @@ def test_where_a_run_stands(
         assert (stands.step, stands.folder, stands.run.id in ("own", "source")) == (0, None, False)
     else:
         assert (stands.run.id, stands.step, stands.folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("context", "vocabulary", "told"),
+    [(None, 10, None), (5, 10, None), (4, 10, "has 5 tokens and the context is 4"),
+     (5, 9, "the token id 9 and the model 9 tokens")],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["prompt", "completion", "other prompt", "other"])
+def test_rollouts_fit_the_model(
+    context: int | None, vocabulary: int, told: str | None, where: str
+) -> None:
+    """One of the conversations has the limit of tokens, and the largest id."""
+    long: Any = {where: (9, 1, 1)}
+    other = Conversation(long.get("other prompt", (1, 1)), long.get("other", (1, 1)), "", ())
+    one = Completion(long.get("completion", (1, 1)), "", (), "stop", others=(other,))
+    group = Group(Prompt("p", "", long.get("prompt", (1, 1)), ""), (one,))
+    document = Document(RunIdentity("x", "x", {}), 0, True, False, 1, [group])
+    with nullcontext() if told is None else pytest.raises(RolloutBufferError, match=told):
+        check_fits(Path("buffer.json"), document, context, vocabulary)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,8 @@ def test_rescored_turns_have_the_new_weight() -> None:
         "score": {"rewards": [{"name": "environment", "weight": 2.0}]},
     })  # fmt: skip
     played = group((0.5,), (1.0, -0.5), weight=1.0, at_end=0.0)
-    played = replace(played, prompt=replace(played.prompt, extra={ROW: {}}))
+    told = [replace(c, environment={**c.environment, "reward": 0.5}) for c in played.completions]
+    played = Group(replace(played.prompt, extra={ROW: {}}), tuple(told))
     document = Document(RunIdentity("x", "x", {}), 0, True, True, 1, [played])
     found = rescore(document, config, Path("buffer.json")).groups
     assert [[c.reward for c in g.completions] for g in found] == [[1.0, 1.0]]
