@@ -164,6 +164,8 @@ def test_what_counts_as_the_same_question() -> None:
     assert len(set(map(key, same))) == 1
     different = ["1.5", "15", "1 + 2", "1 - 2", "5!", "5", "f'(x)", "f(x)", "?", "."]
     assert len(set(map(key, different))) == len(different)
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "5!"}]
+    assert question_key(Problem("x", asked, "")) == key("5!")
 
 
 # --- rows to learn from
