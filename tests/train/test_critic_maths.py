@@ -100,10 +100,10 @@ def test_value_loss_without_a_clip_is_half_the_square() -> None:
 
 
 def test_explained_variance() -> None:
-    returns = tensor([1.0, 3.0])
+    returns = tensor([1.0, 5.0])
     assert values.explained_variance(returns, returns) == 1.0
     assert values.explained_variance(tensor([9.0, 9.0]), returns) == 0.0
-    half = tensor([0.5, 1.5])  # leaves 0.5 and 1.5: a quarter of the variance
+    half = tensor([0.5, 2.5])  # leaves 0.5 and 2.5: a quarter of the variance
     assert values.explained_variance(half, returns) == pytest.approx(0.75)
     assert values.explained_variance(-returns, returns) == pytest.approx(-3.0)
     for count in (3, 1, 0):

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from reason_llm.config.algorithms import ALGORITHMS, Algorithm
+from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
 from reason_llm.config.surrogates import SURROGATES, Terms, clipped_surrogate, vespo_weights
-from reason_llm.train import losses
+from reason_llm.train import PolicyGradient, losses
+from reason_llm.train.objectives import Batch, Counts
 
 # Known vectors: 2 and 3 tokens, advantages 1 and -1 (float64 of the papers' formulas).
 LOGPROBS = [[-2.04415, -0.85025, -2.69], [-0.41683, -2.34914, -1.57985]]
@@ -299,13 +300,16 @@ def test_vespo_s_weight_goes_by_each_token_s_advantage() -> None:
 @pytest.mark.parametrize("kind", ["token_truncate", "sequence_truncate"])
 def test_vespo_takes_the_sampler_s_correction_into_its_ratio_once(kind: str) -> None:
     """Two tokens of 1.2 each: the completion's weight is their product, of whichever kind."""
-    row, is_shared = ALGORITHMS["vespo"], kind.startswith("sequence")
+    row = resolve("vespo", {"correction": kind, "aggregation": "token_mean"})
     old, mask = tensor([[0.0, 0.0, 0.0]]), torch.tensor([[True, True, False]])
-    sampler = torch.full_like(old, -math.log(1.2))
-    weights = losses.importance_weights(old, sampler, mask, kind, cap=3.0)
+    columns = {
+        "old_logprobs": old,
+        "sampler_logprobs": torch.full_like(old, -math.log(1.2)),
+        "advantages": tensor([[1.0]]),
+    }
     logprobs = old.clone().requires_grad_()
-    loss, _ = policy_loss(row, Terms(logprobs, old, tensor([[1.0]]), mask, weights, is_shared))
-    (loss * mask).sum().backward()
+    batch = Batch(mask, logprobs, 0 * old, columns, torch.zeros(1))
+    PolicyGradient(row, 32).loss(batch, Counts(2.0, 2)).total.backward()
     weight = math.exp(3.0 * (1 - 1.44)) * 1.44**2
     assert logprobs.grad[0].tolist() == pytest.approx([-weight, -weight, 0.0])
 
