@@ -94,6 +94,17 @@ def test_what_is_measured_first(name: str, options: dict, updates: int, measured
     assert PolicyGradient(resolve(name, options), 32).measured(data, updates) == measured
 
 
+def test_the_counts_of_an_optimizer_batch() -> None:
+    rows = [
+        rollout(1, length=n).with_trained("entropies", torch.arange(1.0, n + 1)) for n in (2, 3)
+    ]
+    row = resolve("grpo", {"aggregation": "constant"})
+    assert PolicyGradient(row, 32).count(rows) == objectives.Counts(64.0, 5)
+    half = PolicyGradient(replace(row, top_entropy_fraction=0.5), 32)
+    assert half.count(rows) == objectives.Counts(64.0, 3, 2.0)
+    assert half.count([]) == objectives.Counts(1.0, 1)
+
+
 @pytest.mark.parametrize(
     ("place", "aggregation"), [("loss", "sequence_mean"), ("reward", "sequence_sum")]
 )
@@ -240,6 +251,8 @@ def test_groups_that_vary_too_little_teach_nothing(least: float, taught: list[in
     ]  # fmt: skip
     made = with_advantages(groups, resolve("grpo", {"min_reward_std": least}))
     assert [i for i, g in enumerate(made) if any(c.advantage for c in g.completions)] == taught
+    without, low, high = made[2].completions
+    assert (without.advantage, low.advantage) == (0.0, -high.advantage)
 
 
 def test_the_critic_learns_nothing_of_what_is_left_out() -> None:

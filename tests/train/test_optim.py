@@ -89,6 +89,17 @@ def test_the_average_is_corrected_for_its_start_and_held_within_its_block_alone(
     assert parameter.item() == 4.0
 
 
+@pytest.mark.parametrize("key", ["2.exp_avg", "x.exp_avg", "1.row_var", "0.exp_avg"])
+def test_a_state_of_other_parameters_is_refused(key: str) -> None:
+    """There are the numbers 0 and 1, of other shapes than this."""
+    optimizer = optim.make_optimizer(
+        [torch.nn.Parameter(torch.zeros(n)) for n in (2, 3)], TrainSection()
+    )
+    said = "belongs to none of 2 parameters" if key[0] in "2x" else r"of shape \[4\] is no state of"
+    with pytest.raises(ValueError, match=said):
+        optim.load_state_tensors(optimizer, {key: torch.zeros(4)})
+
+
 def test_muon_leaves_vectors_and_what_is_outside_to_adamw() -> None:
     parameters = [torch.nn.Parameter(torch.randn(*shape)) for shape in ((4, 3), (3,), (6, 4))]
     config = TrainSection(learning_rate=0.1, optimizer="muon")

@@ -28,6 +28,11 @@ def test_each_name_by_hand() -> None:
     )
 
 
+def test_a_rate_of_0_has_any_schedule() -> None:
+    config = TrainSection(learning_rate=0.0, schedule="polynomial")
+    assert optim.learning_rate(config, 1, 4) == 0.0
+
+
 @pytest.mark.parametrize("name", ["linear", "cosine", "inverse_sqrt", "polynomial"])
 def test_the_warm_up_rises_to_the_rate_from_its_first_step(name: str) -> None:
     assert rates(8, schedule=name, warmup_steps=4)[:4] == [0.5, 1.0, 1.5, 2.0]
