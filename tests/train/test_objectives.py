@@ -105,6 +105,16 @@ def test_the_counts_of_an_optimizer_batch() -> None:
     assert half.count([]) == objectives.Counts(1.0, 1)
 
 
+@pytest.mark.parametrize("correction", ["auto", "none"])
+def test_without_a_correction_a_token_has_no_weight(correction: str) -> None:
+    mask, zeros = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2)
+    columns = {"advantages": zeros + 3, "sampler_logprobs": zeros - 1}
+    batch = objectives.Batch(mask, zeros, zeros, columns, torch.zeros(1))
+    row = resolve("dapo", {"correction": correction})
+    found = PolicyGradient(row, 32).loss(batch, objectives.Counts(2.0, 2))
+    assert (float(found.total), "importance_weight" in found.values) == (-6.0, False)
+
+
 @pytest.mark.parametrize(
     ("place", "aggregation"), [("loss", "sequence_mean"), ("reward", "sequence_sum")]
 )

@@ -97,6 +97,9 @@ def test_what_was_measured_of_no_token_is_not_told() -> None:
     assert found["train/grad_norm"] == 0
     assert found["train/tokens"] == 0
     assert not {"train/entropy", "train/kl", "train/sampler_kl", "train/ratio_max"} & set(found)
+    no_pair = {"margin": torch.empty(0)}
+    empty.add_micro_batch(torch.tensor(0.0), torch.zeros(1, 1), 1, 0, {}, None, None, no_pair)
+    assert "train/margin" not in empty.metrics()
     later = Tally()  # its first optimizer step had no token
     mask = torch.tensor([[True, True]])
     later.add_micro_batch(torch.tensor(0.0), mask, 2, 0, {}, torch.zeros(1, 2), None)
