@@ -1,9 +1,12 @@
 """What comes with a model: its code runs only when asked, its pickles are read only when asked."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from families import changed
 from reason_llm.config import Config, ModelSection
 from reason_llm.errors import ModelError
 from reason_llm.model.base import Model, check_model, load_tokenizer
-from reason_llm.model.folder import use_safetensors
+from reason_llm.model.folder import check_json, is_pickled, use_safetensors
 
 CODE = """\
 import pathlib
@@ -166,6 +169,44 @@ def test_files_that_would_hang_or_lead_elsewhere(tmp_path: Path, spoil: Any, nam
     spoil(Path(path))
     with pytest.raises(ModelError, match=named):
         load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ({"num_hidden_layers": 1024, "n_layer": 0, "head_dim": 0, "rope": -1}, ""),
+        ({"vision_feature_layer": -1, "num_labels": True, "hidden_size": "a"}, ""),
+        ({"n_layer": 1025}, "n_layer=1025, more than any model's 1024"),
+        ({"text_config": {"num_local_experts": 2000}}, "num_local_experts=2000, more than"),
+        ({"num_labels": 1025}, "num_labels=1025, more than"),
+        *(
+            ({name: -1}, f"{name}=-1, which is below 0")
+            for name in ("n_layer", "num_attention_heads", "head_dim", "n_embd", "vocab_size",
+                         "n_positions", "intermediate_size")
+        ),
+    ],
+)  # fmt: skip
+def test_counts_that_no_model_has_are_refused(tmp_path: Path, config: Any, refused: str) -> None:
+    (file := tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=re.escape(refused)) if refused else nullcontext():
+        check_json(file)
+
+
+@pytest.mark.parametrize(
+    ("files", "pickled"),
+    [
+        (["a.safetensors", "pytest.bin"], False),
+        (["pytorch_model.bin"], True),
+        (["pytorch_model-1.bin", "a.safetensors"], False),
+        (["training_args.bin"], False),
+    ],
+)
+def test_pickled_are_weights_beside_which_are_no_others(
+    tmp_path: Path, files: list[str], pickled: bool
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    assert is_pickled(ModelSection(path=str(tmp_path))) == pickled
 
 
 def test_the_defaults_trust_nothing() -> None:

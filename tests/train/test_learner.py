@@ -7,6 +7,7 @@
 import math
 import statistics
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +119,14 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights(model: Model) ->
         learn(made, step=2)
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters, strict=True))
     made.parameters[0]._backward_hooks.clear()  # type: ignore[union-attr]
+
+
+def test_rows_are_shuffled_by_the_seed_and_cut_into_nearly_equal_parts() -> None:
+    assert split(5, 1, "a") == [[0, 1, 2, 3, 4]]
+    parts = split(7, 3, "a")
+    assert [len(part) for part in parts] == [2, 2, 3]
+    assert sorted(chain(*parts)) == [*range(7)]
+    assert parts == split(7, 3, "a") != split(7, 3, "b")
 
 
 def test_that_error_names_four_rows_and_the_largest_log_ratio_of_all() -> None:
