@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import socket
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from test_sessions import AGENTS, END, TOKENIZER, Told, a_prompt, call, ids_of, 
 from chat_templates import renderer
 from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Span
-from reason_llm.sample import SamplingParams, tasksets
+from reason_llm.sample import SamplingParams, tasksets, token_server
 from reason_llm.sample.mcp_tools import converse
 from reason_llm.sample.protocol import Wave
 from reason_llm.sample.sessions import _end
@@ -193,6 +195,20 @@ def test_refusals_reach_no_model(direct: Any) -> None:
 
 def a_rollout(*branches: Branch) -> Session:
     return Session(a_prompt(), branches=list(branches))
+
+
+def test_a_connection_that_is_one_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_server, "MOST_CONNECTIONS", 1)
+    section = sessions(AGENT).section
+    server = TokenServer([Session(a_prompt())], section, WRITES, 600, 200, [END])
+    with server, ExitStack() as stack:
+        for answer in (b"HTTP/1.1 401", b"HTTP/1.1 401", b""):
+            link = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            told = b""
+            with suppress(ConnectionError):
+                link.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+                told = link.recv(12)
+            assert told == answer
 
 
 def test_completions_begin_where_their_prompts_differ() -> None:

@@ -820,6 +820,14 @@ def test_floods_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert span.end - span.start < 100
 
 
+def test_a_text_and_notes_are_of_at_most_64_kib() -> None:
+    assert len(turns._text("z" * 65_537)) == 65_536
+    whole = {"a": "z" * (65_536 - len('{"a":""}'))}
+    assert turns._json(whole) == whole
+    with pytest.raises(ValueError, match="at most 64 KiB"):
+        turns._json({"a": whole["a"] + "z"})
+
+
 def test_async_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     class Later(Echo):
         async def step(self, text: str) -> Any:

@@ -52,6 +52,14 @@ def test_each_is_a_row() -> None:
     assert (short.ids, short.columns["advantages"].tolist()) == ((7, 3), [0, 0.5])
 
 
+def test_a_row_with_another_prompt_keeps_what_the_model_wrote() -> None:
+    row = replace(to_data(GROUPS)[4], routes=torch.zeros(6, 2))
+    trained = (False, True, False, True, True)
+    expected = replace(row, ids=(1, 4, 5, 6, 4), trained=trained, columns={}, routes=None)
+    assert row.with_prompt((1,)) == expected
+    assert replace(row, trained=(False,) * 7).prompt_ids == row.ids
+
+
 def test_what_holds_for_the_rollout_holds_for_its_rows() -> None:
     """Cut off or without a reward, all of its rows are."""
     cut = completion(1, SHORT, finish_reason="length", rewards={"environment": float("nan")})
