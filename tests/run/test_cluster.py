@@ -226,10 +226,9 @@ def test_the_head_s_gpu_is_held(
 def test_who_lives_and_can_be_asked() -> None:
     def member(**values: Any) -> Member:
         done = values.pop("done", True)
-        made = Member(
+        return Member(
             1, None, **{"address": "here", "opened": Named(is_done=lambda: done)} | values
         )
-        return made
 
     lives = member()
     others = [member(lost="died"), member(opened=None), member(done=False), member(address="")]
