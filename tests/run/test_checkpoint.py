@@ -248,7 +248,7 @@ def test_a_new_run_begins_from_a_checkpoint(save: Callable[..., RunState], tmp_p
         ("model", {"train": "full"}, "model.train"),
         ("model", {"weights_sha256": "x"}, "model.weights_sha256"),
         ("model", {"adapter": {"rank": 3}}, "model.adapter."), ("run", {"seed": 5}, None),
-        ("run", {"steps": 4}, None),
+        ("run", {"steps": 4}, None), ("run", {"steps": 3}, "none is left"),
     ],
 )  # fmt: skip
 def test_a_new_run_s_adapter_and_optimizer_are_of_the_checkpoint_s_kind(
