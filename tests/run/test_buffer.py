@@ -19,7 +19,7 @@ from reason_llm.errors import BusyError, RolloutBufferError, WriteError
 from reason_llm.files import sealed, write_atomically
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run.store.buffer import RolloutBuffer, check, read_ahead
-from reason_llm.run.store.document import Document, RunIdentity, read_document
+from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
 
 
 def identity(id: str = "run-a", **options: Any) -> RunIdentity:
@@ -415,3 +415,42 @@ def test_damage_of_a_step_ahead_is_told_once(
     for _ in range(2):
         assert list(read_ahead(folder, identity())) == []
     assert caplog.text.count("it is sampled again") == 1
+
+
+def test_whose_steps_ahead_are_read(tmp_path: Path) -> None:
+    """This run's, of the step in the name; a run that starts afresh looks at nothing."""
+    (folder := tmp_path / "ahead").mkdir()
+    whole = Document(identity(), 4, True, False, 2, [group("a")], {}, None, 3)
+    other = replace(whole, run=identity("run-b"), step=6)
+    for step, document in ((4, whole), (5, whole), (6, other)):
+        (folder / f"step-0000000{step}.json").write_bytes(to_bytes(document))
+    assert list(read_ahead(folder, identity())) == [(folder / "step-00000004.json", whole)]
+    with RolloutBuffer(tmp_path / "b.json", identity(), ahead=folder) as buffer:
+        assert buffer.find(4) == whole
+        assert (buffer.find(5), buffer.find(6)) == (None, None)
+        assert buffer.read(4, "new") == whole  # as it was sampled
+        assert not (folder / "step-00000004.json").exists()
+    (tmp_path / "b.json").write_bytes(b"{")
+    (folder / "step-00000004.json").write_bytes(to_bytes(whole))
+    with RolloutBuffer(tmp_path / "b.json", identity(), ahead=folder, discard=True) as buffer:
+        assert buffer.find(4) is None
+
+
+def test_an_older_checkpoint_s_step_takes_the_place_of_what_later_weights_sampled(
+    tmp_path: Path,
+) -> None:
+    """If it is not whole elsewhere; the steps ahead go, too."""
+    path, folder = saved(tmp_path / "b.json"), tmp_path / "ahead"
+    part = Elsewhere(Document(identity(), 1, False, False, 5, [group("c")], {}, None, 7))
+    with RolloutBuffer(path, identity(), [part.read], ahead=folder) as buffer:
+        buffer.read(3)
+        buffer.write(4, [group("d")], whole=True, version=3)
+        buffer.read(1)
+        assert (tmp_path / "b.old-1.json").exists()
+        assert (buffer.find(4), list(folder.iterdir())) == (None, [])
+        buffer.write(1, [group("c"), group("d")], whole=False, version=9)
+        document = read_document(path)
+        assert (document.step, document.drawn, document.weight_version) == (1, 2, 7)
+        buffer.write(1, [group("c")], whole=True, drawn=6, counts={"x": 1.0}, checkpoint="there")
+        document = read_document(path)
+    assert (document.drawn, document.counts, document.checkpoint) == (6, {"x": 1.0}, "there")

@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -237,6 +238,47 @@ def test_a_new_run_begins_from_a_checkpoint(save: Callable[..., RunState], tmp_p
         checkpoint.begin_from(tmp_path, "other", short)
     with pytest.raises(CheckpointError, match="neither auto nor never"):
         checkpoint.begin_from(tmp_path / "nothing", "other", config)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "told"),
+    [
+        ("train", {"optimizer_steps": 3}, None), ("train", {"learning_rate": 0.5}, None),
+        ("train", {"optimizer": "sgd"}, "train.optimizer"),
+        ("model", {"train": "full"}, "model.train"),
+        ("model", {"weights_sha256": "x"}, "model.weights_sha256"),
+        ("model", {"adapter": {"rank": 3}}, "model.adapter."), ("run", {"seed": 5}, None),
+        ("run", {"steps": 4}, None), ("run", {"steps": 3}, "none is left"),
+    ],
+)  # fmt: skip
+def test_a_new_run_s_adapter_and_optimizer_are_of_the_checkpoint_s_kind(
+    section: str, change: dict[str, Any], told: str | None, save: Callable[..., RunState],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    save(3)
+    config = CONFIG | {section: CONFIG[section] | change}
+    with nullcontext() if told is None else pytest.raises(CheckpointError, match=told):
+        assert checkpoint.begin_from(tmp_path, "other", config).step == 3
+
+
+def test_the_one_that_is_written_and_a_user_s_link_are_kept(
+    save: Callable[..., RunState], tmp_path: Path
+) -> None:
+    """A run that went on from an older checkpoint, as the later ones were damaged."""
+    save(5)
+    (tmp_path / "checkpoints" / "step-00000001").symlink_to(tmp_path)
+    save(2, keep=1)
+    assert [folder.name[-1] for folder in checkpoint.listing(tmp_path)] == ["1", "2", "5"]
+
+
+def test_changes_are_told_where_none_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    warned = CONFIG | {"train": CONFIG["train"] | {"learning_rate": 0.5}}
+    assert checkpoint.refused_changes(CONFIG, warned) == []
+    assert len(caplog.messages) == 1 and "train.learning_rate" in caplog.text
+    caplog.clear()
+    refused = warned | {"run": CONFIG["run"] | {"seed": 5}}
+    assert len(checkpoint.refused_changes(CONFIG, refused)) == 1
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(

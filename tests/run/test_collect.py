@@ -1,5 +1,6 @@
 """Dynamic sampling: groups without signal are dropped, others drawn, and a killed step goes on."""
 
+import math
 import os
 import random
 import signal
@@ -23,7 +24,7 @@ from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.team import ahead
-from reason_llm.run.watch import SILENT
+from reason_llm.run.watch import SILENT, Watch
 
 BOXED = {"boxed": 1.0}
 
@@ -180,6 +181,57 @@ def test_a_killed_step_draws_on_as_if_it_had_not_been(
     assert sum(count for count, _ in resumed.asked) < drawn
 
 
+def test_waves_are_of_the_size_that_is_set_and_what_was_sampled_before_is_shown(
+    small_run: Callable[..., Config],
+) -> None:
+    """Of a step of seven prompts, two of which were sampled before a kill: 5 = 4 + 1."""
+    config = small_run(sample__prompts_per_step=7, sample__prompts_per_wave=4)
+    job, sampler, told = prepare(config, SILENT), Scripted(lambda number: False), list[Any]()
+
+    class Shown(Watch):
+        @contextmanager
+        def phase(self, name: str, total: int) -> Iterator[Any]:
+            told.append((name, total))
+            yield lambda tokens, items: told.append((tokens, items))
+
+    with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:
+        first = sampler.sample(job.data.prompts[:2], SimpleNamespace(num_completions=4), 0, None)
+        buffer.write(2, first, whole=False)
+        sampler.asked.clear()
+        groups = collect(replace(step_of(job, buffer, StopSignal(), 0, 2), watch=Shown()), sampler)
+    assert (len(groups), sampler.asked) == (7, [(4, seed_of(2, 2)), (1, seed_of(2, 6))])
+    assert told == [("sampling", 28), (0, 8)]
+
+
+def test_the_bounds_of_success_are_in_range_and_a_reward_of_0_is_none() -> None:
+    row = resolve("dapo", {"success_range": (0.25, 0.75)})
+    kept = {n: is_kept(group(*[1.0] * n, *[0.0] * (8 - n)), row, BOXED) for n in range(1, 8)}
+    assert kept == {n: 2 <= n <= 6 for n in range(1, 8)}
+
+
+def test_deviations_are_of_the_rewards_that_were_given(small_run: Callable[..., Config]) -> None:
+    """Of 0 and 2: 1. A group without rewards, and one that was dropped, have none."""
+    nothing: Any = None
+    prompts = [Prompt(str(n), "", (1,), "") for n in range(8)]
+    data = SimpleNamespace(prompts=prompts, sizes=[8], weights=[1.0])
+    job: Any = SimpleNamespace(config=small_run(data__order="informative"), data=data)
+    step = Step(1, 3, {"x": 9.0}, 1, None, job, nothing, nothing, SILENT, {})
+    drawn = step._indices(3)
+    prompts = [job.data.prompts[index] for index in drawn]
+    given = replace(group(0, 2), prompt=prompts[0])
+    without = Completion((1,), "", (-1.0,), "stop", {"boxed": math.nan}, 0.0)
+    groups = [
+        replace(given, completions=(*given.completions, without)),
+        Group(prompts[1], (without, without)),
+    ]
+    document = Document(RunIdentity("a", "b", {}), 1, True, False, 3, groups)
+    expected = {str(index): value for index, value in zip(drawn, (1.0, 0.0, 0.0), strict=True)}
+    assert step.deviations_after(document) == {"x": 9.0} | expected
+    assert step.prompts(2) == prompts[:2]
+    plain = replace(step, job=SimpleNamespace(config=small_run(), data=data))
+    assert plain.deviations_after(document) == {"x": 9.0}
+
+
 def test_a_step_that_waits_for_reward_models_alone_is_not_sampled_again(job: Job) -> None:
     run = replace(job.run, reward_models=["a model"])  # type: ignore[list-item]
     job = replace(job, run=run)
@@ -324,3 +376,45 @@ def test_each_step_ahead_begins_where_the_one_before_it_ended(
     sampling: Any = None
     ahead.Ahead(crew, step, sampling, {})._work()
     assert drawn == {4: 14, 5: 19, 6: 24}
+
+
+@pytest.mark.parametrize(
+    ("ahead_of", "staleness", "steps", "sampled"),
+    [(3, 2, 9, [4, 5]), (3, 2, 5, [4]), (8, 2, 9, []), (3, 1, 9, [4])],
+)
+def test_how_far_ahead_is_sampled(
+    ahead_of: int, staleness: int, steps: int, sampled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not past the last step; by the version of each; what is whole already stays."""
+    documents = {
+        ahead_of: Document(RunIdentity("a", "b", {}), ahead_of, True, False, 4, []),
+        3: Document(RunIdentity("a", "b", {}), 3, True, False, 4, []),
+    }
+    later: list[Step] = []
+
+    def collected(step: Step, sampler: object) -> None:
+        later.append(step)
+        step.record["x"] = float(step.number)
+        documents[step.number] = replace(documents[ahead_of], step=step.number)
+
+    monkeypatch.setattr(ahead, "collect", collected)
+    monkeypatch.setattr(ahead, "sampler_of", lambda model, tokens: None)
+    named = SimpleNamespace
+    section = named(shards=2, max_staleness=staleness, steps=steps)
+    job: Any = named(config=named(run=section), plan=named(cache_tokens=0))
+    crew: Any = named(learners=named(policy=named(model=None)), version_of=lambda step: step - 2)
+    stop, buffer, nothing = named(requested=False), named(find=documents.get), None
+    records: dict[int, Any] = {}
+    step: Any = Step(ahead_of, 10, {}, 3, "there", job, buffer, stop, nothing, {"own": 1.0})
+    made: Any = ahead.Ahead(crew, step, nothing, records)
+    made._work()
+    assert [(each.number, each.version, each.stop, each.watch) for each in later] == [
+        (number, number - 2, made, SILENT) for number in sampled
+    ]
+    assert records == {number: {"x": float(number)} for number in sampled}
+    assert (made._next_is_sampled, made.requested) == (bool(sampled), False)
+    made._is_enough = True
+    with pytest.raises(Stopped):
+        made.check()
+    made._is_enough, stop.requested = False, True
+    assert made.requested

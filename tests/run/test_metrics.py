@@ -1,8 +1,12 @@
 """metrics.jsonl holds each step once, and the summary follows from it alone."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from statistics import pstdev
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,6 +14,7 @@ from reason_llm import train
 from reason_llm.app.lines import of_replica
 from reason_llm.config import Config
 from reason_llm.errors import DataError, WriteError
+from reason_llm.rollout import Completion, Group, Prompt, Span
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import metrics
 from reason_llm.run.store.metrics import MetricsLog
@@ -153,6 +158,55 @@ def test_summary_adds_up_the_records() -> None:
     assert summary["peak_rss_mib"] == 30.0
     assert summary["sampled_tokens"] == 12
     assert summary["adapter"] == "runs/x/adapter"
+
+
+def test_what_is_told_of_a_step_s_rollouts() -> None:
+    """Means are over the completions that have a reward, and over written tokens."""
+
+    def made(reward: float, advantage: float, reason: Any, **others: Any) -> Completion:
+        one = Completion((1, 2, 3), "", (-1.0,) * 3, reason, {"a": reward, "none": math.nan})
+        return replace(one, reward=reward, advantage=advantage, **others)
+
+    failed = made(0.0, 0.0, "error", environment={"turns": 2, "calls": 3, "failed_calls": 1})
+    failed = replace(failed, rewards={"a": math.nan, "none": math.nan})
+    played = {"turns": 4, "calls": 1}
+    pairs = [
+        (made(1.0, 1.0, "stop"), made(0.0, -1.0, "length", spans=(Span(0, 1),))),
+        (made(1.0, 0.0, "stop"), made(1.0, 0.0, "turns", environment=played)),
+        (made(1.0, 0.0, "stop"), made(0.5, 0.0, "stop")),
+        (made(1.0, 0.5, "stop"), failed),
+    ]
+    groups = [Group(Prompt("p", "", (1,), ""), pair) for pair in pairs]
+    assert metrics.describe(groups, "a") == {
+        "sample/tokens": 23, "sample/completion_tokens": 23 / 8, "sample/truncated_fraction": 1 / 8,
+        "score/groups_without_signal_fraction": 3 / 4, "score/a": 5.5 / 7, "score/reward": 5.5 / 7,
+        "sample/turns": 3.0, "sample/out_of_turns_fraction": 0.5,
+        "sample/failed_calls_fraction": 0.25,
+        "sample/environment_error_fraction": 0.5, "sample/no_calls_fraction": 0.0,
+        "score/first_reward_std": pstdev([1, 0, 1, 1, 1, 0.5, 1]),
+    }  # fmt: skip
+
+
+def test_the_summary_has_the_first_and_the_last_value() -> None:
+    records = [
+        {"step": 0, "eval/loss": 3.0, "eval/pair_accuracy": 0.5, "eval/pairs": 7.0},
+        {"step": 1, "time/saving_seconds": 0.0004, "memory/sampling_peak_gib": 1.236,
+         "memory/learning_planned_gib": 4.0, "eval/accuracy": 0.5, "eval/samples": 2.0},
+        {"step": 2, "eval/loss": 2.0, "eval/pair_accuracy": 0.75, "eval/pairs": 7.0,
+         "memory/sampling_peak_gib": 1.0, "time/saving_seconds": 1.2344, "eval/samples": 3.0,
+         "time/writing_seconds": 0.5, "time/buffer_seconds": 0.25, "memory/peak_rss_mib": 1.26},
+    ]  # fmt: skip
+    summary = metrics.summarize(records, Path("a"), 0.0)
+    expected = {
+        "held_out_loss": [3.0, 2.0], "held_out_pair_accuracy": [0.5, 0.75], "accuracy_samples": 3,
+        "held_out_pairs": [7.0, 7.0], "saving_seconds": 1.235, "writing_seconds": 0.5,
+        "buffer_seconds": 0.25, "scoring_seconds": 0.0, "sampling_peak_gib": 1.24,
+        "sampling_planned_gib": 0.0, "learning_planned_gib": 4.0, "peak_rss_mib": 1.3,
+        "accuracy_before": 0.5, "accuracy_after": 0.5,
+    }  # fmt: skip
+    assert summary == summary | expected
+    assert metrics.summarize(records[:1], Path("a"), 0.0)["accuracy_samples"] == 0
+    assert metrics.added({"a": 1.0, "b": 2.0}, {"b": 3.0, "c": 4.0}) == {"a": 1, "b": 5, "c": 4}
 
 
 def test_summary_says_what_each_replica_did() -> None:

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from reason_llm.config import Config
-from reason_llm.errors import CheckpointError, RolloutBufferError
+from reason_llm.errors import CheckpointError, DataError, RolloutBufferError
 from reason_llm.rollout import Completion, Conversation, Group, Prompt, TokenRow
-from reason_llm.run.start import recovery, resolve
+from reason_llm.run.start import prepare, recovery, resolve, saved_rollouts
 from reason_llm.run.start.saved_rollouts import check_fits
 from reason_llm.run.store import checkpoint
 from reason_llm.run.store.archive import Archive
+from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.document import Document, RunIdentity, to_bytes
+from reason_llm.run.watch import SILENT
 
 Make = Callable[..., Config]
 HERE, THERE = Path("own"), Path("there")
@@ -239,3 +241,121 @@ def test_a_run_goes_on_with_the_same_data(tmp_path: Path, small_run: Make) -> No
         assert one == other | {"data": other["data"] | {name: one["data"][name]}}
     assert one["score"]["reward_models_sha256"] == {"a": "of a"}
     assert one["run"]["first_buffer"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("stage", "context", "found"),
+    [("rl", 99, (5, 4)), ("sft", 99, (5, 6)), ("kto", 10, (5, 10)), ("kto", 9, "tokens together")],
+)
+def test_the_memory_is_planned_for_the_longest(
+    stage: str, context: int, found: tuple[int, int] | str
+) -> None:
+    """Held-out prompts and rows are among them. KTO takes a prompt of 6 with an answer of 4; where
+    a teacher reads another prompt, a row is as long as that with an answer."""
+
+    def row(asked: int, answer: int) -> TokenRow:
+        return TokenRow("r", (1,) * (asked + answer), (False,) * asked + (True,) * answer)
+
+    def prompt(tokens: int) -> Prompt:
+        return Prompt("p", "", (1,) * tokens, "")
+
+    rows = {"rl": [], "sft": [row(2, 1)]}.get(stage, [row(6, 1)])
+    held = {"rl": [row(1, 3)], "sft": [row(2, 4)]}.get(stage, [row(1, 4)])
+    data: Any = SimpleNamespace(
+        prompts=[prompt(3)], held_out_prompts=[prompt(5)], teacher_prompts={},
+        training=[SimpleNamespace(rows=rows)], held_out_rows=SimpleNamespace(rows=held),
+    )  # fmt: skip
+    config = SimpleNamespace(
+        stage="preference" if stage == "kto" else stage, learns_pairs=False, learns="learns",
+        sample=SimpleNamespace(max_new_tokens=30),
+    )  # fmt: skip
+    subject: Any = SimpleNamespace(config=config, context_tokens=context)
+    subject.plan = lambda prompt, *, learns, longest_row: (prompt, longest_row, learns)
+    if isinstance(found, str):
+        with pytest.raises(DataError, match=f"have 10 {found}"):
+            prepare._plan(subject, data)
+        return
+    assert prepare._plan(subject, data) == (*found, "learns")
+    data.teacher_prompts = {(1,): (1,) * 8, (2,): (1,) * 7}
+    assert prepare._plan(subject, data) == (5, 38, "learns")
+
+
+@pytest.mark.parametrize(
+    ("stands", "finished", "patience", "found"),
+    [(4, 4, 0, None), (5, 5, 0, "s"), (6, 6, 0, "s"), (5, 4, 0, None), (3, 3, 2, "s"),
+     (3, 3, 3, None)],
+)  # fmt: skip
+def test_a_run_is_finished_where_its_summary_tells_of_its_last_step(
+    stands: int, finished: int, patience: int, found: str | None, tmp_path: Path
+) -> None:
+    config = SimpleNamespace(run=SimpleNamespace(steps=5), eval=SimpleNamespace(patience=patience))
+    best = Best(1, "eval/loss", 1.0, "set", "accuracy", 2)
+    where = RunState(RunIdentity("a", "mine", {}), stands, None, best=best)
+    run: Any = SimpleNamespace(config=config, folder=tmp_path, checkpoints=[])
+    nothing: Any = None
+    job = prepare.Job(run, nothing, nothing, nothing, where)
+    assert job.finished(SILENT) is None
+    (tmp_path / "summary.json").write_text(f'{{"steps": {finished}, "s": 1}}')
+    assert (job.finished(SILENT) is not None) is (found is not None)
+
+
+def test_what_is_told_at_the_start(small_run: Make) -> None:
+    models = [SimpleNamespace(key=key, folder=f"at {key}", is_outside=key == "b") for key in "ab"]
+    config = small_run(run__name="mine")
+    subject = SimpleNamespace(why=["engine", "adapter", "packing"])
+    run: Any = SimpleNamespace(config=config, reward_models=models, subject=subject)
+    data: Any = SimpleNamespace(sizes=[3, 4], held_out_prompts=[1, 2], notes=lambda: ["note"])
+    scorer: Any = SimpleNamespace(descriptions=["rewards"])
+    begun = RunState(RunIdentity("a", "mine", {}), 4, None)
+    lines = list(prepare._lines(run, begun, data, scorer))
+    told = f"7 prompts, 2 held out, model {config.model.path}"
+    assert lines == [
+        f"run mine begins: {told}", "note",
+        "the reward a is given by at a, an adapter over the base",
+        "the reward b is given by at b, a model of its own",
+        "engine", "adapter", "packing", "rewards",
+    ]  # fmt: skip
+    run.config = small_run(run__name="mine", stage="sample", algorithm={}, score={})
+    lines = list(prepare._lines(run, replace(begun, folder=HERE), data, scorer))
+    assert lines[0] == f"run mine goes on after step 4: {told}"
+    assert lines[4:6] == ["engine", "adapter"] and "packing" not in lines
+
+
+def test_whose_files_are_mixed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """By the step in the name, if there is one, and by the run's name, if that is known."""
+    document = Document(RunIdentity("x", "one", {}), 3, True, False, 1, [])
+    for file, name, is_told in (
+        ("step-00000003.json.gz", "one", False), ("buffer.json", "one", False),
+        ("step-00000003.json.gz", None, False), ("step-00000002.json.gz", "one", True),
+        ("buffer.json", "two", True), ("step-00000003.json.gz", "two", True),
+    ):  # fmt: skip
+        caplog.clear()
+        saved_rollouts.warn_of_another(Path(file), document, name)
+        assert bool(caplog.messages) is is_told
+    targets = {"buffer.json": "buffer.rescored.json", "a/x.json.gz": "a/x.rescored.json.gz"}
+    assert {n: str(saved_rollouts.default_target(Path(n))) for n in targets} == targets
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "told"),
+    [
+        ({}, {}, None),
+        ({"sample__max_new_tokens": 2}, {}, "has 3 tokens and sample.max_new_tokens=2; raise that"),
+        ({"sample__max_new_tokens": 3}, {}, None),
+        ({}, {"complete": False}, "was cut off while step 3 was sampled"),
+        ({"algorithm": {"name": "gdpo"}}, {}, "has the rewards a and algorithm.normalization"),
+        ({"algorithm": {"name": "gdpo"}, "score__rewards": [{"name": "boxed", "label": "a"}]}, {},
+         None),
+    ],
+)  # fmt: skip
+def test_which_saved_rollouts_are_learned_from(
+    options: dict[str, Any], change: dict[str, Any], told: str | None, small_run: Make,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    one = Completion((1, 2, 3), "", (-1.0,) * 3, "stop", {"a": 1.0}, 1.0, 0.0)
+    group = Group(PROMPT, (one, one))
+    document = Document(RunIdentity("x", "x", {}), 3, True, False, 1, [group])
+    (tmp_path / "b.json").write_bytes(to_bytes(replace(document, **change)))
+    subject: Any = SimpleNamespace(config=small_run(**options), context_tokens=5, vocabulary=4)
+    with nullcontext() if told is None else pytest.raises(RolloutBufferError, match=told):
+        assert saved_rollouts.read(tmp_path / "b.json", subject) == document

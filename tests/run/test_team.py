@@ -273,6 +273,52 @@ def test_each_member_is_given_its_seat(fails: bool, monkeypatch: pytest.MonkeyPa
     assert (len(closed), dealt[-1] is made) == ((1, False) if fails else (0, True))
 
 
+@pytest.mark.parametrize(
+    ("replicas", "samplers", "summing", "told"),
+    [
+        (2, 0, "exact", ["3 replicas on 2 machines"]),
+        (1, 1, "fast", ["2 replicas and 1 that sample only on 2 machines",
+                        "gradients are added by a plain all-reduce"]),
+        (0, 1, "fast", ["1 replica and 1 that sample only on 1 machine"]),
+    ],
+)  # fmt: skip
+def test_who_takes_part_is_told(
+    replicas: int, samplers: int, summing: str, told: list[str]
+) -> None:
+    """The first one is on another machine, if there are two replicas."""
+    answers = Answers(replicas, samplers)
+    team = team_of(Crew, answers, sum=summing, max_staleness=2)
+    if replicas:
+        answers.members[0].address = "there"
+    team.begin(team._learners, {3: "three", 1: "one"})
+    assert [call[:2] for call in answers.asked()] == [
+        (number, "open") for number in range(1, 1 + replicas + samplers)
+    ]
+    assert team.adapters == {3: "three", 5: "adapter 5"}
+    assert len(team.lines) == len(told)
+    for line, start in zip(team.lines, told, strict=True):
+        assert line.startswith(start + (", 8 shards; the others" if "machine" in start else ""))
+
+
+def test_what_one_of_the_others_failed_with_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(replicas=3)
+    team = team_of(Many, answers)
+    answers.given = {(1, "x"): LOST, (2, "x"): PeersLost("another")}
+    calls = [answers.call(member, "x") for member in answers.members]
+    assert team._find_out(calls) == "replica 1 (m): it is gone"
+    assert [member.version for member in answers.members] == [None] * 3
+    answers.given[2, "x"], answers.given[3, "x"] = KeyError("first"), KeyError("second")
+    with pytest.raises(KeyError, match="first"):
+        team._find_out([answers.call(member, "x") for member in answers.members])
+    now, ended = iter([0.0, 89.0, 91.0]), []
+    monkeypatch.setattr(many, "time", Named(monotonic=lambda: next(now)))
+    answers.end = ended.append  # type: ignore[attr-defined]
+    silent, (first, *_) = answers.call(answers.members[0], "y"), answers.members
+    silent.is_done = lambda seconds: bool(first.lost)
+    team._find_out([silent])
+    assert (first.lost, ended) == ("did not come back", [first])
+
+
 class Together(GroupPeers):
     """Peers in threads of one process, whose tensors go through queues."""
 
