@@ -84,6 +84,7 @@ def made(options: dict[str, Any]) -> Config:
 RL, SFT, KTO = {"stage": "rl"}, {"stage": "sft"}, {"stage": "preference", "preference.name": "kto"}
 PLAYED, PPO = {"sample.environment": "a.py:B"}, {"algorithm.name": "ppo"}
 JUDGED = ["boxed", {"name": "reward_model", "options": {"path": "none"}}]
+GIVEN = {"name": "environment", "label": "given"}
 UNPAID = ["boxed", {"name": "environment", "weight": 0}]
 ORDERED, REPLAYED = {"data.order": "informative"}, {"train.replay": 1}
 SAVED, UNSAVED = {"run.from_buffer": "b"}, {"run.from_buffer": None}
@@ -98,10 +99,13 @@ NOT_WITH_FULL: list[tuple[dict[str, Any], str]] = [
     ({"model.quantize": "nf4"}, "model.quantize=nf4"),
     ({"model.backend": "unsloth"}, "model.backend=unsloth"),
     ({"model.allow_pickle": True}, "model.trust_remote_code or model.allow_pickle"),
+    ({"model.trust_remote_code": True}, "model.trust_remote_code or model.allow_pickle"),
     ({"model.adapter.rank": 4}, "the model.adapter section"),
     ({"model.start": "x"}, "model.start=x"),
     ({"run.shards": 2}, "run.replicas, run.shards, run.samplers or run.max_staleness"),
     ({"run.max_staleness": 1}, "run.samplers or run.max_staleness"),
+    ({"run.replicas": "auto", "run.shards": 1}, "run.samplers or run.max_staleness"),
+    ({"run.samplers": 1, "run.shards": 1}, "run.samplers or run.max_staleness"),
     (PPO, "algorithm.name=ppo"),
     (OPD | {"teacher.adapter": "x"}, "teacher.adapter=x"),
     ({"score.rewards": JUDGED}, "a reward model in score.rewards that is an adapter"),
@@ -122,6 +126,7 @@ WEIGHED = "learned_row.correction"
         *(({"run.replicas": 2, f"run.{name}": 16}, {"run.shards": 16}, f"run.{name}=16 contradicts")
           for name in ("replicas", "samplers")),
         ({"run.ray": "auto"}, {"run.replicas": 2}, "run.ray=auto contradicts run.replicas=1"),
+        ({"run.ray": "auto"}, {"run.samplers": 1}, "run.ray=auto contradicts run.replicas=1"),
         (STALE | {"stage": "sample"}, RL, "whose policy does not change"),
         (SAVED | {"run.samplers": 1}, {"run.samplers": 0}, "contradicts run.from_buffer"),
         (ORDERED | {"stage": "sample"}, RL, "data.order=informative"),
@@ -139,6 +144,9 @@ WEIGHED = "learned_row.correction"
         ({"score.rewards": ["boxed", "environment"]}, PLAYED, "nothing would give it"),
         ({"score.rewards": ["boxed", "environment"], "sample.environment": "mcp:x"}, PLAYED,
          "do not give"),
+        *(({"score.rewards": ["boxed", GIVEN]} | other, PLAYED, told)
+          for other, told in (({}, "nothing would give it"),
+                              ({"sample.environment": "mcp:x"}, "do not give"))),
         (PLAYED | TURN, {"score.rewards": ["environment"]}, "do not pay"),
         (PLAYED | TURN | {"score.rewards": UNPAID}, {"algorithm.credit": "rollout"}, "do not pay"),
         ({"sample.environment": "verifiers"}, {"data.train": "verifiers:t"}, "plays nothing else"),
@@ -149,12 +157,16 @@ WEIGHED = "learned_row.correction"
         (OPD, {"teacher.adapter": "a"}, "needs a teacher"),
         (TEACHER | {"teacher.adapter": "a"}, {"teacher.adapter": None}, "=a contradicts teacher.m"),
         (OPD | {"teacher.prompt": "{prompt}", "teacher.quantize": "nf4"}, TEACHER, "model=null"),
-        (TEACHER | {"model.backend": "unsloth"}, {"model.backend": "auto"}, "backend=unsloth, whi"),
+        *((TEACHER | {"model.backend": "unsloth"}, other, "backend=unsloth, whi")
+          for other in ({"model.backend": "auto"}, {"teacher.url": "http://a/v1"})),
         *((PPO | {"run.steps": 10}, longer, "critic.warmup_steps=10 contradicts")
           for longer in ({"run.steps": 11}, {"run.epochs": 1})),
         (ONE, {"sample.completions_per_prompt": 2}, "compares the completions of a group"),
-        (ONE | {"algorithm.name": "pg", "algorithm.scale": "batch", "sample.prompts_per_step": 1},
-         {"sample.prompts_per_step": 2}, "one reward has no deviation"),
+        (ONE, {"stage": "sample", "sample.prompts_per_step": 1}, "completions of a group"),
+        *((ONE | {"algorithm.name": "pg", "algorithm.scale": "batch", "sample.prompts_per_step": 1},
+           other, "one reward has no deviation")
+          for other in ({"sample.prompts_per_step": 2}, {"sample.completions_per_prompt": 2},
+                        {"algorithm.scale": "none"}, PPO | {"algorithm.scale": None})),
         ({"algorithm.max_ratio": 2}, {"train.epochs": 2}, "algorithm.max_ratio=2"),
         ({"algorithm.max_ratio": 2}, {"train.optimizer_steps": 2}, "algorithm.max_ratio=2"),
         ({"algorithm.keep": "top_k", "algorithm.top_k": 9}, {"algorithm.top_k": 8}, "top_k=9 cont"),
@@ -167,8 +179,9 @@ WEIGHED = "learned_row.correction"
         ({"train.optimizer_steps": 129}, {"train.optimizer_steps": 128}, "the 128 rollouts or"),
         ({"model.context_tokens": 512}, {"model.context_tokens": 513}, "no prompt would fit"),
         (SFT | {"model.context_tokens": 9, "data.eval": "y"}, {"data.eval": None}, "would fit"),
-        (KTO | {"train.rows_per_step": 7, "train.optimizer_steps": 4}, {"train.rows_per_step": 8},
-         "train.rows_per_step=7 with train.optimizer_steps=4"),
+        *((KTO | {"train.rows_per_step": 7, "train.optimizer_steps": 4}, other,
+           "train.rows_per_step=7 with train.optimizer_steps=4")
+          for other in ({"train.rows_per_step": 8}, {"preference.name": "dpo"})),
         ({"run.steps": 5, "train.optimizer_steps": 2, "train.epochs": 3, "train.warmup_steps": 30},
          {"train.warmup_steps": 29}, "the policy has 30 optimizer steps"),
         ({"run.steps": 5, "train.warmup_steps": 5}, {"run.epochs": 1}, "has 5 optimizer steps"),
