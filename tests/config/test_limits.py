@@ -344,6 +344,26 @@ def test_each_preference_loss_takes_the_columns_that_it_reads() -> None:
                       adapter=AdapterSection(rank=1))),
         ("teacher_model", SERVED, None),
         ("roles", OPD | {"teacher.adapter": "a"}, ["teacher"]),
+        ("prompting_reward", {"score.rewards": [{"name": "boxed", "label": "mine"}]}, "boxed"),
+        ("reward_adapters", SFT | {"data.eval": "y", "score.rewards": JUDGED}, {}),
+        ("turn_weight", PLAYED | TURN | {"score.rewards": ["boxed", GIVEN | {"weight": 0.5}]}, 0.5),
+        ("turn_weight", PLAYED | TURN | {"score.rewards": [
+            "boxed", "environment", GIVEN | {"options": {"name": "length"}}]}, 1.0),
+        ("turn_weight", PLAYED | {"score.rewards": ["boxed", GIVEN]}, 0.0),
+        *(("model.adapter.adapts_head", {"model.adapter.targets": targets}, found)
+          for targets, found in ((["q_proj"], False), (["q_proj", "lm_head"], True),
+                                 ("all-linear", False), ("lm_.*", True), ("(", False))),
+        *(("sft.condition_target", SFT | {"sft.condition": way, "sft.condition_target": told}, told)
+          for way, told in (("bins", "0"), ("bins", "4"), ("reward", "-1.50"))),
+        ("run.name", {"run.name": "é" * 50}, "é" * 50),
+        *((f"learned_row.{name}", options, found) for name, options, found in (
+            ("needs_group", {"algorithm.name": "pg"}, False),
+            ("needs_group", {"algorithm.name": "pg", "algorithm.scale": "group"}, True),
+            ("needs_group", {"algorithm.name": "pg", "algorithm.dynamic_sampling": 2}, True),
+            ("needs_group", {"algorithm.name": "rloo"}, True),
+            *(("compares_rewards_in_groups", row | {"algorithm.dynamic_sampling": 2}, not row)
+              for row in ({}, PPO, TEACHER)),
+        )),
         ("roles", TEACHER, []),
     ],
     ids=str,
@@ -364,6 +384,26 @@ def test_what_follows_from_the_options(name: str, options: dict[str, Any], expec
 def test_parts_and_processes_are_powers_of_two(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         made(options)
+
+
+def test_the_columns_of_a_set_go_by_its_name_then_its_source() -> None:
+    of = {"n": {"prompt": "by name"}, "s": {"prompt": "by source"}}
+    data = made({"data.columns_of": of, "data.columns": {"prompt": "else"}}).data
+    places = [("n", "s"), ("", "s"), ("m", "s"), ("m", "t")]
+    found = [data.columns_for(*place).prompt for place in places]
+    assert found == ["by name", "by source", "by source", "else"]
+
+
+def test_rows_that_are_given_come_beside_those_that_were_given() -> None:
+    data = made({}).data.with_rows({"a": [1], "b": [2]})
+    assert data.with_rows({"b": [3], "c": [4]}).given == {"a": [1], "b": [3], "c": [4]}
+    assert data.given == {"a": [1], "b": [2]}
+
+
+@pytest.mark.parametrize("target", ["5", "-1", "4.0"])
+def test_a_bin_that_there_is_not_is_refused(target: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no bin; set it to 0 \.\. 4"):
+        made(SFT | {"sft.condition": "bins", "sft.condition_target": target})
 
 
 def test_several_options_of_a_section_are_set_at_once() -> None:
