@@ -92,6 +92,11 @@ X = "data: {train: x}\n"
             f"{X}run: {{steps: {'x' * 200}}}",
             f"run.steps='{'x' * 199}… must be a valid integer; run",
         ),
+        *(
+            (f"{X}run: {{{name}: {path}}}", f"run.{name}=")
+            for name in ("directory", "buffer")
+            for path in ("/", ".", '"a\\tb"')
+        ),
         (f"{X}eval: {{limit: x}}", "eval.limit takes INT|null: Take only"),
         (f"{X}algorithm: {{name: grpoo}}", "algorithm.name='grpoo' is none of pg, grpo, dapo"),
         (f"{X}algorithm: {{clip_low: 5}}", "my_run.yaml: algorithm.clip_low=5.0"),
