@@ -516,7 +516,7 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         ({"name": "cosine", "options": {"correct": [math.inf, 0]}}, "option 'correct.0'"),
         ({"name": "cosine", "options": {"wrong": [0, math.nan]}}, "option 'wrong.1'"),
         ({"name": "format", "options": {"x": 1}}, r"option 'x' of format .*its options: none\)"),
-        ({"custom": "python:mine.f"}, r"rewards=\[f\], or put it .*file\.py:f"),
+        ({"custom": "python:mine.f"}, r"rewards=\[f\]\), or put it .*file\.py:f"),
         ({"custom": "nowhere.py:f"}, r"nowhere\.py does not exist"),
         ({"custom": "mine.py"}, r"must be path/to/file\.py:function"),
         ({"custom": "{mine}:nothing"}, r"has no function 'nothing'; it has short, .*rank"),
@@ -532,7 +532,7 @@ def test_a_reward_that_cannot_be_is_refused_at_the_start(
     if "custom" in spec:
         spec = {"custom": spec["custom"].replace("{mine}", str(custom))}
     with pytest.raises(ConfigError, match=message) as caught:
-        Scorer(ScoreSection.model_validate({"rewards": [{"name": "boxed"}, spec]}), 100)
+        Scorer(ScoreSection.model_validate({"rewards": [{"name": "gym"}, spec]}), 100)
     assert "\n" not in str(caught.value)
 
 
