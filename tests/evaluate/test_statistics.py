@@ -191,7 +191,7 @@ def test_a_comparison_s_seed_bounds_and_single_problem() -> None:
     assert (lowest.value, lowest.low) == (-1, -1)
     alone = compare([1.0], [0.0], 1.0, 0)
     assert (alone.difference.value, alone.p_value, alone.better) == (1, 1, 1)
-    assert math.isnan(alone.difference.low) and math.isnan(alone.difference.high)
+    assert all(map(math.isnan, (alone.difference.low, alone.difference.high)))
     beyond = compare([3.0, -2.0], [0.0, 0.0], 0, 0).difference  # of no unit: not within -1 and 1
     assert beyond.low < -1 < 1 < beyond.high
 

@@ -16,6 +16,7 @@ from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.score import Scorer, rewards
 from reason_llm.score.code import Outcome
+from reason_llm.score.custom import CustomReward
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import (
     cosine,
@@ -235,6 +236,44 @@ def test_the_model_s_last_turn_is_judged_and_not_the_whole_text(tmp_path: Path) 
     assert list(found.values()) == [1, 1, 0.5]
 
 
+def test_what_a_function_of_trl_s_form_is_given_of_the_row() -> None:
+    given: list[dict[str, Any]] = []
+
+    def seen(prompts: Any, completion_ids: Any, level: Any = 9, trainer_state: Any = None) -> Any:
+        given.append({"ids": completion_ids, "level": level, "state": trainer_state})
+        return [1.0] * len(prompts)
+
+    columns = {"prompt": "x", "completion": "c", "completion_ids": [7], "level": 3}
+    asked = group("a", "b", extra={ROW: {"prompt": "x", "columns": columns}})
+    alone = CustomReward("f", 300.0, seen)
+    assert (alone.takes_group, alone.columns, alone.group(asked)) == (True, (ROW,), [1.0, 1.0])
+    assert given == [{"ids": [[97], [98]], "level": [3, 3], "state": None}]
+    every = CustomReward("f", 300.0, lambda **kwargs: given.append(kwargs) or kwargs["level"])
+    assert every.group(asked) == [3.0, 3.0]
+    assert given[1] == {"prompts": ["x"] * 2, "completions": ["a", "b"], "level": [3, 3],
+                        "completion_ids": [[97], [98]]}  # fmt: skip
+    of_ids = CustomReward("f", 300.0, lambda completion_ids: map(len, completion_ids))
+    assert (of_ids.is_trl, of_ids.group(asked)) == (True, [1.0, 1.0])
+    with pytest.raises(ValueError, match="f asks for the row, which p lacks"):
+        every.group(group("a"))
+
+
+def test_completions_without_any_reward_are_told_with_their_commonest_problem(
+    custom: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = RewardSpec(custom=f"{custom}:unsure")
+    asked = group("a", "b", "c", "d")
+    told = [{}, {"problem": "rare"}, {"problem": "often"}, {"problem": "often"}]
+    pairs = zip(asked.completions, told, strict=True)
+    asked = replace(asked, completions=tuple(replace(c, environment=e) for c, e in pairs))
+    with Scorer(ScoreSection(rewards=[spec]), 9) as scorer:
+        scorer.score([asked])
+        assert "gave None for 4 completions, such as p#0; their" in caplog.messages[-1]
+        assert caplog.messages[-1].endswith("teach nothing; the environment: often")
+        scorer.score([asked], only_first=True)
+        assert "failed in 3 completions, such as p#1, which" in caplog.messages[-1]
+
+
 def test_who_finds_an_answer_for_the_vote_and_what_is_asked_of_the_data(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     both = "<answer>3</answer> \\boxed{4}"
@@ -376,6 +415,7 @@ def hung(completion):
     return 1
 
 def grade(completion): return {"+": 0.5, "-": -1.0}.get(completion[0], 0)
+def unsure(completion): return None
 def least(completion): return -1e9
 def most(completion): return 1e9
 def less(completion): return -1.1e9
