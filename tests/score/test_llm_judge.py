@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from reason_llm.config import ScoreSection
@@ -175,6 +176,8 @@ def test_pairs_are_asked_in_both_orders_and_a_judge_of_places_counts_for_nothing
     found = scored(honest, "a", "aaaa", "bb", "cc", mode="pairwise")
     assert found == pytest.approx([0, 1, 0.5, 0.5])
     assert len(honest.asked) == 12
+    quoted = serve(lambda body, handler: says(f'"{likes(body)}"'))
+    assert scored(quoted, "a", "bb", mode="pairwise") == [0, 1]
     biased = serve(lambda body, handler: says("A"))
     assert scored(biased, "a", "aaaa", mode="pairwise") == [0.5, 0.5]
     in_doubt = serve(lambda body, handler: says("A" if likes(body) == "A" else "TIE"))
@@ -282,6 +285,25 @@ def test_a_judge_that_is_silent_ends_the_step_in_one_line(
     assert "\n" not in told
     assert len(server.asked) <= 3 + 2 * (service.MAX_UNANSWERED + 32)
     assert len(cache.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("error", [ConnectionError, TimeoutError])
+def test_a_service_is_given_up_after_eight_requests_without_an_answer(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(content: bytes, most_bytes: int) -> bytes:
+        raise TimeoutError("slow") if error is TimeoutError else service._Again("gone")
+
+    options = llm_judge.JudgeOptions(url="http://x/v1", model="m", retries=0, timeout_seconds=300)
+    asked = service.Service("it", options.url, options, RewardError)
+    assert asked._client.timeout == httpx.Timeout(300)
+    monkeypatch.setattr(asked, "_post", silent)
+    for _ in range(7):
+        with pytest.raises(error, match=r"\(1 tries\)"):
+            asked.ask({}, 9)
+    with pytest.raises(RewardError, match="it at http://x/v1 did not answer 8 requests in a row"):
+        asked.ask({}, 9)
+    asked.close()
 
 
 def test_a_judge_that_answers_between_failures_is_not_silent(

@@ -118,6 +118,7 @@ def test_soft_overlong_falls_over_the_cache() -> None:
     found = [soft_overlong(n, 16, 4) for n in range(11, 18)]
     assert found == [0.0, 0.0, -0.25, -0.5, -0.75, -1.0, -1.0]
     assert reward("soft_overlong", "x" * 90, cache_tokens=20) == -0.5
+    assert reward("soft_overlong", "x" * 25, cache_tokens=100) == -0.25  # the whole limit
 
 
 def test_soft_overlong_s_own_cache_is_a_quarter_of_the_limit_and_at_most_1024() -> None:
@@ -344,6 +345,7 @@ def test_reasoning_steps_and_regex() -> None:
     assert reward("reasoning_steps", text) == 1.0
     assert reward("reasoning_steps", text, wanted=6) == 0.5
     assert reward("reasoning_steps", "just 3") == 0.0
+    assert reward("reasoning_steps", "1. add\n2. carry") == 2 / 3
     begins = "Step 12: add|  3) add|- add|* add|Firstly, add|second|THIRD add|next add|Then add"
     assert reward("reasoning_steps", begins.replace("|", "\n"), wanted=18) == 0.5
     others = "step|2.5 is it|-5|thenceforth|so first|steps 2|12 add"
