@@ -2,10 +2,12 @@
 
 import errno
 import fcntl
+import hashlib
 import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -13,13 +15,16 @@ from huggingface_hub import constants
 from conftest import TINY
 from reason_llm import files
 from reason_llm.app.cli import run_command
-from reason_llm.errors import NotAsWritten, WriteError
+from reason_llm.errors import ConfigError, DataError, NotAsWritten, WriteError, raise_all, shown
 from reason_llm.files import (
     Confined,
     FileLock,
     Panic,
     check_digests,
+    check_nesting,
+    check_seal,
     check_tokenizer,
+    check_writable,
     large_digest,
     move_aside,
     open_to_append,
@@ -27,7 +32,10 @@ from reason_llm.files import (
     read_object,
     replacing_folder,
     sealed,
+    sha256,
     without_panics,
+    write_atomically,
+    write_for_oneself,
 )
 
 
@@ -229,3 +237,88 @@ def test_the_digest_of_large_files_is_of_all_bytes_and_names(
         found += [large_digest([file])] * 2
     found += [large_digest([file.rename(tmp_path / "other")])] * 2
     assert len(set(found)) == 4
+
+
+def test_a_digest_is_of_a_file_of_at_most_so_many_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"x" * files.MIB)
+    assert sha256(path, files.MIB) == hashlib.sha256(b"x" * files.MIB).hexdigest()
+    with pytest.raises(OSError, match=r"it is larger than 0\.5 MiB"):
+        sha256(path, files.MIB // 2)
+
+
+def test_a_seal_that_must_be_there_is_missed() -> None:
+    check_seal(b"{}")
+    check_seal(sealed(b'{"a":1}'), must_carry=True)
+    for content in (b"{}", sealed(b'{"a":1}').replace(b'",', b'" ,', 1)):
+        with pytest.raises(NotAsWritten, match="does not begin with its SHA-256"):
+            check_seal(content, must_carry=True)
+
+
+def test_nesting_is_counted_through_lists_and_mappings() -> None:
+    value: Any = 1
+    for depth in range(64):
+        value = [value, 2] if depth % 2 else {"a": value}
+        assert check_nesting(value) is value
+    for deeper in ([value], {"a": 1, "b": value}):
+        with pytest.raises(ValueError, match="nested more than 64 levels deep"):
+            check_nesting(deeper)
+
+
+def test_a_folder_is_told_to_be_forbidden_before_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for good in (tmp_path, tmp_path / "a" / "b"):
+        check_writable(good)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(WriteError, match=r"file/a cannot be written: .*/file is a file; choose"):
+        check_writable(tmp_path / "file" / "a")
+    with pytest.raises(WriteError, match=r"cannot be written .*too long.*; choose another place"):
+        check_writable(tmp_path / ("x" * 300))
+    for right in (os.W_OK, os.X_OK):
+        monkeypatch.setattr(os, "access", lambda path, asked, right=right: not asked & right)
+        with pytest.raises(WriteError, match=f"a cannot be written: {tmp_path} forbids it"):
+            check_writable(tmp_path / "a")
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0o022), (0o077, 0o077), (0o002, 0o022)])
+def test_files_are_writable_by_their_user_only(before: int, after: int) -> None:
+    old = os.umask(before)
+    try:
+        write_for_oneself()
+        found = os.umask(old)
+    finally:
+        os.umask(old)
+    assert found == after
+
+
+def test_a_file_takes_the_place_of_what_a_kill_left(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / ".x.writing").symlink_to(tmp_path / "elsewhere")
+    write_atomically(tmp_path / "x", b"new")
+    names = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert names == {"elsewhere": "mine", "x": "new"}
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(WriteError, match=r"folder cannot be written \(.+\); free or choose"):
+        write_atomically(tmp_path / "folder", b"new")
+    assert not (tmp_path / ".folder.writing").exists()
+
+
+def test_all_errors_are_told_once_and_the_first_is_raised() -> None:
+    raise_all([])
+    with pytest.raises(ConfigError, match="a") as told:
+        raise_all([ConfigError("a"), DataError("b"), DataError("b"), ConfigError("a")])
+    assert told.value.__notes__ == ["b"]
+
+
+def test_an_error_is_shown_within_a_bound_and_without_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"MY_KEY": "abcdefgh", "API_TOKEN": "abcdefgh-longer", "PIN_KEY": "abcdefg",
+                        "MONKEY": "12345678"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    told = shown("abcdefgh-longer abcdefgh abcdefg 12345678\n")
+    assert told == "<API_TOKEN> <MY_KEY> abcdefg 12345678\\n"
+    assert shown("x" * 2000) == "x" * 2000
+    assert shown("x" * 2001) == "x" * 2000 + "…"

@@ -92,6 +92,11 @@ X = "data: {train: x}\n"
             f"{X}run: {{steps: {'x' * 200}}}",
             f"run.steps='{'x' * 199}… must be a valid integer; run",
         ),
+        *(
+            (f"{X}run: {{{name}: {path}}}", f"run.{name}=")
+            for name in ("directory", "buffer")
+            for path in ("/", ".", '"a\\tb"')
+        ),
         (f"{X}eval: {{limit: x}}", "eval.limit takes INT|null: Take only"),
         (f"{X}algorithm: {{name: grpoo}}", "algorithm.name='grpoo' is none of pg, grpo, dapo"),
         (f"{X}algorithm: {{clip_low: 5}}", "my_run.yaml: algorithm.clip_low=5.0"),
@@ -281,6 +286,8 @@ def test_what_may_change_on_resuming_is_a_table() -> None:
     for schedule, told in ("constant", []), ("cosine", ["run.steps: 5 -> 9"]):  # is stretched
         old, new = (dump(run={"steps": n}, train={"schedule": schedule}) for n in (5, 9))
         assert changes(old, new).warned == told
+    found = changes(dump(run={"steps": 5}), dump(run={"steps": 9}, train={"schedule": "cosine"}))
+    assert found.warned == ["run.steps: 5 -> 9", "train.schedule: 'constant' -> 'cosine'"]
     for mapping in ({"a": 1}, {}), ({}, {"a": 1}):  # an option is taken out, or comes
         old, new = (dump(data={"train": "x", "template_arguments": given}) for given in mapping)
         assert [key.partition(":")[0] for key in changes(old, new).refused] == [

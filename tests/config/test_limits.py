@@ -84,6 +84,7 @@ def made(options: dict[str, Any]) -> Config:
 RL, SFT, KTO = {"stage": "rl"}, {"stage": "sft"}, {"stage": "preference", "preference.name": "kto"}
 PLAYED, PPO = {"sample.environment": "a.py:B"}, {"algorithm.name": "ppo"}
 JUDGED = ["boxed", {"name": "reward_model", "options": {"path": "none"}}]
+GIVEN = {"name": "environment", "label": "given"}
 UNPAID = ["boxed", {"name": "environment", "weight": 0}]
 ORDERED, REPLAYED = {"data.order": "informative"}, {"train.replay": 1}
 SAVED, UNSAVED = {"run.from_buffer": "b"}, {"run.from_buffer": None}
@@ -98,10 +99,13 @@ NOT_WITH_FULL: list[tuple[dict[str, Any], str]] = [
     ({"model.quantize": "nf4"}, "model.quantize=nf4"),
     ({"model.backend": "unsloth"}, "model.backend=unsloth"),
     ({"model.allow_pickle": True}, "model.trust_remote_code or model.allow_pickle"),
+    ({"model.trust_remote_code": True}, "model.trust_remote_code or model.allow_pickle"),
     ({"model.adapter.rank": 4}, "the model.adapter section"),
     ({"model.start": "x"}, "model.start=x"),
     ({"run.shards": 2}, "run.replicas, run.shards, run.samplers or run.max_staleness"),
     ({"run.max_staleness": 1}, "run.samplers or run.max_staleness"),
+    ({"run.replicas": "auto", "run.shards": 1}, "run.samplers or run.max_staleness"),
+    ({"run.samplers": 1, "run.shards": 1}, "run.samplers or run.max_staleness"),
     (PPO, "algorithm.name=ppo"),
     (OPD | {"teacher.adapter": "x"}, "teacher.adapter=x"),
     ({"score.rewards": JUDGED}, "a reward model in score.rewards that is an adapter"),
@@ -122,6 +126,7 @@ WEIGHED = "learned_row.correction"
         *(({"run.replicas": 2, f"run.{name}": 16}, {"run.shards": 16}, f"run.{name}=16 contradicts")
           for name in ("replicas", "samplers")),
         ({"run.ray": "auto"}, {"run.replicas": 2}, "run.ray=auto contradicts run.replicas=1"),
+        ({"run.ray": "auto"}, {"run.samplers": 1}, "run.ray=auto contradicts run.replicas=1"),
         (STALE | {"stage": "sample"}, RL, "whose policy does not change"),
         (SAVED | {"run.samplers": 1}, {"run.samplers": 0}, "contradicts run.from_buffer"),
         (ORDERED | {"stage": "sample"}, RL, "data.order=informative"),
@@ -139,6 +144,9 @@ WEIGHED = "learned_row.correction"
         ({"score.rewards": ["boxed", "environment"]}, PLAYED, "nothing would give it"),
         ({"score.rewards": ["boxed", "environment"], "sample.environment": "mcp:x"}, PLAYED,
          "do not give"),
+        *(({"score.rewards": ["boxed", GIVEN]} | other, PLAYED, told)
+          for other, told in (({}, "nothing would give it"),
+                              ({"sample.environment": "mcp:x"}, "do not give"))),
         (PLAYED | TURN, {"score.rewards": ["environment"]}, "do not pay"),
         (PLAYED | TURN | {"score.rewards": UNPAID}, {"algorithm.credit": "rollout"}, "do not pay"),
         ({"sample.environment": "verifiers"}, {"data.train": "verifiers:t"}, "plays nothing else"),
@@ -149,12 +157,16 @@ WEIGHED = "learned_row.correction"
         (OPD, {"teacher.adapter": "a"}, "needs a teacher"),
         (TEACHER | {"teacher.adapter": "a"}, {"teacher.adapter": None}, "=a contradicts teacher.m"),
         (OPD | {"teacher.prompt": "{prompt}", "teacher.quantize": "nf4"}, TEACHER, "model=null"),
-        (TEACHER | {"model.backend": "unsloth"}, {"model.backend": "auto"}, "backend=unsloth, whi"),
+        *((TEACHER | {"model.backend": "unsloth"}, other, "backend=unsloth, whi")
+          for other in ({"model.backend": "auto"}, {"teacher.url": "http://a/v1"})),
         *((PPO | {"run.steps": 10}, longer, "critic.warmup_steps=10 contradicts")
           for longer in ({"run.steps": 11}, {"run.epochs": 1})),
         (ONE, {"sample.completions_per_prompt": 2}, "compares the completions of a group"),
-        (ONE | {"algorithm.name": "pg", "algorithm.scale": "batch", "sample.prompts_per_step": 1},
-         {"sample.prompts_per_step": 2}, "one reward has no deviation"),
+        (ONE, {"stage": "sample", "sample.prompts_per_step": 1}, "completions of a group"),
+        *((ONE | {"algorithm.name": "pg", "algorithm.scale": "batch", "sample.prompts_per_step": 1},
+           other, "one reward has no deviation")
+          for other in ({"sample.prompts_per_step": 2}, {"sample.completions_per_prompt": 2},
+                        {"algorithm.scale": "none"}, PPO | {"algorithm.scale": None})),
         ({"algorithm.max_ratio": 2}, {"train.epochs": 2}, "algorithm.max_ratio=2"),
         ({"algorithm.max_ratio": 2}, {"train.optimizer_steps": 2}, "algorithm.max_ratio=2"),
         ({"algorithm.keep": "top_k", "algorithm.top_k": 9}, {"algorithm.top_k": 8}, "top_k=9 cont"),
@@ -167,8 +179,9 @@ WEIGHED = "learned_row.correction"
         ({"train.optimizer_steps": 129}, {"train.optimizer_steps": 128}, "the 128 rollouts or"),
         ({"model.context_tokens": 512}, {"model.context_tokens": 513}, "no prompt would fit"),
         (SFT | {"model.context_tokens": 9, "data.eval": "y"}, {"data.eval": None}, "would fit"),
-        (KTO | {"train.rows_per_step": 7, "train.optimizer_steps": 4}, {"train.rows_per_step": 8},
-         "train.rows_per_step=7 with train.optimizer_steps=4"),
+        *((KTO | {"train.rows_per_step": 7, "train.optimizer_steps": 4}, other,
+           "train.rows_per_step=7 with train.optimizer_steps=4")
+          for other in ({"train.rows_per_step": 8}, {"preference.name": "dpo"})),
         ({"run.steps": 5, "train.optimizer_steps": 2, "train.epochs": 3, "train.warmup_steps": 30},
          {"train.warmup_steps": 29}, "the policy has 30 optimizer steps"),
         ({"run.steps": 5, "train.warmup_steps": 5}, {"run.epochs": 1}, "has 5 optimizer steps"),
@@ -331,6 +344,26 @@ def test_each_preference_loss_takes_the_columns_that_it_reads() -> None:
                       adapter=AdapterSection(rank=1))),
         ("teacher_model", SERVED, None),
         ("roles", OPD | {"teacher.adapter": "a"}, ["teacher"]),
+        ("prompting_reward", {"score.rewards": [{"name": "boxed", "label": "mine"}]}, "boxed"),
+        ("reward_adapters", SFT | {"data.eval": "y", "score.rewards": JUDGED}, {}),
+        ("turn_weight", PLAYED | TURN | {"score.rewards": ["boxed", GIVEN | {"weight": 0.5}]}, 0.5),
+        ("turn_weight", PLAYED | TURN | {"score.rewards": [
+            "boxed", "environment", GIVEN | {"options": {"name": "length"}}]}, 1.0),
+        ("turn_weight", PLAYED | {"score.rewards": ["boxed", GIVEN]}, 0.0),
+        *(("model.adapter.adapts_head", {"model.adapter.targets": targets}, found)
+          for targets, found in ((["q_proj"], False), (["q_proj", "lm_head"], True),
+                                 ("all-linear", False), ("lm_.*", True), ("(", False))),
+        *(("sft.condition_target", SFT | {"sft.condition": way, "sft.condition_target": told}, told)
+          for way, told in (("bins", "0"), ("bins", "4"), ("reward", "-1.50"))),
+        ("run.name", {"run.name": "é" * 50}, "é" * 50),
+        *((f"learned_row.{name}", options, found) for name, options, found in (
+            ("needs_group", {"algorithm.name": "pg"}, False),
+            ("needs_group", {"algorithm.name": "pg", "algorithm.scale": "group"}, True),
+            ("needs_group", {"algorithm.name": "pg", "algorithm.dynamic_sampling": 2}, True),
+            ("needs_group", {"algorithm.name": "rloo"}, True),
+            *(("compares_rewards_in_groups", row | {"algorithm.dynamic_sampling": 2}, not row)
+              for row in ({}, PPO, TEACHER)),
+        )),
         ("roles", TEACHER, []),
     ],
     ids=str,
@@ -351,6 +384,26 @@ def test_what_follows_from_the_options(name: str, options: dict[str, Any], expec
 def test_parts_and_processes_are_powers_of_two(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         made(options)
+
+
+def test_the_columns_of_a_set_go_by_its_name_then_its_source() -> None:
+    of = {"n": {"prompt": "by name"}, "s": {"prompt": "by source"}}
+    data = made({"data.columns_of": of, "data.columns": {"prompt": "else"}}).data
+    places = [("n", "s"), ("", "s"), ("m", "s"), ("m", "t")]
+    found = [data.columns_for(*place).prompt for place in places]
+    assert found == ["by name", "by source", "by source", "else"]
+
+
+def test_rows_that_are_given_come_beside_those_that_were_given() -> None:
+    data = made({}).data.with_rows({"a": [1], "b": [2]})
+    assert data.with_rows({"b": [3], "c": [4]}).given == {"a": [1], "b": [3], "c": [4]}
+    assert data.given == {"a": [1], "b": [2]}
+
+
+@pytest.mark.parametrize("target", ["5", "-1", "4.0"])
+def test_a_bin_that_there_is_not_is_refused(target: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no bin; set it to 0 \.\. 4"):
+        made(SFT | {"sft.condition": "bins", "sft.condition_target": target})
 
 
 def test_several_options_of_a_section_are_set_at_once() -> None:

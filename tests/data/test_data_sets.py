@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from chat_templates import without_template
-from reason_llm.data import Data
+from conftest import config_of
+from reason_llm.data import Data, load_evaluation
+from reason_llm.data.conditioning import Conditioning
 from reason_llm.data.forms import Problem
+from reason_llm.data.load import check_files
 from reason_llm.data.sets import question_key
 from reason_llm.errors import ConfigError, DataError, ModelError
 from stages import OF_FORM
@@ -67,6 +70,7 @@ def test_pairs_stand_side_by_side(tmp_path: Path, of_form: Load) -> None:
     names = [f"{a}:1", f"{a}:1", f"{a}:2", f"{a}:2", f"{b}:1", f"{b}:1"]
     assert [each.name for unit in data.units for each in unit] == names
     assert [each.value for each in data.units[0]] == [2.0, 0.0]
+    assert data.imitated == [chosen for chosen, _ in data.units]
     assert data.held_out_rows is not None
     assert [each.group for each in data.held_out_rows.rows] == [0, 0, 1, 1]
 
@@ -168,6 +172,69 @@ def test_what_counts_as_the_same_question() -> None:
     assert question_key(Problem("x", asked, "")) == key("5!")
 
 
+def test_a_held_out_prompt_leaves_room_for_the_completion_of_an_evaluation(
+    tmp_path: Path, load: Load
+) -> None:
+    held_out = lines(tmp_path / "a.jsonl", row("A longer question"))
+    train = lines(tmp_path / "b.jsonl", row("Q"))
+    many = len(load(held_out).prompts[0].token_ids)
+
+    def judged(longest: int) -> Data:  # in a context of 10 tokens more than the question
+        options = {"eval__sets": {"x": held_out}, "eval__max_new_tokens": longest}
+        return load(train, many + 9, **options)
+
+    assert len(judged(10).held_out_prompts) == 1
+    with pytest.raises(DataError, match=f"has {many} tokens and the context leaves {many - 1}"):
+        judged(11)
+    with pytest.raises(ConfigError, match=rf"eval\.max_new_tokens={many + 10} leaves no prompt"):
+        judged(many + 10)
+
+
+def test_a_hub_set_is_learned_by_the_split_that_is_asked_for_and_judged_by_its_test_split(
+    of_form: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def read_rows(source: str, split: str, *others: object) -> Any:
+        asked.append((source, split))
+        return iter([(f"{source}:1", row("Q"))])
+
+    monkeypatch.setattr("reason_llm.data.load.read_rows", read_rows)
+    of_form("demonstrations", "a/b", data__split="part", data__eval="c/d", eval__rows="e/f")
+    assert asked == [("c/d", "test"), ("e/f", "test"), ("a/b", "part")]
+
+
+def test_the_first_rows_of_all_files_are_read_and_none_of_the_hub(tmp_path: Path) -> None:
+    good = lines(tmp_path / "good.jsonl", row("Q"))
+    (tmp_path / "odd.xyz").write_text("x")
+    names = ["a.jsonl", "b.CSV", "odd.xyz", "rows.json"]
+    none, empty, odd, rows = (str(tmp_path / name) for name in names)
+    tree = {"stage": "sft", "data": {"train": [good, none, "of/hub"], "eval": empty}}
+    config = config_of(tree, eval__sets={"x": odd}, eval__rows=rows)
+    told: list[DataError] = []
+    check_files(config, told.append)
+    assert [next(name for name in names if name in str(error)) for error in told] == names
+
+
+def test_an_evaluation_alone_reads_what_it_needs(tmp_path: Path, tokenizer: Any) -> None:
+    held_out = lines(tmp_path / "a.jsonl", row("Q", hint="h"), row("R", hint="i"))
+    bare = lines(tmp_path / "b.jsonl", {"prompt": "Q"})
+    tree = {"data": {"train": "none", "eval": held_out, "system_prompt": "none"}}
+    config = config_of(tree, eval__sets={"x": bare}, eval__limit=1, sample__max_new_tokens=1)
+    by_score = Conditioning("{input} <{reward}>", 0.0, 1.0, None, "3.00")
+    sets = load_evaluation(config, tokenizer, 400, ["prompt"], False, by_score)
+    assert [(each.name, each.source, each.size) for each in sets] == [
+        ("", held_out, 1), ("x", bare, 1)
+    ]  # fmt: skip
+    for each in sets:
+        assert "Q <3.00>" in each.prompts[0].text
+        assert each.prompts[0].extra == {"prompt": "Q"}
+    with pytest.raises(DataError, match=r"b\.jsonl:1: lacks"):
+        load_evaluation(config, tokenizer, 400)
+    with pytest.raises(DataError, match=r"b\.jsonl:1: lacks column 'hint'"):
+        load_evaluation(config, tokenizer, 400, ["hint"], False)
+
+
 # --- rows to learn from
 
 
@@ -176,7 +243,19 @@ def test_labels_and_texts(tmp_path: Path, of_form: Load) -> None:
     labels = of_form("labels", train)
     assert [unit[0].value for unit in labels.units] == [-1.0, -1.0]
     assert labels.notes() == ["all 2 rows are labelled bad; KTO needs good and bad"]
-    texts = of_form("texts", train, data__max_tokens=40)
+    good = lines(tmp_path / "b.jsonl", row("Q", label=True), row("R", label=True))
+    assert of_form("labels", good).notes() == [
+        "all 2 rows are labelled good; KTO needs good and bad"
+    ]
+    mixed = of_form("labels", [train, good])
+    assert (mixed.notes(), [each.name for each in mixed.imitated]) == (
+        [],
+        [f"{good}:1", f"{good}:2"],
+    )
+    texts = of_form("texts", train, data__max_tokens=40, eval__rows=train)
+    assert texts.held_out_rows is not None
+    assert [len(each.ids) for each in texts.held_out_rows.rows] == [40, 21, 40, 21]
+    assert texts.contamination == [(f"{train}:1", f"{train}:1"), (f"{train}:2", f"{train}:1")]
     assert texts.sizes == [4]  # 61 tokens each, in rows of at most 40
     assert [len(unit[0].ids) for unit in texts.units] == [40, 21, 40, 21]
     assert [unit[0].group for unit in texts.units] == [0, 1, 2, 3]

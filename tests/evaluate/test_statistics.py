@@ -171,6 +171,32 @@ def test_the_same_model_twice_differs_by_nothing() -> None:
     assert sign_flip([0.0, 0.0], seed=0) == (1, 0)
 
 
+def test_values_from_0_to_1_are_a_proportion_and_others_have_a_mean() -> None:
+    half = statistics.Z / math.sqrt(3)
+    for values in ([1.0, 2.0, 3.0], [-1.0, 0.0, 1.0]):
+        found = statistics.estimate(values, 8)
+        wanted = (values[1], values[1] - half, values[1] + half)
+        assert (found.value, found.low, found.high) == pytest.approx(wanted)
+    independent = [0.0, 0.5, 0.5, 1.0]
+    assert statistics.estimate(independent, 8) == proportion(independent, 8)
+    assert proportion(independent, 8) != proportion(independent)
+
+
+def test_a_comparison_s_seed_bounds_and_single_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sign_flip([1.0] * 40, seed=0)[0] == 1e-4
+    monkeypatch.setattr(statistics, "FLIPS", 299)
+    ours, theirs = [n / math.pi for n in OURS], [n / math.pi for n in THEIRS]
+    first, again, other = (compare(ours, theirs, 0, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    lowest = compare([0.0] * 8, [1.0] * 8, 1.0, 0).difference
+    assert (lowest.value, lowest.low) == (-1, -1)
+    alone = compare([1.0], [0.0], 1.0, 0)
+    assert (alone.difference.value, alone.p_value, alone.better) == (1, 1, 1)
+    assert all(map(math.isnan, (alone.difference.low, alone.difference.high)))
+    beyond = compare([3.0, -2.0], [0.0, 0.0], 0, 0).difference  # of no unit: not within -1 and 1
+    assert beyond.low < -1 < 1 < beyond.high
+
+
 def test_one_problem_says_nothing_of_the_spread() -> None:
     found = mean([0.3])
     assert found.value == 0.3

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from reason_llm.config import ScoreSection
@@ -81,7 +82,9 @@ def test_a_digit_over_nine(serve: Callable[[Answer], Server]) -> None:
     assert asked["model"] == "m"
     assert asked["temperature"] == 0
     system, user = (each["content"] for each in asked["messages"])
+    assert system == f"{llm_judge.SCORE_RUBRIC}\n\n{llm_judge.SCORE_FORM}"
     assert "'Score: ' and one digit from 0 (worst) to 9 (best)" in system
+    assert (asked["max_tokens"], asked["logprobs"]) == (16, True)
     assert "2 + 2?" in user
     assert "four" in user
     assert "Be brief." not in user
@@ -101,6 +104,9 @@ def test_the_digit_s_expectation_where_there_are_logprobs(
     plain = serve(lambda body, handler: says("Score: 8"))
     assert scored(plain, "a", logprobs=False) == [pytest.approx(8 / 9)]
     assert "logprobs" not in plain.asked[0]
+    assert llm_judge._expected_digit(
+        llm_judge._Logprobs.model_validate({"content": [token("8", top=[("8", 0.001)])]}), 8
+    ) == pytest.approx(8)  # above 0 by rounding
     bare = {"content": [{"token": "7", "logprob": 0.0}]}
     assert scored(serve(lambda body, handler: says("Score: 7", bare)), "a") == [7 / 9]
 
@@ -115,6 +121,9 @@ def test_what_a_judge_is_asked_with(mode: str, serve: Any, tmp_path: Path) -> No
     for asked in server.asked:
         assert (asked["path"], asked["max_tokens"]) == ("/v1/chat/completions", 77)
         assert asked["messages"][0]["content"] == f"Be strict.\n\n{form}"
+        assert ("logprobs" in asked) == (mode == "score")
+    scored(server, "half \ud83d", "c", url=server.url, mode=mode, rubric="Half \ud83d.")
+    assert server.asked[-1]["messages"][0]["content"] == f"Half ?.\n\n{form}"
     (tmp_path / "rubric.txt").write_text("x" * (llm_judge.MAX_RUBRIC_BYTES + 1))
     with pytest.raises(ConfigError, match=r"rubric\.txt of the judge cannot be read"):
         scored(server, "a", **options)
@@ -141,6 +150,25 @@ def likes(body: dict[str, Any]) -> str:
     return "A" if len(first) > len(second) else "B" if len(first) < len(second) else "TIE"
 
 
+@pytest.mark.parametrize("mode", ["score", "pairwise"])
+def test_a_judge_sees_all_messages_but_the_system_s_and_the_last_turn(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    options = llm_judge.JudgeOptions(url="http://x/v1", model="m")
+    judge = llm_judge.LanguageModelJudge(options, None)
+    monkeypatch.setattr(judge, "_known", lambda mode, text, ask: asked.append(text) or 0.25)
+    talk = [("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "v")]
+    chat = [{"role": role, "content": text} for role, text in talk]
+    both = tuple(Completion((1,), "u x", (0.0,), "stop", last_turn=t) for t in ("one", "two"))
+    of_two = Group(Prompt("p:1", "", (1,), "4", {CHAT: chat}), both)
+    judge.compare(of_two) if mode == "pairwise" else judge.score(of_two.prompt, both[0])
+    judge.close()
+    marked = re.findall(r"=== ([\w ]+) \w{12} begins ===\n(.*)", asked[0])
+    answers = [("answer", "one")] if mode == "score" else [("answer A", "one"), ("answer B", "two")]
+    assert marked == [*talk[1:], *answers]
+
+
 def test_pairs_are_asked_in_both_orders_and_a_judge_of_places_counts_for_nothing(
     serve: Callable[[Answer], Server],
 ) -> None:
@@ -148,6 +176,8 @@ def test_pairs_are_asked_in_both_orders_and_a_judge_of_places_counts_for_nothing
     found = scored(honest, "a", "aaaa", "bb", "cc", mode="pairwise")
     assert found == pytest.approx([0, 1, 0.5, 0.5])
     assert len(honest.asked) == 12
+    quoted = serve(lambda body, handler: says(f'"{likes(body)}"'))
+    assert scored(quoted, "a", "bb", mode="pairwise") == [0, 1]
     biased = serve(lambda body, handler: says("A"))
     assert scored(biased, "a", "aaaa", mode="pairwise") == [0.5, 0.5]
     in_doubt = serve(lambda body, handler: says("A" if likes(body) == "A" else "TIE"))
@@ -205,6 +235,7 @@ def test_a_cache_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "answers.jsonl"
     cache = AnswerCache(path)
     assert [cache.answer("a" * 64, lambda: 0.5), path.read_text().count("\n")] == [0.5, 1]
+    assert answer_cache.MAX_BYTES == 1 << 28
     monkeypatch.setattr(answer_cache, "MAX_BYTES", 2 * path.stat().st_size)
     given = iter([0.1, 0.2])
     assert [cache.answer("b" * 64, lambda: next(given)) for _ in range(2)] == [0.1, 0.1]
@@ -254,6 +285,25 @@ def test_a_judge_that_is_silent_ends_the_step_in_one_line(
     assert "\n" not in told
     assert len(server.asked) <= 3 + 2 * (service.MAX_UNANSWERED + 32)
     assert len(cache.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("error", [ConnectionError, TimeoutError])
+def test_a_service_is_given_up_after_eight_requests_without_an_answer(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(content: bytes, most_bytes: int) -> bytes:
+        raise TimeoutError("slow") if error is TimeoutError else service._Again("gone")
+
+    options = llm_judge.JudgeOptions(url="http://x/v1", model="m", retries=0, timeout_seconds=300)
+    asked = service.Service("it", options.url, options, RewardError)
+    assert asked._client.timeout == httpx.Timeout(300)
+    monkeypatch.setattr(asked, "_post", silent)
+    for _ in range(7):
+        with pytest.raises(error, match=r"\(1 tries\)"):
+            asked.ask({}, 9)
+    with pytest.raises(RewardError, match="it at http://x/v1 did not answer 8 requests in a row"):
+        asked.ask({}, 9)
+    asked.close()
 
 
 def test_a_judge_that_answers_between_failures_is_not_silent(
@@ -335,6 +385,8 @@ def always(content: bytes) -> Answer:
         (always(top("0.1")), "log-prob '0.1'"),
         (always(top(None)), "log-prob 'None'"),
         (always(top(800)), "log-prob '800'"),
+        (always(top(0.0011)), "log-prob '0.0011'"),
+        (always(top(True)), "log-prob 'True'"),
         (always(top(-1e9)), "no digit that could have been"),
     ],
 )

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from reason_llm.config.score import RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
-from reason_llm.rollout import Completion, Group, Prompt, Span
+from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.score import Scorer, rewards
 from reason_llm.score.code import Outcome
+from reason_llm.score.custom import CustomReward
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import (
     cosine,
@@ -117,6 +118,7 @@ def test_soft_overlong_falls_over_the_cache() -> None:
     found = [soft_overlong(n, 16, 4) for n in range(11, 18)]
     assert found == [0.0, 0.0, -0.25, -0.5, -0.75, -1.0, -1.0]
     assert reward("soft_overlong", "x" * 90, cache_tokens=20) == -0.5
+    assert reward("soft_overlong", "x" * 25, cache_tokens=100) == -0.25  # the whole limit
 
 
 def test_soft_overlong_s_own_cache_is_a_quarter_of_the_limit_and_at_most_1024() -> None:
@@ -216,7 +218,123 @@ def test_an_environment_s_word_or_note_is_the_reward() -> None:
         assert [f["environment"] for f in found] == pytest.approx(values, nan_ok=True)
 
 
+def test_the_model_s_last_turn_is_judged_and_not_the_whole_text(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def one(completion): return completion == 'last 1.'\n"
+        "def all(completions): return [c == 'last 1.' for c in completions]\n"
+        "def trl(completions, **kwargs): return [c == 'last 1.' for c in completions]\n"
+    )
+    specs: list[dict[str, Any]] = [{"custom": f"{path}:{n}"} for n in ("one", "all", "trl")]
+    specs += [{"name": "regex", "options": {"pattern": "^last"}}, {"name": "reasoning_steps"}]
+    asked = group("1. a\n<answer>4</answer>", extra={ROW: {"prompt": "x", "columns": {}}})
+    last = replace(asked.completions[0], last_turn="last 1.")
+    (found,) = scores(specs, replace(asked, completions=(last,)))
+    assert list(found.values()) == [1, 1, 1, 1, 0]
+    boxed = [{"name": name} for name in ("boxed", "think_answer_tags", "tag_count")]
+    last = replace(last, last_turn="<answer>3</answer> \\boxed{3}")
+    (found,) = scores(boxed, replace(asked, completions=(last,)))
+    assert list(found.values()) == [1, 1, 0.5]
+
+
+def test_what_a_function_of_trl_s_form_is_given_of_the_row() -> None:
+    given: list[dict[str, Any]] = []
+
+    def seen(prompts: Any, completion_ids: Any, level: Any = 9, trainer_state: Any = None) -> Any:
+        given.append({"ids": completion_ids, "level": level, "state": trainer_state})
+        return [1.0] * len(prompts)
+
+    columns = {"prompt": "x", "completion": "c", "completion_ids": [7], "level": 3}
+    asked = group("a", "b", extra={ROW: {"prompt": "x", "columns": columns}})
+    alone = CustomReward("f", 300.0, seen)
+    assert (alone.takes_group, alone.columns, alone.group(asked)) == (True, (ROW,), [1.0, 1.0])
+    assert given == [{"ids": [[97], [98]], "level": [3, 3], "state": None}]
+    every = CustomReward("f", 300.0, lambda **kwargs: given.append(kwargs) or kwargs["level"])
+    assert every.group(asked) == [3.0, 3.0]
+    assert given[1] == {"prompts": ["x"] * 2, "completions": ["a", "b"], "level": [3, 3],
+                        "completion_ids": [[97], [98]]}  # fmt: skip
+    of_ids = CustomReward("f", 300.0, lambda completion_ids: map(len, completion_ids))
+    assert (of_ids.is_trl, of_ids.group(asked)) == (True, [1.0, 1.0])
+    with pytest.raises(ValueError, match="f asks for the row, which p lacks"):
+        every.group(group("a"))
+
+
+def test_completions_without_any_reward_are_told_with_their_commonest_problem(
+    custom: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = RewardSpec(custom=f"{custom}:unsure")
+    asked = group("a", "b", "c", "d")
+    told = [{}, {"problem": "rare"}, {"problem": "often"}, {"problem": "often"}]
+    pairs = zip(asked.completions, told, strict=True)
+    asked = replace(asked, completions=tuple(replace(c, environment=e) for c, e in pairs))
+    with Scorer(ScoreSection(rewards=[spec]), 9) as scorer:
+        scorer.score([asked])
+        assert "gave None for 4 completions, such as p#0; their" in caplog.messages[-1]
+        assert caplog.messages[-1].endswith("teach nothing; the environment: often")
+        scorer.score([asked], only_first=True)
+        assert "failed in 3 completions, such as p#1, which" in caplog.messages[-1]
+
+
+def test_who_finds_an_answer_for_the_vote_and_what_is_asked_of_the_data(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    both = "<answer>3</answer> \\boxed{4}"
+    outside, adapter = ({"options": {"path": str(path)}} for path in (tmp_path, "nowhere"))
+    rows: list[tuple[dict[str, Any], str | None, set[str]]] = [
+        ({"name": "boxed"}, "4", set()), ({"name": "think_answer_tags"}, "3", set()),
+        ({"name": "gym"}, "3", set()), ({"name": "format"}, None, set()),
+        ({"name": "environment"}, None, {ROW}), ({"name": "reward_model"} | outside, None, {CHAT}),
+        ({"name": "reward_model"} | adapter, None, set()),
+    ]  # fmt: skip
+    for given, answer, columns in rows:
+        specs = [given] if given["name"] != "reward_model" else [{"name": "format"}, given]
+        with Scorer(ScoreSection.model_validate({"rewards": specs}), 9) as scorer:
+            find = scorer.rewards[-1].reward.answer
+            assert (find and find(both), scorer.columns) == (answer, columns), given
+
+
+def test_a_pattern_is_searched_within_its_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = []
+
+    def search(text: str, timeout: float, concurrent: bool) -> None:
+        limits.append((timeout, concurrent))
+        raise TimeoutError
+
+    made = SimpleNamespace(search=search)
+    fake = SimpleNamespace(compile=lambda *_: made, DOTALL=0, error=rewards.regex.error)
+    monkeypatch.setattr(rewards, "regex", fake)
+    spec = {"name": "regex", "options": {"pattern": "a"}}
+    for seconds in (None, 2.5):
+        assert scores([spec], group("abc"), timeout_seconds=seconds) == [{"regex": 0}]
+    assert limits == [(1.0, True), (2.5, True)]
+    assert "took more than 2.5 seconds on a completion of 3 characters" in caplog.text
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(None, 4), (2, 8), (8, 32), (9, 32)])
+def test_four_threads_for_each_core_and_at_most_32(
+    cores: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    with Scorer(ScoreSection(), 100) as scorer:
+        assert scorer._threads._max_workers == threads
+
+
+def test_rewards_that_are_only_looked_at_start_no_sandbox_and_tell_every_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rewards, "CodeTests", None)
+    specs = [{"name": name} for name in ("code_tests", "boxd", "formt")]
+    section, mistakes = ScoreSection.model_validate({"rewards": specs}), []
+    with Scorer(section, 9, runs_programs=False, mistakes=mistakes) as scorer:
+        assert list(scorer.weights) == ["code_tests"]
+    assert [str(error).partition(", which")[0] for error in mistakes] == [
+        "score.rewards names 'boxd'", "score.rewards names 'formt'",
+    ]  # fmt: skip
+
+
 def test_timeouts_are_those_since_the_last_call() -> None:
+    default_judge().num_timed_out += 3  # of a scorer before
     with Scorer(ScoreSection(), 100) as scorer:
         default_judge().num_timed_out += 2
         assert [scorer.take_counts()["score/timeouts"] for _ in range(2)] == [2, 0]
@@ -227,6 +345,7 @@ def test_reasoning_steps_and_regex() -> None:
     assert reward("reasoning_steps", text) == 1.0
     assert reward("reasoning_steps", text, wanted=6) == 0.5
     assert reward("reasoning_steps", "just 3") == 0.0
+    assert reward("reasoning_steps", "1. add\n2. carry") == 2 / 3
     begins = "Step 12: add|  3) add|- add|* add|Firstly, add|second|THIRD add|next add|Then add"
     assert reward("reasoning_steps", begins.replace("|", "\n"), wanted=18) == 0.5
     others = "step|2.5 is it|-5|thenceforth|so first|steps 2|12 add"
@@ -298,11 +417,18 @@ def hung(completion):
     return 1
 
 def grade(completion): return {"+": 0.5, "-": -1.0}.get(completion[0], 0)
+def unsure(completion): return None
 def least(completion): return -1e9
 def most(completion): return 1e9
 def less(completion): return -1.1e9
+def just_less(completion): return -1e9 - 1
+def just_more(completion): return 1e9 + 1
 def words(completion): return "1"
+def text(completions): return "11"
+def by_name(completions): return {1: 2, 3: 4}
+def stops(completion): raise GeneratorExit
 def both(completion, completions): return 1
+def placed(completion, /): return 1
 
 def nan(completion):
     return float("nan")
@@ -331,6 +457,10 @@ def stuck(completions):
 def leaving(completions):
     yield 1.0
     raise SystemExit(3)
+
+def by_ids(all_token_ids):
+    assert type(all_token_ids[0]) is list
+    return map(sum, all_token_ids)
 
 def as_generated(completions):
     yield from map(len, completions)
@@ -364,6 +494,7 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
     ]
     ends = scores([{"custom": f"{custom}:{name}"} for name in ("least", "most")], group("a"))
     assert ends == [{"least": -1e9, "most": 1e9}]
+    assert scores([{"custom": f"{custom}:by_ids"}], group("b")) == [{"by_ids": 98}]
     config = ScoreSection.model_validate({"rewards": [{"custom": f"{custom}:short"}]})
     with Scorer(config, 100) as scorer:
         assert scorer.columns == {"level"}
@@ -383,7 +514,12 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         ("nan", r"failed on p#0 \(ValueError: .*gave 'nan'; it must give a number from"),
         ("huge", r"gave '10{59}'; it must give a number from -1e\+09 to 1e\+09"),
         ("less", r"gave '-1100000000.0'; it must give a number from"),
+        ("just_less", r"gave '-1000000001.0'; it must give a number from"),
+        ("just_more", r"gave '1000000001.0'; it must give a number from"),
         ("words", r"gave '1'; it must give a number from"),
+        ("text", r"gave 11 and no list; it must give a list"),
+        ("by_name", r"gave \{1: 2, 3: 4\} and no list; it must give a list"),
+        ("stops", r"failed on p#0 \(RuntimeError: .*stops raised GeneratorExit"),
         ("few", r"failed on p \(ValueError: .*gave 1 rewards for 2 completions"),
         ("of_all", r"gave the number 0.5 and no list; .* one number for each completion, as TRL's"),
         ("silent", r"gave None and no list; it must give a list with one number for each"),
@@ -407,7 +543,7 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         assert scorer.take_counts()["score/errors"] == 0
     values = [c.reward for c in scored.completions]
     assert values == ([1, 0] if function in ("leaves", "interrupts", "broken", "hung") else [0, 0])
-    of_each = ("nan", "huge", "short", "less", "words")
+    of_each = ("nan", "huge", "short", "less", "just_less", "just_more", "words", "stops")
     assert counts["score/errors"] == (2 if function in of_each else 1)
 
 
@@ -418,11 +554,16 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         ({"name": "boxed", "options": {"x": 1}}, r"option 'x' of boxed.*its options: equality"),
         ({"name": "soft_overlong", "options": {"cache_tokens": 101}}, "max_new_tokens=100; lower"),
         ({"name": "regex", "options": {"pattern": "("}}, r"'\(' is no regular expression"),
-        ({"name": "repetition_penalty", "options": {"penalty": 1}}, "option 'penalty'"),
+        ({"name": "repetition_penalty", "options": {"penalty": 0.1}}, "option 'penalty'"),
+        ({"name": "cosine", "options": {"correct": [math.inf, 0]}}, "option 'correct.0'"),
+        ({"name": "cosine", "options": {"wrong": [0, math.nan]}}, "option 'wrong.1'"),
+        ({"name": "format", "options": {"x": 1}}, r"option 'x' of format .*its options: none\)"),
+        ({"custom": "python:mine.f"}, r"rewards=\[f\]\), or put it .*file\.py:f"),
         ({"custom": "nowhere.py:f"}, r"nowhere\.py does not exist"),
         ({"custom": "mine.py"}, r"must be path/to/file\.py:function"),
         ({"custom": "{mine}:nothing"}, r"has no function 'nothing'; it has short, .*rank"),
         ({"custom": "{mine}:stars"}, r"takes \* or positional"),
+        ({"custom": "{mine}:placed"}, r"takes \* or positional"),
         ({"custom": "{mine}:neither"}, r"must take either completion .* it takes prompt"),
         ({"custom": "{mine}:both"}, r"must take either .* it takes completion, completions"),
     ],
@@ -433,7 +574,7 @@ def test_a_reward_that_cannot_be_is_refused_at_the_start(
     if "custom" in spec:
         spec = {"custom": spec["custom"].replace("{mine}", str(custom))}
     with pytest.raises(ConfigError, match=message) as caught:
-        Scorer(ScoreSection.model_validate({"rewards": [spec]}), 100)
+        Scorer(ScoreSection.model_validate({"rewards": [{"name": "gym"}, spec]}), 100)
     assert "\n" not in str(caught.value)
 
 

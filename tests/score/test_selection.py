@@ -40,7 +40,7 @@ def test_best_of_n_takes_the_highest_and_the_earlier_of_equals() -> None:
 
 
 def test_a_weighted_sum_that_rounding_left_below_reaches_the_threshold() -> None:
-    some = group(0.6 + 0.3 + 0.1, 0.999, 1.0)
+    some = group(0.6 + 0.3 + 0.1, 1 - 2e-9, 1.0)
     assert some.completions[0].reward != 1.0
     assert selection.at_least(some, 1.0) == [0, 2]
     assert selection.right_wrong_pairs(some, 1.0) == [(0, 1), (2, 1)]
@@ -60,11 +60,15 @@ def test_no_reward_is_never_chosen() -> None:
 def test_an_unknown_reward_is_named() -> None:
     with pytest.raises(ConfigError, match=r"data:1' has no reward 'exakt'; it has exact"):
         selection.best_of_n(group(1.0, 2.0), reward="exakt")
+    with pytest.raises(ConfigError, match="it has none"):
+        selection.best_of_n(group(None), reward="exact")
+    assert selection.best_of_n(group(None, 2.0), reward="exact") == [1]  # some have it
 
 
 def test_the_threshold_belongs_to_the_chosen() -> None:
     assert selection.at_least(group(1.0, 0.99, 2.0, 1.0), 1.0) == [0, 2, 3]
     assert selection.at_least(group(0.0, 0.5), 1.0) == []
+    assert selection.at_least(group(1.0, -1.0), 1.0, reward="exact") == [1]
 
 
 def test_at_most_so_many_of_a_prompt_the_best_of_them() -> None:
@@ -105,5 +109,6 @@ def test_a_pair_may_have_to_be_a_margin_apart() -> None:
 def test_all_right_with_all_wrong() -> None:
     pairs = selection.right_wrong_pairs(group(1.0, 0.0, 1.0, 0.0), 1.0)
     assert pairs == [(0, 1), (0, 3), (2, 1), (2, 3)]
+    assert selection.right_wrong_pairs(group(1.0, -1.0), 1.0, reward="exact") == [(1, 0)]
     assert selection.right_wrong_pairs(group(1.0, 1.0), 1.0) == []
     assert selection.right_wrong_pairs(group(0.0, 0.0), 1.0) == []

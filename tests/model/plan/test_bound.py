@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_memory import card_config
 
+from conftest import config_of
 from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import CARDS, Sizes
 
@@ -81,12 +83,55 @@ def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) 
     assert padded.flops > flops(3, 4.5, 2)
 
 
+@pytest.mark.parametrize(
+    ("options", "passes", "flops", "read_bytes"),
+    [
+        ({"stage": "sft"}, (0, 1), 32_064, 180),
+        ({"stage": "preference"}, (1, 1), 79_680, 480),  # both sides of a pair, and the reference
+        ({"stage": "preference", "preference": {"name": "simpo"}}, (0, 1), 64_128, 360),
+        ({"stage": "reward"}, (0, 1), 61_824, 360),  # a score in the head's place
+    ],
+    ids=["sft", "preference", "simpo", "reward"],
+)
+def test_rows_and_both_sides_of_pairs_are_learned_whole(
+    options: dict[str, Any], passes: tuple[int, int], flops: int, read_bytes: int
+) -> None:
+    config = config_of({"data": {"train": "x"}, **options}, train__rows_per_step=6)
+    shape: Any = SimpleNamespace(
+        packable=(6, 4), vocabulary=3, hidden=2, adapter=1, query=4, layers=2
+    )
+    assert bound._passes(config) == passes
+    (learning,) = bound.phases(config, shape, Sizes(context=8, cache=99, micro_batch=16, at_once=4))
+    assert (learning.flops, learning.read_bytes) == (flops, read_bytes)
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({"algorithm": {"name": "dapo"}}, (0, 1)),
+        ({"algorithm": {"name": "dapo"}, "train": {"optimizer_steps": 2}}, (1, 1)),
+        ({"algorithm": {"name": "grpo"}, "train": {"epochs": 3}}, (2, 3)),
+        ({"algorithm": {"name": "opd"}, "teacher": {"prompt": "{prompt}"}}, (2, 1)),
+        ({"algorithm": {"name": "opd"}, "teacher": {"model": "m"}}, (1, 1)),
+        ({"algorithm": {"name": "ppo"}, "critic": {"updates": 3}}, (3, 4)),
+    ],
+    ids=str,
+)
+def test_passes_that_measure_and_passes_that_learn(
+    options: dict[str, Any], passes: tuple[int, int]
+) -> None:
+    assert bound._passes(config_of({"data": {"train": "x"}, **options})) == passes
+
+
 def test_the_line(tmp_path: Path) -> None:
     phases = [bound.Phase("sampling", 0, 1.008e12, 0), bound.Phase("learning", 3 * 165.2e12, 0, 0)]
     assert bound.line(phases, CARDS[0], 1800) == (
         "a step of full length takes at least 4.0 s on a card like an RTX 4090, "
         "learning 75% of it (matmul); 1,800 steps 2.0 h"
     )
+    for seconds, told in ((9.94, "9.9"), (10.0, "10"), (2000.4, "2,000")):
+        phase = bound.Phase("sampling", seconds * 165.2e12, 0, 0)
+        assert f"at least {told} s on" in bound.line([phase], CARDS[0], 1)
     assert [bound.card_of(gib * 2**30).name for gib in (12, 24, 40, 80, 500)] == [
         "RTX 4090", "RTX 4090", "RTX A6000", "H100", "H200",
     ]  # fmt: skip

@@ -90,6 +90,15 @@ def test_a_long_line_is_read_at_once() -> None:
             ProgramTests(("1",), ("2",)),
         ),
         (
+            {"tests": {"inputs": ["1"], "outputs": ["2"]}, "atol": 0, "checker": "exact"},
+            ProgramTests(("1",), ("2",)),
+        ),
+        (
+            {"tests": [{"input": "1", "output": "3", "fn_name": "g", "metadata":
+                        {"func_name": "f"}}]},
+            CallTests("g", ((1,),), (3,)),
+        ),
+        (
             {"tests": [{"input": "1\n2", "output": "3", "metadata": {"func_name": "f"}}]},
             CallTests("f", ((1, 2),), (3,)),
         ),
@@ -131,6 +140,15 @@ def test_the_forms_of_tests(row: dict[str, Any], tests: Any) -> None:
 )
 def test_source_that_can_fail_is_taken(source: str) -> None:
     assert read_row({"test": source}) == AssertTests(source)
+
+
+def test_the_first_of_a_row_s_columns_holds_its_tests() -> None:
+    names = ("test_cases", "tests", "input_output", "test", "test_list", "assert_code",
+             "verification_info", "reward_model", "ground_truth")  # fmt: skip
+    row = {name: f"assert {name}" for name in reversed(names)}
+    for name in names:
+        assert read_row(row) == read_tests(answer_of_row(row)) == AssertTests(f"assert {name}")
+        row[name] = None
 
 
 def test_a_tests_object_stands_for_a_row_of_it() -> None:

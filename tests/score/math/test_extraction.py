@@ -115,6 +115,22 @@ def test_extract_answer(text: str, answer: str | None) -> None:
     assert (found and found.replace("**", "")) == (answer and answer.replace("**", ""))
 
 
+SPELLINGS = [f"\\boxed{{5.{'0' * n}}}" for n in range(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("".join(SPELLINGS[:8]) + "\\boxed{5}", "5"), ("".join(SPELLINGS) + "\\boxed{5}", None),
+        ("\\boxed{5} a b c wrong", None), ("\\boxed{5} a b c d wrong", "5"),
+        ("not a b c \\boxed{5}", None), ("not a b c d \\boxed{5}", "5"),
+        ("\\boxed{5}" + "." * 199_991, "5"), ("\\boxed{5}" + "." * 199_992, None),
+    ],
+)  # fmt: skip
+def test_how_far_one_looks_for_an_answer(text: str, answer: str | None) -> None:
+    assert extract_answer(text) == answer
+
+
 def test_last_answer_tags() -> None:
     assert last_answer_tags("<think>3</think><answer> 4 </answer>") == "4"
     assert last_answer_tags("<answer>4</answer> so <answer>4.0</answer>") == "4.0"
