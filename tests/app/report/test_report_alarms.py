@@ -10,21 +10,12 @@ from reason_llm.app.report import alarms, stage_alarms
 from reason_llm.app.report.evidence import Evidence, Finding, alarm, change
 from reason_llm.app.report.rollouts import GroupFacts
 from reason_llm.config import STAGES
-from report_runs import record
+from report_runs import facts, record
 
 ALWAYS = {
     title for title, each in alarms.ALARMS.items() if each.applies(Evidence([], [], {}, 0, 2))
 } - {title for stage in STAGES.values() for title in stage.alarms}
 """Checks of every run of reinforcement learning."""
-
-
-def facts(step: int, **options: Any) -> GroupFacts:
-    values: dict[str, Any] = {
-        "step": step, "prompt_id": f"p{step}", "preview": "", "rewards": [0.0, 1.0],
-        "parts": {"boxed": [0.0, 1.0]}, "advantages": [-1.0, 1.0], "lengths": [10, 10],
-        "are_truncated": [False, False], "repeated": [0.0, 0.0], "similarity": 0.2,
-    }  # fmt: skip
-    return GroupFacts(**values | options)
 
 
 def seen(
@@ -372,6 +363,7 @@ def test_a_judge_may_follow_a_reward_model_slowly(rise: float, is_raised: bool) 
     paid = replace(evidence, paid_by_model=True)
     assert raised(alarms.form_alone(paid)) == is_raised
     assert alarms.form_alone(replace(paid, records=records[:10])).state == "unknown"
+    assert alarms.form_alone(replace(paid, records=records[:11])).state != "unknown"
 
 
 def test_rollouts_with_other_rewards_than_the_run_are_looked_at() -> None:
