@@ -261,7 +261,7 @@ def test_an_evaluation_is_known_by_all_that_its_lines_depend_on(
 
     def identity(
         k: int = 2, seed: int = 0, ids: tuple[int, ...] = (1,), answer: str = "4", **tree: Any
-    ) -> dict[str, Any]:
+    ) -> Any:
         request = requested(own, base, k=k, run={"seed": seed}, **tree)
         sets = [DataSet("s", "s", "problems", prompts=[Prompt("p", "q", ids, answer)])]
         stage: Any = SimpleNamespace(config=request.config, sets=sets)
@@ -275,10 +275,11 @@ def test_an_evaluation_is_known_by_all_that_its_lines_depend_on(
         "a": {"path": "m", "adapter": "f", "sha256": "m!"},
         "base": {"path": "n", "adapter": None, "sha256": "n!"},
     }
-    for change in (
+    changes: list[dict[str, Any]] = [
         {"k": 3}, {"seed": 1}, {"ids": (2,)}, {"answer": "5"}, {"sample": {"temperature": 0.5}},
         {"eval": {"sets": {"hard": "z"}}}, {"score": {"rewards": [{"name": "format"}]}},
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for change in changes:
         assert identity(**change) != usual, change
 
 
@@ -288,7 +289,7 @@ def test_the_summary_says_whom_it_is_of_and_how_they_were_asked(
 ) -> None:
     own, base = Target("a", "m", Path("f")), Target("base", "m", None)
     rewards = [{"name": "boxed"}, {"name": "format"}]
-    tree = {"sample": {"temperature": 0.7}, "eval": {"max_new_tokens": 5}}
+    tree: Any = {"sample": {"temperature": 0.7}, "eval": {"max_new_tokens": 5}}
     request = replace(requested(own, base, k=k, score={"rewards": rewards}, **tree), out=tmp_path)
     asked: list[Any] = []
 

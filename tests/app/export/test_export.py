@@ -87,12 +87,34 @@ def test_an_export_is_compared_with_the_policy_and_the_policy_with_the_base(
         ("base", torch.float32), ("base", 0.7), ("policy", 0.7),
         ("out", torch.float32), ("out", 0.7),
     ]  # fmt: skip
-    assert (found.gap, found.learned.largest) == (parity.Gap(3, 0.5, pytest.approx(1 / 6)), 2.0)
+    assert (found.gap.largest, found.gap.mean) == pytest.approx((0.5, 0.5 / 3))
+    assert (found.gap.tokens, found.learned.largest) == (3, 2.0)
     assert found.lost == pytest.approx(0.5 / 6)  # on the way (-1, -1, -2) back to the base
     assert found.strayed == pytest.approx(0.5)
     numbers["base"] = numbers["policy"]  # nothing was learned
     found = parity.check_parity(*places, [Datum.of([1], [2, 3, 4])], torch.float32, 0.7)
     assert (found.lost, found.lost_error, found.strayed) == (0.0, math.inf, None)
+
+
+def test_a_model_is_loaded_as_any_user_loads_it(tmp_path: Path, monkeypatch: Any) -> None:
+    """And runs no code of its own."""
+    asked: list[Any] = []
+
+    class Kind:
+        @staticmethod
+        def from_pretrained(*given: Any, **more: Any) -> Any:
+            asked.append((given, more))
+            return SimpleNamespace(eval=lambda: "model")
+
+    assert parity.load(tmp_path, torch.bfloat16, Kind) == "model"
+    place = {"device_map": {"": parity.default_device()}, "trust_remote_code": False}
+    expected = place | {"dtype": torch.bfloat16, "use_safetensors": True}
+    assert asked == [((tmp_path,), expected)]
+    monkeypatch.setattr(parity, "load", lambda *given: given)
+    monkeypatch.setattr(parity.adapters, "over", lambda *given: given)
+    assert parity.policy_over("m", tmp_path, torch.float32) == (tmp_path, torch.float32)
+    (tmp_path / "adapter_config.json").touch()
+    assert parity.policy_over("m", tmp_path, torch.float32) == ("m", tmp_path)
 
 
 class Model:
@@ -158,6 +180,7 @@ def test_rollouts_are_chosen_from_all_within_their_bounds() -> None:
         ({}, {"eos_token_id": 1, "x": 1}, [1, 2], {"eos_token_id": [1, 2], "x": 1}),
         ({"eos_token_id": 1, "bos_token_id": 3, "pad_token_id": 0, "y": 1}, None, [2],
          {"bos_token_id": 3, "eos_token_id": [2], "pad_token_id": 0}),
+        ({"eos_token_id": 1}, None, [1, 2], {"eos_token_id": [1, 2]}),
     ],
 )  # fmt: skip
 def test_the_generation_config_has_every_end_of_training(
@@ -222,6 +245,7 @@ def test_recorded_log_probs_count_where_the_whole_distribution_was_sampled(
         assert asked == [(path, config, Path("base"))]
     assert found(None, None) == (expected if config else [])
     if config:
+        assert asked == [(tmp_path / "mine", config, Path("base"))]
         for name in ("others", "broken", "gone"):
             config.run.buffer_path = tmp_path / name
             assert found(None, tmp_path / "none") == []

@@ -396,11 +396,11 @@ def test_an_environment_that_fails(key: str, value: float, words: str) -> None:
     assert "The environment fails" not in alarms.judge(seen([record(1)]))
 
 
-def up(count: int = 6, **ends: tuple[float, float]) -> list[dict[str, float]]:
-    """Steps from 1 on: each key (``__`` for the slash) at its first value, then at its second."""
+def up(ends: dict[str, tuple[float, float]]) -> list[dict[str, float]]:
+    """Twelve steps: each key at its first value in six, then at its second."""
     return [
-        record(step, **{key: values[step > count] for key, values in ends.items()})
-        for step in range(1, 2 * count + 1)
+        record(step, **{key: values[step > 6] for key, values in ends.items()})
+        for step in range(1, 13)
     ]
 
 
@@ -514,7 +514,7 @@ def test_a_drift_is_of_three_tenths_of_the_length_or_one_tenth_cut_off(
     length: tuple[float, float], truncated: tuple[float, float], is_raised: bool
 ) -> None:
     ends = {"sample/completion_tokens": length, "sample/truncated_fraction": truncated}
-    assert raised(alarms.length_drift(seen(up(**ends)))) == is_raised
+    assert raised(alarms.length_drift(seen(up(ends)))) == is_raised
 
 
 @pytest.mark.parametrize(("count", "steps"), [(39, (16, 39)), (40, (16, 35))])
@@ -556,7 +556,7 @@ def test_form_is_told_from_four_fifths_of_the_reward_on(form: float, is_raised: 
     ends |= {"score/regex": (0.0, -0.01), "score/length": (0.0, 0.005)}
     weights = {"boxed": 1.0, "format": 1.0, "regex": 1.0, "length": 2.0}  # the two cancel out
     groups = [facts(step, rewards=[step % 3, 0]) for step in range(12)]
-    found = alarms.form_alone(seen(up(**ends), groups, weights=weights))
+    found = alarms.form_alone(seen(up(ends), groups, weights=weights))
     assert raised(found) == is_raised
     if is_raised:
         assert found.text == (
@@ -672,7 +672,7 @@ def test_an_environment_that_always_fails_is_told_at_once(
 
 
 def test_an_alarm_has_its_own_advice_or_the_table_s() -> None:
-    records = up(**{"sample/truncated_fraction": (0.0, 0.9), "score/errors": (0.0, 1.0)})
+    records = up({"sample/truncated_fraction": (0.0, 0.9), "score/errors": (0.0, 1.0)})
     found = alarms.judge(seen(records), "alarm")
     assert {each.state for each in found.values()} == {"alarm"}
     drift, errors = (found[name] for name in ("Length or truncation drifts", "Scoring errors"))
