@@ -29,7 +29,6 @@ from reason_llm.evaluate.evaluation import (
 from reason_llm.evaluate.outcomes import Wave
 from reason_llm.evaluate.request import (
     HELD_OUT,
-    PRESETS,
     Request,
     Target,
     _sets,
@@ -356,7 +355,9 @@ def test_completions_alone_have_a_file_of_their_own(tmp_path: Path, monkeypatch:
     ("names", "expected"),
     [
         (None, {HELD_OUT: "y", "hard": "z"}),
-        (["gsm8k", "hard"], {"gsm8k": PRESETS["gsm8k"], "hard": "z"}),
+        (["gsm8k", "hard"], {"gsm8k": "openai/gsm8k:main", "hard": "z"}),
+        (["math500"], {"math500": "HuggingFaceH4/MATH-500"}),
+        (["aime2024", "aime2025"], {"aime2024": "math-ai/aime24", "aime2025": "math-ai/aime25"}),
         (["mine=a/b"], {"mine": "a/b"}),
         (["org/my set:x"], {"my_set_x": "org/my set:x"}),
         (["rows.JSONL"], {"rows": "rows.JSONL"}),
