@@ -56,10 +56,10 @@ def test_the_time_left_is_told_in_seconds_minutes_and_hours(seconds: float, told
 
 
 def test_the_time_left_is_of_the_last_twenty_steps() -> None:
-    records = [{"step": s, "time/total_seconds": 9.0 if s < 11 else 2.0} for s in range(1, 21)]
-    assert lines.seconds_left(records, 25) == 5 * 5.5
-    records += [{"step": 21, "time/total_seconds": 2.0}]
-    assert lines.seconds_left(records, 25) == 4 * 2.0
+    records = [{"step": s, "time/total_seconds": 9.0 if s < 21 else 2.0} for s in range(1, 31)]
+    assert lines.seconds_left(records, 35) == 5 * 5.5
+    records += [{"step": 31, "time/total_seconds": 2.0}]
+    assert lines.seconds_left(records, 35) == 4 * 2.0
 
 
 @pytest.mark.parametrize(
