@@ -110,6 +110,33 @@ def test_intervals_are_of_the_trials_that_each_problem_stands_for() -> None:
     assert len({expected[name].low for name in ("greedy", "pass@4", "pass@2", "mean@8")}) == 4
 
 
+@pytest.mark.parametrize(
+    ("most", "rungs"), [(1, []), (2, [2]), (3, [2, 3]), (8, [2, 4, 8]), (9, [2, 4, 8, 9])]
+)
+def test_pass_at_is_told_of_powers_of_two_and_of_all(most: int, rungs: list[int]) -> None:
+    assert accuracy._ladder(most) == rungs
+
+
+def test_lengths_are_of_the_greedy_answer_and_of_all_samples() -> None:
+    one = outcome("a", 0, 1.0, [])
+    one["greedy"] = answer(1.0, tokens=4) | {"finish_reason": "length"}
+    one["samples"] = [answer(1.0, tokens=n) for n in (6, 8, 10)]
+    found = accuracy._lengths([one])
+    assert found == {"completion_tokens": 7.0, "truncated_fraction": 0.25}
+
+
+def test_what_is_not_judged_needs_no_greedy_answer_and_no_reward(tmp_path: Path) -> None:
+    line = outcome("a", 0, 1.0, [(1.0, None)])
+    line["greedy"] = None
+    line["samples"][0]["reward"] = None
+    path = tmp_path / "completions.jsonl"
+    path.write_bytes(orjson.dumps(line) + b"\n")
+    log = OutcomeLog(path, num_samples=1, judged=False)
+    assert (log.resume(waves(1, size=1)), log.outcomes) == (1, [line])
+    with pytest.raises(DataError, match="no outcome of a problem"):
+        OutcomeLog(path, num_samples=1).resume(waves(1, size=1))
+
+
 def waves(count: int, size: int = 2) -> list[Wave]:
     prompts = [Prompt(f"p{number}", "", (1,), "") for number in range(count)]
     return [Wave("a", "s", start, prompts[start : start + size]) for start in range(0, count, size)]

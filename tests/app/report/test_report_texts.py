@@ -90,6 +90,20 @@ def test_rows_are_shown_that_were_learned_by_now(tmp_path: Path) -> None:
     assert opened[0]["texts"] == ["chosen" + HOSTILE, "rejected" + HOSTILE]
 
 
+def test_six_evaluations_are_shown_each_by_its_step(tmp_path: Path) -> None:
+    for step in range(0, 100, 10):
+        lines(tmp_path / "evaluations" / f"step-{step:08d}.jsonl.gz", answer(1, "3", step / 100))
+    lines(tmp_path / "rows.jsonl.gz", *(row(step, "chosen", "c") for step in (1, 20, 21)))
+    found = texts.read_texts(tmp_path, 20, 1.0, [])
+    assert found["held_out"].labels == [
+        "before training",
+        *(f"after step {step}" for step in (20, 40, 50, 70, 90)),
+    ]
+    assert [each.prompt_id for each in found["rows"].packed.groups] == [
+        "step 1 · p.jsonl:9", "step 20 · p.jsonl:9",
+    ]  # fmt: skip
+
+
 def test_a_damaged_file_is_named_and_the_bounds_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,14 @@ from typing import Any
 import orjson
 import pytest
 
-from reason_llm.app.report.serve import Followed, Handler, Server, make_server
+from reason_llm.app.report.serve import (
+    BEFORE_RECORDS,
+    Followed,
+    Handler,
+    Server,
+    has_not_begun,
+    make_server,
+)
 from reason_llm.errors import ConfigError
 from report_runs import group, record, write_run
 
@@ -101,6 +108,34 @@ def test_it_reads_again_what_has_changed_and_nothing_else(followed: Followed, fo
     assert after["version"] != before["version"]
     assert after["runs"][0]["step"] == 2
     assert followed.examined[0].rollouts.steps[0] is kept
+
+
+def test_an_archive_is_read_again_where_the_page_may_hold_less(folder: Path) -> None:
+    (path,) = (folder / "buffers").iterdir()
+    many = Followed([write_run(folder.parent / "many", [record(0)], [
+        [group(["1", "2"], [0.0, 1.0])] * 3])])  # fmt: skip
+    (other,) = (folder.parent / "many" / "buffers").iterdir()
+    kept = many._read(other, None, 6, 1 << 20)
+    assert many._read(other, None, 6, len(kept.blob)) is kept
+    assert len(many._read(other, None, 5, 1 << 20).groups) == 2
+    small = many._read(path, None, 2, 1 << 20)
+    assert many._read(path, None, 1, 1 << 20) is small  # a group is not divided
+    assert many._read(path, None, 2, len(small.blob) - 1) is not small
+
+
+def test_a_run_has_not_begun_while_no_step_is_recorded(tmp_path: Path) -> None:
+    assert has_not_begun(tmp_path / "none")
+    for name in sorted(BEFORE_RECORDS):
+        (tmp_path / name).touch()
+        assert has_not_begun(tmp_path)
+    (tmp_path / ".lock").touch()
+    assert has_not_begun(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    assert not has_not_begun(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "mine.txt").touch()
+    assert not has_not_begun(tmp_path)
+    assert not has_not_begun(tmp_path / "mine.txt")
 
 
 def test_a_run_that_cannot_be_read_for_a_while_is_told_of(followed: Followed, folder: Path) -> None:
