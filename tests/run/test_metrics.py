@@ -29,6 +29,8 @@ def test_records_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     resumed.write(3, {"score/reward": 9.0})
     steps = [(r["step"], r["score/reward"]) for r in metrics.read(tmp_path)]
     assert steps == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 9.0)]
+    MetricsLog(tmp_path, None, 0.0)  # a run that was killed before its first checkpoint
+    assert metrics.read(tmp_path) == []
 
 
 @pytest.mark.parametrize("kept", [[1, 2], [0, 2], [0, 1], []], ids=str)

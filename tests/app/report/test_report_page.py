@@ -31,6 +31,7 @@ from reason_llm.app.report.payload import (
 from reason_llm.app.report.runs import Run, read_run, read_runs
 from reason_llm.config import Config
 from reason_llm.errors import DataError
+from reason_llm.rollout import Span
 from report_runs import facts, group, record, write_run
 
 HOSTILE = "</script><script>alert(1)</script><!--<script> & \u2028\u2029 {{data}} {{script}}"
@@ -142,6 +143,10 @@ def test_a_group_comes_to_its_facts(tmp_path: Path) -> None:
     assert (first.advantages, first.lengths) == ([-0.12345, 0.0], [2, 2])
     assert first.are_truncated == [False, True]
     assert (first.preview, second.preview) == ("What is 1?", f"{'x' * 160}…")
+    ids = (5, *[9] * 12, 6, 7)  # the environment said nine, twelve times
+    played = replace(cut, token_ids=ids, logprobs=(0.0,) * 15, spans=(Span(1, 13),))
+    (turns,) = rollouts.pack(7, [replace(said, completions=(played,))], None, 9, 1 << 20).groups
+    assert (turns.lengths, turns.repeated) == ([3], [0.0])
     (kept,) = rollouts.pack(7, [said, *[group(["3"], [1.0])] * 3], None, 3, 1 << 20).groups
     assert kept.rewards == [1.0]  # two completions are the most of a group: one fits
 
