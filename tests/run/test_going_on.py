@@ -17,10 +17,11 @@ from reason_llm.config import Config
 from reason_llm.errors import BusyError, OutOfMemory, Stopped
 from reason_llm.files import replacing_folder
 from reason_llm.loop import train
+from reason_llm.model import adapters
 from reason_llm.run import run as run_module
 from reason_llm.run.run import Run, open_run
-from reason_llm.run.start.prepare import prepare
-from reason_llm.run.store import checkpoint
+from reason_llm.run.start.prepare import Job, prepare
+from reason_llm.run.store import checkpoint, environment
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.kept_adapters import KeptAdapters
@@ -114,6 +115,23 @@ def test_a_best_adapter_without_its_weights_is_no_longer_the_best(
         kept = KeptAdapters(config, tmp_path, None, ("", ""), *[nothing] * 4)
         assert kept.restore(state).best == left
     assert caplog.messages == ["adapter_best/ of step 3 was not kept: the next one is"]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_a_run_begins_from_is_copied_once(
+    is_new: bool, small_run: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reference stays the same, whatever stands in that folder later."""
+    copied: list[tuple[Path, Path]] = []
+    monkeypatch.setattr(adapters, "copy_folder", lambda *places: copied.append(places))
+    monkeypatch.setattr(environment, "record_start", lambda *told: None)
+    job: Any = SimpleNamespace(
+        config=small_run(model__start="begun"), folder=tmp_path, is_new=is_new, plan=None,
+        state=RunState(checkpoint.fresh("x", {}).run, 1, tmp_path),
+        data=SimpleNamespace(conditioning=None),
+    )  # fmt: skip
+    Job.begin(job, 0.0)
+    assert copied == ([(Path("begun"), tmp_path / "start")] if is_new else [])
 
 
 @pytest.mark.parametrize(

@@ -334,6 +334,8 @@ def test_a_reward_model_that_goes_by_length_is_told() -> None:
     assert not raised(measured(0.49, 0.1))
     assert not raised(measured(0.49, None, pairs=0))
     assert "in 40 of them, 49.0% are right" in measured(0.51, 0.49).text
+    assert "is longer, in 40 of them, 49.0% are right" in measured(-0.51, 0.49).text
+    assert raised(measured(-0.9, None, pairs=0))
     assert measured(0.51, 0.49).steps == (5, 5)
     assert stage_alarms.goes_by_length(seen([record(0)])).state == "unknown"
 
