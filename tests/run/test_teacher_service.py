@@ -204,6 +204,11 @@ def test_a_refusal_tells_no_key_and_a_busy_server_is_asked_again(
         run_teacher(job)
 
 
+def test_a_slash_at_the_end_of_an_address_is_left_out(small_run: Small) -> None:
+    teacher = {"url": "http://x/v1/", "model": "tiny", "retries": 0}
+    assert small_run(algorithm={"name": "opd"}, teacher=teacher).teacher.url == "http://x/v1"
+
+
 @pytest.mark.parametrize(
     ("told", "more", "said"),
     [

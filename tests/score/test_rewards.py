@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from reason_llm.config.score import RewardSpec, ScoreSection
+from reason_llm.config.score import SAYS_RIGHT, RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.score import Scorer, rewards
@@ -175,6 +175,13 @@ def test_rewards_that_go_by_what_is_right_need_a_first_one_that_says_it(
         return
     with pytest.raises(ValidationError, match=f"begins with {first}, and .*such as boxed"):
         ScoreSection.model_validate({"rewards": list(specs.values())})
+
+
+@pytest.mark.parametrize("first", SAYS_RIGHT)
+def test_what_says_what_is_right_may_be_first(first: str) -> None:
+    options = {"options": {"pattern": "x"}} if first == "regex" else {}
+    rewards = [{"name": first} | options, {"name": "cosine"}]
+    assert ScoreSection.model_validate({"rewards": rewards}).rewards[0].name == first
 
 
 def test_length_is_no_reward_where_nothing_says_what_is_right(tmp_path: Path) -> None:
