@@ -85,6 +85,22 @@ def test_where_a_run_stands(
 
 
 @pytest.mark.parametrize(
+    ("name", "trained", "is_found"),
+    [("mine", False, True), ("mine", True, False), ("other", False, False)],
+)
+def test_rollouts_of_an_unfinished_run_of_this_name(
+    name: str, trained: bool, is_found: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "buffer.json"
+    assert recovery._unfinished(path, "mine") is None
+    one = Completion((1,), "", (-1.0,), "stop", {"a": 1.0}, 1.0, 0.0)
+    group = Group(PROMPT, (one,))
+    document = Document(RunIdentity("x", name, {}), 3, True, trained, 1, [group])
+    path.write_bytes(to_bytes(document))
+    assert recovery._unfinished(path, "mine") == (document if is_found else None)
+
+
+@pytest.mark.parametrize(
     ("context", "vocabulary", "told"),
     [(None, 10, None), (5, 10, None), (4, 10, "has 5 tokens and the context is 4"),
      (5, 9, "the token id 9 and the model 9 tokens")],

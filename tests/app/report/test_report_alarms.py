@@ -67,6 +67,7 @@ def test_a_reward_that_rises_with_accuracy_is_clear_and_without_it_is_not() -> N
     assert raised(found)
     assert found.steps == (0, 12)
     assert found.groups[0].rewards == [11, 11]  # what earned most
+    assert "take the adapter of step 12 (its checkpoint), which has the best" in found.advice
     found = alarms.reward_without_accuracy(seen(fallen, groups))
     assert raised(found)
     assert found.steps == (6, 12)
