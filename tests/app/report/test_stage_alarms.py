@@ -107,6 +107,7 @@ def test_overfitting() -> None:
     assert found(3.0, 2.0, 1.5, 1.6, 1.7, 1.65).state == "clear"  # two rises
     assert found(3.0, 1.5, 1.501, 1.502, 1.503).state == "clear"  # of rounding
     assert found(3.0, 1.5, 1.6, 1.7, 1.8, 1.4).state == "clear"  # lower than ever since
+    assert found(1.5, 1.6, 1.7, 1.8, 1.0, 1.1).state == "clear"  # and one rise since
     assert found(3.0, 2.0, 1.5).state == "unknown"
 
 
