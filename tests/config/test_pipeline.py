@@ -57,6 +57,18 @@ def changed(**stages: Any) -> dict[str, Any]:
     return TREE | {"stages": TREE["stages"] | stages}
 
 
+@pytest.mark.parametrize("set_of", ["data.eval", "eval.sets", "eval.rows"])
+def test_a_set_on_the_command_line_keeps_the_options_of_its_evaluation(
+    set_of: str, tmp_path: Path
+) -> None:
+    one = {"sft": {"stage": "sft", "data": {"train": "d.jsonl", "eval": None}}}
+    path = write(tmp_path, {"stages": one})
+    held_out: Any = {"x": "h.jsonl"} if set_of == "eval.sets" else "h.jsonl"
+    for given, every in (({}, 10), ({set_of: held_out}, 5)):
+        (stage,) = load_pipeline(path, given | {"eval.every": 5}).stages
+        assert stage.config.eval.every == every
+
+
 def test_stages_share_and_refer(tmp_path: Path) -> None:
     pipeline = load_pipeline(write(tmp_path, TREE), {})
     configs = {stage.name: stage.config for stage in pipeline.stages}

@@ -41,6 +41,7 @@ from reason_llm.train import (
     learning,
     with_advantages,
 )
+from reason_llm.train.learner import Part
 from reason_llm.train.objectives import Objective
 from reason_llm.train.shards import Alone, GradientSum, _from_json, _to_json
 from reason_llm.train.stages import Labels, PairLoss, Supervised
@@ -324,6 +325,23 @@ def test_shards_change_the_gradient_by_rounding_alone(case: str) -> None:
     for name, value in whole["metrics"].items():
         if not name.endswith("padding_fraction"):
             assert dealt["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+def test_every_shard_of_every_update_has_dropout_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    nothing = SimpleNamespace(begin=list, end=list, finish=list)
+    for seed, step, update in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        fake: Any = SimpleNamespace(
+            shards=SimpleNamespace(deal=lambda data: [[0], [1]], own=[0, 1]),
+            settings=SimpleNamespace(seed=seed), updates_in_step=update, _gradient=nothing,
+            _accumulate_rows=lambda part: part.passed,
+        )  # fmt: skip
+        part: Any = Part(step, "ab", [0, 1], None, lambda count: None)  # type: ignore[arg-type]
+        assert ShardedLearner._accumulate(fake, part) == [[0], [1]]
+    assert len(set(seeds)) == len(seeds) == 8
 
 
 def test_a_tally_reaches_the_peers_whole() -> None:
