@@ -216,6 +216,20 @@ def test_stop_strings_end_completions_where_their_text_first_holds_one(
     assert by_string
 
 
+def test_an_end_in_the_last_token_that_is_allowed_is_an_end(
+    model: Model, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, most = TransformersSampler(model, 10**6), params(num_completions=1, max_new_tokens=1)
+    [cut] = sampler.sample(prompts[:1], most, 3, quiet)
+    assert cut.completions[0].finish_reason == "length"
+    monkeypatch.setattr(
+        model, "end_token_ids", [*model.end_token_ids, cut.completions[0].token_ids[0]]
+    )
+    [ended] = sampler.sample(prompts[:1], most, 3, quiet)
+    assert ended.completions[0].token_ids == cut.completions[0].token_ids
+    assert ended.completions[0].finish_reason == "stop"
+
+
 def test_the_chat_ends_at_a_stop_string(model: Model, prompts: list[Prompt]) -> None:
     options = params(num_completions=1, max_new_tokens=40, stop=("1", "2", "3"))
     [group] = TransformersSampler(model, 10**6).sample(prompts[:1], options, 3, quiet)
