@@ -3,7 +3,10 @@ and expected outputs never enter their process. A whole program passes a test if
 code 0 within its limits and prints what is expected.
 """
 
+import functools
+import importlib.util
 import json
+import marshal
 import math
 import textwrap
 from dataclasses import dataclass
@@ -31,13 +34,6 @@ MAX_CALLS_TIMEOUTS = 10
 
 _PYTHON = {"python", "py", "python3", "py3"}
 _HARNESS = "from jail.function_harness import main; main()"
-_HARNESS_FILES = {
-    f"jail/{name}.py": read_text(Path(jail.__file__).with_name(f"{name}.py"))
-    for name in (
-        *("function_harness", "assert_source", "assert_paths", "array_checks", "like_pytest"),
-        *("program_proxy", "program_server", "shared", "values"),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +185,26 @@ class CodeTests:
             stdin=json.dumps(
                 {**request, "timeout_seconds": self.timeout_seconds, "stop_early": stop_early}
             ),
-            files={**_HARNESS_FILES, "solution.py": program},
+            files={**_harness_files(), "solution.py": program},
             limits=Limits(cpu_seconds=math.ceil(together), wall_seconds=together),
         )
         return ended, [_parsed(line) for line in ended.stdout.split("\n")[:-1]]
+
+
+@functools.cache
+def _harness_files() -> dict[str, bytes]:
+    """The tester's modules, compiled once: the sandbox's Python is this one."""
+    names = (
+        *("function_harness", "assert_source", "assert_paths", "array_checks", "like_pytest"),
+        *("program_proxy", "program_server", "shared", "values"),
+    )
+    head = importlib.util.MAGIC_NUMBER + bytes(12)  # flags, time and size of a source: none
+    folder = Path(jail.__file__).parent
+    return {
+        f"jail/{name}.pyc": head
+        + marshal.dumps(compile(read_text(folder / f"{name}.py"), f"jail/{name}.py", "exec"))
+        for name in names
+    }
 
 
 def _parsed(line: str) -> dict[str, Any]:

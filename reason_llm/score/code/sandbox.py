@@ -6,6 +6,7 @@ time, memory, processes, files and output. Not covered: holes in the kernel, sid
 machine's speed. With ``limits_only`` the limits alone remain: programs run as this user.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -97,7 +98,7 @@ class Sandbox:
         program: str,
         *,
         stdin: str = "",
-        files: Mapping[str, str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
     ) -> Finished:
         """Run ``python program.py`` in an empty folder and wait for its end, and for the end of all
@@ -105,13 +106,19 @@ class Sandbox:
 
         Args:
             stdin: its standard input; one that is not read does no harm.
-            files: further files in that folder, by plain name.
+            files: further files in that folder, by name.
 
         Raises:
             SandboxError: it could not be run.
         """
+        contents = {**(files or {}), "program.py": program}
         request = {
-            "files": {**(files or {}), "program.py": program},
+            "files": {name: text for name, text in contents.items() if isinstance(text, str)},
+            "bytes": {
+                name: base64.b64encode(data).decode()
+                for name, data in contents.items()
+                if isinstance(data, bytes)
+            },
             "arguments": ["-s", "-S", "-c", _RUN_PROGRAM],
             "stdin": stdin,
             "limits": asdict(limits),

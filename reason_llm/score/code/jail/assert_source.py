@@ -79,6 +79,7 @@ class TestsSource:
         words = set(re.findall("[a-z]+", source.lower()))
         self.speaks_of_infinity = bool(words & NOT_FINITE)
         self.uses_numpy = "numpy" in source or "np." in source or "allclose" in source
+        self.has_futures = "async" in source or "futures" in source
         free = _free_names(source, "exec")
         self.asks_for_candidate = entry_point is not None and "candidate" in free
         free -= {"candidate"} if self.asks_for_candidate else set()

@@ -11,7 +11,6 @@ stdout: one line for each call, ``{"value": …}`` or ``{"error": …}``; or one
 ``total`` and ``problem``.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import functools
@@ -25,8 +24,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from . import like_pytest
@@ -74,7 +71,7 @@ def _run_tests(
     sys.modules[PROGRAM_NAME] = _ProgramModule(program)
     sys.modules["pytest"] = like_pytest.module()
     program.gives_arrays, program.gives_all_numbers = tests.uses_numpy, tests.speaks_of_infinity
-    lost = _LostErrors()
+    lost = _LostErrors(tests.has_futures)
     namespace = {
         "__name__": "__main__",
         "__builtins__": builtin,
@@ -109,27 +106,32 @@ def _run_tests(
 class _LostErrors:
     """Errors that no one is told: of a thread, of a future or a task that nobody asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_futures: bool) -> None:
         self._found: list[BaseException | None] = []
-        self._unheard: set[Future[Any]] = set()
+        self._unheard: set[Any] = set()
         threading.excepthook = lambda given: self._found.append(given.exc_value)
+        if has_futures:
+            self._look_at_futures()
 
+    def _look_at_futures(self) -> None:
         def call_exception_handler(loop: Any, context: dict[str, Any]) -> None:
             self._found.append(context.get("exception"))
 
-        setattr(asyncio.BaseEventLoop, "call_exception_handler", call_exception_handler)  # noqa: B010
-        keep = Future.set_exception
+        asyncio = importlib.import_module("asyncio")
+        asyncio.BaseEventLoop.call_exception_handler = call_exception_handler
+        future_class = importlib.import_module("concurrent.futures").Future
+        keep = future_class.set_exception
 
-        def set_exception(future: Future[Any], error: BaseException | None) -> None:
+        def set_exception(future: Any, error: BaseException | None) -> None:
             self._unheard.add(future)  # before a thread that waits for it hears of it
             keep(future, error)
 
-        setattr(Future, "set_exception", set_exception)  # noqa: B010 - mypy allows no assignment
+        future_class.set_exception = set_exception
         for name in ("result", "exception"):
-            setattr(Future, name, self._hearing(getattr(Future, name)))
+            setattr(future_class, name, self._hearing(getattr(future_class, name)))
 
     def _hearing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def hear(future: Future[Any], timeout: float | None = None) -> Any:
+        def hear(future: Any, timeout: float | None = None) -> Any:
             try:
                 return function(future, timeout)
             finally:
@@ -151,7 +153,7 @@ def _ended(result: Any) -> None:
     """Wait for a test that is a coroutine, or for those of a test with several cases."""
     for each in result if isinstance(result, list) else [result]:
         if inspect.iscoroutine(each):
-            asyncio.run(each)
+            importlib.import_module("asyncio").run(each)
         elif isinstance(each, list):
             _ended(each)
 
@@ -233,7 +235,7 @@ def _start_program() -> Program:
 def main() -> None:
     """Start the program, then read the tests and run them."""
     program = _start_program()
-    sys.path = [path for path in sys.path if path not in ("", str(Path.cwd()))]
+    sys.path = [path for path in sys.path if path not in ("", os.getcwd())]  # noqa: PTH109
     sys.set_int_max_str_digits(0)
     verdicts = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)

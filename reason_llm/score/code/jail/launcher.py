@@ -7,6 +7,7 @@
           the program   a fresh Python without privileges
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -120,9 +121,11 @@ def _init(
             os.chdir(request["folder"])
             if change_to is not None:
                 os.chown(".", change_to, change_to)
-        for name, text in request["files"].items():
+        contents = {n: text.encode(errors="replace") for n, text in request["files"].items()}
+        contents |= {name: base64.b64decode(data) for name, data in request["bytes"].items()}
+        for name, data in contents.items():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_text(text, encoding="utf-8", errors="replace")
+            Path(name).write_bytes(data)
         program = os.fork()
         if program == 0:
             _become_program(setup, change_to, request, (stdin, stdout, stderr))

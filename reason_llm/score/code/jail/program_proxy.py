@@ -8,10 +8,10 @@ nothing else. ``StopIteration`` is an error unless it answers ``next``: it would
 tests before their assertions.
 """
 
-import asyncio
 import builtins
 import contextlib
 import copy
+import importlib
 import inspect
 import json
 import operator
@@ -22,7 +22,6 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from itertools import islice
 from threading import Lock
@@ -208,8 +207,11 @@ class Program:
             value = function(*given, **named)
             is_awaited = inspect.iscoroutine(value)
             if is_awaited:
-                with ThreadPoolExecutor(1) as thread:  # a loop of the tests may run in this one
-                    value = thread.submit(copy_context().run, asyncio.run, value).result()
+                run = importlib.import_module("asyncio").run
+                futures = importlib.import_module("concurrent.futures")
+                # in a thread, as a loop of the tests may run in this one
+                with futures.ThreadPoolExecutor(1) as thread:
+                    value = thread.submit(copy_context().run, run, value).result()
             reply = {"value": self._encoded(value), "awaited": is_awaited, **self.shared.message()}
         except ProgramEnded:
             raise
@@ -361,7 +363,7 @@ class Program:
     async def _awaited(self, coroutine: "StandIn") -> Any:
         """Those that run beside it are begun before it is waited for."""
         self.call("begin", coroutine)
-        await asyncio.sleep(0)
+        await importlib.import_module("asyncio").sleep(0)
         return self.call("finish", coroutine)
 
     def _exception(self, lineage: list[str]) -> type[Exception]:

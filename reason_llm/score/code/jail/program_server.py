@@ -4,10 +4,10 @@ tester asks of its functions and objects. Nothing here can be relied on once the
 The tester's side of the channel, and what the tester makes of an answer: ``program_proxy``.
 """
 
-import asyncio
 import builtins
 import copy
 import functools
+import importlib
 import inspect
 import json
 import operator
@@ -21,14 +21,14 @@ from typing import Any
 from .shared import Shared, kind_of
 from .values import DATA_TYPES, TYPES, decode, encode, is_array, write_line
 
-_loops: list[asyncio.AbstractEventLoop] = []
+_loops: list[Any] = []
 _tasks: dict[int, Any] = {}
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def _loop() -> Any:
     """The one loop that the program's coroutines run in."""
     if not _loops:
-        _loops.append(asyncio.new_event_loop())
+        _loops.append(importlib.import_module("asyncio").new_event_loop())
     return _loops[0]
 
 
