@@ -6,21 +6,25 @@
 3. Bad input is one line with its cause, and nothing is learned.
 """
 
+import errno
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import orjson
 import pytest
 from safetensors.torch import load_file, save_file
 
 import fault_table
-from faults import Fault, Trainer, differences, make_start, outcome, write_config
+from faults import Ended, Fault, Trainer, differences, make_start, outcome, write_config
 from marks import most_are_long
 from reason_llm.app.cli import main
-from reason_llm.run.store import metrics
+from reason_llm.run.store import checkpoint, metrics
 from reason_llm.train import next_kl_coefficient
+from reason_llm.train.learner import Learner
 from stage_runs import STAGES
 
 Records = list[metrics.Record]
@@ -48,19 +52,38 @@ def trainer() -> Iterator[Trainer]:
         yield trainer
 
 
+class Here(Trainer):
+    """Runs without a fault in this process, which has imported everything."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def run(self, folder: Path, fault: Fault | None = None, *arguments: str) -> Ended:
+        """The run whose config is in ``folder``, to its end."""
+        assert fault is None
+        status = main(["train", str(folder / "config.yaml"), *arguments])
+        return Ended(status, "printed here", [], 0, False, 0, [], 0.0)
+
+
+class Killed(BaseException):
+    """In the place of kill -9."""
+
+
 @pytest.fixture(scope="module")
-def whole(trainer: Trainer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a run that nothing interrupts, beside which the others have theirs."""
     home = tmp_path_factory.mktemp("stages")
     found: dict[str, Path] = {}
 
     def get(stage: str) -> Path:
         if stage not in found:
-            make_start(trainer, home)
+            make_start(Here(), home)
             folder = home / f"whole-{stage}"
             write_config(folder, stage)
-            ended = trainer.run(folder, None, *options(stage))
-            assert ended.status == 0, ended.printed
+            assert Here().run(folder, None, *options(stage)).status == 0
             found[stage] = folder
         return found[stage]
 
@@ -80,7 +103,8 @@ def test_a_stage_learns(stage: str, whole: Callable[[str], Path]) -> None:
     DIRECTIONS[stage](records_of(whole(stage)))
 
 
-@pytest.mark.parametrize("stage", most_are_long(STAGES, ["ppo"]))
+@pytest.mark.long
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_killed_stage_goes_on_to_the_same_bits(
     stage: str, trainer: Trainer, whole: Callable[[str], Path]
 ) -> None:
@@ -95,12 +119,45 @@ def test_a_killed_stage_goes_on_to_the_same_bits(
     assert differences(outcome(folder), outcome(like)) == []
 
 
-def test_a_full_disk_ends_a_stage_of_rows_one_step_later(trainer: Trainer, tmp_path: Path) -> None:
+def test_ppo_that_ends_in_an_update_goes_on_to_the_same_bits(
+    whole: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    like = whole("ppo")
+    folder = like.parent / "ended-ppo"
+    write_config(folder, "ppo")
+    update, calls = Learner._update, iter(range(100))
+
+    def dies(learner: Learner, *arguments: Any) -> Any:
+        if next(calls) == 7:  # the critic's, of the third step
+            raise Killed
+        return update(learner, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_update", dies)
+        with pytest.raises(Killed):
+            Here().run(folder, None, *options("ppo"))
+    assert Here().run(folder, None, *options("ppo")).status == 0
+    assert differences(outcome(folder), outcome(like)) == []
+
+
+def test_a_full_disk_ends_a_stage_of_rows_one_step_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Little is learned that cannot be saved, and one checkpoint at most waits to be written."""
     write_config(tmp_path / "run", "sft")
-    full = Fault("checkpoint", "ENOSPC", (fault_table.TENSORS,))  # of the untrained policy
-    ended = trainer.run(tmp_path / "run", full, "--run.steps", "9")
-    assert (ended.status, ended.updates) == (2, 2), ended.printed
+    update, updates = Learner._update, []
+
+    def counted(learner: Learner, *arguments: Any) -> Any:
+        updates.append(learner)
+        return update(learner, *arguments)
+
+    def full(*arguments: Any, **named: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Learner, "_update", counted)
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    assert Here().run(tmp_path / "run", None, "--run.steps", "9").status == 2
+    assert len(updates) == 2
 
 
 def falls(records: Records, name: str = "eval/loss", to: float = 1.0) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import families
@@ -317,7 +316,7 @@ def test_all_weights_take_what_was_planned(family: str, dtype: torch.dtype, tmp_
 
 
 ON_CARDS = sorted(p for p in (ROOT / "configs").glob("*.yaml") if re.search(r"_\d+gb$", p.stem))
-PIPELINES = [p for p in ON_CARDS if "stages" in yaml.safe_load(p.read_text())]
+PIPELINES = [p for p in ON_CARDS if "\nstages:" in p.read_text()]
 CONFIGS = [p for p in ON_CARDS if p not in PIPELINES]
 
 
