@@ -423,6 +423,19 @@ def test_a_damaged_copy_of_the_start_is_one_line(
     assert f"{copied.parent}, the run's copy of model.start, is damaged (" in line
 
 
+def test_a_run_begun_anew_begins_from_the_adapter_that_it_names(good: Path, tmp_path: Path) -> None:
+    """And not from the copy that the run before made of its own."""
+    folder = begun(good, tmp_path, "irpo")
+    other = good / "whole-irpo" / "runs" / "run" / "adapter"
+    begins = ("--model.start", str(other))
+    anew = ("--run.resume", "never", "--run.steps", "1")
+    assert Here().run(folder, None, *begins, *anew).status == 0
+    assert Here().run(folder, None, *begins, "--run.steps", "2").status == 0
+    name = "adapter_model.safetensors"
+    copied = folder / "runs" / "run" / "start" / name
+    assert copied.read_bytes() == (other / name).read_bytes()
+
+
 @pytest.mark.long
 def test_a_teacher_that_has_changed_is_one_line(
     refusal: Callable[..., str], good: Path, whole: Callable[[str], Path], tmp_path: Path

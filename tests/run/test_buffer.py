@@ -355,14 +355,14 @@ class Elsewhere:
 
 def test_a_step_is_asked_for_in_the_file_ahead_and_elsewhere(tmp_path: Path) -> None:
     path, folder = tmp_path / "b.json", tmp_path / "ahead"
-    kept = Document(identity(), 1, True, True, 2, [group("c")], {}, "old", 7)
+    kept = Document(identity("run-b"), 1, True, True, 2, [group("c")], {}, "old", 7)
     with RolloutBuffer(path, identity(), [Elsewhere(kept).read], ahead=folder) as buffer:
         assert buffer.read(0) is None
         buffer.write(0, [group("a")], whole=True, version=0)
         buffer.write(2, [group("b")], whole=True, version=1)
         buffer.write(3, [group("b")], whole=False, version=1)
         taken = buffer.read(1, "new")
-        assert taken == replace(kept, trained=False, checkpoint="new")
+        assert taken == replace(kept, run=identity(), trained=False, checkpoint="new")
         assert read_document(path) == taken
         assert groups(buffer, 2) == [group("b")]
         assert not holds(buffer, 3)
