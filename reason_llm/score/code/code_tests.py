@@ -4,16 +4,16 @@ code 0 within its limits and prints what is expected.
 """
 
 import functools
-import importlib.util
 import json
-import marshal
 import math
+import py_compile
+import tempfile
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from reason_llm.files import read_text
+from reason_llm.files import MIB, read_bounded
 from reason_llm.score.code import jail
 from reason_llm.score.code.cases import (
     AssertTests,
@@ -198,13 +198,13 @@ def _harness_files() -> dict[str, bytes]:
         *("function_harness", "assert_source", "assert_paths", "array_checks", "like_pytest"),
         *("program_proxy", "program_server", "shared", "values"),
     )
-    head = importlib.util.MAGIC_NUMBER + bytes(12)  # flags, time and size of a source: none
-    folder = Path(jail.__file__).parent
-    return {
-        f"jail/{name}.pyc": head
-        + marshal.dumps(compile(read_text(folder / f"{name}.py"), f"jail/{name}.py", "exec"))
-        for name in names
-    }
+    folder, files = Path(jail.__file__).parent, {}
+    with tempfile.TemporaryDirectory(prefix="reason_llm-") as made:
+        for name in names:
+            compiled, shown = f"{made}/{name}.pyc", f"jail/{name}.py"
+            py_compile.compile(str(folder / f"{name}.py"), compiled, shown, doraise=True)
+            files[f"jail/{name}.pyc"] = read_bounded(Path(compiled), MIB)
+    return files
 
 
 def _parsed(line: str) -> dict[str, Any]:
