@@ -19,6 +19,7 @@ import torch
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.data import Data, load_data
 from reason_llm.data.rows import raise_fault
+from reason_llm.model import base
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.score.code import CodeTests
 from reason_llm.score.code.sandbox import Sandbox
@@ -63,6 +64,23 @@ def model(shared_model: Model) -> Model:
             parameter.grad = None
     shared_model.policy.eval()
     return shared_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_pass_of_shapes() -> Iterator[None]:
+    """A pass of shapes that went well is not made again for the same config and adapter."""
+    made: set[str] = set()
+    check_pass = base._check_pass
+
+    def once(path: str, policy: Any) -> None:
+        kind = f"{policy.config.to_json_string()} {getattr(policy, 'peft_config', None)}"
+        if kind not in made:
+            check_pass(path, policy)
+            made.add(kind)
+
+    base._check_pass = once
+    yield
+    base._check_pass = check_pass
 
 
 def config_of(tree: dict[str, Any], **overrides: Any) -> Config:

@@ -98,7 +98,7 @@ def build(
 
 def to_yaml(config: Config) -> str:
     """The whole config, defaults included, as a file that ``load`` reads back to an equal one."""
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # by libyaml, where PyYAML has it
+    dumper = yaml.CSafeDumper
     tree = config.model_dump(mode="json")
     return str(yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True))
 

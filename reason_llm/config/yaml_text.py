@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 
 from reason_llm.files import MOST_NESTING, check_nesting
 
@@ -38,13 +39,17 @@ def parse(text: str) -> Any:
     return value
 
 
-class _PlainValues(yaml.SafeLoader):
-    """Safe YAML loader that refuses aliases, duplicate keys and numbers of other bases."""
+class _PlainValues(Composer, yaml.CSafeLoader):
+    """libyaml's SafeLoader that refuses aliases, duplicate keys and numbers of other bases."""
+
+    def __init__(self, text: str) -> None:
+        yaml.CSafeLoader.__init__(self, text)
+        Composer.__init__(self)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """As SafeLoader's, without aliases: a few can unfold to any size, or hold themselves."""
         if self.check_event(yaml.AliasEvent):
-            alias = self.peek_event()
+            alias: Any = self.peek_event()
             raise _problem(
                 alias, f"the alias *{alias.anchor:.40} is not taken; write its value out"
             )
@@ -58,10 +63,10 @@ class _PlainValues(yaml.SafeLoader):
         return super().construct_object(node, deep)
 
     def construct_scalar(self, node: Any) -> Any:
-        """As SafeLoader's, without what no path and no JSON can hold."""
+        """As SafeLoader's, without what no path can hold."""
         value = super().construct_scalar(node)
-        if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
-            raise _problem(node, f"{value[:60]!r} holds a NUL or half a character; remove it")
+        if "\0" in value:
+            raise _problem(node, f"{value[:60]!r} holds a NUL; remove it")
         return value
 
     def construct_yaml_int(self, node: Any) -> int:
