@@ -33,6 +33,8 @@ def parse(text: str) -> Any:
         raise ValueError(str(error)) from error
     except RecursionError as error:
         raise ValueError(f"nested more than {MOST_NESTING} levels deep") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("it holds half a character; remove that") from error
     except _BAD_SCALAR as error:
         raise ValueError(f"a value does not fit its kind ({error}); quote it") from error
     check_nesting(value)

@@ -11,6 +11,12 @@ def test_a_value_that_does_not_fit_its_tag(text: str) -> None:
         parse(f"a: {text}")
 
 
+def test_half_a_character_is_told() -> None:
+    """As a command line of other bytes than UTF-8 has them."""
+    with pytest.raises(ValueError, match=r"^it holds half a character; remove that$"):
+        parse("a: b\udc80")
+
+
 @pytest.mark.parametrize(
     "text", ["010", "-010", "+0_7", "1:30", "190:20:30", "1:30.5", "-1:30", "0b1:1", "00"]
 )

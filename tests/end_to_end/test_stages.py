@@ -120,7 +120,9 @@ def test_a_killed_stage_goes_on_to_the_same_bits(
 
 
 def test_ppo_that_ends_in_an_update_goes_on_to_the_same_bits(
-    whole: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    whole: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     like = whole("ppo")
     folder = like.parent / "ended-ppo"
@@ -136,7 +138,9 @@ def test_ppo_that_ends_in_an_update_goes_on_to_the_same_bits(
         patch.setattr(Learner, "_update", dies)
         with pytest.raises(Killed):
             Here().run(folder, None, *options("ppo"))
+    capsys.readouterr()
     assert Here().run(folder, None, *options("ppo")).status == 0
+    assert "goes on after step" in "".join(capsys.readouterr())
     assert differences(outcome(folder), outcome(like)) == []
 
 
@@ -151,8 +155,12 @@ def test_a_full_disk_ends_a_stage_of_rows_one_step_later(
         updates.append(learner)
         return update(learner, *arguments)
 
+    save, tries = checkpoint.save_file, iter(range(100))
+
     def full(*arguments: Any, **named: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if next(tries) == 0:  # of the untrained policy
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(*arguments, **named)
 
     monkeypatch.setattr(Learner, "_update", counted)
     monkeypatch.setattr(checkpoint, "save_file", full)

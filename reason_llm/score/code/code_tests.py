@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from reason_llm.errors import ConfigError
 from reason_llm.files import MIB, read_bounded
 from reason_llm.score.code import jail
 from reason_llm.score.code.cases import (
@@ -90,7 +91,7 @@ class CodeTests:
         num_workers: programs at once; None: one per core.
 
     Raises:
-        ConfigError: isolation cannot be had and ``mode`` demands it.
+        ConfigError: isolation cannot be had and ``mode`` demands it, or no temporary file.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class CodeTests:
         timeout_seconds: float = TIMEOUT_SECONDS,
         num_workers: int | None = None,
     ) -> None:
+        self._harness_files = _harness_files()
         self.sandbox = Sandbox(mode, num_workers)
         self.timeout_seconds = timeout_seconds
 
@@ -185,7 +187,7 @@ class CodeTests:
             stdin=json.dumps(
                 {**request, "timeout_seconds": self.timeout_seconds, "stop_early": stop_early}
             ),
-            files={**_harness_files(), "solution.py": program},
+            files={**self._harness_files, "solution.py": program},
             limits=Limits(cpu_seconds=math.ceil(together), wall_seconds=together),
         )
         return ended, [_parsed(line) for line in ended.stdout.split("\n")[:-1]]
@@ -193,17 +195,23 @@ class CodeTests:
 
 @functools.cache
 def _harness_files() -> dict[str, bytes]:
-    """The tester's modules, compiled once: the sandbox's Python is this one."""
+    """The tester's modules, compiled: the sandbox's Python is this one. Raises ConfigError."""
     names = (
         *("function_harness", "assert_source", "assert_paths", "array_checks", "like_pytest"),
         *("program_proxy", "program_server", "shared", "values"),
     )
     folder, files = Path(jail.__file__).parent, {}
-    with tempfile.TemporaryDirectory(prefix="reason_llm-") as made:
-        for name in names:
-            compiled, shown = f"{made}/{name}.pyc", f"jail/{name}.py"
-            py_compile.compile(str(folder / f"{name}.py"), compiled, shown, doraise=True)
-            files[f"jail/{name}.pyc"] = read_bounded(Path(compiled), MIB)
+    try:
+        with tempfile.TemporaryDirectory(prefix="reason_llm-") as made:
+            for name in names:
+                source, compiled = str(folder / f"{name}.py"), f"{made}/{name}.pyc"
+                # its assertions count, whatever -O says here
+                py_compile.compile(source, compiled, f"jail/{name}.py", doraise=True, optimize=0)
+                files[f"jail/{name}.pyc"] = read_bounded(Path(compiled), MIB)
+    except OSError as error:
+        raise ConfigError(
+            f"the code sandbox has no folder for temporary files ({error}); set TMPDIR to one"
+        ) from error
     return files
 
 
