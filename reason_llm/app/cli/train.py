@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Fine-tune a language model by reinforcement learning on one GPU, or on a CPU.
 Without arguments: the quick start. Started again, a run goes on where it stopped. Of a config with
-several stages, --stage NAME runs one, and the other options are for all of them."""
+several stages, --stage NAME runs one, and the other options are for that stage alone."""
 SWITCHES = {
     "plan": "print the memory plan, from the model's config alone, and stop; with "
     "--memory.budget_gib it is for a GPU of that size, wherever it is called",
