@@ -102,8 +102,8 @@ class Algorithm(SurrogateColumns):
     """Importance weights, from the log-probs in the buffer, for rollouts of another policy or of a
     sampler that differs slightly from the policy: token_truncate, token_mask, sequence_truncate,
     sequence_mask or none. auto: with run.from_buffer, run.max_staleness, train.replay and vllm
-    token_truncate, or sequence_truncate where ratio is the completion's (gspo, gspo_token, luspo); else none,
-    as the log-probs of transformers are the learner's."""
+    token_truncate, or sequence_truncate where ratio is the completion's (gspo, gspo_token, luspo);
+    else none, as the log-probs of transformers are the learner's."""
     correction_cap: Positive = 2.0
     """Max weight; a larger one becomes this (truncate) or 0 (mask)."""
     correction_floor: NonNegative = 0.0

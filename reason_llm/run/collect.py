@@ -17,7 +17,7 @@ from typing import Protocol, Self
 from reason_llm.config import Algorithm, Config
 from reason_llm.data import informative_order, order
 from reason_llm.rollout import Group, Prompt
-from reason_llm.run.reward_models import RewardModelFolder
+from reason_llm.run.judges.reward_models import RewardModelFolder
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store import metrics
 from reason_llm.run.store.buffer import RolloutBuffer

@@ -6,7 +6,7 @@ from pathlib import Path
 from reason_llm.config import Config
 from reason_llm.model import Model, score_head
 from reason_llm.model.plan import Plan
-from reason_llm.run import reward_models
+from reason_llm.run.judges import reward_models
 from reason_llm.run.start.resolve import START
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.train import (

@@ -18,7 +18,8 @@ from reason_llm.rollout import Group, without_learner_logprobs
 from reason_llm.run import learners
 from reason_llm.run.collect import Step
 from reason_llm.run.held_out import HeldOut
-from reason_llm.run.reward_models import RewardModelFolder, RewardModels
+from reason_llm.run.judges.reward_models import RewardModelFolder, RewardModels
+from reason_llm.run.judges.teacher import teacher_of
 from reason_llm.run.rows import Rows
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.prepare import Job
@@ -31,7 +32,6 @@ from reason_llm.run.store.folder import kept_name
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
-from reason_llm.run.teacher import teacher_of
 from reason_llm.run.team.alone import Team
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, in_environment, prove_sampler_is_policy, sampling

@@ -30,7 +30,7 @@ from reason_llm.errors import ConfigError, ReasonError, RewardError
 from reason_llm.files import MANIFEST, read_object
 from reason_llm.loop import train
 from reason_llm.rollout import Completion, Group
-from reason_llm.run.reward_models import RewardModels
+from reason_llm.run.judges.reward_models import RewardModels
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import metrics
 from reason_llm.run.store.document import read_document

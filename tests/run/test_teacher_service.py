@@ -25,9 +25,9 @@ from reason_llm.errors import ConfigError, ModelError, TrainingError
 from reason_llm.loop import train
 from reason_llm.model import Datum, load_tokenizer
 from reason_llm.run import SILENT
+from reason_llm.run.judges.teacher import teacher_of
 from reason_llm.run.run import open_run
 from reason_llm.run.start.prepare import prepare
-from reason_llm.run.teacher import teacher_of
 from reason_llm.score import service
 from services import Server
 

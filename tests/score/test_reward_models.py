@@ -14,7 +14,7 @@ from reason_llm.config import Config, ScoreSection
 from reason_llm.errors import RewardError
 from reason_llm.files import parsed_object, read_object
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.reward_models import RewardModelFolder
+from reason_llm.run.judges.reward_models import RewardModelFolder
 from reason_llm.run.store.kept_adapters import KeptAdapters, describe
 from reason_llm.score import Scorer
 from reason_llm.train import optim, with_advantages

@@ -27,12 +27,12 @@ from reason_llm.errors import (
 from reason_llm.files import MIB, check_writable, sha256
 from reason_llm.model import adapters, base_digest, end_token_ids, score_head
 from reason_llm.model.plan import Subject, look_at, with_start, with_teacher
-from reason_llm.run import reward_models
-from reason_llm.run.reward_models import RewardModelFolder
+from reason_llm.run.judges import reward_models
+from reason_llm.run.judges.reward_models import RewardModelFolder
+from reason_llm.run.judges.teacher import check_service
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.run.store.document import unfinished_run
-from reason_llm.run.teacher import check_service
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Episodes, environments_of, stop_strings
 from reason_llm.score import Scorer

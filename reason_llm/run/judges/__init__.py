@@ -1,0 +1,1 @@
+"""Models beside the policy that judge its rollouts: reward models, and a teacher."""
