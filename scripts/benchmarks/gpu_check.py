@@ -106,11 +106,17 @@ def _work(model: str, quantize: str) -> Work:
     )
 
 
-def _extensions() -> None:
-    """Kernels, the allocator that gives memory back, FlashAttention 2."""
+def _extensions() -> str:
+    """Kernels, the allocator that gives memory back, the FlashAttention that vLLM takes here."""
     import vllm._C_stable_libtorch
-    import vllm.cumem_allocator
-    import vllm.vllm_flash_attn._vllm_fa2_C  # noqa: F401
+    import vllm.cumem_allocator  # noqa: F401
+    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+    from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
+
+    version = get_flash_attn_version()
+    if version is None or not is_fa_version_supported(version):
+        raise AssertionError(f"FlashAttention {version} does not load")
+    return f"FlashAttention {version}"
 
 
 def _rms_norm() -> None:

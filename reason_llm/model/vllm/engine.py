@@ -181,6 +181,8 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports
+    # FlashInfer's sampler gives no processed log-probs, so it is not even imported.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     try:
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -238,6 +240,11 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
                 f"takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the GPU was free; "
                 f"set memory.budget_gib to {0.95 * min(free, needed) / 2**30:.1f} or less, or end "
                 "what else uses the GPU"
+            ) from error
+        if "one instance per process" in str(error):  # its compiled code outlives an engine
+            raise ModelError(
+                f"model.path={path}: vLLM still holds the model before it in this process; start "
+                "another one (a notebook: restart its kernel)"
             ) from error
         raise ModelError(
             f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
