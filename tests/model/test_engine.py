@@ -163,7 +163,7 @@ def test_closing_clears_the_slots_that_vllm_keeps(
 
 
 BUDGET = r"as vLLM starts.*set memory\.budget_gib to"
-HELD = r"holds the model before it in this process; start another"
+HELD = r"holds the model before it in this process; give the command"
 
 
 @pytest.mark.parametrize(

@@ -243,8 +243,8 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             ) from error
         if "one instance per process" in str(error):  # its compiled code outlives an engine
             raise ModelError(
-                f"model.path={path}: vLLM still holds the model before it in this process; start "
-                "another one (a notebook: restart its kernel)"
+                f"model.path={path}: vLLM still holds the model before it in this process; give "
+                "the command again, which goes on from here, or restart the notebook's kernel"
             ) from error
         raise ModelError(
             f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
