@@ -47,6 +47,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
 
     def ask(self, question: Question, timeout_seconds: float) -> bool | None:
         """The worker's verdict; None if it died.
@@ -78,17 +79,23 @@ class _Worker:
             start_new_session=True,  # Ctrl-C is for the run, also while this one starts
         )
         is_ready = False
+        if self._is_killed:  # while it was made, when ``kill`` did not see it yet
+            process.kill()
         with contextlib.suppress(TimeoutError):
             is_ready = bool(_reply(process, _START_SECONDS))
         if not is_ready:
+            code = self.end()
+            if self._is_killed:
+                raise RuntimeError("the judge is closed")
             raise RuntimeError(
-                f"the comparison worker did not start (exit code {self.end()}); "
+                f"the comparison worker did not start (exit code {code}); "
                 f"run `{sys.executable} -P -c {shlex.quote(_WORKER)}` to see why"
             )
         return process
 
     def kill(self) -> None:
-        """End the process, whatever it is doing. Any thread may call it."""
+        """End the process, whatever it is doing, for good. Any thread may call it."""
+        self._is_killed = True
         if (process := self._process) is not None:
             process.kill()
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,6 +165,25 @@ def test_closing_ends_the_workers_even_while_they_hang() -> None:
             time.sleep(0.01)
         judge.close()
         assert run.exception(timeout=LONG_SECONDS) is not None or not run.result()
+    assert children() == before
+
+
+def test_a_worker_that_is_being_made_as_the_judge_closes_is_ended_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, judge = children(), Judge(num_workers=1)
+    popen = subprocess.Popen
+
+    def closing(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        made = popen(*arguments, **options)
+        judge._is_closed = True  # as ``close`` does, which then waits for this comparison
+        judge._workers[0].kill()
+        return made
+
+    monkeypatch.setattr(subprocess, "Popen", closing)
+    with pytest.raises(RuntimeError, match="the judge is closed"):
+        judge.compare(Question(ONE, ONE))
+    judge.close()
     assert children() == before
 
 
