@@ -241,7 +241,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
                 f"set memory.budget_gib to {0.95 * min(free, needed) / 2**30:.1f} or less, or end "
                 "what else uses the GPU"
             ) from error
-        if "one instance per process" in str(error):  # its compiled code outlives an engine
+        if "one instance per process" in str(error):  # seen with torch 2.11
             raise ModelError(
                 f"model.path={path}: vLLM still holds the model before it in this process; give "
                 "the command again, which goes on from here, or restart the notebook's kernel"
