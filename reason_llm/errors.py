@@ -82,7 +82,10 @@ class Stopped(KeyboardInterrupt):
 def raise_all(errors: Iterable[ReasonError]) -> None:
     """Raise the first of several errors, if there is one, with the others as its notes; none of
     them is told twice."""
-    first, *others = {str(error): error for error in errors}.values() or (None,)
+    told = dict[str, ReasonError]()
+    for error in errors:
+        told.setdefault(str(error), error)
+    first, *others = told.values() or (None,)
     if first is not None:
         for other in others:
             first.add_note(str(other))

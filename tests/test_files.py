@@ -307,9 +307,10 @@ def test_a_file_takes_the_place_of_what_a_kill_left(tmp_path: Path) -> None:
 
 def test_all_errors_are_told_once_and_the_first_is_raised() -> None:
     raise_all([])
-    with pytest.raises(ConfigError, match="a") as told:
-        raise_all([ConfigError("a"), DataError("b"), DataError("b"), ConfigError("a")])
-    assert told.value.__notes__ == ["b"]
+    first = ConfigError("a")
+    with pytest.raises(ConfigError) as told:
+        raise_all([first, DataError("b"), DataError("b"), ConfigError("a")])
+    assert told.value is first and first.__notes__ == ["b"]
 
 
 def test_an_error_is_shown_within_a_bound_and_without_secrets(

@@ -4,10 +4,11 @@ measure_sharing.py FOLDER        makes a 400 M-parameter model there and prints 
 """
 
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from reason_llm.config import AdapterSection
@@ -51,6 +52,18 @@ def train_once(policy: torch.nn.Module) -> None:
     policy(input_ids=torch.arange(3, 35)[None]).logits.float().logsumexp(-1).sum().backward()
 
 
+class Written(TorchDispatchMode):
+    """Counts the elements that torch's operations write; views write none."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and isinstance(out, torch.Tensor):
+            self.elements += out.numel()
+        return out
+
+
 def main(folder: Path) -> None:
     weights = make(folder)
     adapter = AdapterSection(rank=10, alpha=20)
@@ -60,18 +73,8 @@ def main(folder: Path) -> None:
     sync = AdapterSync(started, policy)
     train_once(policy)
     shared = resident_mib()
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
+    with Written() as written:
         sync()
-        times.append(time.perf_counter() - started)
-    plain = []
-    for _ in range(5):
-        started = time.perf_counter()
-        for parameter in policy.parameters():
-            if parameter.requires_grad:
-                parameter.detach().clone()
-        plain.append(time.perf_counter() - started)
     copied_before = resident_mib()
     copy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     train_once(adapters.attach(copy, adapter))
@@ -79,9 +82,10 @@ def main(folder: Path) -> None:
     print(f"weights_mib={weights / 2**20:.0f}")
     print(f"added_mib={shared - loaded:.0f}")
     print(f"added_by_a_copy_mib={copied - copied_before:.0f}")
-    print(f"lora_parameters={sum(p.numel() for p in policy.parameters() if p.requires_grad)}")
-    print(f"sync_ms={min(times) * 1000:.2f}")
-    print(f"clone_ms={min(plain) * 1000:.2f}")
+    lora = {name: p.numel() for name, p in policy.named_parameters() if p.requires_grad}
+    print(f"lora_parameters={sum(lora.values())}")
+    print(f"lora_b_parameters={sum(n for name, n in lora.items() if 'lora_B' in name)}")
+    print(f"written_by_a_sync={written.elements}")
 
 
 if __name__ == "__main__":
