@@ -1,5 +1,6 @@
 """What several tests share: one torch thread, the tiny model, a small run in its own folder."""
 
+import contextlib
 import os
 import runpy
 import signal
@@ -172,12 +173,13 @@ def code() -> Iterator[CodeTests]:
 def descendants(pid: int) -> list[int]:
     """The processes below ``pid``; of this process only the sandbox's, as other tests have some
     too."""
-    children = [
-        int(child)
-        for file in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in file.read_text().split()
-        if pid != os.getpid() or b"jail.launcher" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+    children = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            command = stat.with_name("cmdline").read_bytes()
+            if parent == pid and (pid != os.getpid() or b"jail.launcher" in command):
+                children.append(int(stat.parent.name))
     return children + [deeper for child in children for deeper in descendants(child)]
 
 

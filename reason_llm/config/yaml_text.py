@@ -41,6 +41,12 @@ def parse(text: str) -> Any:
     return value
 
 
+if not yaml.__with_libyaml__:
+    raise ImportError(
+        "PyYAML was installed without libyaml; pip install --only-binary :all: pyyaml"
+    )
+
+
 class _PlainValues(Composer, yaml.CSafeLoader):
     """libyaml's SafeLoader that refuses aliases, duplicate keys and numbers of other bases."""
 

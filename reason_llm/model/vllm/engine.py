@@ -244,7 +244,8 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
         if "one instance per process" in str(error):  # seen with torch 2.11
             raise ModelError(
                 f"model.path={path}: vLLM still holds the model before it in this process; give "
-                "the command again, which goes on from here, or restart the notebook's kernel"
+                "the command again, which goes on from here (without run.resume never), or restart "
+                "the notebook's kernel"
             ) from error
         raise ModelError(
             f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "

@@ -210,7 +210,8 @@ def _harness_files() -> dict[str, bytes]:
                 files[f"jail/{name}.pyc"] = read_bounded(Path(compiled), MIB)
     except OSError as error:
         raise ConfigError(
-            f"the code sandbox has no folder for temporary files ({error}); set TMPDIR to one"
+            f"the code sandbox's tester cannot be compiled ({error}); if that is for want of a "
+            "folder for temporary files, set TMPDIR to one"
         ) from error
     return files
 

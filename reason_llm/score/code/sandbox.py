@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from reason_llm.errors import ConfigError
+from reason_llm.score.apart import apart
 from reason_llm.score.code.jail import isolation, seccomp
 
 Mode = Literal["auto", "limits_only"]
@@ -123,6 +124,9 @@ class Sandbox:
             "stdin": stdin,
             "limits": asdict(limits),
         }
+        return apart(lambda: self._run(request))
+
+    def _run(self, request: dict[str, Any]) -> Finished:
         launcher = self._idle.get()
         try:
             return launcher.run(request)
@@ -292,12 +296,17 @@ class _Launcher:
         assert self._process is not None and self._process.stdin and self._process.stdout
         body = json.dumps(message).encode()
         unsent = memoryview(struct.pack("<Q", len(body)) + body)
-        while unsent:
-            unsent = unsent[self._process.stdin.write(unsent) :]
-        deadline = time.monotonic() + wait_seconds
-        descriptor = self._process.stdout.fileno()
-        size = struct.unpack("<Q", _read_exactly(descriptor, 8, deadline))[0]
-        answer: dict[str, Any] = json.loads(_read_exactly(descriptor, size, deadline))
+        answer: dict[str, Any] = {}
+        try:
+            while unsent:
+                unsent = unsent[self._process.stdin.write(unsent) :]
+            deadline = time.monotonic() + wait_seconds
+            descriptor = self._process.stdout.fileno()
+            size = struct.unpack("<Q", _read_exactly(descriptor, 8, deadline))[0]
+            answer = json.loads(_read_exactly(descriptor, size, deadline))
+        finally:
+            if not answer:  # or a late one would be the next request's
+                self.close()
         if "error" in answer:
             raise SandboxError(answer["error"])
         return answer

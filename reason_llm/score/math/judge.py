@@ -21,6 +21,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
+from reason_llm.score.apart import apart
 from reason_llm.score.math.answer_text import Question
 from reason_llm.score.math.units import word_set
 
@@ -62,7 +63,7 @@ class _Worker:
                 assert process.stdin is not None
                 process.stdin.write(f"{asked}\n".encode())
                 verdict = _reply(process, _PATIENCE * timeout_seconds)
-        finally:  # where an interrupt came, too: the reply would be the next question's
+        finally:  # or a late reply would be the next question's
             code = self.end() if verdict is None else 0
         if code == -signal.SIGPROF:
             raise TimeoutError
@@ -150,14 +151,17 @@ class Judge:
     def compare(self, question: Question, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
         """Whether two trees are the same mathematical object; False beyond the time limit, and
         where two workers in a row die of the comparison."""
+        return apart(lambda: self._compare(question, timeout_seconds))
+
+    def _compare(self, question: Question, timeout_seconds: float) -> bool:
         worker = self._idle.get()
         try:
             for _ in range(2):  # one that was killed from outside says nothing about the item
-                if self._is_closed:
-                    raise RuntimeError("the judge is closed")
-                verdict = worker.ask(question, timeout_seconds)
+                verdict = None if self._is_closed else worker.ask(question, timeout_seconds)
                 if verdict is not None:
                     return verdict
+                if self._is_closed:
+                    raise RuntimeError("the judge is closed")
         except TimeoutError:
             with self._lock:
                 self.num_timed_out += 1
@@ -167,12 +171,13 @@ class Judge:
 
     def close(self) -> None:
         """Kill the workers; a comparison that runs or waits raises RuntimeError."""
-        self._is_closed = True
+        was_closed, self._is_closed = self._is_closed, True
         for worker in self._workers:
             worker.kill()
-        for worker in [self._idle.get() for _ in self._workers]:
-            worker.end()
-            self._idle.put(worker)
+        if not was_closed:
+            for worker in [self._idle.get() for _ in self._workers]:
+                worker.end()
+                self._idle.put(worker)
 
 
 @functools.cache

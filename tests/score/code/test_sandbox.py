@@ -7,10 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +132,48 @@ def test_a_launcher_that_died_is_replaced(sandbox: Sandbox) -> None:
     assert sandbox.run("print(1)").stdout == "1\n"
 
 
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["size", "body", "next size"])
+def test_an_interrupt_costs_no_later_program(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
+    """The answer that nobody waited for is not taken for the next program's."""
+    main, read, waited = threading.main_thread(), sandbox_module._read_exactly, threading.Event()
+    reads = count()
+
+    def interrupted(*arguments: Any) -> bytes:
+        if next(reads) == which:
+            signal.pthread_kill(main.ident or 0, signal.SIGINT)
+            waited.wait(300)
+        return read(*arguments)
+
+    with Sandbox("auto", 1) as sandbox:
+        monkeypatch.setattr(sandbox_module, "_read_exactly", interrupted)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                for n in range(2):
+                    sandbox.run(f"print({n})")
+        finally:
+            signal.signal(signal.SIGINT, before)
+            waited.set()
+        assert [sandbox.run(f"print({n})").stdout for n in "78"] == ["7\n", "8\n"]
+
+
+def test_a_late_answer_is_no_later_program_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a launcher that does not answer in time, twice; the start between reads two parts."""
+    read, is_late = sandbox_module._read_exactly, iter([True, False, False, True])
+
+    def late(*arguments: Any) -> bytes:
+        if next(is_late, False):
+            raise SandboxError("the launcher does not answer")
+        return read(*arguments)
+
+    with Sandbox("auto", 1) as sandbox:
+        monkeypatch.setattr(sandbox_module, "_read_exactly", late)
+        with pytest.raises(SandboxError, match="does not answer"):
+            sandbox.run("print(1)")
+        assert next(is_late, None) is None
+        assert sandbox.run("print(2)").stdout == "2\n"
+
+
 def test_launchers_outlive_the_thread_that_started_them() -> None:
     with Sandbox("auto", num_workers=3) as own:
         for _ in range(3):
@@ -145,8 +189,8 @@ def test_launchers_end_when_the_run_is_killed() -> None:
     code = (
         "import os\n"
         "from reason_llm.score.code.sandbox import Sandbox\n"
-        "Sandbox('auto', num_workers=1)\n"
-        "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"
+        "made = Sandbox('auto', num_workers=1)\n"
+        "print(made._idle.get()._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reason_llm.score.math import math_worker
+from reason_llm.score.math import judge as judge_module, math_worker
 from reason_llm.score.math.answer_text import Question, decide
 from reason_llm.score.math.answer_tree import Tree
 from reason_llm.score.math.judge import Judge, default_judge
@@ -127,6 +128,49 @@ def test_a_worker_outlives_an_interrupt(judge: Judge) -> None:
     os.kill(worker, signal.SIGINT)
     assert equivalent_many(judge, [WRONG, EASY], LONG_SECONDS) == [False, True]
     assert children() - before == {worker}
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["while it starts", "while it compares"])
+def test_an_interrupt_costs_no_later_verdict(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """The reply that nobody waited for is not taken for the next question's."""
+    main, read, waited = threading.main_thread(), judge_module._reply, threading.Event()
+    replies = count()
+
+    def interrupted(*arguments: Any) -> bool | None:
+        if next(replies) == which:
+            signal.pthread_kill(main.ident or 0, signal.SIGINT)
+            waited.wait(LONG_SECONDS)
+        return read(*arguments)
+
+    monkeypatch.setattr(judge_module, "_reply", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            equivalent_many(judge, [EASY])
+    finally:
+        signal.signal(signal.SIGINT, before)
+        waited.set()
+    assert equivalent_many(judge, [WRONG, EASY, WRONG]) == [False, True, False]
+
+
+def test_what_ends_with_the_judge_has_no_verdict(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = count()
+
+    def ends(*arguments: Any) -> None:
+        """Once from outside, and once by ``close``, which then waits for this comparison."""
+        judge._is_closed = next(asked) == 1
+
+    monkeypatch.setattr(judge._workers[0], "ask", ends)
+    with ThreadPoolExecutor(1) as threads:
+        verdict = threads.submit(judge.compare, Question(ONE, ONE))
+        with pytest.raises(RuntimeError, match="the judge is closed"):
+            verdict.result(LONG_SECONDS)
+    with pytest.raises(RuntimeError, match="the judge is closed"):
+        judge.compare(Question(ONE, ONE))
 
 
 @pytest.mark.long
