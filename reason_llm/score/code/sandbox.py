@@ -23,8 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from reason_llm.errors import ConfigError
-from reason_llm.score.apart import apart
+from reason_llm.errors import ConfigError, apart
 from reason_llm.score.code.jail import isolation, seccomp
 
 Mode = Literal["auto", "limits_only"]

@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from reason_llm.score.apart import apart
+from reason_llm.errors import apart
 from reason_llm.score.math.answer_text import Question
 from reason_llm.score.math.units import word_set
 
