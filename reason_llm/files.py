@@ -58,6 +58,14 @@ class FileLock:
 
     def __enter__(self) -> Self:
         try:
+            self._take()
+        except BaseException:  # an interrupt, too
+            self.__exit__()
+            raise
+        return self
+
+    def _take(self) -> None:
+        try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             self._file = os.open(self.path, flags, 0o600)  # who can read it can lock it
@@ -66,12 +74,8 @@ class FileLock:
                 raise OSError(errno.EINVAL, f"{self.path.name} is a link or no regular file")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            is_busy, holder = isinstance(error, BlockingIOError), b""
-            if self._file is not None:
-                holder = os.read(self._file, 32) if is_busy else holder
-                os.close(self._file)
-                self._file = None
-            if is_busy:
+            if isinstance(error, BlockingIOError) and self._file is not None:
+                holder = os.read(self._file, 32)
                 raise BusyError(
                     f"process {holder.decode(errors='replace').strip()} is using {self.what}; wait "
                     f"for it, end it, or {self.fix}"
@@ -83,7 +87,6 @@ class FileLock:
         with suppress(OSError):  # a disk that is full holds the lock, if not our number
             os.ftruncate(self._file, 0)
             os.write(self._file, f"{os.getpid()}\n".encode())
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:

@@ -169,6 +169,20 @@ def test_a_file_system_without_locks_is_one_line(
     assert "\n" not in str(told.value)
 
 
+def test_an_interrupt_as_a_lock_is_taken_leaves_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "ftruncate", interrupt)
+        with pytest.raises(KeyboardInterrupt), FileLock(tmp_path / "lock", "it"):
+            pass
+    with FileLock(tmp_path / "lock", "it"):
+        pass
+
+
 def test_no_further_thread_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> None:
         raise RuntimeError("can't start new thread")

@@ -206,6 +206,7 @@ def check_made(where: str, row: Mapping[str, Any]) -> None:
 def _hub_rows(source: str, split: str) -> Read:
     import datasets
 
+    was_offline = datasets.config.HF_HUB_OFFLINE
     try:
         name, _, subset = source.partition(":")
         datasets.config.HF_HUB_OFFLINE = not reach_hub()
@@ -221,6 +222,8 @@ def _hub_rows(source: str, split: str) -> Read:
             f"{source} is neither a file here nor a Hub data set that can be read ({problem}); "
             "give a .jsonl, .json, .csv or .parquet file, or an id such as openai/gsm8k:main"
         ) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = was_offline
     yield from _numbered(source, map(dict, rows))
 
 

@@ -4,6 +4,7 @@ never lets go of the interpreter's lock is not ended: others' patterns are searc
 """
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -48,6 +49,7 @@ class _Worker:
 
 
 _idle: list[_Worker] = []
+os.register_at_fork(after_in_child=_idle.clear)  # where their threads are not
 
 
 def within(seconds: float, what: str, call: Callable[[], T]) -> T:

@@ -27,7 +27,7 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGTERM, signal.SIGINT):  # restored in this order
                 self._before[number] = signal.signal(number, self._note)
         return self
 

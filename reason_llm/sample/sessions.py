@@ -160,6 +160,10 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 def _played(own: Sessions, server: TokenServer) -> Iterator[None]:
     """Context in which the rollouts' programs run."""
     loop, thread = _agents()
+    if not thread.is_alive():  # what a program left behind has ended it
+        loop.close()
+        _agents.cache_clear()
+        loop, thread = _agents()
     playing = asyncio.run_coroutine_threadsafe(_play_all(own, server), loop)
     try:
         yield

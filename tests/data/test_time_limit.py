@@ -1,7 +1,9 @@
 """Calls with a time limit: what they give and raise, and that an endless one burns no processor."""
 
 import contextlib
+import os
 import threading
+import warnings
 
 import pytest
 
@@ -46,3 +48,16 @@ def test_one_that_ends_late_is_not_taken_for_the_next_one_s_result() -> None:
     may_end.set()
     assert has_ended.wait(60)
     assert [within(60, "it", lambda n=n: n) for n in range(3)] == [0, 1, 2]
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    assert within(60, "it", lambda: 7) == 7  # whose thread is idle now
+    with warnings.catch_warnings():  # Python 3.12 warns of a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            os._exit(within(60, "it", lambda: 8))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8

@@ -1,6 +1,7 @@
 """What the head asks of the processes beside it: who samples and learns what, by which adapter, and
 what becomes of it when one is lost. In the place of Ray stands a cluster that answers at once."""
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -408,3 +409,17 @@ def test_a_replica_samples_by_what_it_learned_or_by_what_it_holds(
     assert drawn(None) == other
     replica.load(replica._learners.state(), 48)
     assert replica._learners.policy.micro_batches.tokens == 48
+
+
+def test_the_threads_of_torch_are_a_run_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(many, "Many", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.get_num_threads()
+    job: Any = Named(config=Named(run=Named(shards=2, samplers=0)))
+    watch: Any = None
+    with pytest.raises(KeyError), many.start(job, watch, 1):
+        assert torch.get_num_threads() == 3
+        raise KeyError
+    assert torch.get_num_threads() == before

@@ -238,6 +238,16 @@ def test_an_agent_s_turns_follow_each_other_as_ids() -> None:
 
 
 @long
+def test_a_thread_that_a_program_has_ended_is_replaced() -> None:
+    loop, thread = sessions_module._agents()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(300)
+    own, sampler = sessions(f"agent:{AGENTS}:two_turns"), Told("first", "second")
+    (group,) = play(own, sampler, [a_prompt(0)], each=2)
+    assert [c.finish_reason for c in group.completions] == ["environment"] * 2
+
+
+@long
 def test_the_barrier_makes_batches_that_hang_on_no_clock() -> None:
     """Who comes first differs each time; who is asked together, and in which order, does not."""
     own = sessions(f"agent:{AGENTS}:two_turns")

@@ -24,7 +24,11 @@ class BackgroundWriter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._pool.shutdown()
+        try:
+            self._pool.shutdown()
+        except BaseException:  # an interrupt: the run's lock must outlast the last write
+            self._pool.shutdown(cancel_futures=True)
+            raise
         if error is None or isinstance(error, Stopped):
             self.wait()
 

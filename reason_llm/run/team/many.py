@@ -41,16 +41,21 @@ def start(job: Job, watch: Watch, count: int) -> Iterator["Many"]:
     """The team of so many replicas (0: the cluster to join says), whose processes start while this
     one goes on; raises ReplicaError."""
     shards = job.config.run.shards
-    if shards > 1 and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
-        # The bits of a product depend on it, however many replicas there are.
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // shards))
-    if count == 1 and not job.config.run.samplers:
-        yield Many(job, watch, None)
-        return
-    with Cluster(job.config, count) as connected:
-        team = Many(job, watch, connected)
-        connected.on_loss = team.lose
-        yield team
+    is_dealt = shards > 1 and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ
+    threads = torch.get_num_threads()
+    try:
+        if is_dealt:  # The bits of a product depend on it, however many replicas there are.
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // shards))
+        if count == 1 and not job.config.run.samplers:
+            yield Many(job, watch, None)
+            return
+        with Cluster(job.config, count) as connected:
+            team = Many(job, watch, connected)
+            connected.on_loss = team.lose
+            yield team
+    finally:
+        if is_dealt:
+            torch.set_num_threads(threads)
 
 
 class Many(Crew):

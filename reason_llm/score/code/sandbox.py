@@ -88,9 +88,11 @@ class Sandbox:
     def __init__(self, mode: Mode = "auto", num_workers: int | None = None) -> None:
         self.num_workers = num_workers or min(os.cpu_count() or 1, 32)
         self._setup = _setup(mode)
+        self._launchers = [_Launcher(self._setup) for _ in range(self.num_workers)]
         self._idle: queue.LifoQueue[_Launcher] = queue.LifoQueue()
-        for _ in range(self.num_workers):
-            self._idle.put(_Launcher(self._setup))
+        for launcher in self._launchers:
+            self._idle.put(launcher)
+        self._is_closed = False
         self.description = self._check(mode)
 
     def run(
@@ -133,9 +135,14 @@ class Sandbox:
             self._idle.put(launcher)
 
     def close(self) -> None:
-        """End the workers and whatever runs in them."""
-        for _ in range(self.num_workers):
-            self._idle.get().close()
+        """End the workers and whatever runs in them: ``run`` raises SandboxError."""
+        was_closed, self._is_closed = self._is_closed, True
+        for launcher in self._launchers:
+            launcher.kill()
+        if not was_closed:
+            for launcher in [self._idle.get() for _ in self._launchers]:
+                launcher.close()
+                self._idle.put(launcher)
 
     def __enter__(self) -> Self:
         return self
@@ -250,6 +257,7 @@ class _Launcher:
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
 
     def run(self, request: dict[str, Any]) -> Finished:
         """The answer to a request; the launcher is replaced and asked again once if it fails."""
@@ -260,6 +268,12 @@ class _Launcher:
             return self._ask(request)
         except OSError as error:
             raise SandboxError(f"the launcher cannot be reached: {error}") from error
+
+    def kill(self) -> None:
+        """End it, whatever runs in it, for good. Any thread may call this."""
+        self._is_killed = True
+        if (process := self._process) is not None:
+            process.kill()
 
     def close(self) -> None:
         if self._process is not None:
@@ -288,6 +302,9 @@ class _Launcher:
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the run to handle
         )
+        if self._is_killed:  # before it was made, or while
+            self.close()
+            raise SandboxError("the sandbox is closed")
         user = _FIRST_USER + self._process.pid % _NUM_USERS
         self._exchange({**self._setup, "user": user}, _GRACE_SECONDS)
 

@@ -181,13 +181,14 @@ class Judge:
 
 
 @functools.cache
-def _judge_of_this_process() -> Judge:
+def _judge_of(process: int) -> Judge:
     judge = Judge()
-    atexit.register(judge.close)
+    atexit.register(lambda: judge.close() if os.getpid() == process else None)
     return judge
 
 
 def default_judge() -> Judge:
-    """The process's own judge, made when first asked for and closed at exit."""
+    """The process's own judge, made when first asked for and closed at exit. A fork has another
+    one: it would read its parent's replies."""
     with _MAKING:
-        return _judge_of_this_process()
+        return _judge_of(os.getpid())

@@ -174,6 +174,23 @@ def test_a_late_answer_is_no_later_program_s(monkeypatch: pytest.MonkeyPatch) ->
         assert sandbox.run("print(2)").stdout == "2\n"
 
 
+def test_closing_ends_what_runs_and_may_be_repeated() -> None:
+    made = Sandbox("auto", num_workers=1)
+    (launcher,) = made._launchers
+    with ThreadPoolExecutor(1) as threads:
+        runs = threads.submit(made.run, "while True: pass", limits=replace(AMPLE, cpu_seconds=600))
+        process = launcher._process
+        assert process is not None
+        assert until(lambda: any(map(is_asleep_program, descendants(process.pid))))
+        made.close()
+        with pytest.raises(SandboxError):
+            runs.result(300)
+    made.close()
+    with pytest.raises(SandboxError, match="the sandbox is closed"):
+        made.run("print(1)")
+    assert launcher._process is None
+
+
 def test_launchers_outlive_the_thread_that_started_them() -> None:
     with Sandbox("auto", num_workers=3) as own:
         for _ in range(3):

@@ -239,6 +239,25 @@ def test_the_text_alone_decides_without_a_worker() -> None:
         assert children() == before
 
 
+def test_a_fork_has_a_judge_of_its_own_and_leaves_its_parent_s_workers() -> None:
+    code = f"""
+import os, sys, warnings
+from reason_llm.score.math.judge import Question, default_judge
+judge, one = default_judge(), Question({ONE!r}, {ONE!r})
+judge.compare(one)
+(worker,) = [each._process for each in judge._workers if each._process]
+warnings.simplefilter("ignore")
+child = os.fork()
+if child == 0:
+    print(default_judge() is judge, default_judge().compare(one), flush=True)
+    sys.exit(0)
+os.waitpid(child, 0)
+print(worker.poll(), judge.compare(one), default_judge() is judge)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert shown.stdout.split() == ["False", "True", "None", "True", "True"], shown.stderr
+
+
 def test_there_is_one_default_judge() -> None:
     with ThreadPoolExecutor(4) as threads:
         assert len({id(j) for j in threads.map(lambda _: default_judge(), range(8))}) == 1
