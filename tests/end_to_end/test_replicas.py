@@ -28,7 +28,6 @@ from replica_runs import SECONDS, Started, adapter, quick_start, records
 from stage_runs import PIPELINES
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
-pytestmark = pytest.mark.xdist_group("replicas")  # make faults: one cluster at a time
 STOPPED = 128 + signal.SIGINT
 LEARN = "reason_llm.train.learner:Learners.learn"
 UPDATE = "reason_llm.train.learner:Learner._update"
