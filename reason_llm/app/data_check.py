@@ -111,7 +111,7 @@ def _described(title: str, data_set: DataSet) -> list[str]:
     if len(rows) > data_set.size:
         counts += f" as {len(rows)} rows of tokens"
     lines = [counts + (f"; {data_set.left_out}" if data_set.dropped else "")]
-    lines += [f"  {origin}" for origin in data_set.origins]
+    lines += [f"  {line}" for line in (*data_set.origins, *data_set.readings)]
     lines += [f"  {error}" for error in data_set.skipped]
     for what, lengths in (
         ("prompt", [len(prompt.token_ids) for prompt in data_set.prompts]),

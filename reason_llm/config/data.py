@@ -31,12 +31,20 @@ class ColumnsSection(Section):
 
     prompt: str | None = None
     """Column of the question: text, one message or a list of messages; of rows of the form texts,
-    of the text. null: messages, question, problem, prompt or conversations;
+    of the text. null: messages, question, problem, prompt, instruction, query or conversations;
     text."""
     answer: str | None = None
     """Column of the gold answer; for a code reward, of the tests; of demonstrations and labels, of
-    the completion. null: gt_answer, answer, solution or reward_model, of which what follows ####
-    counts where there is one, else the last \\boxed{}; completion."""
+    the completion. null: gt_answer, answer, final_answer, expected_answer, answerKey, ground_truth,
+    solution or reward_model, of which what follows #### counts where there is one, else the last
+    \\boxed{}; completion, response or output."""
+    system: str | None = None
+    """Column of the system message. null: system or system_prompt."""
+    choices: str | None = None
+    """Column of the choices of a multiple-choice question. null: choices, options, or the columns
+    A, B and so on."""
+    ignore: tuple[str, ...] = ()
+    """Columns that the rows are read without."""
 
 
 class PassRateSection(Section):

@@ -17,7 +17,8 @@ import orjson
 from pydantic import TypeAdapter
 
 from reason_llm.config import SupervisedSection
-from reason_llm.data.forms import Completed, Messages
+from reason_llm.data.forms import Completed
+from reason_llm.data.messages import Messages
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import MIB, read_object, sealed, write_atomically
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from reason_llm.data.forms import Messages
+from reason_llm.data.messages import Messages
 from reason_llm.data.tools import Call
 from reason_llm.errors import ReasonError
 

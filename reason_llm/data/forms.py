@@ -1,7 +1,7 @@
 """Meaning of a row: a problem with its gold answer, or what an offline stage learns from: a
-demonstration, a document, a preference or a judged completion, in the forms of TRL's data sets and
-ShareGPT's conversations. Every function raises DataError: file and line, what was expected, the
-option to set.
+demonstration, a document, a preference or a judged completion, in the forms of TRL's data sets,
+Alpaca and ShareGPT. Every function raises DataError: file and line, what was expected, the option
+to set. Each column of a row is read, named in ``ignored``, or refused (``cells``).
 
 Differs: a plain text as prompt is a user's message for a model with a chat template, as it is when
 completions are sampled; TRL tokenises it without the template.
@@ -13,19 +13,39 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, Self
 
 from reason_llm.config import ColumnsSection
-from reason_llm.data.rows import Row, check_made
+from reason_llm.data.cells import Cells
+from reason_llm.data.choices import ASK, Choices, read_choices
+from reason_llm.data.golds import has_answer, read_gold, read_tests
+from reason_llm.data.messages import (
+    ROLES,
+    SYSTEM_ROLES,
+    Messages,
+    Talk,
+    from_json_text,
+    read_talk,
+    shown,
+)
+from reason_llm.data.rows import Row
 from reason_llm.errors import DataError
-from reason_llm.score.code import BESIDE, answer_of_row
-from reason_llm.score.math import has_box, last_boxed
+from reason_llm.files import check_nesting
 
 CHAT_COLUMNS = ("messages", "conversations")
-PROMPT_COLUMNS = ("messages", "question", "problem", "prompt", "conversations")
-ANSWER_COLUMNS = ("gt_answer", "answer", "solution", "reward_model")
+PROMPT_COLUMNS = (
+    "messages", "question", "problem", "prompt", "conversations", "instruction", "query",
+    "question_content",
+)  # fmt: skip
+COMPLETION_COLUMNS = ("completion", "response", "output")
+SYSTEM_COLUMNS = ("system", "system_prompt")
+JOINED_COLUMNS = ("input", "context", "starter_code")
+"""Columns whose text belongs to the prompt: Alpaca's, Dolly's, and those of programming tasks."""
+STARTER = "Start from this code:\n\n```python\n{}\n```"
+TOOL_COLUMNS = ("tools", "functions")
 SIDES = ("chosen", "rejected")
-"""Columns of a preference."""
+"""Sides of a preference."""
+SIDE_COLUMNS = (("chosen", "chosen_response"), ("rejected", "rejected_response"))
 FORMS = {
     "preferences": ({"chosen", "rejected"}, "stage=preference and preference.name=dpo"),
     "labels": ({"completion", "label"}, "stage=preference and preference.name=kto"),
@@ -33,15 +53,6 @@ FORMS = {
     "texts": ({"text"}, "stage=pretrain"),
 }
 """Columns by which the rows of a form are known, and the options that read them."""
-ROLES = {"human": "user", "gpt": "assistant"} | {n: n for n in ("user", "assistant", "system")}
-"""What ShareGPT and HH-RLHF call the roles of a conversation, in small letters."""
-
-MOST_MESSAGES = 1000
-"""Of one conversation to learn from: its template is rendered for each of them."""
-NOT_READ = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-"""Members of a message that some templates write, and that would be lost here."""
-
-Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +65,22 @@ class Problem:
     answer: str
     """The gold answer, or the tests of a code row as JSON."""
     prompt: str | None = None
-    """The prompt as the row has it, if that is a text."""
+    """The prompt as text, if the row has it as text."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Columns that a custom reward asks for."""
     environment: str = ""
-    """Where each row names its environment: the name."""
+    """Name of the environment, where each row names its own."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Schemas of the row's tools, for the chat template."""
+    ignored: tuple[str, ...] = field(default=(), compare=False)
+    """Columns, and members of messages, that have content and are not read."""
+    doubt: str = field(default="", compare=False)
+    """Why the gold answer may be another one; empty where it may not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Token ids of a row as the command ``pairs`` writes them beside the texts."""
+    """Token ids of a row, as the command ``pairs`` writes them with the texts."""
 
     tokenizer: str
     """Digest of the tokenizer that they belong to."""
@@ -88,8 +105,14 @@ class Completed:
     """Of a demonstration its score, where that is asked for; of a preference the margin, by how
     much the chosen one is better; of a judged completion +1 for good, -1 for bad."""
     sampled: Sampled | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    """Schemas of the row's tools, for the chat template."""
+    untrained: frozenset[int] = frozenset()
+    """Messages of the completion, by index, that the row leaves out of the loss."""
     origin: str = field(default="", compare=False)
     """Of a preference, which column is which side."""
+    ignored: tuple[str, ...] = field(default=(), compare=False)
+    """Columns, and members of messages, that have content and are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +121,8 @@ class Document:
 
     where: str
     text: str
+    ignored: tuple[str, ...] = field(default=(), compare=False)
+    """Columns that have content and are not read."""
 
 
 Learned = Completed | Document
@@ -110,11 +135,19 @@ def read_problem(
 ) -> Problem:
     """A row with a prompt and, unless ``answer`` is False, a gold answer: of code rewards the
     row's tests."""
-    column = column_of(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
-    messages = _talk(where, row, column, "user")
-    text = row[column] if isinstance(row[column], str) else None
-    gold = (_tests if tests else _answer)(where, row, columns) if answer else ""
-    return Problem(where, messages, gold, text)
+    cells = Cells(where, row, columns)
+    asked = _read_prompt(cells, _prompt_column(cells, PROMPT_COLUMNS))
+    gold, doubt = "", ""
+    if tests and answer:
+        gold = read_tests(cells)
+    elif answer:
+        gold, doubt = read_gold(cells, asked.choices)
+        if asked.choices is not None:
+            asked = asked.with_text(ASK)
+    text = asked.messages[-1]["content"] if asked.is_text else None
+    return Problem(
+        where, asked.messages, gold, text, tools=asked.tools, ignored=cells.ignored(), doubt=doubt
+    )
 
 
 def read_demonstration(
@@ -122,31 +155,29 @@ def read_demonstration(
 ) -> Completed:
     """A row for supervised fine-tuning: a prompt with its completion, or a whole conversation; with
     ``score``, and a number in that column."""
-    value = 0.0
-    if score:
-        value = number_in(where, row, column_of(where, row, None, ("score",), "data.form"))
-    whole = columns.prompt or _found(row, CHAT_COLUMNS) or "messages"
-    if (columns.answer or "completion") in row or not isinstance(row.get(whole), list):
-        return replace(_completed(where, row, columns, "completion"), value=value)
-    messages = _conversation(where, row, whole)
-    roles = [message["role"] for message in messages]
-    if "assistant" not in roles or roles[0] == "assistant":
-        raise DataError(
-            f"{where}: {whole!r} has the roles {_shown(roles)}; expected a message of the user and "
-            "after it one of the assistant"
-        )
-    first = roles.index("assistant")
-    end = len(roles) - roles[::-1].index("assistant")  # what follows teaches nothing
-    return Completed(where, messages[:first], (messages[first:end],), value=value)
+    cells = Cells(where, row, columns)
+    value = _score(cells) if score else 0.0
+    whole = cells.find(CHAT_COLUMNS if columns.prompt is None else (columns.prompt,))
+    has_completion = cells.find((columns.answer or "completion",)) is not None
+    if (
+        whole is None
+        or has_completion
+        or not isinstance(from_json_text(where, whole, cells.row[whole]), list)
+    ):
+        example = _completed(cells, _completion_column(cells))
+    else:
+        example = _whole(cells, whole)
+    return replace(example, value=value, ignored=cells.ignored())
 
 
 def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
     """A row for continued pretraining."""
-    name = column_of(where, row, columns.prompt, ("text",), "data.columns.prompt")
-    text = row[name]
+    cells = Cells(where, row, columns)
+    name = cells.column(columns.prompt, ("text",), "data.columns.prompt")
+    text = cells[name]
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{where}: {name!r} is {_shown(text)}; expected text; fix the row")
-    return Document(where, text)
+        raise DataError(f"{where}: {name!r} is {shown(text)}; expected text; fix the row")
+    return Document(where, text, cells.ignored())
 
 
 def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
@@ -154,166 +185,375 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     begin with: where there is no such column, or it holds text and the sides are conversations from
     their first message on (``trl.data_utils.maybe_extract_prompt`` of trl 1.14.2).
 
-    Differs: whole texts in HH-RLHF's form, ``\\n\\nHuman: …\\n\\nAssistant: …``, are conversations,
+    Differs: whole texts in HH-RLHF's form, ``\n\nHuman: …\\n\\nAssistant: …``, are conversations,
     and other texts are cut between two words; TRL cuts at the first letter that differs.
     """
-    margin = number_in(where, row, "margin") if "margin" in row else 0.0
-    prompt = _found(row, PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,))
-    names = [column_of(where, row, None, (side,), "data.form") for side in SIDES]
-    sides = {side: row[name] for side, name in zip(SIDES, names, strict=True)}
-    are_texts = prompt is None and all(isinstance(side, str) for side in sides.values())
-    if are_texts and all(dialogues := [_dialogue(text) for text in sides.values()]):
-        sides = dict(zip(SIDES, dialogues, strict=True))
-    are_whole = all(
-        isinstance(side, list)
-        and side
-        and isinstance(side[0], dict)
-        and (_message(side[0]) or {}).get("role") != "assistant"
-        for side in sides.values()
-    )
-    if are_whole and (prompt is None or isinstance(row[prompt], str)):
-        example, prompt = _implicit(where, sides), None
+    cells = Cells(where, row, columns)
+    margin = number_in(where, "margin", cells["margin"]) if "margin" in cells else 0.0
+    names = [cells.column(None, usual, "data.form") for usual in SIDE_COLUMNS]
+    sides = [from_json_text(where, name, cells[name]) for name in names]
+    prompt = _prompt_of_sides(cells)
+    are_texts = prompt is None and all(isinstance(side, str) for side in sides)
+    if are_texts and all(dialogues := [_dialogue(side) for side in sides]):
+        sides, are_texts = list(dialogues), False
+    is_beside = prompt is None or isinstance(cells.row[prompt], str)
+    if is_beside and all(map(_begins_with_a_prompt, sides)):
+        example, prompt = _implicit(cells, dict(zip(names, sides, strict=True)), prompt), None
     elif are_texts:
-        example = _completed(where, _cut(where, sides), ColumnsSection(), *SIDES)
+        cut = _cut(where, dict(zip(names, sides, strict=True)))
+        example = _completed(Cells(where, cut, ColumnsSection()), *names)
     else:
-        example = _completed(where, row, columns, *SIDES)
+        example = _completed(cells, *names)
     place = "the start that both share" if prompt is None else f"column {prompt!r}"
     origin = (
         f"chosen is column {names[0]!r}, rejected is column {names[1]!r}, the prompt is {place}"
     )
-    return replace(example, value=margin, origin=origin)
+    return replace(example, value=margin, origin=origin, ignored=cells.ignored())
 
 
 def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """A row with one completion that is good (1.0) or bad (-1.0), for KTO. A score is refused: it
     does not say where good begins."""
-    example = _completed(where, row, columns, "completion")
-    label = row[column_of(where, row, None, ("label",), "data.form")]
+    cells = Cells(where, row, columns)
+    example = _completed(cells, _completion_column(cells))
+    label = cells[cells.column(None, ("label",), "data.form")]
     meant = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": -1.0}
     meant |= dict.fromkeys(("0", "0.0", "-1", "-1.0"), -1.0)
     value = meant.get(str(label).strip().casefold())
     if value is None:
         raise DataError(
-            f"{where}: 'label' is {_shown(label)}; expected true or false, for which 1 and 0 or -1 "
+            f"{where}: 'label' is {shown(label)}; expected true or false, for which 1 and 0 or -1 "
             "may stand; fix the row"
         )
-    return replace(example, value=value)
+    return replace(example, value=value, ignored=cells.ignored())
 
 
 def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
-    """What to set for a row that is none of ``form``: ``"stage=sft"``; None where its columns tell
-    no other form."""
+    """The option to set for a row that is none of ``form``: ``"stage=sft"``; None where its columns
+    show no other form."""
+    cells = Cells("", row, columns)
     names = {str(name).casefold() for name in row}
     fits = [each for each, (needed, _) in FORMS.items() if needed <= names]
-    talk = row.get(_found(row, CHAT_COLUMNS) or "")
-    turns = [_message(each) for each in talk] if isinstance(talk, list) else []
-    if any(turn and turn["role"] == "assistant" for turn in turns):
+    asks = cells.find(PROMPT_COLUMNS) is not None
+    if asks and cells.find(COMPLETION_COLUMNS) is not None:
         fits.append("demonstrations")
-    elif _found(row, PROMPT_COLUMNS):
+    if form == "preferences" and names & {name for usual in SIDE_COLUMNS for name in usual}:
+        return None  # it lacks the other side
+    if "texts" in fits and (asks or names & {"label", "code"} or has_answer(cells)):
+        fits.remove("texts")  # a text with something to learn it by is no document
+    talk = cells.find(CHAT_COLUMNS)
+    if talk is not None and "assistant" in _roles(cells, talk):
+        fits.append("demonstrations")
+    elif asks:
         fits.append("prompts")
-    if has_answer(row, columns):
+    if has_answer(cells):
         fits.append("problems")
     return None if form in fits else next((FORMS[each][1] for each in fits if each in FORMS), None)
 
 
-def has_answer(row: Row, columns: ColumnsSection) -> bool:
-    """Whether a row has a column of the gold answer."""
-    names = ANSWER_COLUMNS if columns.answer is None else (columns.answer,)
-    return _found(row, names) is not None
+def _score(cells: Cells) -> float:
+    column = cells.column(None, ("score",), "data.form")
+    return number_in(cells.where, column, cells[column])
 
 
-def gold_answer(text: str) -> str:
-    """Final answer in a gold text: what follows GSM8K's ``####``, else MATH's last ``\boxed{}``,
-    else the whole text. Empty if the mark is there without an answer.
-
-    Example: ``"9 * 2 = 18\\n#### 1,018" -> "1018"``
-    """
-    _, mark, final = text.rpartition("####")
-    if mark:
-        return final.strip().replace(",", "")
-    if has_box(text):
-        return last_boxed(text) or ""
-    return text.strip()
-
-
-def _answer(where: str, row: Row, columns: ColumnsSection) -> str:
-    column = column_of(where, row, columns.answer, ANSWER_COLUMNS, "data.columns.answer")
-    value = row[column]
-    if isinstance(value, str) and value.lstrip()[:1] == "{" and "ground_truth" in value:
-        try:  # as a .csv file holds it
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            value = {}
-        check_made(where, {column: value})
-    if isinstance(value, dict):  # verl's and PRIME's reward_model
-        value = value.get("ground_truth")
-    if isinstance(value, list) and len(value) == 1:  # OlympiadBench
-        value = value[0]
-    is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
-    if not is_scalar or not (answer := gold_answer(str(value))):
-        raise DataError(
-            f"{where}: {column!r} is {_shown(row[column])}; expected text or a number that is the "
-            "gold answer, alone or after ####, in a last \\boxed{}, in a list of one or as "
-            '{"ground_truth": …}; fix the row or set data.columns.answer'
-        )
-    return answer
-
-
-def _tests(where: str, row: Row, columns: ColumnsSection) -> str:
-    if columns.answer is not None:
-        column = column_of(where, row, columns.answer, (), "data.columns.answer")
-        row = {**{name: row[name] for name in BESIDE if name in row},
-               "tests": row[column]}  # fmt: skip
+def number_in(where: str, column: str, value: Any) -> float:
+    """A finite number, which may be written as text, as in a .csv file."""
     try:
-        return answer_of_row(row)
-    except (ValueError, TypeError) as error:  # TypeError: a value that JSON does not have
-        raise DataError(
-            f"{where}: {error}; fix the row, or set data.columns.answer to the column of the tests"
-        ) from error
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: {column!r} is {shown(value)}; expected a number; fix the row")
+    return number
 
 
-def _talk(where: str, row: Row, column: str, role: str) -> Messages:
-    """The messages in a column: of a prompt, which ends with the user's, or of a completion, which
-    begins and ends with the assistant's."""
-    messages, is_prompt = _messages(row[column], role), role == "user"
-    ends = {messages[-1 if is_prompt else 0]["role"], messages[-1]["role"]} if messages else set()
-    if ends != {role}:
-        how = "ends with a user message" if is_prompt else "begins and ends with the assistant's"
-        raise DataError(
-            f"{where}: {column!r} is {_shown(row[column])}; expected text, a message "
-            f'{{"role": …, "content": …}} or a list of such that {how}; fix the row'
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt with all that belongs to it."""
+
+    messages: Messages
+    is_text: bool
+    tools: tuple[dict[str, Any], ...]
+    choices: Choices | None
+
+    def with_text(self, text: str) -> Self:
+        """The prompt with a paragraph at the end of its last message."""
+        *earlier, last = self.messages
+        return replace(
+            self, messages=[*earlier, {**last, "content": f"{last['content']}\n\n{text}"}]
         )
+
+
+def _read_prompt(cells: Cells, column: str) -> _Asked:
+    """The prompt in a column, with the system message, the input, the choices and the tools that
+    stand in other columns."""
+    talk = read_talk(cells.where, column, cells[column], "user", cells.note)
+    if talk.roles[-1:] not in (["user"], ["tool"]):
+        raise DataError(
+            f"{cells.where}: {column!r} is {shown(cells[column])}; expected text, a message "
+            '{"role": …, "content": …} or a list of such that ends with a user message; fix the row'
+        )
+    messages = _with_system(cells, [*_history(cells), *talk.messages])
+    asked = _Asked(messages, talk.is_text, _read_tools(cells), read_choices(cells))
+    for name in JOINED_COLUMNS:
+        joined = cells.find((name,), filled=True)
+        if joined is None or joined == column or not isinstance(cells.row[joined], str):
+            continue
+        text = cells[joined]
+        if text.strip() not in asked.messages[-1]["content"]:
+            is_code = name == "starter_code"
+            asked = asked.with_text(STARTER.format(text.rstrip()) if is_code else text)
+    if asked.choices is not None and not _are_written(asked.choices, asked.messages):
+        asked = asked.with_text(asked.choices.text)
+    return asked
+
+
+def _history(cells: Cells) -> Messages:
+    """Earlier turns in LLaMA-Factory's column: pairs of a user's and an assistant's text."""
+    column = cells.find(("history",), filled=True)
+    if column is None:
+        return []
+    found: Messages = []
+    for pair in cells[column] if isinstance(cells[column], list) else [None]:
+        if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
+            raise DataError(
+                f"{cells.where}: column {column!r} is {shown(cells[column])}; expected pairs of a "
+                "user's and an assistant's text; fix it, or name it in data.columns.ignore"
+            )
+        found += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    return found
+
+
+def _are_written(choices: Choices, messages: Messages) -> bool:
+    """Whether every choice stands in the messages already."""
+    written = "\n".join(message["content"] for message in messages)
+    return all(text in written for text in choices.texts)
+
+
+def _with_system(cells: Cells, messages: Messages) -> Messages:
+    """The messages after the system message in a column of the row."""
+    named = cells.columns.system
+    if named is not None:
+        cells.column(named, (), "data.columns.system")
+    column = cells.find(SYSTEM_COLUMNS if named is None else (named,), filled=True)
+    if column is None:
+        return messages
+    text = cells[column]
+    if not isinstance(text, str):
+        raise DataError(
+            f"{cells.where}: {column!r} is {shown(text)}; expected the text of a system message; "
+            "fix the row, or name it in data.columns.ignore"
+        )
+    if messages and messages[0]["role"] in SYSTEM_ROLES:
+        if messages[0]["content"].strip() == text.strip():
+            return messages
+        raise DataError(
+            f"{cells.where}: column {column!r} and the conversation have two different system "
+            "messages; remove one of them, or name the column in data.columns.ignore"
+        )
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _read_tools(cells: Cells) -> tuple[dict[str, Any], ...]:
+    """The schemas of the row's tools in OpenAI's form."""
+    column = cells.find(TOOL_COLUMNS, filled=True)
+    if column is None:
+        return ()
+    value = cells[column]
+    if isinstance(value, str):
+        value = _parsed(value)
+    items = [_parsed(each) if isinstance(each, str) else each for each in value or ()] if (
+        isinstance(value, list | None)
+    ) else [value]  # fmt: skip
+    schemas = [
+        each if isinstance(each, dict) and "function" in each
+        else {"type": "function", "function": each}
+        for each in items
+    ]  # fmt: skip
+    schemas = [_without_nulls(each) for each in schemas]
+    for each in schemas:
+        function = each["function"]
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise DataError(
+                f"{cells.where}: column {column!r} is {shown(cells[column])}; expected a list of "
+                "JSON schemas with the name of a function, or the same as JSON text; fix it, or "
+                "name it in data.columns.ignore"
+            )
+    return tuple(schemas)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A schema without the null members that Arrow writes where rows have different keys."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _without_foreign_nulls(messages: Messages, tools: Sequence[dict[str, Any]]) -> Messages:
+    """The messages without null arguments that a tool does not have, which Arrow writes, too."""
+    known = {}
+    for tool in tools:
+        parameters = tool["function"].get("parameters")
+        if isinstance(parameters, dict) and isinstance(parameters.get("properties"), dict):
+            known[tool["function"]["name"]] = parameters["properties"]
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            if (own := known.get(function["name"])) is not None:
+                function["arguments"] = {
+                    n: v for n, v in function["arguments"].items() if v is not None or n in own
+                }
     return messages
 
 
-def _completed(where: str, row: Row, columns: ColumnsSection, *names: str) -> Completed:
-    """A prompt with the completions in the columns of these names."""
-    if (sampled := _sampled(where, row, names)) is not None:
+def _parsed(text: str) -> Any:
+    """The value of JSON text; None where it is none."""
+    try:
+        value = json.loads(text)
+        check_nesting(value)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _roles(cells: Cells, column: str) -> list[str]:
+    """The roles of a column's conversation that was not checked yet; none of any other value."""
+    try:
+        value = from_json_text(cells.where, column, cells.row[column])
+    except DataError:  # read_talk raises it with the place
+        return []
+    items = value if isinstance(value, list) else []
+    given = [each.get("role", each.get("from")) for each in items if isinstance(each, dict)]
+    return [ROLES.get(str(role).lower(), str(role)) for role in given]
+
+
+def _prompt_column(cells: Cells, usual: Sequence[str]) -> str:
+    """The column of the prompt. A whole conversation is none where another column can be it.
+
+    Raises:
+        DataError: there is none, or the conversation says more than the other column.
+    """
+    named = cells.columns.prompt
+    if named is not None:
+        return cells.column(named, (), "data.columns.prompt")
+    whole: dict[str, list[str]] = {}
+    for name in usual:
+        column = cells.find((name,))
+        if column is None or cells.row[column] is None:
+            continue
+        roles = _roles(cells, column)
+        if roles[-1:] != ["assistant"]:
+            for each, others in whole.items():
+                if others != ["user", "assistant"]:
+                    raise DataError(
+                        f"{cells.where}: the prompt may be column {column!r}, or the beginning of "
+                        f"{each!r}, which has the roles {shown(others)}; set data.columns.prompt, "
+                        "or name the other one in data.columns.ignore"
+                    )
+            return column
+        whole[column] = roles
+    return cells.column(None, usual, "data.columns.prompt")
+
+
+def _prompt_of_sides(cells: Cells) -> str | None:
+    """The column of a preference's prompt; None without one."""
+    if (named := cells.columns.prompt) is not None:
+        return cells.find((named,))
+    texts = [name for name in PROMPT_COLUMNS if name not in CHAT_COLUMNS]
+    for column in (cells.find(texts), *(cells.find((name,)) for name in CHAT_COLUMNS)):
+        if column is not None and _roles(cells, column)[-1:] != ["assistant"]:
+            return column
+    return None
+
+
+def _completion_column(cells: Cells) -> str:
+    return cells.column(cells.columns.answer, COMPLETION_COLUMNS, "data.columns.answer")
+
+
+def _completed(cells: Cells, *columns: str) -> Completed:
+    """A prompt with the completions in these columns."""
+    if (sampled := _sampled(cells, columns)) is not None:
         return sampled
-    completions, are_texts = [], []
-    for name in names:
-        usual, option = name, "data.form"
-        if name == "completion":
-            usual, option = columns.answer or name, "data.columns.answer"
-        column = column_of(where, row, None, (usual,), option)
-        _check_turns(where, column, row[column])
-        completions.append(_talk(where, row, column, "assistant"))
-        are_texts.append(isinstance(row[column], str))
-    _check_differ(where, completions)
-    column = column_of(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
-    _check_turns(where, column, row[column])
-    is_text = isinstance(row[column], str) and all(are_texts)
-    return Completed(where, _talk(where, row, column, "user"), tuple(completions), is_text)
+    talks = [_completion(cells, column) for column in columns]
+    completions = tuple(talk.messages for talk in talks)
+    _check_differ(cells.where, completions)
+    asked = _read_prompt(cells, _prompt_column(cells, PROMPT_COLUMNS))
+    untrained = frozenset(n for n, is_trained in enumerate(talks[0].trained) if not is_trained)
+    if len(talks) > 1 and not all(map(all, (talk.trained for talk in talks))):
+        raise DataError(
+            f"{cells.where}: a turn is left out of the loss by weight, train or loss, which stages "
+            "of preferences do not support; remove it"
+        )
+    _check_trained(cells.where, completions[0], untrained)
+    for messages in (asked.messages, *completions):
+        _without_foreign_nulls(messages, asked.tools)
+    is_text = asked.is_text and len(asked.messages) == 1 and all(talk.is_text for talk in talks)
+    return Completed(
+        cells.where, asked.messages, completions, is_text, tools=asked.tools, untrained=untrained
+    )
 
 
-def _sampled(where: str, row: Row, names: Sequence[str]) -> Completed | None:
-    """The token ids of a row and the texts beside them; None for a row without token ids."""
+def _completion(cells: Cells, column: str) -> Talk:
+    """A completion: text, or messages that begin and end with the assistant's."""
+    talk = read_talk(cells.where, column, cells[column], "assistant", cells.note)
+    if {*talk.roles[:1], *talk.roles[-1:]} != {"assistant"}:
+        raise DataError(
+            f"{cells.where}: {column!r} is {shown(cells[column])}; expected text, a message "
+            '{"role": …, "content": …} or a list of such that begins and ends with the '
+            "assistant's; fix the row"
+        )
+    return talk
+
+
+def _check_trained(where: str, completion: Messages, untrained: frozenset[int]) -> None:
+    turns = {n for n, message in enumerate(completion) if message["role"] == "assistant"}
+    if turns <= untrained:
+        raise DataError(
+            f"{where}: weight, train or loss leaves every turn of the assistant out of the loss; "
+            "remove the row"
+        )
+
+
+def _whole(cells: Cells, column: str) -> Completed:
+    """A whole conversation: the prompt ends before the assistant's first message."""
+    talk = read_talk(cells.where, column, cells[column], "user", cells.note)
+    roles = talk.roles
+    if "assistant" not in roles or roles[0] == "assistant":
+        raise DataError(
+            f"{cells.where}: {column!r} has the roles {shown(roles)}; expected a message of the "
+            "user and after it one of the assistant"
+        )
+    first = roles.index("assistant")
+    end = len(roles) - roles[::-1].index("assistant")  # what follows teaches nothing
+    completion = talk.messages[first:end]
+    untrained = frozenset(n for n, is_one in enumerate(talk.trained[first:end]) if not is_one)
+    _check_trained(cells.where, completion, untrained)
+    _check_choices(cells, talk.messages)
+    tools = _read_tools(cells)
+    _without_foreign_nulls(talk.messages, tools)
+    prompt = _with_system(cells, talk.messages[:first])
+    return Completed(cells.where, prompt, (completion,), tools=tools, untrained=untrained)
+
+
+def _check_choices(cells: Cells, messages: Messages) -> None:
+    """Refuse choices in a column that a whole conversation does not hold."""
+    choices = read_choices(cells)
+    if choices is not None and not _are_written(choices, messages):
+        raise DataError(
+            f"{cells.where}: the row has choices, which the conversation does not hold; write them "
+            "into it, or name the column in data.columns.ignore"
+        )
+
+
+def _sampled(cells: Cells, names: Sequence[str]) -> Completed | None:
+    """The token ids of a row with their texts; None for a row without token ids."""
     columns = ["prompt_ids", *(f"{name}_ids" for name in names)]
-    there = [name for name in columns if name in row]
+    there = [name for name in columns if name in cells]
     if not there:
         return None
     for name in (*columns, "tokenizer", "prompt", *names):
-        value = row.get(name)
+        value = cells.get(name)
         expected, is_good = "text", isinstance(value, str)
         if name in columns:
             expected = "a list of token ids"
@@ -321,16 +561,16 @@ def _sampled(where: str, row: Row, names: Sequence[str]) -> Completed | None:
             is_good = ids != [] and all(type(id) is int and 0 <= id < 1 << 31 for id in ids)
         if not is_good:
             raise DataError(
-                f"{where}: {name!r} is {_shown(value)} beside {there[0]!r}; expected {expected}, "
-                "as the command pairs writes it; write the row again"
+                f"{cells.where}: {name!r} is {shown(value)} with {there[0]!r}; expected "
+                f"{expected}, as the command pairs writes it; write the row again"
             )
-    prompt, *completions = (tuple(row[name]) for name in columns)
+    prompt, *completions = (tuple(cells[name]) for name in columns)
     return Completed(
-        where,
-        [{"role": "user", "content": row["prompt"]}],
-        tuple([{"role": "assistant", "content": row[name]}] for name in names),
+        cells.where,
+        [{"role": "user", "content": cells["prompt"]}],
+        tuple([{"role": "assistant", "content": cells[name]}] for name in names),
         is_text=True,
-        sampled=Sampled(row["tokenizer"], prompt, tuple(completions)),
+        sampled=Sampled(cells["tokenizer"], prompt, tuple(completions)),
     )
 
 
@@ -345,7 +585,7 @@ def _dialogue(text: str) -> Messages:
 def _cut(where: str, sides: Mapping[str, str]) -> Row:
     """A preference with a prompt: the words with which both texts begin. The space after them
     belongs to the completions, as in TRL."""
-    start = sides["chosen"][: _num_same(*sides.values())]
+    start = next(iter(sides.values()))[: _num_same(*sides.values())]
     end = max(start.rfind(" "), start.rfind("\n") + 1)
     if not start[:end].strip():
         raise DataError(
@@ -355,21 +595,33 @@ def _cut(where: str, sides: Mapping[str, str]) -> Row:
     return {"prompt": start[:end], **{side: text[end:] for side, text in sides.items()}}
 
 
-def _implicit(where: str, row: Row) -> Completed:
+def _begins_with_a_prompt(value: Any) -> bool:
+    """Whether a side is a conversation from its first message on."""
+    roles = _roles(Cells("", {"side": value}, ColumnsSection()), "side")
+    return isinstance(value, list) and len(roles) > 0 and roles[0] != "assistant"
+
+
+def _implicit(cells: Cells, sides: Mapping[str, Any], prompt: str | None) -> Completed:
     """A preference whose prompt is the messages with which both sides begin."""
-    chosen, rejected = (_conversation(where, row, side) for side in SIDES)
+    where, note = cells.where, cells.note
+    talks = [read_talk(where, name, side, "user", note) for name, side in sides.items()]
+    chosen, rejected = (talk.messages for talk in talks)
     _check_differ(where, (chosen, rejected))
     same = _num_same(chosen, rejected)
     tails = chosen[same:], rejected[same:]
-    for name, tail in zip(SIDES, tails, strict=True):
+    for name, tail in zip(sides, tails, strict=True):
         ends = {tail[0]["role"], tail[-1]["role"]} if tail else set()
-        if ends != {"assistant"} or chosen[same - 1]["role"] == "assistant":
+        if ends != {"assistant"} or not same or chosen[same - 1]["role"] == "assistant":
             raise DataError(
                 f"{where}: 'chosen' and 'rejected' have {same} first messages in common, and after "
-                f"them {name!r} has the roles {_shown([each['role'] for each in tail])}; expected "
+                f"them {name!r} has the roles {shown([each['role'] for each in tail])}; expected "
                 "messages that begin and end with the assistant's, after one of the user"
             )
-    return Completed(where, chosen[:same], tails)
+    shared = chosen[:same]
+    if prompt is not None and any(cells.row[prompt] == each["content"] for each in shared):
+        cells[prompt]  # says the same
+    _check_choices(cells, shared)
+    return Completed(where, _with_system(cells, shared), tails, tools=_read_tools(cells))
 
 
 def _num_same(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -381,92 +633,3 @@ def _num_same(first: Sequence[Any], second: Sequence[Any]) -> int:
 def _check_differ(where: str, completions: Sequence[Messages]) -> None:
     if len(completions) > 1 and completions[0] == completions[1]:
         raise DataError(f"{where}: 'chosen' and 'rejected' are the same text; remove the row")
-
-
-def _conversation(where: str, row: Row, column: str) -> Messages:
-    """The messages of a list."""
-    _check_turns(where, column, row[column])
-    for number, message in enumerate(row[column], start=1):
-        if _message(message) is None:
-            raise DataError(
-                f"{where}: {column!r}, message {number} is {_shown(message)}; expected "
-                '{"role": …, "content": …} or {"from": …, "value": …} with text in both; fix it'
-            )
-    return _messages(row[column], "")
-
-
-def _messages(value: Any, role: str) -> Messages:
-    """A text as one message of this role, a message, or a list of them; empty if one is none."""
-    if isinstance(value, str):
-        value = {"role": role, "content": value}
-    messages = [value] if isinstance(value, dict) else value
-    read = [_message(each) for each in messages] if isinstance(messages, list) else []
-    return [each for each in read if each is not None] if all(read) else []
-
-
-def _check_turns(where: str, column: str, value: Any) -> None:
-    """Check that a list is no longer than a conversation, and holds no parts that would be lost."""
-    messages = value if isinstance(value, list) else [value]
-    if len(messages) > MOST_MESSAGES:
-        raise DataError(
-            f"{where}: {column!r} has {len(messages):,} messages; break it into rows of at most "
-            f"{MOST_MESSAGES:,}"
-        )
-    for message in messages:
-        lost = [n for n in NOT_READ if message.get(n)] if isinstance(message, dict) else []
-        if lost:
-            raise DataError(
-                f"{where}: {column!r} has a message with {lost[0]!r}, which is not learned from; "
-                "write it into 'content' as the model should write it, or remove it"
-            )
-
-
-def number_in(where: str, row: Row, column: str) -> float:
-    """A finite number, which may be written as text, as in a .csv file."""
-    value = row[column]
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise DataError(f"{where}: {column!r} is {_shown(value)}; expected a number; fix the row")
-    return number
-
-
-def _found(row: Row, candidates: Sequence[str]) -> str | None:
-    """The first of these columns that the row has."""
-    for name in candidates:
-        if name in row:
-            return name
-    folded = {str(column).casefold(): str(column) for column in row}
-    return next((folded[n.casefold()] for n in candidates if n.casefold() in folded), None)
-
-
-def column_of(where: str, row: Row, named: str | None, usual: Sequence[str], option: str) -> str:
-    """The row's name of a column that ``option`` names, or that has a usual name, in any case."""
-    candidates = (named,) if named is not None else usual
-    if (found := _found(row, candidates)) is not None:
-        return found
-    names = ", ".join(map(repr, candidates))
-    wanted = f"any of the columns {names}" if len(candidates) > 1 else f"column {names}"
-    fix = "to the form that the rows have" if option == "data.form" else "to one of these"
-    raise DataError(
-        f"{where}: lacks {wanted}; it has {', '.join(map(str, row))}; set {option} {fix}"
-    )
-
-
-def _message(value: Any) -> dict[str, str] | None:
-    """A message without its other members; None for what is none."""
-    if not isinstance(value, dict):
-        return None
-    role, content = value.get("role"), value.get("content")
-    if role is None and "from" in value:
-        role, content = ROLES.get(str(value["from"]).lower()), value.get("value")
-    if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
-        return None
-    return {"role": role, "content": content}
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"

@@ -5,7 +5,7 @@ condition is fitted to the scores of all training rows."""
 
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from reason_llm.config import ColumnsSection, Config
+from reason_llm.data.cells import Cells
 from reason_llm.data.conditioning import Conditioning, fit
 from reason_llm.data.forms import (
     Completed,
     Example,
     Learned,
-    Messages,
     Problem,
-    column_of,
-    has_answer,
     number_in,
     option_for,
     read_demonstration,
@@ -31,6 +29,8 @@ from reason_llm.data.forms import (
     read_preference,
     read_problem,
 )
+from reason_llm.data.golds import has_answer
+from reason_llm.data.messages import Messages
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.render import Renderer
 from reason_llm.data.rows import READERS, Fault, Row, check_made, raise_fault, read_rows
@@ -40,6 +40,7 @@ from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.time_limit import within
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.data.tools import (
+    ENVIRONMENT,
     environment_name,
     environments_by_name,
     reset_columns,
@@ -263,17 +264,23 @@ class _Reader:
 
     def render(self, data_set: DataSet, examples: list[Example]) -> None:
         """Fill the set with the examples' prompts, or rows of tokens."""
-        asked: dict[str, list[tuple[str, Messages, str]]] = {}
+        asked: dict[tuple[str, str], list[tuple[str, Messages, str]]] = {}
+        tools: dict[str, tuple[dict[str, Any], ...]] = {}
         for each in examples:
             if isinstance(each, Problem):
                 talk = each.messages
                 if self.conditioning is not None:
                     talk = self.conditioning.asking(each.where, talk)
-                part = asked.setdefault(each.environment, [])
+                key = orjson.dumps(each.tools).decode() if each.tools else ""
+                tools[key] = each.tools
+                part = asked.setdefault((each.environment, key), [])
                 part.append((each.where, talk, each.answer))
         made = dict[str, Prompt | DataError]()
-        for name, part in asked.items():
-            made |= self.renderer.of(name).prompts(part)
+        for (name, key), part in asked.items():
+            try:
+                made |= self.renderer.of(name).with_tools(tools[key]).prompts(part)
+            except DataError as error:
+                made |= {where: DataError(f"{where}: {error}") for where, _, _ in part}
         for example in examples:
             try:
                 if isinstance(example, Problem):
@@ -309,8 +316,9 @@ class _Reader:
             row = made
         rate = section.pass_rate
         if data_set.is_training and rate.column is not None:
-            column = column_of(where, row, rate.column, (), "data.pass_rate.column")
-            if not rate.min <= number_in(where, row, column) <= rate.max:
+            cells = Cells(where, row, ColumnsSection())
+            column = cells.column(rate.column, (), "data.pass_rate.column")
+            if not rate.min <= number_in(where, column, row[column]) <= rate.max:
                 return "data.pass_rate"
         try:
             example = self._of_form(data_set, where, row)
@@ -329,6 +337,10 @@ class _Reader:
             ) from error
         if isinstance(example, Completed) and example.origin:
             data_set.origins.setdefault(example.origin)
+        elsewhere = self._read_elsewhere(data_set, row)
+        data_set.ignored.update(name for name in example.ignored if name not in elsewhere)
+        if isinstance(example, Problem) and example.doubt:
+            data_set.doubts.setdefault(example.doubt, []).append(where)
         key = question_key(example)
         if not data_set.is_training:
             self.evaluated.setdefault(key, where)
@@ -373,10 +385,19 @@ class _Reader:
         judge = self.config.score.rewards[0]
         answer = data_set.form == "problems" and not data_set.source.startswith(TASKSET)
         if self.config.data.form == "prompts" and judge.custom is not None:
-            answer = answer and has_answer(row, columns)
+            answer = answer and has_answer(Cells(where, row, columns))
         tests = judge.kind in CODE_REWARDS
         problem = read_problem(where, row, columns, tests=tests, answer=answer)
         return self._with_extra(problem, row)
+
+    def _read_elsewhere(self, data_set: DataSet, row: Row) -> set[str]:
+        """Columns of a row that a filter, the environment or a custom reward reads."""
+        found = {*self.extra_columns, self.config.data.pass_rate.column}
+        if data_set.is_asked and self.config.sample.environment is not None:
+            given = self.config.sample.environment
+            name = row.get(ENVIRONMENT) if isinstance(given, Mapping) else ""
+            found |= {*self.reset_columns.get(str(name), ()), ENVIRONMENT}
+        return {str(name) for name in found}
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
         """The problem with its environment and the columns that rewards and environment read."""
@@ -433,6 +454,10 @@ class _Reader:
             )
         if data_set.is_training and self.config.teacher.prompt is not None:
             self._ask_teacher(problem, prompt, self.config.teacher.prompt, room)
+        renderer = self.renderer.of(problem.environment)
+        data_set.ignored.update(
+            renderer.check_written(problem.where, problem.messages, prompt.text)
+        )
         data_set.prompts.append(replace(prompt, extra=dict(problem.extra)))
         return None
 
@@ -481,9 +506,18 @@ class _Reader:
         section, most = self.config.data, self.context_tokens
         if data_set.is_training or data_set.form == "texts":
             most = section.max_tokens or most
+        ignored: dict[str, None] = {}
         if self.conditioning is not None and isinstance(example, Completed):
             example = self.conditioning.apply(example)
-        rows = render(example, self.renderer, most, self.end_token_ids, len(data_set.units))
+        rows = render(
+            example,
+            self.renderer,
+            most,
+            self.end_token_ids,
+            len(data_set.units),
+            ignored.setdefault,
+        )
+        data_set.ignored.update([*ignored])
         most_asked = section.max_prompt_tokens if data_set.is_training else None
         if most_asked is not None and any(prompt_tokens(row) > most_asked for row in rows):
             return "data.max_prompt_tokens"

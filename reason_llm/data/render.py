@@ -19,7 +19,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any
 
 from reason_llm.data.families import ASKED, Family, family_of
-from reason_llm.data.forms import Messages
+from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
 from reason_llm.data.tools import Call, calls_of
@@ -72,6 +72,53 @@ class Renderer:
         """The renderer of rows that name this environment; itself where none does."""
         return replace(self, tools=self.tools_of[environment]) if self.tools_of else self
 
+    def with_tools(self, tools: Sequence[dict[str, Any]]) -> "Renderer":
+        """The renderer of rows that bring these tools; itself where they bring none.
+
+        Raises:
+            DataError: the environment has tools, too.
+        """
+        if tools and self.tools:
+            raise DataError(
+                "the row has tools and sample.environment has others; name the row's column in "
+                "data.columns.ignore"
+            )
+        return replace(self, tools=tuple(tools)) if tools else self
+
+    def check_written(self, where: str, messages: Messages, text: str) -> list[str]:
+        """Check that a rendered text holds what the messages say, and return the members of
+        messages that it does not hold: a template may leave out a thought or a name.
+
+        Raises:
+            DataError: the content of a user's or a system message, or a tool call, is not there.
+        """
+        ignored: dict[str, None] = {}
+        for tool in self.tools:
+            if (name := str(tool.get("function", tool).get("name"))) not in text:
+                raise DataError(
+                    f"{where}: {self.template.source} does not write tools, such as {name!r:.60}; "
+                    "take a model whose template does, or name the row's column in "
+                    "data.columns.ignore"
+                )
+        for message in self.with_system_prompt(messages):
+            role, content = message["role"], message["content"].strip()
+            if role not in ("assistant", "tool") and content not in text:
+                raise DataError(
+                    f"{where}: {self.template.source} leaves out or changes the message of the "
+                    f"{role}, {content[:60]!r}; set data.template to one that writes it, or "
+                    "data.system_prompt=none if it is not the row's"
+                )
+            for call in message.get("tool_calls", ()):
+                if call["function"]["name"] not in text:
+                    raise DataError(
+                        f"{where}: {self.template.source} does not write tool calls, such as "
+                        f"{call['function']['name']!r:.60}; set data.template to one that does"
+                    )
+            for member in ("name", "reasoning_content"):
+                if str(message.get(member, "")).strip() not in text:
+                    ignored.setdefault(f"messages[].{member}")
+        return list(ignored)
+
     def prompt(self, where: str, messages: Messages, answer: str) -> Prompt:
         """The Prompt of these messages; errors as of ``text`` and ``token_ids``."""
         text = self.text(where, self.with_system_prompt(messages))
@@ -109,7 +156,7 @@ class Renderer:
 
     def with_system_prompt(self, messages: Messages) -> Messages:
         """The messages after ``system_prompt``, where they have no system message of their own."""
-        if self.system_prompt is None or messages[0]["role"] == "system":
+        if self.system_prompt is None or messages[0]["role"] in SYSTEM_ROLES:
             return messages
         return [{"role": "system", "content": self.system_prompt}, *messages]
 

@@ -12,6 +12,7 @@ from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
 
 NUM_SKIPPED_SHOWN = 3
+NUM_IGNORED_SHOWN = 40
 
 _LAYOUT = re.compile(
     r"\\[\[\](),;: ]|\\(?:left|right|quad|qquad|displaystyle)(?![a-z])|[${}]"
@@ -36,6 +37,10 @@ class DataSet:
     """How many rows each option left out."""
     skipped: list[str] = field(default_factory=list)
     """The errors of the first rows that ``data.on_bad_row`` dropped."""
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Columns, and members of messages, that are not read: rows where they have content."""
+    doubts: dict[str, list[str]] = field(default_factory=dict)
+    """Rows whose gold answer may be another one, by the reason."""
     origins: dict[str, None] = field(default_factory=dict)
     """Of preferences, which column is which side; a line for each way that the rows have."""
     prompts: list[Prompt] = field(default_factory=list)
@@ -67,8 +72,22 @@ class DataSet:
     @property
     def notes(self) -> list[str]:
         """What was left out, and the first rows that could not be used."""
-        told = [f"{self.source}: {self.left_out}"] if self.dropped else []
-        return told + [f"  {error}" for error in self.skipped]
+        lines = [f"{self.source}: {self.left_out}"] if self.dropped else []
+        lines += [f"  {error}" for error in self.skipped]
+        return lines + [f"{self.source}: {line}" for line in self.readings]
+
+    @property
+    def readings(self) -> list[str]:
+        """A line of the columns that are ignored, and one per reason to doubt a gold answer."""
+        lines = []
+        if self.ignored:
+            named = [f"{name} ({count:,} rows)" for name, count in self.ignored.items()]
+            if (more := len(named) - NUM_IGNORED_SHOWN) > 0:
+                named[NUM_IGNORED_SHOWN:] = [f"and {more} more"]
+            lines.append(f"ignored columns: {', '.join(named)}")
+        for doubt, places in self.doubts.items():
+            lines.append(f"{doubt} in {len(places)} rows, the first is {places[0]}")
+        return list(map(printable, lines))
 
     def skip(self, error: DataError) -> None:
         """Count a row that cannot be used."""
@@ -126,8 +145,11 @@ class Data:
         ]
 
     def notes(self) -> list[str]:
-        """Lines for each training set from which rows were dropped, and of labels all alike."""
+        """Lines for each set from which rows were dropped or whose columns are ignored, and of
+        labels all alike."""
+        held_out = [*self.held_out, *([self.held_out_rows] if self.held_out_rows else [])]
         lines = [line for data_set in self.training for line in data_set.notes]
+        lines += [f"{each.source}: {line}" for each in held_out for line in each.readings]
         labels = {row.value for each in self.training if each.form == "labels" for row in each.rows}
         if len(labels) == 1:
             kind = "good" if labels == {1.0} else "bad"

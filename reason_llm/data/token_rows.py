@@ -4,20 +4,24 @@ A prompt has the ids that it has when completions are sampled. A completion is w
 template writes for the assistant's turn, up to and including its end token: template(messages and
 turn) without template(messages, generation prompt). Of several turns each is learned, and nothing
 between them. Where a template writes earlier turns in another way once later ones follow (Qwen3
-drops their thinking), TRL's training template for it is taken, which keeps them; without one the
-row is an error. Not covered: images and tool calls.
+drops their thinking), TRL's training template for it is taken, which keeps them; without one, each
+turn is a row with what the model reads before it. Turns that a row leaves out of the loss are read
+and not learned. Not covered: images.
 """
 
 import copy
 import hashlib
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import orjson
 
-from reason_llm.data.forms import SIDES, Document, Learned, Messages, Sampled
+from reason_llm.data.forms import SIDES, Completed, Document, Learned, Sampled
+from reason_llm.data.messages import Message, Messages, Note
 from reason_llm.data.render import RENDER_SECONDS, Renderer
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
@@ -28,8 +32,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_ROWS_CHECKED = 100
+THINK = "<think>"
+_PROBE = "Yes, indeed."
 _Row = tuple[list[int], list[bool]]
 _Span = tuple[int, int]
+
+
+class _Rewritten(DataError):
+    """The template writes earlier turns in another way once later ones follow."""
 
 
 def render(
@@ -38,13 +48,16 @@ def render(
     context_tokens: int,
     end_token_ids: Collection[int],
     group: int = 0,
+    note: Note = lambda member: None,
 ) -> tuple[TokenRow, ...]:
     """The rows of one example: one, of a preference two (chosen, rejected), of a document as many
-    of at most ``context_tokens`` as it needs; other rows are never cut.
+    of at most ``context_tokens`` as it needs; other rows are never cut. A demonstration whose
+    template changes earlier turns is one row per turn.
 
     Args:
         end_token_ids: the tokens that end an answer.
-        group: number of the rows; those of a document count on from it.
+        group: number of the first row; the rows of a document or of several turns count on.
+        note: takes members of messages that the template does not write.
 
     Raises:
         DataError: a template that cannot be learned from, no end token or two of them.
@@ -53,20 +66,47 @@ def render(
     where = example.where
     if isinstance(example, Document):
         return _document(example, renderer, context_tokens, end_token_ids, group)
+    with_tools = renderer.with_tools(example.tools)
+    if example.sampled is None and len(example.completions) == 1:
+        try:
+            row = _row(where, example, example.completions[0], with_tools, end_token_ids, note)
+        except _Rewritten:
+            parts = _turns(example)
+            if len(parts) == len(example.completions[0]) == 1:
+                raise
+            return tuple(
+                each
+                for number, part in enumerate(parts, start=group)
+                for each in render(part, renderer, context_tokens, end_token_ids, number, note)
+            )
+        return (TokenRow(where, tuple(row[0]), tuple(row[1]), group, example.value),)
     rows = []
     for number, completion in enumerate(example.completions):
         name = f"{where}, {SIDES[number]}" if len(example.completions) > 1 else where
         if example.sampled is not None:
             ids, trained = _as_sampled(name, example.sampled, number, renderer)
         else:
-            ids, trained = _row(
-                name, example.messages, completion, example.is_text, renderer, end_token_ids
-            )
+            ids, trained = _row(name, example, completion, with_tools, end_token_ids, note)
         value = 0.0 if number else example.value
         rows.append(TokenRow(where, tuple(ids), tuple(trained), group, value))
     if len(rows) > 1 and rows[0].ids == rows[1].ids:
         raise DataError(f"{where}: 'chosen' and 'rejected' have the same tokens; remove the row")
     return tuple(rows)
+
+
+def _turns(example: Completed) -> list[Completed]:
+    """The trained turns of a demonstration, each with all messages before it as its prompt."""
+    messages, completion = example.messages, example.completions[0]
+    return [
+        replace(
+            example,
+            messages=[*messages, *completion[:number]],
+            completions=([message],),
+            untrained=frozenset(),
+        )
+        for number, message in enumerate(completion)
+        if message["role"] == "assistant" and number not in example.untrained
+    ]
 
 
 def prompt_tokens(row: TokenRow) -> int:
@@ -131,19 +171,21 @@ def _as_sampled(where: str, sampled: Sampled, number: int, renderer: Renderer) -
 
 def _row(
     where: str,
-    messages: Messages,
+    example: Completed,
     completion: Messages,
-    is_text: bool,
     renderer: Renderer,
     end_token_ids: Collection[int],
+    note: Note,
 ) -> _Row:
-    tokenizer = renderer.tokenizer
+    tokenizer, messages = renderer.tokenizer, example.messages
     names = tokenizer.convert_ids_to_tokens(sorted(end_token_ids))
     ends = [name for name in names if name]  # None for an id beyond the vocabulary
     if (renderer.template.jinja or tokenizer.chat_template) is not None:
         text, spans = _spans(where, messages, completion, renderer, ends)
+        for member in renderer.check_written(where, messages, text[: spans[0][0]]):
+            note(member)
         ids: list[int] = []
-    elif is_text:
+    elif example.is_text:
         text, spans = _plain(
             where, messages[-1]["content"], completion[-1]["content"], renderer, ends
         )
@@ -158,7 +200,10 @@ def _row(
     pieces, stops = _joined(where, [text[a:b] for a, b in pairwise(borders)], renderer)
     ids += pieces
     trained = [False] * len(ids)
-    for first, stop in zip(stops[::2], stops[1::2], strict=True):
+    turns = [n for n, message in enumerate(completion) if message["role"] == "assistant"]
+    for turn, first, stop in zip(turns, stops[::2], stops[1::2], strict=True):
+        if turn in example.untrained:
+            continue
         if ids[begin + stop - 1] not in end_token_ids:
             raise DataError(
                 f"{where}: the tokenizer does not read {', '.join(ends)} as end tokens at the end "
@@ -208,30 +253,82 @@ def _document(
 def _spans(
     where: str, messages: Messages, completion: Messages, renderer: Renderer, ends: Sequence[str]
 ) -> tuple[str, list[_Span]]:
-    """The conversation's text, and the spans in it that are learned."""
+    """The conversation's text, and the spans in it that are learned: as the template writes it, as
+    TRL's training template does, or, for one turn, as the model is sampled to write it."""
     messages = renderer.with_system_prompt(messages)
     talk, first = [*messages, *completion], len(messages)
-    written = _prefix_spans(where, talk, first, renderer, ends)
+    problem: DataError | None = None
+    written = None
+    try:
+        written = _prefix_spans(where, talk, first, renderer, ends)
+    except DataError as error:
+        problem = error
     if written is None and (training := _training(renderer)) is not None:
-        written = _prefix_spans(where, talk, first, training, ends)
+        with suppress(DataError):
+            written = _prefix_spans(where, talk, first, training, ends)
         prompt = renderer.text(where, messages)
         if written is not None and written[0][: written[1][0][0]] != prompt:
             written = None  # the policy would read another prompt when it is sampled
-    if written is None:
+    if written is None and len(completion) == 1:
+        written = _as_written_by_the_model(where, messages, completion[0], renderer, ends)
+    if written is not None:
+        return written
+    raise problem or _Rewritten(
+        f"{where}: {renderer.template.source} does not write the assistant's turns as the "
+        "model reads and writes them (it changes them as the conversation goes on), and TRL "
+        "has no training template for it; give rows with one turn of the assistant, or a "
+        "data.template that keeps the turns"
+    )
+
+
+def _as_written_by_the_model(
+    where: str, messages: Messages, answer: Message, renderer: Renderer, ends: Sequence[str]
+) -> tuple[str, list[_Span]] | None:
+    """``_spans`` of one turn with its thought, for a template that leaves a thought out or opens it
+    in the prompt: the prompt, what the model writes after it, and the end token of a turn. None
+    where there is no thought.
+
+    Raises:
+        DataError: the prompt opens a thought, and the row has none.
+    """
+    prompt, content = renderer.text(where, messages), answer["content"]
+    is_open = prompt.rstrip().endswith(THINK)
+    if "reasoning_content" in answer and is_open:
+        content = f"{THINK}\n{answer['reasoning_content'].strip()}\n</think>\n\n{content}"
+    if "</think>" not in content or answer.get("tool_calls"):
+        if is_open:
+            raise DataError(
+                f"{where}: {renderer.template.source} opens a thought, {THINK}, after the prompt, "
+                "and the assistant's message has none; write '<think>…</think>' before the answer, "
+                "or set data.template to one without it"
+            )
+        return None
+    _check_ends(where, content, ends)
+    if is_open:
+        content = content.lstrip().removeprefix(THINK)
+        content = content.removeprefix("\n") if prompt.endswith("\n") else content
+    probe = {"role": "assistant", "content": _PROBE}
+    _, found, after = renderer.text(where, [*messages, probe], generation=False).rpartition(_PROBE)
+    stops = [after.find(end) + len(end) for end in ends if end in after]
+    if not found or not stops:
+        return None
+    text = prompt + content + after[: min(stops)]
+    return text, [(len(prompt), len(text))]
+
+
+def _check_ends(where: str, content: str, ends: Sequence[str]) -> None:
+    if inside := [end for end in ends if end in content]:
         raise DataError(
-            f"{where}: {renderer.template.source} does not write the assistant's turns as the "
-            "model reads and writes them (it changes them as the conversation goes on), and TRL "
-            "has no training template for it; give rows with one turn of the assistant, or a "
-            "data.template that keeps the turns"
+            f"{where}: a message of the assistant holds the end token {inside[0]}; remove it, "
+            "as a policy would learn to go on after it"
         )
-    return written
 
 
 def _prefix_spans(
     where: str, talk: Messages, first: int, renderer: Renderer, ends: Sequence[str]
 ) -> tuple[str, list[_Span]] | None:
     """As ``_spans``; None if the whole text does not begin with what the template writes up to a
-    turn's beginning or its end."""
+    turn's beginning or its end, or lacks a thought."""
     whole = renderer.text(where, talk, generation=False)
     turns = [n for n in range(first, len(talk)) if talk[n]["role"] == "assistant"]
     prompts = [renderer.text(where, talk[:turn]) for turn in turns]
@@ -240,12 +337,8 @@ def _prefix_spans(
         return None
     spans: list[_Span] = []
     for turn, (start, stop) in zip(turns, pairwise([*starts, len(whole)]), strict=True):
-        content = talk[turn]["content"]
-        if inside := [end for end in ends if end in content]:
-            raise DataError(
-                f"{where}: a message of the assistant holds the end token {inside[0]}; remove it, "
-                "as a policy would learn to go on after it"
-            )
+        message = talk[turn]
+        _check_ends(where, message["content"], ends)
         stops = [
             whole.find(end, start, stop) + len(end) for end in ends if end in whole[start:stop]
         ]
@@ -260,13 +353,36 @@ def _prefix_spans(
             alone = renderer.text(where, talk[: turn + 1], generation=False)
             if not alone.startswith(whole[: span[1]]):
                 return None
-        if content.rpartition("</think>")[2].strip() not in whole[slice(*span)]:
-            raise DataError(
-                f"{where}: {renderer.template.source} leaves out the content of the assistant's "
-                "message, or changes it; set data.template to one that writes it"
-            )
+        if not _holds_thought(where, message, whole[slice(*span)], renderer):
+            return None
         spans.append(span)
     return whole, spans
+
+
+def _holds_thought(where: str, message: Message, written: str, renderer: Renderer) -> bool:
+    """Whether an assistant's turn holds the message's thought.
+
+    Raises:
+        DataError: it does not hold the answer, the tool calls, or a thought in a member.
+    """
+    thought, _, answer = message["content"].rpartition("</think>")
+    if answer.strip() not in written:
+        raise DataError(
+            f"{where}: {renderer.template.source} leaves out the content of the assistant's "
+            "message, or changes it; set data.template to one that writes it"
+        )
+    for call in message.get("tool_calls", ()):
+        if call["function"]["name"] not in written:
+            raise DataError(
+                f"{where}: {renderer.template.source} does not write tool calls; set data.template "
+                "to one that does, or write them into 'content' as the model should write them"
+            )
+    if message.get("reasoning_content", "").strip() not in written:
+        raise DataError(
+            f"{where}: {renderer.template.source} does not write the thought in "
+            "'reasoning_content'; write it into 'content' as the model should write it"
+        )
+    return thought.strip().removeprefix(THINK).strip() in written
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from reason_llm.data.forms import Messages
+from reason_llm.data.messages import Messages
 from reason_llm.data.own_code import load_function
 from reason_llm.errors import ConfigError, DataError, one_line
 

@@ -14,13 +14,13 @@ import pytest
 
 from reason_llm.config import Config
 from reason_llm.data import Data, load_data
-from reason_llm.data.forms import gold_answer
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import RunIdentity, read_document
 from reason_llm.score.code.cases import ProgramTests, read_tests
+from reason_llm.score.math import gold_answer
 
 ROWS = [{"question": "What is 1 + 2?", "answer": "3"}, {"question": "Two\nlines", "answer": "4"}]
 

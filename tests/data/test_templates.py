@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reason_llm.data.forms import Messages
+from reason_llm.data.messages import Messages
 from reason_llm.data.render import Renderer
 from reason_llm.data.templates import ChatTemplate, chat_template, shipped, system_prompt
 from reason_llm.errors import ConfigError, DataError, ModelError

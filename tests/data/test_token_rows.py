@@ -24,8 +24,8 @@ from reason_llm.data.forms import (
     Completed,
     Document,
     Learned,
-    Messages,
 )
+from reason_llm.data.messages import Messages
 from reason_llm.data.render import Renderer
 from reason_llm.data.templates import shipped
 from reason_llm.data.token_rows import check_ends, prompt_tokens, render

@@ -1,7 +1,7 @@
 """Programs that a model wrote, run against tests in a sandbox. Stands alone: of the rest of the
 package it imports ``errors`` and ``files``."""
 
-from reason_llm.score.code.cases import BESIDE, answer_of_row
+from reason_llm.score.code.cases import BESIDE, answer_of_row, column_of_tests
 from reason_llm.score.code.code_tests import TIMEOUT_SECONDS, CodeTests, Outcome
 from reason_llm.score.code.sandbox import Sandbox
 
@@ -12,4 +12,5 @@ __all__ = [
     "Outcome",
     "Sandbox",
     "answer_of_row",
+    "column_of_tests",
 ]

@@ -73,8 +73,10 @@ def read_tests(text: str) -> Tests:
 # In a tests object; any other object is taken for a row.
 _TEST_KEYS = {"inputs", "outputs", "assert_code"}
 _COLUMNS = ("test_cases", "tests", "input_output", "test", "test_list", "assert_code",
-            "verification_info", "reward_model", "ground_truth")  # fmt: skip
-BESIDE = ("entry_point", "atol", "tolerance", "checker", "fn_name")
+            "verification_info", "reward_model", "ground_truth", "public_test_cases")  # fmt: skip
+BESIDE = (
+    "entry_point", "atol", "tolerance", "checker", "fn_name", "test_setup_code", "test_imports",
+)  # fmt: skip
 """Columns that change the meaning of a row's tests."""
 
 
@@ -85,8 +87,22 @@ def answer_of_row(row: Mapping[str, Any]) -> str:
         ValueError: as ``tests_of_row``, so that a run stops before it starts.
     """
     tests_of_row(row)
-    column = next(name for name in _COLUMNS if row.get(name) is not None)
-    return json.dumps({name: row[name] for name in (column, *BESIDE) if name in row})
+    named = {name: row[name] for name in (column_of_tests(row), *BESIDE) if name in row}
+    return json.dumps(named | _of_livecodebench(row))
+
+
+def _of_livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The function that LiveCodeBench's functional tests call, whose name is in ``metadata``."""
+    metadata = row.get("metadata")
+    if isinstance(metadata, str) and "func_name" in metadata:
+        metadata = _from_json(metadata, "'metadata' is")
+    name = metadata.get("func_name") if isinstance(metadata, dict) else None
+    return {} if name is None else {"fn_name": name}
+
+
+def column_of_tests(row: Mapping[str, Any]) -> str:
+    """The column that holds the tests of a row; empty without one."""
+    return next((name for name in _COLUMNS if row.get(name) is not None), "")
 
 
 def tests_of_row(row: Mapping[str, Any]) -> Tests:
@@ -103,21 +119,27 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
     Raises:
         ValueError: one line that names what is wrong.
     """
-    column = next((name for name in _COLUMNS if row.get(name) is not None), None)
-    if column is None:
+    column = column_of_tests(row)
+    if not column:
         raise ValueError(f"the row lacks tests; it needs any of the columns {', '.join(_COLUMNS)}")
     value = _parsed(row[column], column)
     if isinstance(value, dict) and not _TEST_KEYS & value.keys() and set(_COLUMNS) & value.keys():
         beside = {name: row[name] for name in row if name not in _COLUMNS}
         return tests_of_row({**beside, **value})
+    row = {**row, **_of_livecodebench(row)}
     options = {**row, **value} if isinstance(value, dict) else dict(row)
     if isinstance(value, str):
         return _asserts(value, options, column)
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return _asserts("\n".join(value), options, column)
     if isinstance(value, list):
-        value = _from_list(value, column)
+        value, calls = _from_list(value, column), [*map(_is_functional, value)]
         options |= value
+        if any(calls) and not (all(calls) and options.get("fn_name")):
+            raise ValueError(
+                f"{column!r} has functional tests, and no single function that they call; give its "
+                "name as fn_name, or as func_name in metadata"
+            )
     if not isinstance(value, dict):
         raise ValueError(f"{column!r} is {_shown(value)}; expected an object with inputs, outputs")
     if "assert_code" in value:
@@ -142,6 +164,13 @@ def _from_json(text: str, what: str) -> Any:
 
 def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTests:
     entry_point = options.get("entry_point")
+    for name in ("test_imports", "test_setup_code"):  # MBPP's
+        before = options.get(name) or ""
+        lines = before if isinstance(before, list) else [before]
+        if not all(isinstance(line, str) for line in lines):
+            raise ValueError(f"{name!r} is {_shown(before)}; expected Python source")
+        if any(line.strip() for line in lines) and isinstance(source, str):
+            source = "\n".join([*lines, source])
     if not isinstance(source, str) or not source.strip():
         raise ValueError(f"{column!r} is {_shown(source)}; expected Python source with assertions")
     if not isinstance(entry_point, str | None):
@@ -166,6 +195,10 @@ def _can_fail(node: ast.AST) -> bool:
     return isinstance(node, ast.Assert | ast.Raise)
 
 
+def _is_functional(case: Any) -> bool:
+    return isinstance(case, dict) and case.get("testtype") == "functional"
+
+
 def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
     for number, case in enumerate(cases, start=1):
         if not isinstance(case, dict) or not {"input", "output"} <= case.keys():
@@ -178,11 +211,11 @@ def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
     names = sorted({str(name) for name in found if name})
     if len(names) > 1:
         raise ValueError(f"{column!r} names more than one function: {', '.join(names)}")
-    return {
+    fields = {
         "inputs": [case["input"] for case in cases],
         "outputs": [case["output"] for case in cases],
-        "fn_name": names[0] if names else None,
     }
+    return {**fields, "fn_name": names[0]} if names else fields
 
 
 def _inputs_and_outputs(

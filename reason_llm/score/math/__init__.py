@@ -4,9 +4,12 @@ from reason_llm.score.math.boxed_math import Equality, equivalent, majority, mat
 from reason_llm.score.math.extraction import (
     extract_answer,
     final_boxed,
+    gold_answer,
     has_box,
+    hashed_answer,
     last_answer_tags,
     last_boxed,
+    last_boxes,
 )
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 
@@ -17,9 +20,12 @@ __all__ = [
     "equivalent",
     "extract_answer",
     "final_boxed",
+    "gold_answer",
     "has_box",
+    "hashed_answer",
     "last_answer_tags",
     "last_boxed",
+    "last_boxes",
     "majority",
     "matches",
 ]

@@ -24,6 +24,7 @@ _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,40}+\|>|</?s>|<(?:eos|pad|bos)>", re.I
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<![A-Za-z\d])\.\d++"
 )
+_THOUSANDS = re.compile(r"[+-]?\$?\d{1,3}(?:,\d{3})++(?:\.\d++)?+%?")
 _WORD = re.compile(r"(?<![\\{])(?<![^\W\d_])[^\W\d_]{3}")
 _MATHEMATICS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _EMPTY_LINE = re.compile(r"\n[ \t\r]*+\n")
@@ -180,8 +181,8 @@ def extract_answer(text: str) -> str | None:
     tagged = last_answer_tags(text)
     if tagged is not None:
         return tagged
-    if hashed := _last_hashed(text):
-        return _hash_answer(hashed)
+    if (hashed := hashed_answer(text)) is not None:
+        return hashed
     phrases = [
         match for match in _PHRASE.finditer(text) if text[match.end() : match.end() + 99].strip()
     ]
@@ -222,20 +223,60 @@ def _holds_words(text: str) -> bool:
     return _WORD.search(text) is not None
 
 
-def _last_hashed(text: str) -> str:
-    """The line behind the last ``####`` that has one."""
-    for part in reversed(text.split("####")[1:]):
-        line = part.lstrip(" \t").partition("\n")[0].strip()
-        if line:
-            return line
-    return ""
+def hashed_answer(text: str) -> str | None:
+    """The answer after the last ``####`` that is GSM8K's mark; None without one. Where the line is
+    a sentence, its last number is the answer.
+
+    A Markdown heading is no mark: a line that begins with a word, with text below it.
+    """
+    parts = text.split("####")
+    for number in range(len(parts) - 1, 0, -1):
+        line, _, below = parts[number].lstrip(" \t").partition("\n")
+        line = line.strip()
+        if not line:
+            continue
+        words = [word for word in line.split() if len(word) > 1 and word.isalpha()]
+        is_heading = words[:1] == line.split()[:1]
+        if is_heading and (below.strip() or any(part.strip() for part in parts[number + 1 :])):
+            continue
+        numbers = _NUMBER.findall(line)
+        return str(numbers[-1]).replace("$", "") if len(words) > 1 and numbers else line
+    return None
 
 
-def _hash_answer(line: str) -> str:
-    """``1,234`` of ``#### 1,234``; the last number where a sentence follows instead."""
-    words = [word for word in line.split() if len(word) > 1 and word.isalpha()]
-    numbers = _NUMBER.findall(line)
-    return str(numbers[-1]).replace("$", "") if len(words) > 1 and numbers else line
+def gold_answer(text: str) -> str:
+    """The final answer in a gold text: what follows GSM8K's ``####``, without commas between groups
+    of three digits, else MATH's last ``\\boxed{}``, else the whole text. Several boxes in the last
+    statement are one answer, with commas between them. Empty if the mark or the box holds nothing.
+
+    Example: ``"9 * 2 = 18\\n#### 1,018" -> "1018"``; ``"\\boxed{3} and \\boxed{-3}" -> "3, -3"``
+    """
+    if (hashed := hashed_answer(text)) is not None:
+        return hashed.replace(",", "") if _THOUSANDS.fullmatch(hashed) else hashed
+    if text.rstrip().endswith("####"):
+        return ""
+    if has_box(text):
+        return ", ".join(last_boxes(text))
+    return text.strip()
+
+
+def last_boxes(text: str) -> list[str]:
+    """Contents of the boxes in the statement that ends with the last box, without those that a
+    later one has the value of; none where the last box is not closed. ``final_boxed`` says where a
+    statement begins."""
+    if last_boxed(text) is None:
+        return []
+    found: list[str] = []
+    start: int | None = None
+    for box in reversed(boxes(text)):
+        if start is not None and box.end > start:  # it holds the later one
+            continue
+        if start is not None and (_begins_anew(text[box.end : start]) or len(found) > _MAX_RIVALS):
+            break
+        content, start = text[box.content].strip(), box.start
+        if not any(content == other or decide(content, other) is True for other in found):
+            found.insert(0, content)
+    return found
 
 
 def _phrase_answer(rest: str) -> str:

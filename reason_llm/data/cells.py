@@ -1,0 +1,101 @@
+"""A row that remembers which of its columns were read, and what the others are: named as ignored,
+or refused where the task is another one without them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from reason_llm.config import ColumnsSection
+from reason_llm.data.messages import MEDIA, Note, is_empty, shown
+from reason_llm.data.rows import Row
+from reason_llm.errors import DataError
+
+WEIGHT_COLUMNS = ("weight", "sample_weight", "loss_weight")
+_NEVER_IGNORED = {
+    **dict.fromkeys(MEDIA, "the model would be asked without it"),
+    **dict.fromkeys(WEIGHT_COLUMNS, "every row counts the same"),
+}
+"""Columns without which the task is another one, in lower case."""
+
+
+class Cells:
+    """The columns of one row.
+
+    Args:
+        where: file and line, for errors.
+        columns: the options by which columns are found and ignored.
+    """
+
+    def __init__(self, where: str, row: Row, columns: ColumnsSection) -> None:
+        self.where = where
+        self.columns = columns
+        dropped = {name.casefold() for name in columns.ignore}
+        self.row = {n: v for n, v in row.items() if str(n).casefold() not in dropped}
+        self._read: set[str] = set()
+        self._members: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a column, which counts as read from now on."""
+        self._read.add(name)
+        return self.row[name]
+
+    def get(self, name: str) -> Any:
+        """The value of a column, which counts as read; None for one that is not there."""
+        return self[name] if name in self.row else None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.row
+
+    def find(self, names: Sequence[str], filled: bool = False) -> str | None:
+        """The first of these columns that the row has, in any letter case, with a value other than
+        null; with ``filled``, one that says something. None if there is none.
+
+        A column that is null in every candidate's place is found, so that the error shows it.
+        """
+        folded: dict[str, str] = {}
+        for name in self.row:
+            folded.setdefault(str(name).casefold(), str(name))
+        there = [n if n in self.row else folded.get(n.casefold(), "") for n in names]
+        there = [name for name in there if name in self.row]
+        if filled:
+            return next((name for name in there if not is_empty(self.row[name])), None)
+        return next((name for name in there if self.row[name] is not None), next(iter(there), None))
+
+    def column(self, named: str | None, usual: Sequence[str], option: str) -> str:
+        """The row's name of a column that ``option`` names, or that has a usual name."""
+        candidates = (named,) if named is not None else usual
+        if (found := self.find(candidates)) is not None:
+            return found
+        names = ", ".join(map(repr, candidates))
+        wanted = f"any of the columns {names}" if len(candidates) > 1 else f"column {names}"
+        fix = "to the form that the rows have" if option == "data.form" else "to one of these"
+        raise DataError(
+            f"{self.where}: lacks {wanted}; it has {', '.join(map(str, self.row))}; set {option} "
+            f"{fix}"
+        )
+
+    @property
+    def note(self) -> Note:
+        """Takes a member of a message that is ignored."""
+        return lambda member: self._members.setdefault(member)
+
+    def ignored(self) -> tuple[str, ...]:
+        """Columns and members of messages with content that were not read.
+
+        Raises:
+            DataError: the task is another one without such a column.
+        """
+        unread = [
+            str(name)
+            for name, value in self.row.items()
+            if name not in self._read and not is_empty(value)
+        ]
+        for name in unread:
+            why = _NEVER_IGNORED.get(name.casefold())
+            is_one = name.casefold() in WEIGHT_COLUMNS and self.row[name] in (1, "1", "1.0")
+            if why is not None and not is_one:
+                raise DataError(
+                    f"{self.where}: column {name!r} is {shown(self.row[name])}, which is not "
+                    f"supported: {why}; take other rows, or name it in data.columns.ignore if the "
+                    "task does not need it"
+                )
+        return (*unread, *self._members)

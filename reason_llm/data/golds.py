@@ -1,0 +1,123 @@
+"""Gold answers of a row: which column holds them, and what of its value is the answer. The answer
+in a text is found by ``score.math.gold_answer``."""
+
+import json
+from typing import Any
+
+from reason_llm.data.cells import Cells
+from reason_llm.data.choices import Choices
+from reason_llm.data.messages import shown
+from reason_llm.data.rows import check_made
+from reason_llm.errors import DataError
+from reason_llm.score.code import BESIDE, answer_of_row, column_of_tests
+from reason_llm.score.math import gold_answer, has_box, hashed_answer, last_boxes
+
+ANSWER_COLUMNS = (
+    "gt_answer", "answer", "final_answer", "expected_answer", "answerKey", "ground_truth",
+    "solution", "reward_model",
+)  # fmt: skip
+CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
+"""Keys of tests, and of the constraints that RLVR's sets check by a function."""
+NO_VALUES = ("nan", "none", "null", "n/a", "undefined", "proof", "notfound")
+"""Texts that programs, and sets such as NuminaMath, write where there is no answer."""
+
+
+def has_answer(cells: Cells) -> bool:
+    """Whether a row has a column of the gold answer."""
+    named = cells.columns.answer
+    return cells.find(ANSWER_COLUMNS if named is None else (named,)) is not None
+
+
+def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
+    """The gold answer of a row, as the label of a choice where there are choices, and why it is in
+    doubt: empty where it is not."""
+    where, column = (
+        cells.where,
+        cells.column(cells.columns.answer, ANSWER_COLUMNS, "data.columns.answer"),
+    )
+    given = cells[column]
+    value = _value(where, column, given)
+    if choices is not None:
+        return choices.label(where, value), ""
+    is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if not is_scalar or not (answer := gold_answer(str(value))):
+        raise DataError(
+            f"{where}: {column!r} is {shown(given)}; expected text or a number that is the "
+            "gold answer, alone or after ####, in a last \\boxed{}, in a list of one or as "
+            '{"ground_truth": …}; fix the row or set data.columns.answer'
+        )
+    if _is_for_a_checker(answer):
+        raise DataError(
+            f"{where}: {column!r} is {shown(given)}, the tests of a program or the arguments of a "
+            "checker; make code_tests the first reward for programs, or leave such rows out by "
+            "data.preprocess"
+        )
+    return answer, _doubt(str(value), answer)
+
+
+def _is_for_a_checker(answer: str) -> bool:
+    """Whether a gold answer is JSON that only a program can read."""
+    if not answer.startswith("{"):
+        return False
+    try:
+        value = json.loads(answer)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not value.keys().isdisjoint(CHECKER_KEYS)
+
+
+def _doubt(text: str, answer: str) -> str:
+    """What makes a gold answer ambiguous."""
+    if answer.casefold() in NO_VALUES:
+        return "the gold answer is a word for no value"
+    if hashed_answer(text) is not None:
+        return ""
+    if has_box(text):
+        return "several boxes are read as one gold answer" if len(last_boxes(text)) > 1 else ""
+    return "a whole text of several lines is the gold answer" if "\n" in answer else ""
+
+
+def _value(where: str, column: str, value: Any) -> Any:
+    """What holds the answer: ``ground_truth`` of an object, the item of a list of one. Both may be
+    JSON text, as CSV files have them."""
+    if isinstance(value, str):
+        start = "".join(value.lstrip()[:40].split())
+        is_object = start.startswith("{") and "ground_truth" in value
+        if is_object or start.startswith(('["', '[{"')):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                value = {} if is_object else value
+            check_made(where, {column: value})
+        elif start.startswith("['"):
+            raise DataError(
+                f"{where}: {column!r} is {shown(value)}, a list as Python prints it; write the "
+                "answer alone, or the list as JSON with json.dumps"
+            )
+    if isinstance(value, dict):  # verl's and PRIME's reward_model
+        value = value.get("ground_truth")
+    if isinstance(value, list) and len(value) == 1:  # OlympiadBench
+        value = value[0]
+    return value
+
+
+def read_tests(cells: Cells) -> str:
+    """The tests of a row as JSON."""
+    row = cells.row
+    if (named := cells.columns.answer) is not None:
+        column = cells.column(named, (), "data.columns.answer")
+        row = {
+            **{name: row[name] for name in (*BESIDE, "metadata") if name in row},
+            "tests": cells[column],
+        }
+    try:
+        found = answer_of_row(row)
+    except (ValueError, TypeError) as error:  # TypeError: a value that JSON does not have
+        raise DataError(
+            f"{cells.where}: {error}; fix the row, or set data.columns.answer to the column of the "
+            "tests"
+        ) from error
+    for name in (column_of_tests(row), *BESIDE):
+        if name in cells:
+            cells[name]
+    return found

@@ -1,0 +1,270 @@
+"""Messages of a row: each member of a message is read, refused, or noted as ignored.
+
+Forms: OpenAI's ``{"role", "content"}``, ShareGPT's ``{"from", "value"}``, a list of either, or the
+same as JSON text, as CSV files and many Parquet sets hold it. Every function raises DataError.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reason_llm.errors import DataError, one_line
+from reason_llm.files import check_nesting
+
+Message = dict[str, Any]
+Messages = list[Message]
+Note = Callable[[str], None]
+"""Takes the name of a member that is ignored."""
+
+ROLES = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
+    "observation": "tool", "function_response": "tool",
+} | {name: name for name in ("user", "assistant", "system", "developer", "tool")}  # fmt: skip
+"""Roles by the names that ShareGPT, HH-RLHF and LLaMA-Factory give them, in lower case."""
+SYSTEM_ROLES = ("system", "developer")
+CALL_ROLE = "function_call"
+"""The role by which LLaMA-Factory's ShareGPT form marks a turn that is one call as JSON text."""
+
+MOST_MESSAGES = 1000
+"""Most messages of one conversation to learn from: its template is rendered for each turn."""
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Names of the thought before an answer; chat templates read one of the first two."""
+TRAIN_FLAGS = ("weight", "train", "loss", "trainable")
+"""Members that say whether a turn is trained: 0 or false leaves it out of the loss."""
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+WEIGHTS = ("loss_weight", "loss_mask", "train_detail", "masked")
+"""Members that weigh a turn in a way that is not supported."""
+_KEPT = ("name", "tool_call_id")
+"""Members that some chat templates write."""
+_PYTHON_LISTS = tuple(f"[{{'{name}'" for name in ("role", "content", "from", "value"))
+"""Beginnings, without white space, of a conversation as Python prints it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A conversation, or a part of one."""
+
+    messages: Messages
+    trained: tuple[bool, ...]
+    """One flag per message: False where the row leaves an assistant's turn out of the loss."""
+    is_text: bool = False
+    """Whether the row has it as a plain text."""
+
+    @property
+    def roles(self) -> list[str]:
+        """The role of each message."""
+        return [message["role"] for message in self.messages]
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a column or a member says nothing: null, blank text, an empty list or object."""
+    return value is None or (isinstance(value, str | list | dict) and not (
+        value.strip() if isinstance(value, str) else value
+    ))  # fmt: skip
+
+
+def read_talk(where: str, column: str, value: Any, role: str, note: Note) -> Talk:
+    """The messages of a column: a text is one message of ``role``.
+
+    A system message whose content is null is left out; an empty one is kept, with which some
+    templates leave out a system message of their own.
+    """
+    value = from_json_text(where, column, value)
+    if isinstance(value, str):
+        messages = [{"role": role, "content": value}] if value.strip() else []
+        return Talk(messages, (True,) * len(messages), is_text=True)
+    given = [value] if isinstance(value, dict) else value
+    if not isinstance(given, list):
+        return Talk([], ())
+    if len(given) > MOST_MESSAGES:
+        raise DataError(
+            f"{where}: {column!r} has {len(given):,} messages; split it into rows of at most "
+            f"{MOST_MESSAGES:,}"
+        )
+    messages, trained = [], []
+    for number, each in enumerate(given, start=1):
+        place = f"{where}: {column!r}, message {number}"
+        message = _message(place, column, each, note)
+        if message["content"] is None:
+            continue
+        messages.append(message)
+        trained.append(_is_trained(place, each))
+    return Talk(messages, tuple(trained))
+
+
+def from_json_text(where: str, column: str, value: Any) -> Any:
+    """A conversation that is written as JSON text; any other value as it is.
+
+    Raises:
+        DataError: the text is a conversation as Python prints it.
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    if "".join(value[:200].split()).startswith(_PYTHON_LISTS):
+        raise DataError(
+            f"{where}: {column!r} is {shown(value)}, a conversation as Python prints it; write it "
+            "as JSON with json.dumps"
+        )
+    try:
+        parsed = json.loads(value)
+        check_nesting(parsed)
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return value
+    if isinstance(parsed, dict) and isinstance(parsed.get("messages"), list):
+        raise DataError(
+            f"{where}: {column!r} is JSON text of an object with 'messages'; write the list of "
+            "messages alone, and the other members as columns"
+        )
+    items = parsed if isinstance(parsed, list) else [parsed]
+    is_talk = bool(items) and all(
+        isinstance(each, dict) and ("role" in each or {"from", "value"} <= each.keys())
+        for each in items
+    )
+    return parsed if is_talk else value
+
+
+def _message(place: str, column: str, value: Any, note: Note) -> Message:
+    """One message; members that mean nothing here are passed to ``note``."""
+    role, content = _role_and_content(value)
+    calls = _calls(place, value) if isinstance(value, dict) else []
+    if role == CALL_ROLE:
+        calls, role, content = [_call(place, _object(place, content))], "assistant", ""
+    if content is None and calls:
+        content = ""
+    if isinstance(content, list):
+        content = _text_of_parts(place, content)
+    may_be_empty = calls or role in (*SYSTEM_ROLES, "tool")
+    if content is None and role in SYSTEM_ROLES:
+        return {"role": role, "content": None}
+    is_read = isinstance(role, str) and isinstance(content, str)
+    if not is_read or not (str(content).strip() or may_be_empty):
+        raise DataError(
+            f"{place} is {shown(value)}; expected "
+            '{"role": …, "content": …} or {"from": …, "value": …} with text in both; fix it'
+        )
+    message: Message = {"role": role, "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    for name, member in value.items():
+        if is_empty(member) or name in _ALWAYS_READ:
+            continue
+        if name in MEDIA or name in WEIGHTS:
+            raise DataError(
+                f"{place} has {name!r}, which is not supported: the model would learn from the row "
+                "without it; remove it, or leave such rows out by data.preprocess"
+            )
+        if name in THOUGHTS and isinstance(member, str):
+            message |= dict.fromkeys(THOUGHTS[:2], member)
+        elif name in _KEPT:
+            message[name] = member
+        else:
+            note(f"{column}[].{name}")
+    return message
+
+
+_ALWAYS_READ = {"role", "content", "from", "value", "tool_calls", "function_call", *TRAIN_FLAGS}
+
+
+def _role_and_content(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, dict):
+        return None, None
+    role, content = value.get("role"), value.get("content")
+    if role is None and "from" in value:
+        role, content = value["from"], value.get("value")
+        if str(role).lower() not in {*ROLES, CALL_ROLE}:
+            return None, None
+    if not isinstance(role, str):
+        return None, None
+    return ROLES.get(role.lower(), role.lower() if role.lower() == CALL_ROLE else role), content
+
+
+def _text_of_parts(place: str, parts: Sequence[Any]) -> str | None:
+    """The text of OpenAI's list of parts; None where it is none."""
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+            raise DataError(
+                f"{place} has a part of type {kind!r:.40}, which is not supported: the model would "
+                "be asked without it; give rows of text, or leave such rows out by data.preprocess"
+            )
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
+
+
+def _is_trained(place: str, value: Mapping[str, Any]) -> bool:
+    """Whether the turn is trained, by the first of ``TRAIN_FLAGS`` that says no."""
+    for name in TRAIN_FLAGS:
+        flag = value.get(name)
+        if flag is None:
+            continue
+        number = float(flag) if isinstance(flag, bool | int | float) else math.nan
+        if number not in (0.0, 1.0):
+            raise DataError(
+                f"{place} has {name}={flag!r:.40}; expected 0 or 1, or false or true: other "
+                "weights of a turn are not supported"
+            )
+        if not number:
+            return False
+    return True
+
+
+def _calls(place: str, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    given, old = value.get("tool_calls"), value.get("function_call")
+    if is_empty(given):
+        given = [] if is_empty(old) else [old]
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            given = None
+    if not isinstance(given, list):
+        raise _no_calls(place, value.get("tool_calls"))
+    return [_call(place, each) for each in given]
+
+
+def _call(place: str, value: Any) -> dict[str, Any]:
+    """A call in OpenAI's form, with the arguments as an object, as chat templates read it."""
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
+        raise _no_calls(place, value)
+    arguments = function.get("arguments", function.get("parameters")) or {}
+    call: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": name, "arguments": _object(place, arguments)},
+    }
+    if isinstance(value.get("id"), str):
+        call["id"] = value["id"]
+    return call
+
+
+def _object(place: str, value: Any) -> dict[str, Any]:
+    """An object, which may be JSON text."""
+    found = value
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+            check_nesting(found)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{place} has a call with {shown(value)}, which is no JSON ({one_line(error)}); "
+                "fix it"
+            ) from error
+    if not isinstance(found, dict):
+        raise _no_calls(place, value)
+    return found
+
+
+def _no_calls(place: str, value: Any) -> DataError:
+    return DataError(
+        f"{place} has tool calls {shown(value)}; expected "
+        '[{"function": {"name": …, "arguments": {…}}}]; fix it'
+    )
+
+
+def shown(value: Any) -> str:
+    """A value for an error message, at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
