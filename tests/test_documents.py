@@ -19,6 +19,7 @@ from reason_llm.config.data import ColumnsSection
 from reason_llm.config.pipeline import load_pipeline
 from reason_llm.config.score import ScoreSection
 from reason_llm.data import forms as row_forms
+from reason_llm.data.golds import ANSWER_COLUMNS
 from reason_llm.rollout import ROW, Completion, Group, Prompt
 from reason_llm.score import Scorer
 from reason_llm.score.code.cases import BESIDE, read_tests
@@ -135,7 +136,7 @@ def test_the_rows_of_the_docs_are_read() -> None:
         for line in block.text.splitlines():
             row = json.loads(line)
             has_tests = bool({"test_cases", "test", "test_list", *BESIDE} & row.keys())
-            has_answer = has_tests or bool(set(row_forms.ANSWER_COLUMNS) & row.keys())
+            has_answer = has_tests or bool(set(ANSWER_COLUMNS) & row.keys())
             is_talk = bool({*row_forms.CHAT_COLUMNS} & row.keys()) and not has_answer
             if "label" in row:
                 row_forms.read_labelled(block.where, row, columns)

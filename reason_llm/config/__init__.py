@@ -17,7 +17,13 @@ from reason_llm.config.command_line import (
     command,
     read_command_line,
 )
-from reason_llm.config.data import ColumnsSection, DataSection, PassRateSection, Rows
+from reason_llm.config.data import (
+    RESERVED_ARGUMENTS,
+    ColumnsSection,
+    DataSection,
+    PassRateSection,
+    Rows,
+)
 from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load
 from reason_llm.config.functions import PYTHON
 from reason_llm.config.matching import matching

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Self
 
-from reason_llm.config import ColumnsSection
+from reason_llm.config import RESERVED_ARGUMENTS, ColumnsSection
 from reason_llm.data.cells import Cells
 from reason_llm.data.choices import ASK, Choices, read_choices
 from reason_llm.data.golds import has_answer, read_gold, read_tests
@@ -43,6 +43,7 @@ JOINED_COLUMNS = ("input", "context", "starter_code")
 """Columns whose text belongs to the prompt: Alpaca's, Dolly's, and those of programming tasks."""
 STARTER = "Start from this code:\n\n```python\n{}\n```"
 TOOL_COLUMNS = ("tools", "functions")
+ARGUMENTS_COLUMN = "chat_template_kwargs"
 SIDES = ("chosen", "rejected")
 """Sides of a preference."""
 SIDE_COLUMNS = (("chosen", "chosen_response"), ("rejected", "rejected_response"))
@@ -53,6 +54,19 @@ FORMS = {
     "texts": ({"text"}, "stage=pretrain"),
 }
 """Columns by which the rows of a form are known, and the options that read them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateExtras:
+    """What a row gives to the chat template with its messages."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+    """Schemas of tools in OpenAI's form."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments by name, as in TRL's column ``chat_template_kwargs``."""
+
+
+NO_EXTRAS = TemplateExtras()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +84,8 @@ class Problem:
     """Columns that a custom reward asks for."""
     environment: str = ""
     """Name of the environment, where each row names its own."""
-    tools: tuple[dict[str, Any], ...] = ()
-    """Schemas of the row's tools, for the chat template."""
+    extras: TemplateExtras = NO_EXTRAS
+    """What the row gives to the chat template: tools and arguments."""
     ignored: tuple[str, ...] = field(default=(), compare=False)
     """Columns, and members of messages, that have content and are not read."""
     doubt: str = field(default="", compare=False)
@@ -105,8 +119,8 @@ class Completed:
     """Of a demonstration its score, where that is asked for; of a preference the margin, by how
     much the chosen one is better; of a judged completion +1 for good, -1 for bad."""
     sampled: Sampled | None = None
-    tools: tuple[dict[str, Any], ...] = ()
-    """Schemas of the row's tools, for the chat template."""
+    extras: TemplateExtras = NO_EXTRAS
+    """What the row gives to the chat template: tools and arguments."""
     untrained: frozenset[int] = frozenset()
     """Messages of the completion, by index, that the row leaves out of the loss."""
     origin: str = field(default="", compare=False)
@@ -146,7 +160,7 @@ def read_problem(
             asked = asked.with_text(ASK)
     text = asked.messages[-1]["content"] if asked.is_text else None
     return Problem(
-        where, asked.messages, gold, text, tools=asked.tools, ignored=cells.ignored(), doubt=doubt
+        where, asked.messages, gold, text, extras=asked.extras, ignored=cells.ignored(), doubt=doubt
     )
 
 
@@ -239,7 +253,7 @@ def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
         fits.append("demonstrations")
     if form == "preferences" and names & {name for usual in SIDE_COLUMNS for name in usual}:
         return None  # it lacks the other side
-    if "texts" in fits and (asks or names & {"label", "code"} or has_answer(cells)):
+    if "texts" in fits and (asks or names & {"label", "code", "role"} or has_answer(cells)):
         fits.remove("texts")  # a text with something to learn it by is no document
     talk = cells.find(CHAT_COLUMNS)
     if talk is not None and "assistant" in _roles(cells, talk):
@@ -273,7 +287,7 @@ class _Asked:
 
     messages: Messages
     is_text: bool
-    tools: tuple[dict[str, Any], ...]
+    extras: TemplateExtras
     choices: Choices | None
 
     def with_text(self, text: str) -> Self:
@@ -294,7 +308,7 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
             '{"role": …, "content": …} or a list of such that ends with a user message; fix the row'
         )
     messages = _with_system(cells, [*_history(cells), *talk.messages])
-    asked = _Asked(messages, talk.is_text, _read_tools(cells), read_choices(cells))
+    asked = _Asked(messages, talk.is_text, _read_extras(cells, messages), read_choices(cells))
     for name in JOINED_COLUMNS:
         joined = cells.find((name,), filled=True)
         if joined is None or joined == column or not isinstance(cells.row[joined], str):
@@ -354,6 +368,25 @@ def _with_system(cells: Cells, messages: Messages) -> Messages:
     return [{"role": "system", "content": text}, *messages]
 
 
+def _read_extras(cells: Cells, messages: Messages) -> TemplateExtras:
+    """The row's tools, unless its system message lists them already, and template arguments."""
+    tools = _read_tools(cells)
+    system = messages[0]["content"] if messages[0]["role"] in SYSTEM_ROLES else ""
+    if all(f'"{tool["function"]["name"]}"' in system for tool in tools):
+        tools = ()
+    column = cells.find((ARGUMENTS_COLUMN,), filled=True)
+    if column is None:
+        return TemplateExtras(tools) if tools else NO_EXTRAS
+    given = cells[column]
+    value = _parsed(given) if isinstance(given, str) else given
+    if not isinstance(value, dict) or not RESERVED_ARGUMENTS.isdisjoint(value):
+        raise DataError(
+            f"{cells.where}: column {column!r} is {shown(given)}; expected an object of the chat "
+            "template's arguments by name; fix it, or name it in data.columns.ignore"
+        )
+    return TemplateExtras(tools, {name: v for name, v in value.items() if v is not None})
+
+
 def _read_tools(cells: Cells) -> tuple[dict[str, Any], ...]:
     """The schemas of the row's tools in OpenAI's form."""
     column = cells.find(TOOL_COLUMNS, filled=True)
@@ -370,7 +403,6 @@ def _read_tools(cells: Cells) -> tuple[dict[str, Any], ...]:
         else {"type": "function", "function": each}
         for each in items
     ]  # fmt: skip
-    schemas = [_without_nulls(each) for each in schemas]
     for each in schemas:
         function = each["function"]
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -379,7 +411,7 @@ def _read_tools(cells: Cells) -> tuple[dict[str, Any], ...]:
                 "JSON schemas with the name of a function, or the same as JSON text; fix it, or "
                 "name it in data.columns.ignore"
             )
-    return tuple(schemas)
+    return tuple(map(_without_nulls, schemas))
 
 
 def _without_nulls(value: Any) -> Any:
@@ -487,10 +519,10 @@ def _completed(cells: Cells, *columns: str) -> Completed:
         )
     _check_trained(cells.where, completions[0], untrained)
     for messages in (asked.messages, *completions):
-        _without_foreign_nulls(messages, asked.tools)
+        _without_foreign_nulls(messages, asked.extras.tools)
     is_text = asked.is_text and len(asked.messages) == 1 and all(talk.is_text for talk in talks)
     return Completed(
-        cells.where, asked.messages, completions, is_text, tools=asked.tools, untrained=untrained
+        cells.where, asked.messages, completions, is_text, extras=asked.extras, untrained=untrained
     )
 
 
@@ -530,10 +562,10 @@ def _whole(cells: Cells, column: str) -> Completed:
     untrained = frozenset(n for n, is_one in enumerate(talk.trained[first:end]) if not is_one)
     _check_trained(cells.where, completion, untrained)
     _check_choices(cells, talk.messages)
-    tools = _read_tools(cells)
-    _without_foreign_nulls(talk.messages, tools)
     prompt = _with_system(cells, talk.messages[:first])
-    return Completed(cells.where, prompt, (completion,), tools=tools, untrained=untrained)
+    extras = _read_extras(cells, prompt)
+    _without_foreign_nulls(talk.messages, extras.tools)
+    return Completed(cells.where, prompt, (completion,), extras=extras, untrained=untrained)
 
 
 def _check_choices(cells: Cells, messages: Messages) -> None:
@@ -621,7 +653,8 @@ def _implicit(cells: Cells, sides: Mapping[str, Any], prompt: str | None) -> Com
     if prompt is not None and any(cells.row[prompt] == each["content"] for each in shared):
         cells[prompt]  # says the same
     _check_choices(cells, shared)
-    return Completed(where, _with_system(cells, shared), tails, tools=_read_tools(cells))
+    shared = _with_system(cells, shared)
+    return Completed(where, shared, tails, extras=_read_extras(cells, shared))
 
 
 def _num_same(first: Sequence[Any], second: Sequence[Any]) -> int:

@@ -17,10 +17,12 @@ from reason_llm.config import ColumnsSection, Config
 from reason_llm.data.cells import Cells
 from reason_llm.data.conditioning import Conditioning, fit
 from reason_llm.data.forms import (
+    NO_EXTRAS,
     Completed,
     Example,
     Learned,
     Problem,
+    TemplateExtras,
     number_in,
     option_for,
     read_demonstration,
@@ -265,20 +267,20 @@ class _Reader:
     def render(self, data_set: DataSet, examples: list[Example]) -> None:
         """Fill the set with the examples' prompts, or rows of tokens."""
         asked: dict[tuple[str, str], list[tuple[str, Messages, str]]] = {}
-        tools: dict[str, tuple[dict[str, Any], ...]] = {}
+        extras: dict[str, TemplateExtras] = {}
         for each in examples:
             if isinstance(each, Problem):
                 talk = each.messages
                 if self.conditioning is not None:
                     talk = self.conditioning.asking(each.where, talk)
-                key = orjson.dumps(each.tools).decode() if each.tools else ""
-                tools[key] = each.tools
+                key = "" if each.extras is NO_EXTRAS else orjson.dumps(each.extras).decode()
+                extras[key] = each.extras
                 part = asked.setdefault((each.environment, key), [])
                 part.append((each.where, talk, each.answer))
         made = dict[str, Prompt | DataError]()
         for (name, key), part in asked.items():
             try:
-                made |= self.renderer.of(name).with_tools(tools[key]).prompts(part)
+                made |= self.renderer.of(name).with_extras(extras[key]).prompts(part)
             except DataError as error:
                 made |= {where: DataError(f"{where}: {error}") for where, _, _ in part}
         for example in examples:
@@ -454,7 +456,7 @@ class _Reader:
             )
         if data_set.is_training and self.config.teacher.prompt is not None:
             self._ask_teacher(problem, prompt, self.config.teacher.prompt, room)
-        renderer = self.renderer.of(problem.environment)
+        renderer = self.renderer.of(problem.environment).with_extras(problem.extras)
         data_set.ignored.update(
             renderer.check_written(problem.where, problem.messages, prompt.text)
         )

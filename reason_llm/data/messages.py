@@ -24,6 +24,7 @@ ROLES = {
 } | {name: name for name in ("user", "assistant", "system", "developer", "tool")}  # fmt: skip
 """Roles by the names that ShareGPT, HH-RLHF and LLaMA-Factory give them, in lower case."""
 SYSTEM_ROLES = ("system", "developer")
+RESPONSE = ("<tool_response>", "</tool_response>")
 CALL_ROLE = "function_call"
 """The role by which LLaMA-Factory's ShareGPT form marks a turn that is one call as JSON text."""
 
@@ -136,6 +137,8 @@ def _message(place: str, column: str, value: Any, note: Note) -> Message:
         content = ""
     if isinstance(content, list):
         content = _text_of_parts(place, content)
+    if role == "tool" and isinstance(content, str) and "from" in value:
+        content = _without_tags(content)
     may_be_empty = calls or role in (*SYSTEM_ROLES, "tool")
     if content is None and role in SYSTEM_ROLES:
         return {"role": role, "content": None}
@@ -192,6 +195,18 @@ def _text_of_parts(place: str, parts: Sequence[Any]) -> str | None:
             )
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
+
+
+def _without_tags(content: str) -> str:
+    """A tool's reply without the tags that Hermes' sets write and chat templates add."""
+    inner = content.strip()
+    if (
+        inner.count(RESPONSE[0]) == 1
+        and inner.startswith(RESPONSE[0])
+        and inner.endswith(RESPONSE[1])
+    ):
+        return inner.removeprefix(RESPONSE[0]).removesuffix(RESPONSE[1]).strip()
+    return content
 
 
 def _is_trained(place: str, value: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any
 
 from reason_llm.data.families import ASKED, Family, family_of
+from reason_llm.data.forms import NO_EXTRAS, TemplateExtras
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
@@ -72,18 +73,22 @@ class Renderer:
         """The renderer of rows that name this environment; itself where none does."""
         return replace(self, tools=self.tools_of[environment]) if self.tools_of else self
 
-    def with_tools(self, tools: Sequence[dict[str, Any]]) -> "Renderer":
-        """The renderer of rows that bring these tools; itself where they bring none.
+    def with_extras(self, extras: TemplateExtras) -> "Renderer":
+        """The renderer of rows that bring tools or arguments; itself where they bring none.
 
         Raises:
             DataError: the environment has tools, too.
         """
-        if tools and self.tools:
+        if extras.tools and self.tools:
             raise DataError(
                 "the row has tools and sample.environment has others; name the row's column in "
                 "data.columns.ignore"
             )
-        return replace(self, tools=tuple(tools)) if tools else self
+        if extras == NO_EXTRAS:
+            return self
+        arguments = tuple({**dict(self.template.arguments), **extras.arguments}.items())
+        template = replace(self.template, arguments=arguments)
+        return replace(self, template=template, tools=extras.tools or self.tools)
 
     def check_written(self, where: str, messages: Messages, text: str) -> list[str]:
         """Check that a rendered text holds what the messages say, and return the members of
@@ -93,6 +98,10 @@ class Renderer:
             DataError: the content of a user's or a system message, or a tool call, is not there.
         """
         ignored: dict[str, None] = {}
+        if self.template.arguments:
+            jinja = self.tokenizer.get_chat_template(self.template.jinja)
+            unused = [name for name, _ in self.template.arguments if name not in jinja]
+            ignored |= dict.fromkeys(f"the template argument {name}" for name in unused)
         for tool in self.tools:
             if (name := str(tool.get("function", tool).get("name"))) not in text:
                 raise DataError(

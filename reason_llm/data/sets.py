@@ -81,12 +81,12 @@ class DataSet:
         """A line of the columns that are ignored, and one per reason to doubt a gold answer."""
         lines = []
         if self.ignored:
-            named = [f"{name} ({count:,} rows)" for name, count in self.ignored.items()]
+            named = [f"{name} ({_rows(count)})" for name, count in self.ignored.items()]
             if (more := len(named) - NUM_IGNORED_SHOWN) > 0:
                 named[NUM_IGNORED_SHOWN:] = [f"and {more} more"]
             lines.append(f"ignored columns: {', '.join(named)}")
         for doubt, places in self.doubts.items():
-            lines.append(f"{doubt} in {len(places)} rows, the first is {places[0]}")
+            lines.append(f"{doubt} in {_rows(len(places))}, the first is {places[0]}")
         return list(map(printable, lines))
 
     def skip(self, error: DataError) -> None:
@@ -166,6 +166,10 @@ class Data:
             f"training rows with questions of an evaluation set: {len(self.contamination)}, such "
             f"as {ours}, which asks the same as {theirs}; set data.contamination to drop or ignore"
         )
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
 
 
 def question_key(example: Example) -> str:

@@ -1,7 +1,7 @@
 """System prompts and chat templates of ``templates.yaml``, by name."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class ChatTemplate:
     """Its name in error messages."""
     jinja: str | None
     """The template's text; None for the tokenizer's own."""
-    arguments: tuple[tuple[str, bool | int | float | str], ...] = ()
+    arguments: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
     """Further arguments of the template, by name."""
 
 

@@ -66,10 +66,10 @@ def render(
     where = example.where
     if isinstance(example, Document):
         return _document(example, renderer, context_tokens, end_token_ids, group)
-    with_tools = renderer.with_tools(example.tools)
+    with_extras = renderer.with_extras(example.extras)
     if example.sampled is None and len(example.completions) == 1:
         try:
-            row = _row(where, example, example.completions[0], with_tools, end_token_ids, note)
+            row = _row(where, example, example.completions[0], with_extras, end_token_ids, note)
         except _Rewritten:
             parts = _turns(example)
             if len(parts) == len(example.completions[0]) == 1:
@@ -86,7 +86,7 @@ def render(
         if example.sampled is not None:
             ids, trained = _as_sampled(name, example.sampled, number, renderer)
         else:
-            ids, trained = _row(name, example, completion, with_tools, end_token_ids, note)
+            ids, trained = _row(name, example, completion, with_extras, end_token_ids, note)
         value = 0.0 if number else example.value
         rows.append(TokenRow(where, tuple(ids), tuple(trained), group, value))
     if len(rows) > 1 and rows[0].ids == rows[1].ids:
@@ -405,7 +405,7 @@ def _training(renderer: Renderer) -> Renderer | None:
     if jinja is None:
         return None
     template = ChatTemplate(source, jinja, renderer.template.arguments)
-    return Renderer(renderer.tokenizer, template, renderer.system_prompt)
+    return replace(renderer, template=template)
 
 
 def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list[int], list[int]]:

@@ -102,7 +102,11 @@ def test_filters_count_what_they_leave_out(form: str, tmp_path: Path, of_form: L
         "left out: 1 by data.deduplicate, 2 by data.pass_rate, 1 by data.contamination, "
         "1 by data.max_prompt_tokens"
     )
-    assert data.notes() == [f"{train}: {data_set.left_out}"]
+    unread = "completion" if form == "problems" else "answer"
+    assert data.notes() == [
+        f"{train}: {data_set.left_out}",
+        f"{train}: ignored columns: {unread} (5 rows)",
+    ]
     assert data.contamination == [(f"{train}:7", f"{others}:1")]
     assert data.contamination_warning() is None
     assert len(data.held_out_prompts) == 1
@@ -244,14 +248,15 @@ def test_labels_and_texts(tmp_path: Path, of_form: Load) -> None:
     train = lines(tmp_path / "a.jsonl", *[row("Q", label=False, text="abc" * 20)] * 2)
     labels = of_form("labels", train)
     assert [unit[0].value for unit in labels.units] == [-1.0, -1.0]
-    assert labels.notes() == ["all 2 rows are labelled bad; KTO needs good and bad"]
+    unread = f"{train}: ignored columns: answer (2 rows), text (2 rows)"
+    assert labels.notes() == [unread, "all 2 rows are labelled bad; KTO needs good and bad"]
     good = lines(tmp_path / "b.jsonl", row("Q", label=True), row("R", label=True))
-    assert of_form("labels", good).notes() == [
+    assert of_form("labels", good).notes()[1:] == [
         "all 2 rows are labelled good; KTO needs good and bad"
     ]
     mixed = of_form("labels", [train, good])
     assert (mixed.notes(), [each.name for each in mixed.imitated]) == (
-        [],
+        [unread, f"{good}: ignored columns: answer (2 rows)"],
         [f"{good}:1", f"{good}:2"],
     )
     texts = of_form("texts", train, data__max_tokens=40, eval__rows=train)

@@ -1,6 +1,7 @@
 """Rows of tokens: which are learned, that the prompt is the one that is sampled from, and that what
 cannot be learned from is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from reason_llm.data.forms import (
     Completed,
     Document,
     Learned,
+    TemplateExtras,
 )
 from reason_llm.data.messages import Messages
 from reason_llm.data.render import Renderer
@@ -185,15 +187,79 @@ def test_one_token_begins_a_row() -> None:
         one(ONE, twice)
 
 
-def test_a_template_that_drops_earlier_thinking_is_refused(tokenizer: Any) -> None:
+def test_a_template_that_drops_earlier_thinking_makes_a_row_of_each_turn(tokenizer: Any) -> None:
     by = renderer(tokenizer, DROPS_THINKING)
     single = demonstration("x", ASKED, [assistant(THOUGHT)])
     assert learned(one(single, by), by) == [f"{THOUGHT}<|im_end|>"]
-    several = demonstration("x:9", ASKED, [assistant(THOUGHT), user("R?"), assistant("B.")])
-    with pytest.raises(DataError, match=r"^x:9: its template .* no training template") as caught:
-        one(several, by)
-    assert "\n" not in str(caught.value)
+    turns = [assistant(THOUGHT), user("R?"), assistant("B.")]
+    first, second = render(demonstration("x:9", ASKED, turns), by, 400, [END], group=3)
+    assert learned(first, by) == [f"{THOUGHT}<|im_end|>"]
+    assert learned(second, by) == ["B.<|im_end|>"]
+    asked = by.prompt("x", [*ASKED, *turns[:2]], "")
+    assert second.ids[: prompt_tokens(second)] == asked.token_ids
+    assert "hm" not in by.tokenizer.decode(second.ids)
+    assert [(row.name, row.group) for row in (first, second)] == [("x:9", 3), ("x:9", 4)]
     assert len(learned(one(TWO, by), by)) == 2  # nothing was thought, so nothing is dropped
+
+
+def test_both_sides_of_a_pair_need_a_template_that_keeps_their_turns(tokenizer: Any) -> None:
+    by = renderer(tokenizer, DROPS_THINKING)
+    several = [assistant(THOUGHT), user("R?"), assistant("B.")]
+    pair = Completed("x:9", ASKED, (several, [assistant("A.")]))
+    with pytest.raises(DataError, match=r"^x:9, chosen: its template .* no training") as caught:
+        render(pair, by, 400, [END])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_turn_that_the_row_leaves_out_of_the_loss_is_read(tokenizer: Any) -> None:
+    for template in (None, DROPS_THINKING):
+        by = renderer(tokenizer, template)
+        row = one(replace(TWO, untrained=frozenset([0])), by)
+        assert learned(row, by) == ["B.<|im_end|>"]
+        assert "A.<|im_end|>" in by.tokenizer.decode(row.ids)
+
+
+OPENS = CHATML.replace("assistant\n", "assistant\n<think>\n")
+assert OPENS != CHATML
+
+
+def test_a_thought_that_the_prompt_opens_is_learned_from_its_inside(tokenizer: Any) -> None:
+    """As DeepSeek-R1's distillates have it: the template leaves out the thought of every answer."""
+    strips = OPENS.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+    by = renderer(tokenizer, strips)
+    row = one(demonstration("x", ASKED, [assistant(THOUGHT)]), by)
+    assert learned(row, by) == ["hm\n</think>\n\nA.<|im_end|>"]
+    assert row.ids[: prompt_tokens(row)] == by.prompt("x", ASKED, "").token_ids
+    apart = {**assistant("A."), "reasoning_content": "hm"}
+    assert one(demonstration("x", ASKED, [apart]), by).ids == row.ids
+    with pytest.raises(DataError, match=r"^x:2: its template opens a thought, <think>, .* none"):
+        one(demonstration("x:2", ASKED, [assistant("A.")]), by)
+
+
+def test_what_a_template_does_not_write_is_refused_or_noted(tokenizer: Any) -> None:
+    call = {"type": "function", "function": {"name": "tide", "arguments": {"port": "Brest"}}}
+    calls = {**assistant(""), "tool_calls": [call]}
+    tools = ({"type": "function", "function": {"name": "tide"}},)
+    by = renderer(tokenizer)
+    for example, named in (
+        (demonstration("x:1", ASKED, [calls]), "does not write tool calls"),
+        (demonstration("x:1", ASKED, [assistant("A.")], extras=TemplateExtras(tools)),
+         "does not write tools, such as 'tide'"),
+        (demonstration("x:1", [*ASKED, calls, user("R?")], [assistant("B.")]),
+         "does not write tool calls, such"),
+        (demonstration("x:1", ASKED, [{**assistant("A."), "reasoning_content": "hm"}]),
+         "does not write the thought in 'reasoning_content'"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=rf"^x:1: its template {named}"):
+            one(example, by)
+    deaf = renderer(tokenizer, CHATML.replace("messages %}", "messages if m.role != 'system' %}"))
+    asked = [{"role": "system", "content": "Be brief."}, *ASKED]
+    with pytest.raises(DataError, match=r"leaves out or changes the message of the system, 'Be b"):
+        one(demonstration("x:1", asked, [assistant("A.")]), deaf)
+    noted: list[str] = []
+    named = [{**user("Q?"), "name": "anna"}]
+    render(demonstration("x", named, [assistant("A.")]), by, 400, [END], note=noted.append)
+    assert noted == ["messages[].name"]
 
 
 def test_trl_s_training_template_keeps_the_thinking_of_qwen3(tokenizer: Any) -> None:
@@ -204,9 +270,10 @@ def test_trl_s_training_template_keeps_the_thinking_of_qwen3(tokenizer: Any) -> 
     assert learned(row, by) == [f"{THOUGHT}<|im_end|>", "<think>\n\n</think>\n\nB.<|im_end|>"]
     assert row.ids[: prompt_tokens(row)] == by.prompt("x", ASKED, "").token_ids
     # It would keep the thinking in a prompt, too, which is not there when the policy is sampled.
-    thinks = demonstration("x:7", [*ASKED, assistant(THOUGHT), user("R?")], TWO.completions[0])
-    with pytest.raises(DataError, match=r"^x:7: its template does not write"):
-        one(thinks, by)
+    asked = [*ASKED, assistant(THOUGHT), user("R?")]
+    first, *_ = render(demonstration("x:7", asked, TWO.completions[0]), by, 400, [END])
+    assert first.ids[: prompt_tokens(first)] == by.prompt("x", asked, "").token_ids
+    assert learned(first, by) == ["<think>\n\n</think>\n\nA.<|im_end|>"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,366 @@
+"""What a row says besides its text is read, named as ignored, or refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reason_llm.app.data_check import check_data
+from reason_llm.config import Config
+from reason_llm.config.data import ColumnsSection
+from reason_llm.data import Data, load_data
+from reason_llm.data.forms import (
+    TemplateExtras,
+    read_demonstration,
+    read_document,
+    read_labelled,
+    read_preference,
+    read_problem,
+)
+from reason_llm.errors import DataError
+
+COLUMNS = ColumnsSection()
+U, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+R, B = {"role": "user", "content": "R"}, {"role": "assistant", "content": "B"}
+S = {"role": "system", "content": "S"}
+TOOL = {
+    "type": "function",
+    "function": {"name": "tide", "parameters": {"properties": {"port": {}}}},
+}
+CALL = {"type": "function", "function": {"name": "tide", "arguments": {"port": "Brest"}}}
+
+
+def problem(row: dict[str, Any], **columns: Any) -> Any:
+    return read_problem("x:1", row, ColumnsSection(**columns))
+
+
+def asked(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+# --- what joins the prompt
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"system": "S", "question": "Q"}, [S, U]),
+        ({"system_prompt": "S", "messages": [U]}, [S, U]),
+        ({"system": "S", "messages": [S, U]}, [S, U]),
+        ({"system": None, "question": "Q"}, [U]),
+        ({"system": " ", "question": "Q"}, [U]),
+        ({"messages": [{"role": "system", "content": None}, U]}, [U]),
+        ({"messages": [{"role": "system", "content": ""}, U]},
+         [{"role": "system", "content": ""}, U]),
+        ({"messages": [{"role": "developer", "content": "S"}, U]},
+         [{"role": "developer", "content": "S"}, U]),
+        ({"instruction": "Q", "input": "R"}, [asked("Q\n\nR")]),
+        ({"instruction": "Q", "input": ""}, [U]),
+        ({"question": "Q", "context": "R"}, [asked("Q\n\nR")]),
+        ({"question": "Q holds R", "context": "R"}, [asked("Q holds R")]),
+        ({"prompt": "Q", "starter_code": "def f():\n"},
+         [asked("Q\n\nStart from this code:\n\n```python\ndef f():\n```")]),
+        ({"instruction": "R", "history": [["Q", "A"]]}, [U, A, R]),
+        ({"messages": json.dumps([S, U])}, [S, U]),
+        ({"prompt": json.dumps([U])}, [U]),
+        ({"prompt": '[1, 2] or {"a": 3}?'}, [asked('[1, 2] or {"a": 3}?')]),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}]}, [U]),
+        ({"messages": [{**U, "name": "anna"}]}, [{**U, "name": "anna"}]),
+        ({"messages": None, "question": "Q"}, [U]),
+        ({"problem": "Q", "messages": [U, A]}, [U]),
+        ({"conversations": [{"from": "human", "value": "Q"}]}, [U]),
+    ],
+)  # fmt: skip
+def test_a_prompt_with_all_that_belongs_to_it(row: dict, messages: list) -> None:
+    assert problem({**row, "answer": "1"}).messages == messages
+
+
+def test_an_input_joins_the_prompt_of_every_form() -> None:
+    pair = {"instruction": "Q", "input": "R", "system": "S"}
+    for read, row in (
+        (read_demonstration, {"output": "A"}),
+        (read_preference, {"chosen": "A", "rejected": "B"}),
+        (read_labelled, {"response": "A", "label": True}),
+    ):
+        assert read("x", pair | row, COLUMNS).messages == [S, asked("Q\n\nR")]
+
+
+def test_columns_that_options_name() -> None:
+    row = {"q": "Q", "role_text": "S", "picks": ["a", "b"], "images": ["x"], "answer": 1}
+    found = problem(row, prompt="q", system="role_text", choices="picks", ignore=["Images"])
+    assert found.messages[0] == S
+    assert (found.answer, found.ignored) == ("B", ())
+    with pytest.raises(DataError, match=r"lacks column 'none'; .*set data\.columns\.system"):
+        problem(row, prompt="q", system="none", ignore=["images"])
+
+
+# --- choices
+
+
+PICK = (
+    "Which is a metal?\n\nA. Wood\nB. Tin\nC. Wool\n\nAnswer with the letter of the right choice."
+)
+TEXTS = ["Wood", "Tin", "Wool"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"choices": TEXTS, "answer": 1},
+        {"choices": TEXTS, "answer": "1"},
+        {"choices": TEXTS, "answer": "B"},
+        {"choices": TEXTS, "answer": "(b)"},
+        {"choices": TEXTS, "answer": "Tin"},
+        {"choices": json.dumps(TEXTS), "answer": "B"},
+        {"options": ["A) Wood", "B) Tin", "C) Wool"], "answer": "B"},
+        {"options": {"A": "Wood", "B": "Tin", "C": "Wool"}, "answer": "B"},
+        {"choices": {"text": TEXTS, "label": ["A", "B", "C"]}, "answerKey": "B"},
+        {"choices": [{"label": a, "text": b} for a, b in zip("ABC", TEXTS, strict=True)],
+         "answerKey": "B"},
+        {"A": "Wood", "B": "Tin", "C": "Wool", "answer": "B"},
+        {"opa": "Wood", "opb": "Tin", "opc": "Wool", "answer": 1},
+        {"option1": "Wood", "option2": "Tin", "option3": "Wool", "answer": "B"},
+    ],
+)  # fmt: skip
+def test_choices_are_written_and_the_gold_answer_is_a_letter(row: dict) -> None:
+    found = problem({"question": "Which is a metal?", **row})
+    assert (found.messages, found.answer, found.ignored) == ([asked(PICK)], "B", ())
+
+
+def test_labels_of_the_row_are_kept() -> None:
+    choices = {"text": TEXTS, "label": ["1", "2", "3"]}
+    found = problem({"question": "Q", "choices": choices, "answerKey": "2"})
+    assert "2. Tin" in found.messages[0]["content"]
+    assert found.answer == "2"
+
+
+def test_choices_in_the_question_are_not_written_again() -> None:
+    question = "Which is a metal? (A) Wood (B) Tin (C) Wool"
+    found = problem({"question": question, "choices": TEXTS, "answer": 1})
+    assert found.messages[0]["content"].count("Tin") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"choices": TEXTS, "answer": 3}, "the gold answer 3 is none of the choices A, B, C"),
+        ({"choices": TEXTS, "answer": -1}, "the gold answer -1 is none of the choices"),
+        ({"choices": ["1", "2"], "answer": 1}, "the gold answer 1 could be any of the choices"),
+        ({"choices": "Wood or Tin", "answer": "B"}, "column 'choices' is 'Wood or Tin'; expected"),
+        ({"choices": ["Wood"], "answer": 0}, r"column 'choices' is \['Wood'\]; expected a list"),
+    ],
+)
+def test_choices_that_cannot_be_read(row: dict, named: str) -> None:
+    with pytest.raises(DataError, match=rf"^x:1: {named}"):
+        problem({"question": "Q", **row})
+
+
+def test_choices_that_a_conversation_lacks_are_refused() -> None:
+    with pytest.raises(DataError, match="the row has choices, which the conversation does not"):
+        read_demonstration("x", {"messages": [U, A], "choices": TEXTS}, COLUMNS)
+    written = [asked("Wood, Tin or Wool?"), A]
+    assert read_demonstration("x", {"messages": written, "choices": TEXTS}, COLUMNS).ignored == ()
+
+
+# --- tools and template arguments
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]], TOOL,
+     [{**TOOL, "function": {**TOOL["function"], "strict": None}}]],
+)  # fmt: skip
+def test_tools_reach_the_template(tools: Any) -> None:
+    for found in (
+        problem({"prompt": "Q", "answer": "1", "tools": tools}),
+        read_demonstration("x", {"messages": [U, A], "tools": tools}, COLUMNS),
+        read_preference("x", {"prompt": "Q", "chosen": "A", "rejected": "B", "tools": tools},
+                        COLUMNS),
+    ):  # fmt: skip
+        assert found.extras == TemplateExtras((TOOL,))
+
+
+def test_tools_that_the_system_message_lists_are_not_written_twice() -> None:
+    listed = {"role": "system", "content": f"Tools: {json.dumps(TOOL)}"}
+    row = {"messages": [listed, U, A], "tools": [TOOL]}
+    assert read_demonstration("x", row, COLUMNS).extras == TemplateExtras()
+
+
+def test_a_row_s_template_arguments() -> None:
+    row = {"messages": [U, A], "chat_template_kwargs": {"enable_thinking": False, "x": None}}
+    found = read_demonstration("x", row, COLUMNS)
+    assert found.extras == TemplateExtras((), {"enable_thinking": False})
+    with pytest.raises(DataError, match="expected an object of the chat template's arguments"):
+        read_demonstration("x", row | {"chat_template_kwargs": {"tokenize": True}}, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        {"tool_calls": [CALL]},
+        {"tool_calls": json.dumps([CALL])},
+        {"tool_calls": [{"function": {"name": "tide", "arguments": '{"port": "Brest"}'}}]},
+        {"function_call": {"name": "tide", "arguments": '{"port": "Brest"}'}},
+        {"tool_calls": [{"function": {"name": "tide",
+                                      "arguments": {"port": "Brest", "sides": None}}}]},
+    ],
+)  # fmt: skip
+def test_a_turn_with_calls_is_learned(calls: dict) -> None:
+    turn = {"role": "assistant", "content": None, **calls}
+    reply = {"role": "tool", "content": "4.2"}
+    found = read_demonstration("x", {"messages": [U, turn, reply, A], "tools": [TOOL]}, COLUMNS)
+    written = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    assert found.completions == ([written, reply, A],)
+
+
+def test_sharegpt_s_calls_and_replies() -> None:
+    talk = [
+        {"from": "human", "value": "Q"},
+        {"from": "function_call", "value": json.dumps(CALL["function"])},
+        {"from": "observation", "value": "4.2"},
+        {"from": "tool", "value": "<tool_response>\n4.3\n</tool_response>"},
+        {"from": "gpt", "value": "A"},
+    ]
+    (completion,) = read_demonstration("x", {"conversations": talk}, COLUMNS).completions
+    assert [message["role"] for message in completion] == ["assistant", "tool", "tool", "assistant"]
+    assert completion[0]["tool_calls"] == [CALL]
+    assert [message["content"] for message in completion[1:]] == ["4.2", "4.3", "A"]
+
+
+# --- turns and thoughts
+
+
+@pytest.mark.parametrize("flag", [{"weight": 0}, {"train": False}, {"loss": 0.0}])
+def test_a_flagged_turn_is_not_trained(flag: dict) -> None:
+    found = read_demonstration("x", {"messages": [U, {**A, **flag}, R, B]}, COLUMNS)
+    assert (found.completions, found.untrained) == (([A, R, B],), {0})
+    with pytest.raises(DataError, match="leaves every turn of the assistant out of the loss"):
+        read_demonstration("x", {"messages": [U, {**A, **flag}]}, COLUMNS)
+    pair = {"prompt": "Q", "chosen": [{**A, **flag}, R, B], "rejected": [B]}
+    with pytest.raises(DataError, match="which stages of preferences do not support"):
+        read_preference("x", pair, COLUMNS)
+
+
+def test_a_thought_has_the_names_that_templates_read() -> None:
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        found = read_demonstration("x", {"messages": [U, {**A, name: "hm"}]}, COLUMNS)
+        ((message,),) = found.completions
+        assert message == {**A, "reasoning_content": "hm", "thinking": "hm"}
+
+
+# --- refused or named
+
+
+@pytest.mark.parametrize(
+    ("read", "row", "named"),
+    [
+        (read_problem, {"prompt": "Q", "answer": 1, "images": ["a.png"]}, "column 'images' is"),
+        (read_document, {"text": "Q", "image": {"path": "a"}}, "column 'image' is"),
+        (read_labelled, {"prompt": "Q", "completion": "A", "label": 1, "audio": "a"}, "'audio'"),
+        (read_demonstration, {"messages": [U, A], "weight": 0.5}, "column 'weight' is 0.5"),
+        (read_demonstration, {"messages": [U, {**A, "weight": 0.5}]}, "has weight=0.5; expected"),
+        (read_demonstration, {"messages": [U, {**A, "loss_mask": [1]}]}, "has 'loss_mask', which"),
+        (read_demonstration, {"messages": [{**U, "images": ["a"]}, A]}, "has 'images', which"),
+        (read_demonstration,
+         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, A]},
+         "has a part of type 'image_url', which is not supported"),
+        (read_demonstration, {"messages": str([U, A])}, "as Python prints it; write it as JSON"),
+        (read_demonstration, {"prompt": json.dumps({"messages": [U]}), "completion": "A"},
+         "is JSON text of an object with 'messages'"),
+        (read_problem, {"system": "T", "messages": [S, U], "answer": 1}, "different system mess"),
+        (read_problem, {"system": 3, "prompt": "Q", "answer": 1}, "'system' is 3; expected the"),
+        (read_problem, {"prompt": "Q", "answer": 1, "tools": ["tide"]}, "'tools' is .*; expected"),
+        (read_problem, {"prompt": "Q", "answer": 1, "history": "R"}, "'history' is 'R'; expected"),
+        (read_problem, {"prompt": "Q", "messages": [S, U, A], "answer": 1},
+         "the prompt may be column 'prompt', or the beginning of 'messages', which has the roles"),
+    ],
+)  # fmt: skip
+def test_what_changes_the_task_is_refused(read: Callable, row: dict, named: str) -> None:
+    with pytest.raises(DataError, match=rf"^rows\.jsonl:7: .*{named}") as caught:
+        read("rows.jsonl:7", row, COLUMNS)
+    assert str(caught.value).isprintable()
+
+
+def test_all_other_columns_and_members_are_named() -> None:
+    turn = {**U, "id": 7, "timestamp": "", "name": None}
+    row = {"messages": [turn, A], "source": "web", "empty": None, "blank": " ", "none": []}
+    assert read_demonstration("x", row, COLUMNS).ignored == ("source", "messages[].id")
+    assert read_document("x", {"text": "Q", "url": "u"}, COLUMNS).ignored == ("url",)
+    pair = {"prompt": "Q", "chosen": [U, A], "rejected": [U, B], "messages": [U, A]}
+    assert read_preference("x", pair, COLUMNS).ignored == ("messages",)
+    assert problem({"prompt": "Q", "answer": 1, "solution": "s"}).ignored == ("solution",)
+
+
+def test_a_run_and_the_data_check_name_what_is_ignored(
+    tmp_path: Path, load: Callable[..., Data], small_run: Callable[..., Config], tokenizer: Any
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {"question": f"{n}?", "answer": "1", "url": "u" if n else "", "id": n} for n in range(3)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load(path, data__eval=str(path), data__contamination="ignore")
+    line = f"{path}: ignored columns: id (3 rows), url (2 rows)"
+    assert data.notes() == [line, line]
+    config = small_run(data__train=str(path))
+    found = load_data(config, tokenizer, 4000, extra_columns=["url"])
+    assert found.notes() == [f"{path}: ignored columns: id (3 rows)"]
+    report = check_data(config, [])
+    assert "  ignored columns: id (3 rows), url (2 rows)" in report.lines
+
+
+# --- gold answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("#### 1,018", "1018"),
+        ("#### 1,234,567.5", "1234567.5"),
+        ("#### $1,018", "$1018"),
+        ("#### (2, 3)", "(2, 3)"),
+        ("#### \\{1,2\\}", "\\{1,2\\}"),
+        ("#### 1,2", "1,2"),
+        ("#### Step 1\n4 + 5 = 9\n#### Step 2\n3 * 9, so \\boxed{27}.", "27"),
+        ("We add.\n#### 12\n", "12"),
+        ("It is $\\boxed{3}$ and $\\boxed{-3}$.", "3, -3"),
+        ("\\boxed{3}, or \\boxed{-3}.", "3, -3"),
+        ("\\boxed{0.50} or \\boxed{0.5}", "0.5"),
+        ("First \\boxed{1}. Then we get \\boxed{2}.", "2"),
+        ('["18"]', "18"),
+        ("[3]", "[3]"),
+        ("007", "007"),
+        ("1e3", "1e3"),
+        ("2024-01-05", "2024-01-05"),
+    ],
+)
+def test_gold_answers_are_whole(answer: str, gold: str) -> None:
+    assert problem({"question": "Q", "answer": answer}).answer == gold
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ("['18']", "a list as Python prints it; write the answer alone"),
+        ('["1", "2"]', "'answer' is .*; expected text or a number"),
+        ('{"inputs": ["1"], "outputs": ["2"]}', "the tests of a program or the arguments of a"),
+        ('{"func_name": "validate_lowercase"}', "the tests of a program or the arguments of a"),
+    ],
+)
+def test_golds_that_cannot_be_paid_are_refused(answer: str, named: str) -> None:
+    with pytest.raises(DataError, match=named):
+        problem({"question": "Q", "answer": answer})
+
+
+def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> None:
+    path = tmp_path / "rows.jsonl"
+    golds = ["7", "nan", "proof", "\\boxed{1} and \\boxed{2}", "It is\nseven.", "#### 7"]
+    rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load(path).notes() == [
+        f"{path}: the gold answer is a word for no value in 2 rows, the first is {path}:2",
+        f"{path}: several boxes are read as one gold answer in 1 row, the first is {path}:4",
+        f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
+    ]
