@@ -140,7 +140,7 @@ def test_the_rows_of_the_docs_are_read() -> None:
             is_talk = bool({*row_forms.CHAT_COLUMNS} & row.keys()) and not has_answer
             if "label" in row:
                 row_forms.read_labelled(block.where, row, columns)
-            elif "completion" in row or is_talk:
+            elif {"completion", "output"} & row.keys() or is_talk:
                 row_forms.read_demonstration(block.where, row, columns)
             elif "chosen" in row:
                 row_forms.read_preference(block.where, row, columns)
@@ -151,7 +151,7 @@ def test_the_rows_of_the_docs_are_read() -> None:
                     block.where, row, columns, tests=has_tests, answer=has_answer
                 )
                 found.append(type(read_tests(read.answer)).__name__ if has_tests else read.answer)
-    assert found == ["18", "\\frac{1}{4}", "7", "18", "34",
+    assert found == ["18", "\\frac{1}{4}", "7", "18", "34", "B",
                      "ProgramTests", "CallTests", "AssertTests", "AssertTests", ""]  # fmt: skip
 
 

@@ -224,7 +224,47 @@ def _hub_rows(source: str, split: str) -> Read:
         ) from error
     finally:
         datasets.config.HF_HUB_OFFLINE = was_offline
-    yield from _numbered(source, map(dict, rows))
+    yield from _numbered(source, _as_written(rows))
+
+
+def _as_written(rows: Any) -> Iterator[Row]:
+    """The rows of a ``datasets.Dataset``, with JSON columns as the file has them: of a column of
+    mixed types ``datasets`` reads the text ``"007"`` as 7, and ``"1e3"`` as 1000.0."""
+    names = [name for name, feature in rows.features.items() if _holds_json(feature)]
+    if not names:
+        yield from map(dict, rows)
+        return
+    stored = rows.select_columns(names).with_format("arrow").iter(batch_size=PARQUET_BATCH_ROWS)
+    texts = (row for table in stored for row in table.to_pylist())
+    for row, text in zip(rows, texts, strict=True):
+        yield dict(row) | {name: _read_stored(rows.features[name], text[name]) for name in names}
+
+
+def _parts(feature: Any) -> Iterable[Any]:
+    if isinstance(feature, dict):
+        return feature.values()
+    return [feature.feature] if hasattr(feature, "feature") else []
+
+
+def _holds_json(feature: Any) -> bool:
+    return type(feature).__name__ == "Json" or any(map(_holds_json, _parts(feature)))
+
+
+def _read_stored(feature: Any, value: Any) -> Any:
+    """A value of Arrow's storage. Numbers that JSON would write in another way were texts."""
+    if value is None or not _holds_json(feature):
+        return value
+    if isinstance(feature, dict):
+        return {name: _read_stored(part, value[name]) for name, part in feature.items()}
+    if type(feature).__name__ != "Json":
+        (part,) = _parts(feature)
+        return [_read_stored(part, each) for each in value]
+    try:
+        found = _parsed(value)
+    except (ValueError, RecursionError):
+        return value
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    return value if is_number and json.dumps(found) != value else found
 
 
 @cache

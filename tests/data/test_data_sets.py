@@ -391,3 +391,24 @@ def test_the_library_s_own_switch_is_left_as_it_was(monkeypatch: pytest.MonkeyPa
     with pytest.raises(DataError, match="neither a file here nor a Hub data set"):
         list(read_rows("nobody/nothing", "train"))
     assert (seen, datasets.config.HF_HUB_OFFLINE) == ([True], False)
+
+
+def test_golds_of_a_hub_set_are_those_of_its_file(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``datasets`` makes 7 of "007" where a column holds texts and numbers."""
+    golds = ["007", "1e3", "0.50", 7, 2.5, "x + 1", "12"]
+    rows = [
+        {"prompt": "Q", "reward_model": {"style": "rule", "ground_truth": gold}, "answer": gold}
+        for gold in golds
+    ]
+    path = lines(tmp_path / "a.jsonl", *rows)
+    cache = str(tmp_path / "cache")
+    loaded = datasets.load_dataset("json", data_files=path, split="train", cache_dir=cache)
+    assert [row["answer"] for row in loaded] != golds
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: loaded)
+    expected = [prompt.answer for prompt in load(path).prompts]
+    assert expected == [*map(str, golds)]
+    for column in ("answer", "reward_model"):
+        columns = {"answer": column}
+        assert [p.answer for p in load("of/hub", data__columns=columns).prompts] == expected
