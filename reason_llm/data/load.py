@@ -99,6 +99,8 @@ def load_data(
         config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
     )
     reader.check_options()
+    if problems or not section.is_offline:
+        reader.renderer.check_generation_prompt()
     examples = [reader.read(each) for each in sets]
     if config.sft.condition != "none":
         learned = (example for of_set in examples[-len(training) :] for example in of_set)

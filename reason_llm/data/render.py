@@ -18,7 +18,7 @@ from itertools import cycle
 from math import floor
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.data.families import ASKED, Family, family_of
+from reason_llm.data.families import ANSWER, ASKED, Family, family_of
 from reason_llm.data.forms import NO_EXTRAS, TemplateExtras
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.templates import ChatTemplate
@@ -89,6 +89,27 @@ class Renderer:
         arguments = tuple({**dict(self.template.arguments), **extras.arguments}.items())
         template = replace(self.template, arguments=arguments)
         return replace(self, template=template, tools=extras.tools or self.tools)
+
+    def check_generation_prompt(self) -> None:
+        """Check that a prompt ends where the assistant's answer begins.
+
+        Raises:
+            ConfigError: the template ignores ``add_generation_prompt``, so that the model would have
+                to write the header of its own turn.
+        """
+        where = "a short conversation"
+        with suppress(DataError):
+            prompt = self.text(where, ASKED)
+            if prompt != self.text(where, ASKED, generation=False):
+                return
+            whole = self.text(where, [*ASKED, ANSWER], generation=False)
+            header = whole.removeprefix(prompt).partition(str(ANSWER["content"]))[0]
+            if whole.startswith(prompt) and header.strip():
+                raise ConfigError(
+                    f"{self.template.source} does not write {header.strip()!r:.60} with "
+                    "add_generation_prompt, so the model would have to write it before each "
+                    "answer; set data.template to one that does"
+                )
 
     def check_written(self, where: str, messages: Messages, text: str) -> list[str]:
         """Check that a rendered text holds what the messages say, and return the members of

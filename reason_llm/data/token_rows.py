@@ -328,7 +328,7 @@ def _prefix_spans(
     where: str, talk: Messages, first: int, renderer: Renderer, ends: Sequence[str]
 ) -> tuple[str, list[_Span]] | None:
     """As ``_spans``; None if the whole text does not begin with what the template writes up to a
-    turn's beginning or its end, or lacks a thought."""
+    turn's beginning or its end, or lacks a thought or an earlier turn's end token."""
     whole = renderer.text(where, talk, generation=False)
     turns = [n for n in range(first, len(talk)) if talk[n]["role"] == "assistant"]
     prompts = [renderer.text(where, talk[:turn]) for turn in turns]
@@ -342,6 +342,8 @@ def _prefix_spans(
         stops = [
             whole.find(end, start, stop) + len(end) for end in ends if end in whole[start:stop]
         ]
+        if not stops and turn + 1 < len(talk):
+            return None  # gpt-oss ends earlier turns in another way
         if not stops:
             raise DataError(
                 f"{where}: {renderer.template.source} writes no end token ({', '.join(ends)}) "

@@ -200,3 +200,15 @@ def test_the_template_takes_arguments(
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"has '{name}', which is no name or is set"):
             config_file.load(path)
+
+
+def test_a_template_that_ignores_the_generation_prompt_is_refused(
+    tmp_path: Path, read: Callable[..., Data]
+) -> None:
+    train = lines(tmp_path / "math.jsonl", *MATH)
+    path = tmp_path / "deaf.jinja"
+    path.write_text("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}")
+    with pytest.raises(ConfigError, match=r"deaf\.jinja does not write '<\|im_start\|>assistant'"):
+        read(data__train=train, data__template=str(path))
+    path.write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")  # it has no headers
+    assert len(read(data__train=train, data__template=str(path)).prompts) == 8

@@ -202,6 +202,13 @@ def test_a_template_that_drops_earlier_thinking_makes_a_row_of_each_turn(tokeniz
     assert len(learned(one(TWO, by), by)) == 2  # nothing was thought, so nothing is dropped
 
 
+def test_a_template_that_ends_the_last_turn_alone_makes_a_row_of_each_turn(tokenizer: Any) -> None:
+    """As gpt-oss has it."""
+    by = renderer(tokenizer, ENDS_ONCE)
+    rows = render(TWO, by, 400, [END])
+    assert [learned(row, by) for row in rows] == [["A.\n<|im_end|>"], ["B.\n<|im_end|>"]]
+
+
 def test_both_sides_of_a_pair_need_a_template_that_keeps_their_turns(tokenizer: Any) -> None:
     by = renderer(tokenizer, DROPS_THINKING)
     several = [assistant(THOUGHT), user("R?"), assistant("B.")]
@@ -280,7 +287,6 @@ def test_trl_s_training_template_keeps_the_thinking_of_qwen3(tokenizer: Any) -> 
     ("jinja", "example", "named"),
     [
         (NO_END, ONE, r"writes no end token \(<\|im_end\|>\) after"),
-        (ENDS_ONCE, TWO, r"writes no end token"),
         (CHATML.replace("{{ m.content }}", "{{ m.content if m.role == 'user' }}"), ONE,
          "leaves out the content"),
         (CHATML.replace("{{ m.content }}", "{{ m.content | upper }}"), ONE, "or changes it"),
