@@ -94,8 +94,8 @@ class Renderer:
         """Check that a prompt ends where the assistant's answer begins.
 
         Raises:
-            ConfigError: the template ignores ``add_generation_prompt``, so that the model would have
-                to write the header of its own turn.
+            ConfigError: the template ignores ``add_generation_prompt``, so the model would have to
+                write the header of its turn.
         """
         where = "a short conversation"
         with suppress(DataError):
