@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from reason_llm.errors import ModelError
 from reason_llm.files import cached, regular
 from reason_llm.model import adapters
+from reason_llm.model.folder import check_weights
 from reason_llm.model.vllm.shared_weights import checkpoint_files
 
 WEIGHTS = "model.safetensors"
@@ -95,7 +96,7 @@ def copy_beside(path: str, folder: Path) -> None:
 def reference(base: Any, path: str) -> Iterator[None]:
     """Context in which the trained parameters hold the values of the checkpoint in ``path``,
     without gradients; the trained values wait in host memory and come back bit by bit. Raises
-    ModelError: the checkpoint lacks one of them."""
+    ModelError: the checkpoint lacks one of them, or is not what was written."""
     own = parameters(base)
     held = {name: each.detach().to("cpu", copy=True) for name, each in own.items()}
     try:
@@ -109,6 +110,7 @@ def reference(base: Any, path: str) -> Iterator[None]:
 
 
 def _read(own: dict[str, nn.Parameter], path: str, prefix: str) -> None:
+    check_weights(path)
     left = dict(own)
     for file in checkpoint_files(path):
         with safe_open(regular(file), framework="pt") as opened:

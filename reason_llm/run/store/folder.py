@@ -9,7 +9,7 @@ from typing import Any, Literal
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file
 from reason_llm.data import Conditioning, read_conditioning
 from reason_llm.errors import CheckpointError, ConfigError, ModelError, NotAsWritten, one_line
-from reason_llm.files import cached, compare, large_digest, read_object, read_text
+from reason_llm.files import cached, check_digests, compare, large_digest, read_object, read_text
 from reason_llm.rollout import record_from_json
 from reason_llm.run.store.best import Best, ends_early
 
@@ -251,9 +251,10 @@ def weights_digest(model: str, adapter: Path | None = None) -> str:
     names = ("*.safetensors", "*.bin", "config.json", ADAPTER_CONFIG)
     for folder in folders:
         files = sorted(file for name in names for file in folder.glob(name))
+        read = {file.name for file in files}
         try:
-            lines.append(large_digest(files))
-        except OSError as error:
+            lines.append(large_digest(files, check_digests(folder, read.__contains__)))
+        except (OSError, ValueError) as error:
             raise ModelError(
                 f"{folder} has weights that cannot be read ({one_line(error)}); restore them"
             ) from error
