@@ -261,6 +261,9 @@ def snapshot(policy: PeftModel, name: str = POLICY) -> Snapshot:
     """Copy of the adapter that the next optimizer step does not change."""
     config = copy.deepcopy(policy.peft_config[name])
     config.inference_mode = True
+    for field, value in vars(config).items():
+        if isinstance(value, set):  # PEFT would write it in the order of Python's hash seed
+            setattr(config, field, sorted(value))
     tensors = state(policy, name)
     return Snapshot({k: each.detach().to("cpu", copy=True) for k, each in tensors.items()}, config)
 

@@ -16,7 +16,7 @@ from typing import Any
 from reason_llm.config import Config, RewardModelOptions
 from reason_llm.data import Renderer, chat_template
 from reason_llm.errors import ConfigError, ModelError, one_line
-from reason_llm.files import MIB, large_digest, read_object
+from reason_llm.files import MIB, read_object
 from reason_llm.model import (
     SequenceClassifier,
     adapters,
@@ -26,6 +26,7 @@ from reason_llm.model import (
     to_data,
 )
 from reason_llm.rollout import CHAT, Group
+from reason_llm.run.store import folder as run_folder
 from reason_llm.run.store.kept_adapters import END_TOKEN, SCALE
 from reason_llm.train import Learner
 
@@ -178,13 +179,7 @@ def _number(value: object) -> float | None:
 
 
 def _digest(folder: Path) -> str:
-    names = ("*.safetensors", adapters.CONFIG, SCALE, "config.json")
-    try:
-        return large_digest(sorted(file for name in names for file in folder.glob(name)))[:16]
-    except OSError as error:
-        raise ModelError(
-            f"{folder} has a file that cannot be read ({one_line(error)[:200]}); restore it"
-        ) from error
+    return run_folder.folder_digest(folder, "*.safetensors", SCALE, "config.json")[:16]
 
 
 def conversations(
