@@ -30,6 +30,7 @@ from reason_llm.files import (
     reach_hub,
     read_bounded,
     regular,
+    sha256,
 )
 
 MOST_JSON_BYTES = 64 * MIB
@@ -119,6 +120,22 @@ def check_written(folder: Path, is_read: Callable[[str], bool] = lambda name: Tr
         raise ModelError(
             f"{folder}: {one_line(error)[:300]}; restore it, or call the command of its run again, "
             f"which writes it from a checkpoint, or remove {MANIFEST} if it was edited on purpose"
+        ) from error
+
+
+TOKENIZER = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges*", "*.model")
+"""Files of a tokenizer in a model's folder, without the chat template."""
+
+
+def tokenizer_digests(path: str) -> dict[str, str]:
+    """Digests of the tokenizer's files in a folder, by name; none of a Hub id, of which the commit
+    counts. Raises ModelError: one cannot be read."""
+    files = sorted({file for pattern in TOKENIZER for file in Path(path).glob(pattern)})
+    try:
+        return {file.name: sha256(file)[:16] for file in files if Path(path).is_dir()}
+    except OSError as error:
+        raise ModelError(
+            f"{path} has a file that cannot be read ({one_line(error)[:200]}); restore it"
         ) from error
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from reason_llm.errors import ModelError
 from reason_llm.files import cached, regular
 from reason_llm.model import adapters
-from reason_llm.model.folder import check_weights
+from reason_llm.model.folder import TOKENIZER, check_weights
 from reason_llm.model.vllm.shared_weights import checkpoint_files
 
 WEIGHTS = "model.safetensors"
@@ -27,8 +27,7 @@ FILES = {"adapter": adapters.WEIGHTS, "full": WEIGHTS}
 """File with what a policy trains, by ``model.train``."""
 INDEX = f"{WEIGHTS}.index.json"
 """Tells vLLM, which else reads every safetensors file beside it, which one holds the model."""
-BESIDE = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges*", "chat_template*",
-          "generation_config.json", "*.model")  # fmt: skip
+BESIDE = (*TOKENIZER, "chat_template*", "generation_config.json")
 """Files of a model that are copied as they are; its config is written."""
 
 

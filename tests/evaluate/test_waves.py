@@ -263,16 +263,20 @@ def test_an_evaluation_is_known_by_all_that_its_lines_depend_on(
     ) -> Any:
         request = requested(own, base, k=k, run={"seed": seed}, **tree)
         sets = [DataSet("s", "s", "problems", prompts=[Prompt("p", "q", ids, answer)])]
-        stage: Any = SimpleNamespace(config=request.config, sets=sets)
+        tokenizer = SimpleNamespace(eos_token_id=2)
+        stage: Any = SimpleNamespace(
+            config=request.config, sets=sets, targets=request.targets, tokenizer=tokenizer
+        )
         return _identity(request, [stage])
 
     usual = identity()
     assert usual == identity()
     assert {*usual["config"]} == {"model", "data", "sample", "score", "eval", "memory"}
     assert (usual["seed"], usual["k"]) == (0, 2)
+    read = {"tokenizer_sha256": {}, "end_token_ids": [2]}
     assert usual["models"] == {
-        "a": {"path": "m", "adapter": "f", "sha256": "m!"},
-        "base": {"path": "n", "adapter": None, "sha256": "n!"},
+        "a": {"path": "m", "adapter": "f", "sha256": "m!", **read},
+        "base": {"path": "n", "adapter": None, "sha256": "n!", **read},
     }
     changes: list[dict[str, Any]] = [
         {"k": 3}, {"seed": 1}, {"ids": (2,)}, {"answer": "5"}, {"sample": {"temperature": 0.5}},

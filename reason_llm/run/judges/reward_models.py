@@ -24,6 +24,7 @@ from reason_llm.model import (
     score_head,
     sequence_classifier,
     to_data,
+    weights,
 )
 from reason_llm.rollout import CHAT, Group
 from reason_llm.run.store import folder as run_folder
@@ -114,7 +115,9 @@ def _checked(
             )  # fmt: skip
     scale = _scale(key, folder, described) if options.normalize == "fixed" else None
     ends = described.get("read_at") == END_TOKEN
-    return RewardModelFolder(key, folder, options.is_outside, scale, _digest(folder), ends)
+    return RewardModelFolder(
+        key, folder, options.is_outside, scale, _digest(folder, options.is_outside), ends
+    )
 
 
 def paid_by(config: Config, folder: Path) -> tuple[float, float]:
@@ -178,8 +181,11 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _digest(folder: Path) -> str:
-    return run_folder.folder_digest(folder, "*.safetensors", SCALE, "config.json")[:16]
+def _digest(folder: Path, is_outside: bool) -> str:
+    read = ["*.safetensors", SCALE, "config.json"]
+    if is_outside:  # it reads text by its own tokenizer and template
+        read += weights.BESIDE
+    return run_folder.folder_digest(folder, *read)[:16]
 
 
 def conversations(
