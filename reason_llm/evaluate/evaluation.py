@@ -245,7 +245,9 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
                 "path": target.path,
                 "adapter": None if target.adapter is None else str(target.adapter),
                 "sha256": run_folder.weights_digest(target.path, target.adapter),
-                "tokenizer_sha256": model_folder.tokenizer_digests(target.path),
+                "files_sha256": model_folder.digests_of_small_files(
+                    target.path, stage.config.model.trust_remote_code
+                ),
                 "end_token_ids": end_token_ids(target.path, stage.tokenizer),
             }
             for stage in stages

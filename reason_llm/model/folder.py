@@ -127,10 +127,11 @@ TOKENIZER = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges
 """Files of a tokenizer in a model's folder, without the chat template."""
 
 
-def tokenizer_digests(path: str) -> dict[str, str]:
-    """Digests of the tokenizer's files in a folder, by name; none of a Hub id, of which the commit
-    counts. Raises ModelError: one cannot be read."""
-    files = sorted({file for pattern in TOKENIZER for file in Path(path).glob(pattern)})
+def digests_of_small_files(path: str, runs_code: bool) -> dict[str, str]:
+    """Digests of the tokenizer's files in a folder, by name, and of its Python files if those are
+    run; none of a Hub id, of which the commit counts. Raises ModelError: one cannot be read."""
+    patterns = (*TOKENIZER, "*.py") if runs_code else TOKENIZER
+    files = sorted({file for pattern in patterns for file in Path(path).glob(pattern)})
     try:
         return {file.name: sha256(file)[:16] for file in files if Path(path).is_dir()}
     except OSError as error:

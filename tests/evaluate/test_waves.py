@@ -275,7 +275,7 @@ def test_an_evaluation_is_known_by_all_that_its_lines_depend_on(
     assert usual == identity()
     assert {*usual["config"]} == {"model", "data", "sample", "score", "eval", "memory"}
     assert (usual["seed"], usual["k"]) == (0, 2)
-    read = {"tokenizer_sha256": {}, "end_token_ids": [2]}
+    read = {"files_sha256": {}, "end_token_ids": [2]}
     assert usual["models"] == {
         "a": {"path": "m", "adapter": "f", "sha256": "m!", **read},
         "base": {"path": "n", "adapter": None, "sha256": "n!", **read},

@@ -3,6 +3,7 @@ the user's own code is told, each by its name."""
 
 import json
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -77,7 +78,7 @@ def another_template(base: Path) -> None:
     ("change", "told"),
     [
         (one_end_more, r"model\.end_token_ids: \[\d+\] -> \[\d+, 40\]"),
-        (two_tokens_swapped, r"model\.tokenizer_sha256\.tokenizer\.json: '\w+' -> '\w+'"),
+        (two_tokens_swapped, r"model\.files_sha256\.tokenizer\.json: '\w+' -> '\w+'"),
         (another_template, r"data\.template_sha256: '\w+' -> '\w+'"),
     ],
 )
@@ -95,6 +96,31 @@ def test_a_run_does_not_go_on_where_text_is_read_otherwise(
         for file, content in kept.items():
             file.write_bytes(content)
     assert prepare(config, SILENT).state.step == 1
+
+
+@pytest.mark.long
+def test_code_that_comes_with_a_model_and_a_teachers_scale_count_too(tmp_path: Path) -> None:
+    base, taught = tmp_path / "base", tmp_path / "teacher"
+    shutil.copytree(TINY, base)
+    (base / "modeling_mine.py").write_text("")
+    options = {"run__steps": 1, "sample__max_new_tokens": 4, "data__limit": 8}
+    train(small_config(tmp_path, run__name="first", model__path=str(base), **options))
+    shutil.copytree(tmp_path / "runs" / "first" / "adapter", taught)
+    (taught / "digests.json").unlink()
+    config = small_config(
+        tmp_path, model__path=str(base), model__trust_remote_code=True, algorithm={"name": "opd"},
+        teacher__adapter=str(taught), **options | {"sample__completions_per_prompt": 1},
+    )  # fmt: skip
+    train(config)
+    for file, change, told in (
+        (base / "modeling_mine.py", "# changed\n", r"model\.files_sha256\.modeling_mine\.py: '"),
+        (taught / "adapter_config.json", '"lora_alpha": 7', r"teacher\.adapter_sha256: '"),
+    ):
+        before = file.read_text()
+        file.write_text(re.sub(r'"lora_alpha": \d+', change, before) or change)
+        with pytest.raises(CheckpointError, match=rf"another config \({told}"):
+            prepare(config.with_options({"run.steps": 2}), SILENT)
+        file.write_text(before)
 
 
 @pytest.mark.parametrize("change", [one_end_more, two_tokens_swapped])

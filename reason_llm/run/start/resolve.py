@@ -317,10 +317,12 @@ def _identity(
 
 
 def _reading(config: Config, subject: Subject, renderer: Renderer) -> dict[str, Any]:
-    """What text becomes token ids by, and by which ids an answer ends: digests, and the ids."""
-    path, template = config.model.path, renderer.template.jinja or subject.tokenizer.chat_template
+    """Digests of what turns text into token ids, and of a model's own code, and the ids that end an
+    answer."""
+    path, trusted = config.model.path, config.model.trust_remote_code
+    template = renderer.template.jinja or subject.tokenizer.chat_template
     return {
-        "model.tokenizer_sha256": model_folder.tokenizer_digests(path),
+        "model.files_sha256": model_folder.digests_of_small_files(path, trusted),
         "model.end_token_ids": end_token_ids(path, subject.tokenizer),
         "data.template_sha256": _sha256(str(template)),
     }
