@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from reason_llm.errors import ModelError
+from reason_llm.files import replacing_folder
 from reason_llm.model import Model, adapters
 from reason_llm.run.store import folder as run_folder
 from reason_llm.run.store.folder import weights_digest
@@ -55,6 +56,20 @@ def test_the_order_of_an_adapters_layers_is_no_other_adapter(tmp_path: Path) -> 
         (adapter / "adapter_config.json").write_text(json.dumps(config))
         found.append(weights_digest("some/model", adapter))
     assert found[0] == found[1] and len(set(found)) == 4
+
+
+def test_a_folder_that_is_not_as_written_has_another_digest(tmp_path: Path) -> None:
+    """That it has digests changes nothing; those who load it compare them."""
+    folder = tmp_path / "model"
+    with replacing_folder(folder) as beside:
+        (beside / "model.safetensors").write_bytes(b"weights")
+    whole = weights_digest(str(folder))
+    (folder / "model.safetensors").write_bytes(b"Weights")
+    assert weights_digest(str(folder)) != whole
+    (folder / "model.safetensors").write_bytes(b"weights")
+    assert weights_digest(str(folder)) == whole
+    (folder / "digests.json").unlink()
+    assert weights_digest(str(folder)) == whole
 
 
 def test_an_adapter_is_written_alike_under_any_hash_seed(model: Model, tmp_path: Path) -> None:
