@@ -187,7 +187,7 @@ def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
         yield beside
         if is_noted:  # except texts for users, who may edit them
             entries = {
-                file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
+                file.name: {"bytes": file.stat().st_size, "sha256": sha256_of_pieces(file)}
                 for file in sorted(beside.iterdir())
                 if file.suffix != ".md"
             }
@@ -343,11 +343,16 @@ def compare(what: str, found: str, expected: str) -> None:
         )
 
 
-def check_digests(folder: Path) -> dict[str, str]:
+def check_digests(
+    folder: Path, is_read: Callable[[str], bool] = lambda name: True
+) -> dict[str, str]:
     """Compare the files of a folder with its ``digests.json``.
 
+    Args:
+        is_read: whether the caller reads the file of this name; the others are not compared.
+
     Returns:
-        SHA-256 by the name of each file that is noted; empty where the folder carries no digests.
+        SHA-256 by the name of each compared file; empty where the folder carries no digests.
 
     Raises:
         NotAsWritten: one is missing or is not what was written. OSError: one cannot be read.
@@ -358,6 +363,8 @@ def check_digests(folder: Path) -> dict[str, str]:
     digests = {}
     for name, entry in noted.items() if isinstance(noted, dict) else ():
         file = folder / name
+        if not is_read(name):
+            continue
         if Path(name).name != name or not isinstance(entry, dict) or not os.path.lexists(file):
             raise NotAsWritten(f"{name!r:.100} is missing")
         if file.is_symlink():
@@ -376,7 +383,7 @@ def check_digests(folder: Path) -> dict[str, str]:
 @lru_cache(1024)
 def _known(file: Path, *state: int) -> str:
     """SHA-256 of a file, which this process reads once in each ``state``."""
-    return sha256(file)
+    return sha256_of_pieces(file)
 
 
 MOST_BYTES = 1 << 40
@@ -384,21 +391,34 @@ MOST_BYTES = 1 << 40
 PIECE_BYTES = 16 * MIB
 
 
-def large_digest(files: Sequence[Path]) -> str:
-    """SHA-256 over the names, the sizes and all bytes of files such as a model's weights: of each
-    that of the SHA-256 of its pieces of 16 MiB; raises as ``open_regular``."""
-    lines = [f"{file.name} {file.stat().st_size} {_in_pieces(file)}\n" for file in files]
+def large_digest(files: Sequence[Path], known: Mapping[str, str] = {}) -> str:
+    """SHA-256 over the names, the sizes and all bytes of files such as a model's weights.
+
+    Args:
+        known: SHA-256 of files by name, from ``check_digests``, so that none is read twice.
+
+    Raises:
+        OSError: as ``open_regular``.
+    """
+    lines = [
+        f"{file.name} {file.stat().st_size} {known.get(file.name) or sha256_of_pieces(file)}\n"
+        for file in files
+    ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _in_pieces(file: Path) -> str:
+def sha256_of_pieces(file: Path) -> str:
+    """SHA-256 of a file of up to 16 MiB; of a larger one that of the SHA-256 of its pieces of 16
+    MiB, which several cores compute; raises as ``open_regular``."""
     with open_regular(file) as opened, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         handle = opened.fileno()
-        places = range(0, os.fstat(handle).st_size, PIECE_BYTES)
-        pieces = pool.map(
-            lambda place: hashlib.sha256(os.pread(handle, PIECE_BYTES, place)).digest(), places
+        places = range(0, max(1, os.fstat(handle).st_size), PIECE_BYTES)
+        pieces = list(
+            pool.map(lambda place: hashlib.sha256(os.pread(handle, PIECE_BYTES, place)), places)
         )
-        return hashlib.sha256(b"".join(pieces)).hexdigest()
+    if len(pieces) == 1:
+        return pieces[0].hexdigest()
+    return hashlib.sha256(b"".join(piece.digest() for piece in pieces)).hexdigest()
 
 
 def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:

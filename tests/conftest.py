@@ -33,6 +33,13 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """A command leaves its process for Ctrl-C to end, and here that is the tests'."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     return load_tokenizer(str(TINY))

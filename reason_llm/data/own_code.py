@@ -1,16 +1,20 @@
 """Functions of the user's own from files, ``path/to/file.py:function``, which may be one of
 ``examples/`` as it comes with the package. They run in this process."""
 
+import ast
 import importlib.util
+import shlex
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import installation
+from reason_llm.config import RewardSpec, installation
 from reason_llm.errors import ConfigError, one_line
+from reason_llm.files import MIB, read_bounded, sha256
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
@@ -68,3 +72,134 @@ def place_of(error: BaseException) -> str | None:
     path, line = frames[-1]
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}:{line}"
+
+
+MOST_SOURCE_BYTES = 64 * MIB
+"""Largest file of a user's program whose digest is taken."""
+
+
+def own_sources(
+    rewards: Sequence[RewardSpec],
+    environments: Mapping[str, str],
+    tasksets: Iterable[str] = (),
+) -> dict[str, str]:
+    """Digests of the user's own code that a run calls, by what names it: files of rewards,
+    environments and agents, the local modules that they import, the files in an MCP server's
+    command line, modules with tasksets, and functions that were given in Python.
+
+    Args:
+        environments: as ``environments_by_name`` gives them.
+        tasksets: names of verifiers' tasksets, which may be local modules.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    digests, files, names = dict[str, str](), dict[str, Path](), dict[str, str]()
+    for reward in rewards:
+        if reward.source_sha256 is not None:
+            digests[reward.key] = reward.source_sha256
+        files[reward.key] = _file_of(str(reward.custom))
+    for name, where in environments.items():
+        key = f"sample.environment.{name}".rstrip(".")
+        if where.startswith("mcp:"):
+            digests |= _command_sources(key, where.removeprefix("mcp:"))
+        else:
+            files[key] = _file_of(where.removeprefix("agent:"))
+    for name in tasksets:
+        if (place := _module_file(name, sys.path)) is not None:
+            files[name], names[name] = place, name
+    for key, file in files.items():
+        if file.suffix == ".py" and file.is_file():
+            digests |= _with_imports(key, file, sys.path, names.get(key, ""))
+    return digests
+
+
+def _file_of(where: str) -> Path:
+    return installation.file(where.rpartition(":")[0])
+
+
+def _command_sources(key: str, command: str) -> dict[str, str]:
+    """Digests of the files that a command line names, and of what its Python files import."""
+    words = shlex.split(command)
+    found: dict[str, str] = {}
+    for before, word in zip(["", *words], words, strict=False):
+        file: Path | None = Path(word.partition("=")[2] if word.startswith("-") else word)
+        name = word if before == "-m" else ""
+        if name:
+            file = _module_file(name, [str(Path.cwd()), *sys.path])
+        if file is not None and file.is_file():
+            places = [str(Path.cwd() if name else file.parent), *sys.path]
+            found |= _with_imports(f"{key} runs {word}", file, places, name)
+    return found
+
+
+def _with_imports(key: str, file: Path, places: Sequence[str], name: str) -> dict[str, str]:
+    modules = local_modules(file, places, name) if file.suffix == ".py" else {}
+    named = {key: file} | {f"{key} imports {name}": place for name, place in modules.items()}
+    try:
+        return {name: sha256(place, MOST_SOURCE_BYTES)[:16] for name, place in named.items()}
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {file}, or a module that it imports, cannot be read ({one_line(error)}); "
+            "restore it"
+        ) from error
+
+
+def local_modules(file: Path, places: Sequence[str], name: str = "") -> dict[str, Path]:
+    """Files of the modules that a Python file imports, and of those that they import, by name. The
+    standard library, installed packages and this package do not count. Import statements are read
+    and nothing is imported; what ``importlib`` imports by a name made up at run time is not found.
+
+    Args:
+        places: folders in which a module is searched for.
+        name: the file's own as a module; empty for a file alone.
+    """
+    found: dict[str, Path] = {}
+    todo = [(file, name)]
+    while todo:
+        path, name = todo.pop()
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for each in _imported(path, package):
+            place = None if each in found else _module_file(each, places)
+            if place is not None:
+                found[each] = place
+                todo.append((place, each))
+    return dict(sorted(found.items()))
+
+
+def _imported(file: Path, package: str) -> Iterator[str]:
+    """Names that the import statements of a file may mean, packages before their modules."""
+    try:
+        tree = ast.parse(read_bounded(file, MIB)) if file.suffix == ".py" else ast.Module([], [])
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return  # its own digest counts all the same
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            start = ".".join([*(parents if node.level else []), *filter(None, [node.module])])
+            names = [start, *(f"{start}.{each.name}" for each in node.names)] if start else []
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
+
+
+def _module_file(name: str, places: Sequence[str]) -> Path | None:
+    """File of a local module; None for any other."""
+    parts, search = name.split("."), list(places)
+    if parts[0] in sys.stdlib_module_names:
+        return None
+    origin = getattr(sys.modules.get(name), "__file__", None)
+    if origin is None:
+        for end in range(len(parts)):
+            spec = PathFinder.find_spec(".".join(parts[: end + 1]), search)
+            if spec is None:
+                return None
+            origin, search = spec.origin, list(spec.submodule_search_locations or [])
+    path = Path(origin).resolve() if origin is not None else None
+    if path is None or not path.is_file() or path.is_relative_to(_PACKAGE):
+        return None
+    is_installed = path.is_relative_to(_STANDARD_LIBRARY) or _INSTALLED.intersection(path.parts)
+    return None if is_installed else path

@@ -14,12 +14,15 @@ from typing import Any
 
 import orjson
 
-from reason_llm.config import Config, installation
+from reason_llm.config import Config
 from reason_llm.data import (
+    TASKSET,
     Conditioning,
     DataSet,
     environments_by_name,
     load_evaluation,
+    own_sources,
+    parsed_source,
     renderer_of,
 )
 from reason_llm.errors import ConfigError, DataError, one_line, printable
@@ -27,16 +30,20 @@ from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Answer, Outcome, OutcomeLog, Wave, answer_of
 from reason_llm.evaluate.request import Request, Target
 from reason_llm.files import (
-    MIB,
     FileLock,
     check_writable,
     move_aside,
     read_bounded,
     read_object,
-    sha256,
     write_atomically,
 )
-from reason_llm.model import Model, adapters, quiet_libraries
+from reason_llm.model import (
+    Model,
+    adapters,
+    end_token_ids,
+    folder as model_folder,
+    quiet_libraries,
+)
 from reason_llm.model.plan import Plan, look_at
 from reason_llm.run import Watch
 from reason_llm.run.store import folder as run_folder
@@ -218,12 +225,9 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     """Everything that the lines depend on."""
     kept = ("model", "data", "sample", "score", "eval", "memory")
     first = stages[0].config.model_dump(mode="json")
-    judge = request.config.score.rewards[0]
-    source = judge.source_sha256
-    if judge.custom is not None and source is None:
-        source = sha256(installation.file(judge.custom.rpartition(":")[0]), MIB)[:16]
-    games = environments_by_name(request.config.sample.environment).values()
-    files = [installation.file(each.removeprefix("agent:").rpartition(":")[0]) for each in games]
+    games = environments_by_name(request.config.sample.environment)
+    sources = [each for each in request.config.eval.sets.values() if each.startswith(TASKSET)]
+    tasksets = [parsed_source(each)[0] for each in sources]
     content = [
         [each.name, [(prompt.token_ids, prompt.answer) for prompt in each.prompts]]
         for stage in stages
@@ -234,16 +238,20 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
         "seed": request.config.run.seed,
         "k": request.num_samples,
         "sets": dict(request.config.eval.sets),
-        "reward_sha256": source,
-        "environments_sha256": [sha256(each, MIB)[:16] for each in files if each.suffix == ".py"],
+        "sources_sha256": own_sources(request.config.score.rewards[:1], games, tasksets),
         "prompts_sha256": hashlib.sha256(orjson.dumps(content)).hexdigest()[:16],
         "models": {
             target.label: {
                 "path": target.path,
                 "adapter": None if target.adapter is None else str(target.adapter),
                 "sha256": run_folder.weights_digest(target.path, target.adapter),
+                "files_sha256": model_folder.digests_of_small_files(
+                    target.path, stage.config.model.trust_remote_code
+                ),
+                "end_token_ids": end_token_ids(target.path, stage.tokenizer),
             }
-            for target in request.targets
+            for stage in stages
+            for target in stage.targets
         },
     }
 

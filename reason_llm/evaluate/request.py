@@ -91,13 +91,15 @@ def make_request(line: CommandLine) -> Request:
         raise ConfigError(f"--k {samples:.60} is no number of samples; give one from 0 to 4096")
     out, generate_only = line.one("out"), "generate-only" in line.given
     results = "completions" if generate_only else "evaluation"
-    default = config.run.directory / str(config.run.name) / results
+    home = config.run.directory / str(config.run.name)
+    if run is not None and not {"run.directory", "run.name"} & line.overrides.keys():
+        home = run  # a copy's config names the place of the original
     return Request(
         config=config,
         targets=targets,
         num_samples=int(samples),
         generate_only=generate_only,
-        out=Path(out) if out else default,
+        out=Path(out) if out else home / results,
         afresh=line.overrides.get("run.resume") == "never",
         may_move_aside=out is None,
     )

@@ -24,9 +24,9 @@ from transformers.pytorch_utils import Conv1D
 
 from reason_llm.config import AdapterSection, matching
 from reason_llm.errors import CheckpointError, ModelError, one_line
-from reason_llm.files import MANIFEST, MIB, check_digests, read_object, regular, replacing_folder
+from reason_llm.files import MIB, read_object, regular, replacing_folder
 from reason_llm.model import score_head
-from reason_llm.model.folder import header_shapes
+from reason_llm.model.folder import check_written, header_shapes
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -261,6 +261,9 @@ def snapshot(policy: PeftModel, name: str = POLICY) -> Snapshot:
     """Copy of the adapter that the next optimizer step does not change."""
     config = copy.deepcopy(policy.peft_config[name])
     config.inference_mode = True
+    for field, value in vars(config).items():
+        if isinstance(value, set):  # PEFT would write it in the order of Python's hash seed
+            setattr(config, field, sorted(value))
     tensors = state(policy, name)
     return Snapshot({k: each.detach().to("cpu", copy=True) for k, each in tensors.items()}, config)
 
@@ -305,18 +308,6 @@ def load_as_is(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -
     check_written(folder)
     with _fitting(folder, base):
         load_tensors(state(policy, name), load_file(regular(folder / WEIGHTS)))
-
-
-def check_written(folder: Path) -> None:
-    """Compare the files of an adapter with the SHA-256 that its folder carries, if it does. Raises
-    ModelError: one is not what was written."""
-    try:
-        check_digests(folder)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{folder}: {one_line(error)[:300]}; restore it, or call the command of its run again, "
-            f"which writes it from a checkpoint, or remove {MANIFEST} if it was edited on purpose"
-        ) from error
 
 
 @contextmanager

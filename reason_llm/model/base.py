@@ -114,6 +114,7 @@ class Model:
             os.environ.update(DETERMINISTIC)
         if config.quantize == "nf4":
             nf4.make_tables(self.device)
+        folder.check_weights(config.path)
         if sizes is not None and config.backend == "unsloth":
             self.engine, self.policy = unsloth.load(config, sizes, dtype, seed, checkpointing)
         else:

@@ -8,7 +8,7 @@ that makes tensors and no other objects. Python in the folder runs only with
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,13 +21,16 @@ from transformers.utils import find_adapter_config_file
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import (
+    MANIFEST,
     MIB,
     cached,
+    check_digests,
     check_nesting,
     check_tokenizer,
     reach_hub,
     read_bounded,
     regular,
+    sha256,
 )
 
 MOST_JSON_BYTES = 64 * MIB
@@ -44,8 +47,9 @@ logger = logging.getLogger(__name__)
 
 
 def check(path: str, *names: str, runs: bool = False) -> bool:
-    """Check that ``path`` is a folder with the files ``names``, none of them harmful, or the id of
-    a model on the Hub or in its cache.
+    """Check that ``path`` is a folder with the files ``names``, none of them harmful and all as
+    they were written, or the id of a model on the Hub or in its cache. Weights are left to
+    ``check_weights``, which every reader of weights calls.
 
     Args:
         runs: ``model.trust_remote_code``, which is returned, if true with a warning.
@@ -72,6 +76,7 @@ def check(path: str, *names: str, runs: bool = False) -> bool:
                     f"model.path={path} is no folder with a model: {name} is missing; save it "
                     "there, or name another folder"
                 )
+        check_written(folder, lambda name: not _is_weights(name))
         _check_files(folder)
     elif not reach_hub() and not cached(path, "config.json"):
         raise ModelError(
@@ -94,6 +99,49 @@ def _check_files(folder: Path) -> None:
             raise ModelError(f"model.path={folder}: {file.name} is no regular file; remove it")
         if file.suffix == ".json":
             check_json(file)
+
+
+def check_weights(path: str) -> None:
+    """Compare a model's weights with the SHA-256 that its folder carries, if it does: once in each
+    process, as long as the files stay as they are. Raises ModelError: as ``check_written``."""
+    folder = Path(path)
+    if folder.is_dir():
+        # A checkpoint of a whole model has an optimizer and other adapters, too.
+        first = "model" if any(folder.glob("model*.safetensors")) else ""
+        check_written(folder, lambda name: _is_weights(name) and name.startswith(first))
+
+
+def check_written(folder: Path, is_read: Callable[[str], bool] = lambda name: True) -> None:
+    """Compare the files of a model or an adapter with the SHA-256 that its folder carries, if it
+    does; ``is_read`` as in ``check_digests``. Raises ModelError: one is not what was written."""
+    try:
+        check_digests(folder, is_read)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder}: {one_line(error)[:300]}; restore it, or call the command of its run again, "
+            f"which writes it from a checkpoint, or remove {MANIFEST} if it was edited on purpose"
+        ) from error
+
+
+TOKENIZER = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges*", "*.model")
+"""Files of a tokenizer in a model's folder, without the chat template."""
+
+
+def digests_of_small_files(path: str, runs_code: bool) -> dict[str, str]:
+    """Digests of the tokenizer's files in a folder, by name, and of its Python files if those are
+    run; none of a Hub id, of which the commit counts. Raises ModelError: one cannot be read."""
+    patterns = (*TOKENIZER, "*.py") if runs_code else TOKENIZER
+    files = sorted({file for pattern in patterns for file in Path(path).glob(pattern)})
+    try:
+        return {file.name: sha256(file)[:16] for file in files if Path(path).is_dir()}
+    except OSError as error:
+        raise ModelError(
+            f"{path} has a file that cannot be read ({one_line(error)[:200]}); restore it"
+        ) from error
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith((".safetensors", ".bin"))
 
 
 def refuse_adapter(path: str) -> None:
@@ -123,8 +171,9 @@ def use_safetensors(config: ModelSection) -> bool | None:
 
 def stored_shapes(config: ModelSection) -> Iterator[tuple[Path, dict[str, list[int]]]]:
     """Shapes of the tensors by name, for each file of weights in the folder. Raises ModelError:
-    there are none, pickled ones that are not allowed, or one is damaged."""
+    there are none, pickled ones that are not allowed, or one is damaged or not what was written."""
     folder = Path(config.path)
+    check_weights(config.path)
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
         try:

@@ -74,6 +74,7 @@ class SequenceClassifier:
         self.device = device
         self.max_tokens = look_at(path).max_tokens
         self.tokenizer = load_tokenizer(str(path))
+        folder.check_weights(str(path))
         with reading(str(path), "weights"):
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 str(path), dtype="auto", use_safetensors=True, trust_remote_code=False,

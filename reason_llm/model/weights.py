@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from reason_llm.errors import ModelError
 from reason_llm.files import cached, regular
 from reason_llm.model import adapters
+from reason_llm.model.folder import TOKENIZER, check_weights
 from reason_llm.model.vllm.shared_weights import checkpoint_files
 
 WEIGHTS = "model.safetensors"
@@ -26,8 +27,7 @@ FILES = {"adapter": adapters.WEIGHTS, "full": WEIGHTS}
 """File with what a policy trains, by ``model.train``."""
 INDEX = f"{WEIGHTS}.index.json"
 """Tells vLLM, which else reads every safetensors file beside it, which one holds the model."""
-BESIDE = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges*", "chat_template*",
-          "generation_config.json", "*.model")  # fmt: skip
+BESIDE = (*TOKENIZER, "chat_template*", "generation_config.json")
 """Files of a model that are copied as they are; its config is written."""
 
 
@@ -95,7 +95,7 @@ def copy_beside(path: str, folder: Path) -> None:
 def reference(base: Any, path: str) -> Iterator[None]:
     """Context in which the trained parameters hold the values of the checkpoint in ``path``,
     without gradients; the trained values wait in host memory and come back bit by bit. Raises
-    ModelError: the checkpoint lacks one of them."""
+    ModelError: the checkpoint lacks one of them, or is not what was written."""
     own = parameters(base)
     held = {name: each.detach().to("cpu", copy=True) for name, each in own.items()}
     try:
@@ -109,6 +109,7 @@ def reference(base: Any, path: str) -> Iterator[None]:
 
 
 def _read(own: dict[str, nn.Parameter], path: str, prefix: str) -> None:
+    check_weights(path)
     left = dict(own)
     for file in checkpoint_files(path):
         with safe_open(regular(file), framework="pt") as opened:

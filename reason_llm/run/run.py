@@ -29,7 +29,7 @@ from reason_llm.run.store.archive import Archive, Replay
 from reason_llm.run.store.buffer import AHEAD, RolloutBuffer
 from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.folder import kept_name
-from reason_llm.run.store.kept_adapters import KeptAdapters
+from reason_llm.run.store.kept_adapters import KeptAdapters, written
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team.alone import Team
@@ -347,6 +347,7 @@ class Run:
         summary = metrics.summarize(records, last, since)
         summary["best"] = None if state.best is None else asdict(state.best)
         summary["judged_by"] = self.config.score.judged_by
+        summary["kept"] = written(folder, self.config.model.train)
         summary["ended_early"] = None
         if state.step < self.config.run.steps:
             summary["ended_early"] = (

@@ -1,5 +1,6 @@
 """``reason-llm COMMAND``: what all commands share, and what is told before one is known."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,3 +144,50 @@ def test_commands_are_called_as_this_one_was(monkeypatch: pytest.MonkeyPatch) ->
     assert command("rescore") == "reason-llm rescore"
     monkeypatch.setattr(sys, "argv", ["../scripts/train.py", "a.yaml"])
     assert command("rescore") == "python scripts/rescore.py"
+
+
+AT_EXIT = """
+import atexit, os, signal, sys, threading, time
+from reason_llm.app.cli import run_command
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+def body():
+    {body}
+
+{when}
+sys.exit(run_command(body, "stopped; the same command goes on from here"))
+"""
+BODIES = {
+    "after Ctrl-C": ("raise KeyboardInterrupt", "stopped; the same command goes on from here\n"),
+    "after its end": ("return 0", ""),
+}
+MOMENTS = {
+    "in what runs at exit": "atexit.register(interrupt)",
+    "while threads are awaited": "threading.Thread(target=lambda: (time.sleep(0.5), os.kill("
+    "os.getpid(), signal.SIGINT), time.sleep(1))).start()",
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("body", BODIES)
+def test_ctrl_c_while_a_command_exits_shows_no_traceback(body: str, moment: str) -> None:
+    does, told = BODIES[body]
+    code = AT_EXIT.format(body=does, when=MOMENTS[moment])
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert ended.stderr == told
+    assert ended.returncode == -signal.SIGINT
+
+
+def test_ctrl_c_while_a_command_is_imported_shows_no_traceback() -> None:
+    code = (
+        "import importlib, sys; from reason_llm.app.cli import call\n"
+        "def interrupted(name): raise KeyboardInterrupt\n"
+        "importlib.import_module = interrupted\n"
+        "sys.exit(call('train', 'train', []))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert ended.stderr == "stopped; the same command goes on from here\n"
+    assert ended.returncode == 130

@@ -265,7 +265,7 @@ def served(words: list[str]) -> tuple[int, str]:
         assert process.stdout is not None
         said = process.stdout.readline()
         try:
-            url = re.search(r"http://127\.0\.0\.1:\d+/", said)
+            url = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", said)
             assert url is not None, said
             with urllib.request.urlopen(url[0], timeout=300) as answer:
                 page = answer.read()

@@ -96,7 +96,7 @@ def seen(run: Path) -> dict[str, Any]:
     summary = orjson.loads((run / "summary.json").read_bytes())
     return {
         "records": [_untimed(record) for record in metrics.read(run)],
-        "summary": _untimed({k: v for k, v in summary.items() if k != "adapter"}),
+        "summary": _untimed({k: v for k, v in summary.items() if k not in ("adapter", "kept")}),
         "prompts": [[group["prompt"]["id"].rpartition(":")[2] for group in d] for d in documents],
         "completions": [
             [len(c["token_ids"]), sum(c["logprobs"]), c["reward"], c["advantage"]]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from conftest import TINY
 from reason_llm.config import Config
 from reason_llm.config.command_line import CommandLine
 from reason_llm.data import Conditioning, DataSet
@@ -36,6 +37,7 @@ from reason_llm.evaluate.request import (
     make_request,
 )
 from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.run.store import folder as run_folder
 
 PROMPTS = [Prompt(f"rows.jsonl:{n}", "q", (1, 2), "4") for n in range(3)]
 SAMPLE = {"stop": ["</answer>"], "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1}
@@ -263,16 +265,20 @@ def test_an_evaluation_is_known_by_all_that_its_lines_depend_on(
     ) -> Any:
         request = requested(own, base, k=k, run={"seed": seed}, **tree)
         sets = [DataSet("s", "s", "problems", prompts=[Prompt("p", "q", ids, answer)])]
-        stage: Any = SimpleNamespace(config=request.config, sets=sets)
+        tokenizer = SimpleNamespace(eos_token_id=2)
+        stage: Any = SimpleNamespace(
+            config=request.config, sets=sets, targets=request.targets, tokenizer=tokenizer
+        )
         return _identity(request, [stage])
 
     usual = identity()
     assert usual == identity()
     assert {*usual["config"]} == {"model", "data", "sample", "score", "eval", "memory"}
     assert (usual["seed"], usual["k"]) == (0, 2)
+    read = {"files_sha256": {}, "end_token_ids": [2]}
     assert usual["models"] == {
-        "a": {"path": "m", "adapter": "f", "sha256": "m!"},
-        "base": {"path": "n", "adapter": None, "sha256": "n!"},
+        "a": {"path": "m", "adapter": "f", "sha256": "m!", **read},
+        "base": {"path": "n", "adapter": None, "sha256": "n!", **read},
     }
     changes: list[dict[str, Any]] = [
         {"k": 3}, {"seed": 1}, {"ids": (2,)}, {"answer": "5"}, {"sample": {"temperature": 0.5}},
@@ -409,3 +415,21 @@ def test_a_request_says_what_is_asked_and_where_it_is_kept(
     found = make_request(named)
     assert (found.out, found.may_move_aside) == (Path("o"), False)
     assert [each.label for each in found.targets] == ["org/n", "org/m"]
+
+
+def test_an_evaluation_of_a_copied_run_is_kept_in_the_copy(tmp_path: Path) -> None:
+    tree = {
+        "run": {"name": "r", "directory": str(tmp_path / "runs")},
+        "model": {"path": str(TINY)},
+        "data": {"train": "x", "eval": "y"},
+    }
+    copied = tmp_path / "elsewhere" / "copied"
+    (copied / "adapter").mkdir(parents=True)
+    (copied / "adapter" / "adapter_config.json").write_text("{}")
+    config = Config.model_validate(tree)
+    (copied / "resolved_config.yaml").write_bytes(run_folder.config_to_bytes(config))
+    line = CommandLine(str(copied), {}, set(), {})
+    assert make_request(line).out == copied / "evaluation"
+    assert make_request(replace(line, given={"generate-only"})).out == copied / "completions"
+    moved = replace(line, overrides={"run.name": "other"})
+    assert make_request(moved).out == tmp_path / "runs" / "other" / "evaluation"

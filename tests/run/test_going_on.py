@@ -1,6 +1,7 @@
 """Runs that are finished, ended by a signal, out of memory, or gone on with by another process."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ import torch
 from conftest import ROOT, tree_of
 from reason_llm.config import Config
 from reason_llm.errors import BusyError, OutOfMemory, Stopped
-from reason_llm.files import replacing_folder
+from reason_llm.files import replacing_folder, sealed
 from reason_llm.loop import train
 from reason_llm.model import adapters
 from reason_llm.run import run as run_module
@@ -26,6 +27,7 @@ from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.kept_adapters import KeptAdapters
 from reason_llm.run.watch import SILENT, Progress, Silent
+from reward_runs import by_form, reward_config
 
 Small = Callable[..., Config]
 SHORT = {"sample__max_new_tokens": 4}
@@ -189,3 +191,53 @@ def test_a_run_that_another_process_went_on_with_is_called_again(small_run: Smal
     (job.folder / "checkpoints" / "step-00000001").mkdir(parents=True)
     with pytest.raises(BusyError, match=r"another process has just gone on with \S+small; call"):
         open_run(job, SILENT).__enter__()
+
+
+def test_a_reward_model_that_is_another_one_is_written_again(tmp_path: Path) -> None:
+    """Every file of a kept folder counts, although its digests fit."""
+    config = reward_config(tmp_path, "rm", by_form, 1, keep_best=True)
+    config = config.with_options({"train.rows_per_step": 4, "eval.limit": 4, "train.ema": 0.5})
+    train(config)
+    run = config.run.directory / "rm"
+    job, before = prepare(config, SILENT), tree_of(run)
+    assert job.finished(Lines()) is not None
+    for folder in ("adapter", "adapter_best", "adapter_ema"):
+        for name in ("score.safetensors", "reward.json", "adapter_config.json"):
+            shutil.copytree(run / folder, tmp_path / "kept")
+            content = before[f"{folder}/{name}"]
+            with replacing_folder(run / folder) as beside:
+                for file in (tmp_path / "kept").glob("[!d]*"):
+                    shutil.copyfile(file, beside / file.name)
+                if name == "reward.json":
+                    value = orjson.loads(content) | {"mean": 7.0}
+                    del value["sha256"]
+                    content = sealed(orjson.dumps(value))
+                elif name == "adapter_config.json":
+                    content = content.replace(b'"lora_alpha": 16', b'"lora_alpha": 18')
+                else:
+                    content = content[:-1] + bytes([content[-1] ^ 1])
+                assert content != before[f"{folder}/{name}"]
+                (beside / name).write_bytes(content)
+            assert job.finished(Lines()) is None, (folder, name)
+            shutil.rmtree(run / folder)
+            (tmp_path / "kept").rename(run / folder)
+    assert job.finished(Lines()) is not None
+
+
+@pytest.mark.long
+def test_the_best_reward_model_is_written_again_from_a_checkpoint(tmp_path: Path) -> None:
+    """Its mean, too, while the run has not ended."""
+    config = reward_config(tmp_path, "rm", by_form, 1)
+    config = config.with_options({"train.rows_per_step": 4, "eval.limit": 4})
+    train(config)
+    best = config.run.directory / "rm" / "adapter_best"
+    whole = (best / "reward.json").read_bytes()
+    value = orjson.loads(whole) | {"mean": 7.0}
+    del value["sha256"]
+    shutil.copytree(best, tmp_path / "kept")
+    with replacing_folder(best) as beside:
+        for file in (tmp_path / "kept").glob("[!d]*"):
+            shutil.copyfile(file, beside / file.name)
+        (beside / "reward.json").write_bytes(sealed(orjson.dumps(value)))
+    train(config.with_options({"run.steps": 2, "eval.every": 0}))
+    assert (best / "reward.json").read_bytes() == whole

@@ -4,7 +4,9 @@ it, too. Nothing heavy is imported before the command is known."""
 
 import difflib
 import importlib
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 from reason_llm import __version__
@@ -53,8 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def call(name: str, program: str, arguments: Sequence[str]) -> int:
     """Exit code of a command, which its help calls ``program``."""
-    module = importlib.import_module(f"reason_llm.app.cli.{name}")
-    return run_command(lambda: module.run(program, arguments), WHEN_STOPPED.get(name))
+
+    def run() -> int | None:
+        code: int | None = importlib.import_module(f"reason_llm.app.cli.{name}").run(
+            program, arguments
+        )
+        return code
+
+    return run_command(run, WHEN_STOPPED.get(name))
 
 
 def run_command(body: Callable[[], int | None], when_stopped: str | None = None) -> int:
@@ -82,10 +90,22 @@ def run_command(body: Callable[[], int | None], when_stopped: str | None = None)
         print(f"error: {shown(error)}: {NO_MORE}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stopped:
+        _let_interrupts_end()
         if when_stopped is not None:
             print(when_stopped, file=sys.stderr)
         return stopped.exit_code if isinstance(stopped, Stopped) else 130
+    finally:
+        _let_interrupts_end()
     return code
+
+
+def _let_interrupts_end() -> None:
+    """Have a later Ctrl-C end the process at once: what is left is Python's own exit, which would
+    print a traceback for it. In an interactive session there is more to come."""
+    is_main = threading.current_thread() is threading.main_thread()
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if is_main and not is_ignored and not hasattr(sys, "ps1"):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _without_command(name: str | None) -> None:

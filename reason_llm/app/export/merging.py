@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import read_object, regular
-from reason_llm.model import adapters, base as base_model
+from reason_llm.model import adapters, base as base_model, folder as model_folder
 
 FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
 """Files of a Hub model that are downloaded."""
@@ -262,7 +262,9 @@ def _plan(
 
 
 def _files(base: Path) -> list[Path]:
-    """Weight files of a folder in the order of Transformers, which ignores other files."""
+    """Weight files of a folder in the order of Transformers, which ignores other files. Raises
+    ModelError: there are none, or one is not what was written."""
+    model_folder.check_weights(str(base))
     whole, index = base / "model.safetensors", base / "model.safetensors.index.json"
     if not whole.is_file() and not index.is_file():
         raise ModelError(f"{base} holds no model.safetensors; save the model in that form")

@@ -1,10 +1,14 @@
 """Server of the report of running runs: a page on 127.0.0.1 that polls for new data.
 
 It answers GET for the page, its data and its rollouts, and nothing else, and only to a client that
-addressed it by its own name: another site whose name resolves to this machine gets nothing.
+knows its token: it is in the address that the user is shown, and the page keeps it as a cookie.
+Other users of the machine, who may not read the run's folder either, get nothing, and so does
+another site whose name resolves to this machine.
 """
 
 import hashlib
+import hmac
+import secrets
 import sys
 import threading
 import time
@@ -36,6 +40,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
 }
 WAIT_SECONDS = 0.5
 """Between two looks for a run that has not begun."""
@@ -57,7 +62,7 @@ def serve(folders: list[Path], port: int, say: Callable[[str], None]) -> None:
         while has_not_begun(folder):
             time.sleep(WAIT_SECONDS)
     with make_server(folders, port) as server:
-        say(f"following on http://127.0.0.1:{server.server_port}/")
+        say(f"following on {server.url}")
         server.serve_forever()
 
 
@@ -137,7 +142,13 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], followed: Followed) -> None:
         self.followed = followed
+        self.token = secrets.token_urlsafe(32)
         super().__init__(address, Handler)
+
+    @property
+    def url(self) -> str:
+        """The address with its token."""
+        return f"http://127.0.0.1:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors of clients that went away, such as a closed tab."""
@@ -152,17 +163,26 @@ class Handler(BaseHTTPRequestHandler):
     """Seconds that a client may be silent."""
 
     server: Server
+    _cookie: str | None = None
+    """For a client that gave the token in the address."""
     server_version = "reason_llm"
     sys_version = ""
 
     def do_GET(self) -> None:
-        """The page, its data, or a step's rollouts."""
+        """Answer with the page, its data, or a step's rollouts."""
         port = self.server.server_address[1]
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"ask for 127.0.0.1")
             return
         path, _, query = self.path.partition("?")
         asked = {name: values[0] for name, values in parse_qs(query).items()}
+        cookie = f"reason_llm_{port}"  # cookies are those of all ports
+        if is_new := self._is_token(asked.get("token", "")):
+            self._cookie = f"{cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
+        if not (is_new or self._is_token(self._cookies().get(cookie, ""))):
+            told = b"the token is missing or wrong; open the address that report --serve printed"
+            self._answer(HTTPStatus.FORBIDDEN, TEXT, told)
+            return
         followed = self.server.followed
         try:
             followed.refresh()
@@ -184,6 +204,17 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is no such page, run or step")
 
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(errors="replace"), self.server.token.encode())
+
+    def _cookies(self) -> dict[str, str]:
+        pairs = (
+            part.partition("=")
+            for header in self.headers.get_all("Cookie", [])
+            for part in header.split(";")
+        )
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
     def log_message(self, format: str, *arguments: object) -> None:
         """Log nothing: the terminal is the user's."""
 
@@ -193,5 +224,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(header, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
+        if self._cookie is not None:
+            self.send_header("Set-Cookie", self._cookie)
         self.end_headers()
         self.wfile.write(content)

@@ -16,7 +16,7 @@ from typing import Any
 from reason_llm.config import Config, RewardModelOptions
 from reason_llm.data import Renderer, chat_template
 from reason_llm.errors import ConfigError, ModelError, one_line
-from reason_llm.files import MIB, large_digest, read_object
+from reason_llm.files import MIB, read_object
 from reason_llm.model import (
     SequenceClassifier,
     adapters,
@@ -24,8 +24,10 @@ from reason_llm.model import (
     score_head,
     sequence_classifier,
     to_data,
+    weights,
 )
 from reason_llm.rollout import CHAT, Group
+from reason_llm.run.store import folder as run_folder
 from reason_llm.run.store.kept_adapters import END_TOKEN, SCALE
 from reason_llm.train import Learner
 
@@ -113,7 +115,9 @@ def _checked(
             )  # fmt: skip
     scale = _scale(key, folder, described) if options.normalize == "fixed" else None
     ends = described.get("read_at") == END_TOKEN
-    return RewardModelFolder(key, folder, options.is_outside, scale, _digest(folder), ends)
+    return RewardModelFolder(
+        key, folder, options.is_outside, scale, _digest(folder, options.is_outside), ends
+    )
 
 
 def paid_by(config: Config, folder: Path) -> tuple[float, float]:
@@ -177,14 +181,11 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _digest(folder: Path) -> str:
-    names = ("*.safetensors", adapters.CONFIG, SCALE, "config.json")
-    try:
-        return large_digest(sorted(file for name in names for file in folder.glob(name)))[:16]
-    except OSError as error:
-        raise ModelError(
-            f"{folder} has a file that cannot be read ({one_line(error)[:200]}); restore it"
-        ) from error
+def _digest(folder: Path, is_outside: bool) -> str:
+    read = ["*.safetensors", SCALE, "config.json"]
+    if is_outside:  # it reads text by its own tokenizer and template
+        read += weights.BESIDE
+    return run_folder.folder_digest(folder, *read)[:16]
 
 
 def conversations(

@@ -82,7 +82,9 @@ class Job:
                 return None
             read = "adapters"
             if self.state.folder is not None:
-                kept_adapters.check_written(self.folder, self.config, self.state)
+                noted = summary.get("kept")
+                noted = noted if isinstance(noted, dict) else {}
+                kept_adapters.check_written(self.folder, self.config, self.state, noted)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,17 @@ import orjson
 import torch
 
 from reason_llm.config import Config, file as config_file, installation
-from reason_llm.data import Data, check_ends, environments_by_name, load_data, renderer_of
+from reason_llm.data import (
+    TASKSET,
+    Data,
+    Renderer,
+    check_ends,
+    environments_by_name,
+    load_data,
+    own_sources,
+    parsed_source,
+    renderer_of,
+)
 from reason_llm.errors import (
     CheckpointError,
     ConfigError,
@@ -24,8 +34,14 @@ from reason_llm.errors import (
     RolloutBufferError,
     one_line,
 )
-from reason_llm.files import MIB, check_writable, sha256
-from reason_llm.model import adapters, base_digest, end_token_ids, score_head
+from reason_llm.files import check_writable
+from reason_llm.model import (
+    adapters,
+    base_digest,
+    end_token_ids,
+    folder as model_folder,
+    score_head,
+)
 from reason_llm.model.plan import Subject, look_at, with_start, with_teacher
 from reason_llm.run.judges import reward_models
 from reason_llm.run.judges.reward_models import RewardModelFolder
@@ -115,7 +131,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         digests=digests,
         saved_buffers=saved,
         saved_run=saved_run,
-        identity=_identity(config, start, data, models, saved),
+        identity=_identity(config, start, data, models, saved, _reading(config, subject, renderer)),
     ), data
 
 
@@ -260,8 +276,10 @@ def _identity(
     data: Data,
     models: Sequence[RewardModelFolder],
     saved: Sequence[Path],
+    reading: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
-    """The config, with the digests of what it names whose values count throughout the run."""
+    """The config, with the digests of what it names whose values count throughout the run;
+    ``reading`` is what ``_reading`` gives."""
     prompts = [
         [
             [(prompt.token_ids, prompt.answer) for prompt in data_set.prompts],
@@ -269,16 +287,20 @@ def _identity(
         ]
         for data_set in data.training
     ]
+    sources = [source.source for source in config.data.sources]
+    tasksets = [parsed_source(each)[0] for each in sources if each.startswith(TASKSET)]
     digests: dict[str, Any] = {
+        **reading,
         "model.weights_sha256": run_folder.weights_digest(config.model.path),
-        "score.custom_sha256": _custom_sources(config),
+        "score.custom_sha256": own_sources(
+            config.score.rewards, environments_by_name(config.sample.environment), tasksets
+        ),
         "data.prompts_sha256": _sha256(prompts),
         "score.reward_models_sha256": {model.key: model.digest for model in models},
     }
     for name, adapter in (("model.start", start), ("teacher.adapter", config.teacher.adapter)):
         if adapter is not None:
-            weights = adapter / adapters.WEIGHTS
-            digests[f"{name}_sha256"] = sha256(weights, adapters.MOST_BYTES)
+            digests[f"{name}_sha256"] = run_folder.folder_digest(adapter, adapters.WEIGHTS)[:16]
     if (teacher := config.teacher_model) is not None:
         digests["teacher.model_sha256"] = run_folder.weights_digest(teacher.path)
     if any(prompt.extra for prompt in data.prompts):
@@ -294,20 +316,16 @@ def _identity(
     return identity
 
 
-def _custom_sources(config: Config) -> dict[str, str]:
-    """Digests of the files of custom rewards and of the sources of functions that were given in
-    Python, by the reward's name, and of the environments'."""
-    named = [(each.key, each.custom, each.source_sha256) for each in config.score.rewards]
-    for name, path in environments_by_name(config.sample.environment).items():
-        named.append((f"sample.environment.{name}".rstrip("."), path, None))
-    digests = {}
-    for name, where, source in named:
-        place = installation.file(str(where).removeprefix("agent:").rpartition(":")[0])
-        if place.suffix == ".py" and place.is_file():
-            digests[name] = sha256(place, MIB)[:16]
-        elif source is not None:
-            digests[name] = source
-    return digests
+def _reading(config: Config, subject: Subject, renderer: Renderer) -> dict[str, Any]:
+    """Digests of what turns text into token ids, and of a model's own code, and the ids that end an
+    answer."""
+    path, trusted = config.model.path, config.model.trust_remote_code
+    template = renderer.template.jinja or subject.tokenizer.chat_template
+    return {
+        "model.files_sha256": model_folder.digests_of_small_files(path, trusted),
+        "model.end_token_ids": end_token_ids(path, subject.tokenizer),
+        "data.template_sha256": _sha256(str(template)),
+    }
 
 
 def _sha256(content: Any) -> str:

@@ -5,6 +5,7 @@ The best one's weights are in every checkpoint from then on (``best.adapter_mode
 that a run that goes on from any of them has it again.
 """
 
+import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +29,12 @@ from reason_llm.files import (
     regular,
     replacing_folder,
     sealed,
+    sha256,
 )
 from reason_llm.model import Model, adapters, score_head, weights
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
-from reason_llm.run.store.folder import BEST_RECORD, Which, kept_name
+from reason_llm.run.store.folder import BEST_RECORD, KEPT, Which, kept_name
 from reason_llm.run.store.metrics import MetricsLog, Record
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
@@ -83,8 +85,11 @@ class KeptAdapters:
                 self._folder_of("best").name, best.step,
             )  # fmt: skip
             return replace(state, best=None)
+        scale = None
+        if self.config.of_stage.scores:
+            scale = describe(self._records(best.step), *self.digests)
         try:
-            _check_best(self._folder_of("best"), checkpoint, best)
+            _check_best(self._folder_of("best"), checkpoint, best, scale)
         except (OSError, ValueError):
             self._submit(checkpoint, best)
         return state
@@ -174,21 +179,39 @@ class KeptAdapters:
             (folder / SCALE).write_bytes(describe(records, *self.digests))
 
 
-def check_written(run: Path, config: Config, state: RunState) -> None:
-    """Compare the adapters of a finished run with its newest checkpoint.
+def written(run: Path, train: str) -> dict[str, str]:
+    """SHA-256 of the ``digests.json`` of each kept folder, by its name: the last that an ended run
+    notes, in its summary. Raises OSError."""
+    names = [kept_name(which, train) for which in KEPT]
+    return {
+        name: sha256(run / name / MANIFEST, MIB)
+        for name in names
+        if (run / name / MANIFEST).is_file()
+    }
+
+
+def check_written(run: Path, config: Config, state: RunState, noted: Mapping[str, Any]) -> None:
+    """Compare the adapters of a finished run with its newest checkpoint, and every file of their
+    folders with what the run noted when it ended.
+
+    Args:
+        noted: what ``written`` gave then.
 
     Raises:
         NotAsWritten: one is missing or is another. OSError: one cannot be read.
     """
     assert state.folder is not None
     file, train = weights.FILES[config.model.train], config.model.train
-    last, average = run / kept_name("last", train), run / kept_name("ema", train)
-    for folder in [last, average] if average.is_dir() else [last]:
-        noted = check_digests(folder)
-        if file not in noted:
-            raise NotAsWritten(f"{folder.name}/ or its {MANIFEST} is missing")
-        if folder == last:
-            compare(f"{folder.name}/{file}", noted[file], check_digests(state.folder)[file])
+    last = kept_name("last", train)
+    for name in (kept_name(which, train) for which in KEPT):
+        if name not in (last, *noted):
+            continue
+        found = check_digests(run / name)
+        if file not in found:
+            raise NotAsWritten(f"{name}/ or its {MANIFEST} is missing")
+        if name == last:
+            compare(f"{name}/{file}", found[file], check_digests(state.folder)[file])
+        compare(f"{name}/{MANIFEST}", sha256(run / name / MANIFEST, MIB), str(noted.get(name)))
     if (
         state.best is not None
         and config.run.keep_best
@@ -197,10 +220,14 @@ def check_written(run: Path, config: Config, state: RunState) -> None:
         _check_best(run / kept_name("best", train), state.folder, state.best)
 
 
-def _check_best(folder: Path, checkpoint: Path, best: Best) -> None:
+def _check_best(folder: Path, checkpoint: Path, best: Best, scale: bytes | None = None) -> None:
+    """Compare the best adapter with a checkpoint; ``scale`` is a reward model's ``reward.json``."""
     noted = check_digests(folder)
+    if scale is not None:
+        digest = hashlib.sha256(scale).hexdigest()
+        compare(f"{folder.name}/{SCALE}", noted.get(SCALE, "missing"), digest)
     for file, digest in check_digests(checkpoint).items():
-        if file.startswith(OF_BEST):
+        if file.startswith(OF_BEST) or file in (adapters.CONFIG, "config.json"):
             own = file.removeprefix(OF_BEST)
             compare(f"{folder.name}/{own}", noted.get(own, "missing"), digest)
     record = read_object(folder / BEST_RECORD, MIB)

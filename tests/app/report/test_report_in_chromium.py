@@ -372,7 +372,7 @@ def test_a_served_page_follows_the_run(page: Chromium, tmp_path: Path) -> None:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            page.open(f"http://127.0.0.1:{server.server_port}/")
+            page.open(server.url)
             assert "at step 12 of 100" in text_of(page, ".head p")
             with (folder / "metrics.jsonl").open("ab") as file:
                 file.write(orjson.dumps(record(13)) + b"\n")

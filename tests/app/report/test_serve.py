@@ -7,6 +7,8 @@ import io
 import socket
 import struct
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +29,8 @@ from reason_llm.errors import ConfigError
 from report_runs import group, record, write_run
 
 PORT = 8000
+TOKEN = "t-o_k3n" * 6
+COOKIE = f"reason_llm_{PORT}={TOKEN}"
 
 
 @pytest.fixture
@@ -67,14 +71,25 @@ def followed(folder: Path) -> Followed:
     return Followed([folder])
 
 
-def ask(
-    followed: Followed, path: str, method: str = "GET", host: str = f"127.0.0.1:{PORT}"
-) -> tuple[int, bytes]:
-    wire: Any = Wire(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")
-    server: Any = SimpleNamespace(followed=followed, server_address=("127.0.0.1", PORT))
+def answer_to(
+    followed: Followed,
+    path: str,
+    method: str = "GET",
+    host: str = f"127.0.0.1:{PORT}",
+    cookie: str = COOKIE,
+) -> http.client.HTTPResponse:
+    head = f"Host: {host}\r\nCookie: {cookie}" if cookie else f"Host: {host}"
+    wire: Any = Wire(f"{method} {path} HTTP/1.1\r\n{head}\r\n\r\n")
+    address = ("127.0.0.1", PORT)
+    server: Any = SimpleNamespace(followed=followed, server_address=address, token=TOKEN)
     Handler(wire, ("127.0.0.1", 1), server)
     answer = http.client.HTTPResponse(wire)
     answer.begin()
+    return answer
+
+
+def ask(followed: Followed, path: str, **given: str) -> tuple[int, bytes]:
+    answer = answer_to(followed, path, **given)
     return answer.status, answer.read()
 
 
@@ -161,6 +176,47 @@ def test_a_client_that_addressed_another_name_gets_nothing(
     assert ask(followed, path, host=f"localhost:{PORT}")[0] == 200
 
 
+@pytest.mark.parametrize(
+    "cookie",
+    ["", "=", ";;", "token", f"reason_llm_{PORT}", f"reason_llm_{PORT}=", f"reason_llm_{PORT}=x",
+     f"reason_llm_{PORT}={TOKEN}x", f"reason_llm_{PORT}={TOKEN[:-1]}", f"other={TOKEN}",
+     f"reason_llm_{PORT - 1}={TOKEN}", f"reason_llm_{PORT}=\u00e9", 9000 * '"'],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/data", "/rollouts?run=0&step=0", "/none", "/?token=", "/?token=x", "/?token=%FF%F0",
+     f"/?token={TOKEN}x", f"/?Token={TOKEN}", f"/data?token={TOKEN[1:]}", "/#token"],
+)  # fmt: skip
+def test_without_its_token_nothing_is_told(
+    folder: Path, followed: Followed, path: str, cookie: str
+) -> None:
+    (folder / "metrics.jsonl").write_bytes(b"nonsense\n")  # which would be told of, if it were read
+    answer = answer_to(followed, path, cookie=cookie)
+    assert answer.status == 403
+    assert answer.read().startswith(b"the token is missing or wrong; open the address")
+    assert answer.getheader("Set-Cookie") is None
+
+
+def test_the_token_in_the_address_is_kept_as_a_cookie(followed: Followed) -> None:
+    for path in ("/", "/data"):
+        answer = answer_to(followed, f"{path}?token={TOKEN}", cookie=f"reason_llm_{PORT}=old")
+        assert answer.status == 200
+        assert answer.getheader("Set-Cookie") == (
+            f"reason_llm_{PORT}={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
+        )
+        again = answer_to(followed, path, cookie=f"a=b; reason_llm_{PORT}={TOKEN} ;c")
+        assert (again.status, again.getheader("Set-Cookie")) == (200, None)
+
+
+def test_every_server_has_a_token_of_its_own(folder: Path) -> None:
+    urls = set()
+    for _ in range(2):
+        with make_server([folder], 0) as server:
+            urls.add(server.url.partition("?token=")[2])
+            assert server.url.startswith(f"http://127.0.0.1:{server.server_port}/?token=")
+    assert len(urls) == 2 and min(map(len, urls)) >= 43  # 256 bits
+
+
 def test_there_is_nothing_else(followed: Followed) -> None:
     for path in (
         "/metrics.jsonl",
@@ -172,12 +228,14 @@ def test_there_is_nothing_else(followed: Followed) -> None:
     ):
         assert ask(followed, path)[0] == 404, path
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
-        assert ask(followed, "/", method)[0] == 501
+        assert ask(followed, "/", method=method)[0] == 501
 
 
 @pytest.mark.long
 def test_the_terminal_stays_the_user_s(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
-    request = f"GET /data HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode()
+    head = f"Host: 127.0.0.1:{server.server_port}\r\n"
+    head += f"Cookie: reason_llm_{server.server_port}={server.token}\r\n\r\n"
+    request = f"GET /data HTTP/1.1\r\n{head}".encode()
     for _ in range(5):  # a tab that is closed while it loads: what is sent is answered by a reset
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=300) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -190,6 +248,20 @@ def test_the_terminal_stays_the_user_s(server: Server, capfd: pytest.CaptureFixt
         assert client.recv(100).startswith(b"HTTP/1.0 200")
     assert server.server_address[0] == "127.0.0.1"
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.long
+def test_a_browser_opens_the_address_and_then_needs_no_token(server: Server) -> None:
+    jar = urllib.request.HTTPCookieProcessor()
+    browser = urllib.request.build_opener(jar)
+    data = f"http://127.0.0.1:{server.server_port}/data"
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        browser.open(data, timeout=300)
+    with browser.open(server.url, timeout=300) as page, browser.open(data, timeout=300) as found:
+        assert b"<title>" in page.read()
+        assert orjson.loads(found.read())["live"] is True
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(data, timeout=300)
 
 
 @pytest.mark.long

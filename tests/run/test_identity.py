@@ -1,0 +1,210 @@
+"""What changes the bits of a run that goes on: a change of how text is read is refused, a change of
+the user's own code is told, each by its name."""
+
+import json
+import logging
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, TINY, small_config
+from reason_llm.config import CommandLine, Config
+from reason_llm.data import own_sources
+from reason_llm.errors import CheckpointError
+from reason_llm.evaluate import make_request, run_evaluation
+from reason_llm.loop import train
+from reason_llm.run import SILENT
+from reason_llm.run.start.prepare import prepare
+
+ENVIRONMENT = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import hints
+
+
+class Asks:
+    def reset(self, **row):
+        self.total = 0
+
+    def step(self, text):
+        from later import answer
+
+        return answer(hints.HINT)
+"""
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+    """A run of one step over a copy of the tiny model, and that copy."""
+    folder = tmp_path_factory.mktemp("identity")
+    shutil.copytree(TINY, folder / "base")
+    config = small_config(folder, model__path=str(folder / "base"), run__steps=1,
+                          sample__max_new_tokens=4, data__limit=8)  # fmt: skip
+    train(config)
+    return config.with_options({"run.steps": 2}), folder / "base"
+
+
+def one_end_more(base: Path) -> None:
+    file = base / "generation_config.json"
+    value = json.loads(file.read_bytes())
+    ends = value["eos_token_id"]
+    value["eos_token_id"] = [*(ends if isinstance(ends, list) else [ends]), 40]
+    file.write_text(json.dumps(value))
+
+
+def two_tokens_swapped(base: Path) -> None:
+    """Two that no prompt has."""
+    file = base / "tokenizer.json"
+    value = json.loads(file.read_bytes())
+    vocabulary = value["model"]["vocab"]
+    first, second = "~", "|"
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(value))
+
+
+def another_template(base: Path) -> None:
+    """The same prompts, and other later turns."""
+    file = base / "chat_template.jinja"
+    file.write_text(file.read_text() + "{# #}")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (one_end_more, r"model\.end_token_ids: \[\d+\] -> \[\d+, 40\]"),
+        (two_tokens_swapped, r"model\.files_sha256\.tokenizer\.json: '\w+' -> '\w+'"),
+        (another_template, r"data\.template_sha256: '\w+' -> '\w+'"),
+    ],
+)
+def test_a_run_does_not_go_on_where_text_is_read_otherwise(
+    change: Callable[[Path], None], told: str, begun: tuple[Config, Path]
+) -> None:
+    config, base = begun
+    assert prepare(config, SILENT).state.step == 1
+    kept = {file: file.read_bytes() for file in base.iterdir()}
+    change(base)
+    try:
+        with pytest.raises(CheckpointError, match=rf"another config \({told}\); set that back"):
+            prepare(config, SILENT)
+    finally:
+        for file, content in kept.items():
+            file.write_bytes(content)
+    assert prepare(config, SILENT).state.step == 1
+
+
+@pytest.mark.long
+def test_code_that_comes_with_a_model_and_a_teachers_scale_count_too(tmp_path: Path) -> None:
+    base, taught = tmp_path / "base", tmp_path / "teacher"
+    shutil.copytree(TINY, base)
+    (base / "modeling_mine.py").write_text("")
+    options = {"run__steps": 1, "sample__max_new_tokens": 4, "data__limit": 8}
+    train(small_config(tmp_path, run__name="first", model__path=str(base), **options))
+    shutil.copytree(tmp_path / "runs" / "first" / "adapter", taught)
+    (taught / "digests.json").unlink()
+    config = small_config(
+        tmp_path, model__path=str(base), model__trust_remote_code=True, algorithm={"name": "opd"},
+        teacher__adapter=str(taught), **options | {"sample__completions_per_prompt": 1},
+    )  # fmt: skip
+    train(config)
+    for file, change, told in (
+        (base / "modeling_mine.py", "# changed\n", r"model\.files_sha256\.modeling_mine\.py: '"),
+        (taught / "adapter_config.json", '"lora_alpha": 7', r"teacher\.adapter_sha256: '"),
+    ):
+        before = file.read_text()
+        file.write_text(re.sub(r'"lora_alpha": \d+', change, before) or change)
+        with pytest.raises(CheckpointError, match=rf"another config \({told}"):
+            prepare(config.with_options({"run.steps": 2}), SILENT)
+        file.write_text(before)
+
+
+@pytest.mark.parametrize("change", [one_end_more, two_tokens_swapped])
+def test_an_evaluation_does_not_go_on_either(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    base = shutil.copytree(TINY, tmp_path / "base")
+    sets = [f"sums={ROOT / 'data' / 'arithmetic_test.jsonl'}"]
+    options = {"data.limit": 2, "eval.limit": 2, "sample.max_new_tokens": 4}
+    values = {"sets": sets, "out": [str(tmp_path / "out")]}
+    request = make_request(CommandLine(str(base), options, set(), values))
+    assert run_evaluation(request, SILENT) == run_evaluation(request, SILENT)
+    change(base)
+    with pytest.raises(ValueError, match="another --out"):
+        run_evaluation(request, SILENT)
+
+
+def test_a_module_that_the_environments_file_imports_is_another_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "asks.py").write_text(ENVIRONMENT)
+    (own / "hints.py").write_text("import json, torch\nfrom words import HINT\n")
+    (own / "words").mkdir()
+    (own / "words" / "__init__.py").write_text("from .one import HINT\n")
+    (own / "words" / "one.py").write_text("HINT = 'again'\n")
+    (own / "later.py").write_text("def answer(hint):\n    return hint\n")
+    config = small_config(tmp_path, run__steps=1, sample__max_new_tokens=40, data__limit=8,
+                          sample__environment=f"{own / 'asks.py'}:Asks", sample__turns=2,
+                          sample__turn_tokens=4)  # fmt: skip
+    train(config)
+    config, key = config.with_options({"run.steps": 2}), "score.custom_sha256.sample.environment"
+    with caplog.at_level(logging.WARNING):
+        prepare(config, SILENT)
+        assert "another experiment" not in caplog.text
+        for name in ("hints", "later", "words", "words.one"):
+            file = own.joinpath(*name.split("."))
+            file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+            before = file.read_text()
+            file.write_text(before + "# changed\n")
+            caplog.clear()
+            prepare(config, SILENT)
+            (line,) = [each for each in caplog.messages if "another experiment" in each]
+            assert line.startswith(f"the run goes on with {key} imports {name}: '"), line
+            file.write_text(before)
+
+
+def test_files_in_the_command_of_an_mcp_server_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.py").write_text("import tool\n")
+    (tmp_path / "tool.py").write_text("")
+    (tmp_path / "table.csv").write_text("1")
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "__init__.py").write_text("")
+    (tmp_path / "kit" / "serve.py").write_text("from . import parts\n")
+    (tmp_path / "kit" / "parts.py").write_text("")
+    command = "mcp:python server.py --table=table.csv --none gone.csv"
+    found = own_sources([], {"": command})
+    key = "sample.environment"
+    assert {*found} == {
+        f"{key} runs server.py", f"{key} runs server.py imports tool",
+        f"{key} runs --table=table.csv",
+    }  # fmt: skip
+    modules = own_sources([], {"a": "mcp:python -m kit.serve"})
+    assert {*modules} == {
+        f"{key}.a runs kit.serve", f"{key}.a runs kit.serve imports kit.parts",
+        f"{key}.a runs kit.serve imports kit",
+    }  # fmt: skip
+    for name in ("server.py", "tool.py", "table.csv"):
+        with (tmp_path / name).open("a") as file:
+            file.write("# 2\n")
+        after = own_sources([], {"": command})
+        (changed,) = [key for key in found if found[key] != after[key]]
+        assert changed.endswith(name.removesuffix(".py") if name == "tool.py" else name)
+        found = after
+
+
+def test_installed_packages_and_unreadable_imports_do_not_count(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    for text in ("import torch, os.path\nfrom reason_llm import train\nimport gone.away\n",
+                 "from ... import up\n", "def (\n", "\0"):  # fmt: skip
+        file.write_text(text)
+        assert {*own_sources([], {"": f"{file}:Asks"})} == {"sample.environment"}
