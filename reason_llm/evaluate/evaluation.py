@@ -306,7 +306,10 @@ def _wave_outcomes(
         if not request.generate_only:
             groups = scorer.score(groups, only_first=True)
         return [
-            [answer_of(each, find(each.answer) if find else None) for each in group.completions]
+            [
+                answer_of(each, find(group.prompt.continued_by(each)) if find else None)
+                for each in group.completions
+            ]
             for group in groups
         ]
 

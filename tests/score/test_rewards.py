@@ -93,7 +93,8 @@ def test_think_answer_tags(text: str, value: float) -> None:
     ("text", "value"),
     [
         ("<think>a\nb</think>\n<answer>3</answer>\n", 1),
-        ("<think></think><answer></answer>", 1),
+        ("<think></think><answer>3</answer>", 0),
+        ("<think>a</think><answer> \n</answer>", 0),
         ("so <think>a</think><answer>3</answer>", 0),
         ("<think>a</think><answer>3</answer> so", 0),
         ("<think>a</think> so <answer>3</answer>", 0),
@@ -111,6 +112,9 @@ def test_tag_count_is_a_quarter_for_each_tag_once() -> None:
     assert reward("tag_count", "<think>a</think><answer>3</answer>") == 1
     assert reward("tag_count", "<think>a</think><answer>3") == 0.75
     assert reward("tag_count", "<think><think>a</think>") == 0.25
+    assert reward("tag_count", "<think> </think><answer>3</answer>") == 0.5
+    assert reward("tag_count", "<think></think><answer></answer>") == 0
+    assert reward("tag_count", "</answer>3<answer>") == 0
     assert reward("tag_count", "3") == 0
 
 
@@ -299,23 +303,10 @@ def test_who_finds_an_answer_for_the_vote_and_what_is_asked_of_the_data(tmp_path
             assert (find and find(both), scorer.columns) == (answer, columns), given
 
 
-def test_a_pattern_is_searched_within_its_limit(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    limits = []
-
-    def search(text: str, timeout: float, concurrent: bool) -> None:
-        limits.append((timeout, concurrent))
-        raise TimeoutError
-
-    made = SimpleNamespace(search=search)
-    fake = SimpleNamespace(compile=lambda *_: made, DOTALL=0, error=rewards.regex.error)
-    monkeypatch.setattr(rewards, "regex", fake)
-    spec = {"name": "regex", "options": {"pattern": "a"}}
-    for seconds in (None, 2.5):
-        assert scores([spec], group("abc"), timeout_seconds=seconds) == [{"regex": 0}]
-    assert limits == [(1.0, True), (2.5, True)]
-    assert "took more than 2.5 seconds on a completion of 3 characters" in caplog.text
+def test_a_pattern_is_searched_within_its_limit(caplog: pytest.LogCaptureFixture) -> None:
+    spec = {"name": "regex", "options": {"pattern": "(?:a|aa)+$"}}
+    assert scores([spec], group("a" * 99 + "b"), timeout_seconds=0.05) == [{"regex": 0}]
+    assert "took more than 0.05 seconds on a completion of 100 characters" in caplog.text
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(None, 4), (2, 8), (8, 32), (9, 32)])
@@ -353,12 +344,64 @@ def test_reasoning_steps_and_regex() -> None:
     assert reward("reasoning_steps", text, wanted=6) == 0.5
     assert reward("reasoning_steps", "just 3") == 0.0
     assert reward("reasoning_steps", "1. add\n2. carry") == 2 / 3
-    begins = "Step 12: add|  3) add|- add|* add|Firstly, add|second|THIRD add|next add|Then add"
+    begins = "Step 12: add|  3) add|- add|* add|Firstly, add|second add|THIRD add|next add|Then add"
     assert reward("reasoning_steps", begins.replace("|", "\n"), wanted=18) == 0.5
     others = "step|2.5 is it|-5|thenceforth|so first|steps 2|12 add"
     assert reward("reasoning_steps", others.replace("|", "\n")) == 0.0
+    assert reward("reasoning_steps", "1.\n2.\nFirst,\nNext:\n- </think>") == 0.0
+    assert reward("reasoning_steps", "Step 1:\nadd\nStep 2:\n\n- \n**carry**") == 2 / 3
     assert reward("regex", "so a\nb.", pattern="a.b") == 1
     assert reward("regex", "ab", pattern="a.b") == 0
+
+
+def test_a_pattern_pays_no_empty_tags_unless_it_asks_for_them() -> None:
+    whole = "<think>.*</think>\\s*<answer>.*</answer>"
+    assert reward("regex", "<think>a</think>\n<answer>3</answer>", pattern=whole) == 1
+    assert reward("regex", "<think>a</think>\n<answer>\n</answer>", pattern=whole) == 0
+    assert reward("regex", "<x></x> <x>a</x>", pattern="<x>[^<]*</x>") == 1
+    asked = "^<think>\\n\\s*</think>.*<answer>.*</answer>"
+    assert reward("regex", "<think>\n\n</think>so <answer>3</answer>", pattern=asked) == 1
+    assert reward("regex", "<think>\n\n</think>so <answer></answer>", pattern=asked) == 0
+    assert reward("regex", "abc", pattern="x*") == 0
+    assert reward("regex", "abc", pattern="(?=.*c)(?=.*a)") == 1
+
+
+OPENED = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        (OPENED, "<think>\n"),
+        ("<｜User｜>What?<｜Assistant｜><think>\n", "<think>\n"),
+        ("What?<start_working_out>", "<start_working_out>"),
+        ("User: What?\nAssistant: <think>", "<think>"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
+        ("Think in <think> tags.<|im_end|>\n<|im_start|>assistant\n", ""),
+        ("<user>What?</user>\n<assistant>\n", ""),
+        ("<|assistant|>\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_tag_that_a_prompt_opens(prompt: str, opened: str) -> None:
+    assert Prompt("p", prompt, (), "3").opened == opened
+
+
+def test_rewards_of_form_and_answers_see_the_thought_that_the_prompt_opened(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def starts(completion, prompt): return completion == 'a</think>"
+                    "<answer>3</answer>' and prompt.endswith('<think>\\n')\n")  # fmt: skip
+    specs = [{"name": name} for name in ("format", "tag_count", "think_answer_tags", "boxed")]
+    specs += [{"name": "regex", "options": {"pattern": "^<think>.+</think>"}}]  # type: ignore[dict-item]
+    specs += [{"custom": f"{path}:starts"}]
+    texts = ["a</think><answer>3</answer>", "so <answer>3</answer> \\boxed{3}",
+             "so \\boxed{4}</think> \\boxed{3}"]  # fmt: skip
+    asked = replace(group(*texts), prompt=Prompt("p", OPENED, (), "3"))
+    found = [list(each.values()) for each in scores(specs, asked)]
+    assert found == [[1, 1, 1, 0, 1, 1], [0, 0.75, 0, 0, 0, 0], [0, 0.5, 0, 1, 1, 0]]
+    assert [f["format"] for f in scores(specs[:1], group(texts[0]))] == [0]
 
 
 def test_the_total_is_the_weighted_sum_and_the_parts_are_kept() -> None:
