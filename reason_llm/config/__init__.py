@@ -36,6 +36,7 @@ from reason_llm.config.score import (
     RewardModelOptions,
     RewardSpec,
     ScoreSection,
+    is_right,
 )
 from reason_llm.config.sections import (
     AdapterSection,

@@ -1,5 +1,6 @@
 """The score section: how completions become rewards."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -26,11 +27,17 @@ TAKEN = frozenset(
 RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction", "gym")
 """Rewards that judge whether an answer is right."""
 GO_BY_FIRST = ("cosine", "length")
-"""Rewards that depend on whether the first reward is above 0, and give none if it gave none."""
+"""Rewards that depend on whether the first reward says right, and give none if it gave none."""
 SAYS_RIGHT = (*RIGHTNESS, "regex")
-"""Built-in rewards by which those may go; the others are above 0 for wrong answers, too."""
+"""Built-in rewards by which those may go; the others pay wrong answers, too."""
 REWARD_MODEL = "reward_model"
 """Name of the reward that a model gives after the step's sampling."""
+
+
+def is_right(first: float) -> bool:
+    """Whether an answer is right by the first reward's value, whichever reward that is: 1 or more.
+    A part, such as 0.2 for two of ten tests or 0.1 for the form alone, is wrong."""
+    return first >= 1 or math.isclose(first, 1, rel_tol=1e-9)
 
 
 class RewardModelOptions(Section):
@@ -172,7 +179,7 @@ class ScoreSection(Section):
             )
             raise ValueError(
                 f"begins with {first}, and {by_first} takes answers as right if the first reward "
-                "is above 0; put a reward first that judges what is right, such as boxed"
+                "is 1; put a reward first that judges what is right, such as boxed"
             )
         if taken := TAKEN.intersection(names):
             name = min(taken)

@@ -14,7 +14,7 @@ from statistics import pstdev
 from threading import Lock
 from typing import Protocol, Self
 
-from reason_llm.config import Algorithm, Config
+from reason_llm.config import Algorithm, Config, is_right
 from reason_llm.data import informative_order, order
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run.judges.reward_models import RewardModelFolder
@@ -303,5 +303,5 @@ def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) ->
         return True
     low, high = algorithm.success_range
     first = next(iter(weights))
-    successes = sum(completion.rewards[first] > 0 for completion in group.completions)
+    successes = sum(is_right(completion.rewards[first]) for completion in group.completions)
     return low <= successes / len(group.completions) <= high

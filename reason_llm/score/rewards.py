@@ -23,6 +23,7 @@ from reason_llm.config import (
     RewardSpec,
     ScoreSection,
     Section,
+    is_right,
     nearest,
     wrong,
 )
@@ -173,7 +174,7 @@ class SoftOverlongOptions(Section):
 
 
 class CosineOptions(Section):
-    """The cosine length reward; right is what the first reward gives more than 0."""
+    """The cosine length reward; right is what the first reward gives 1 or more."""
 
     correct: tuple[Number, Number] = (1.0, 0.5)
     """For a right answer of length 0, and of sample.max_new_tokens."""
@@ -336,7 +337,7 @@ def _of_lengths(values: Callable[[list[int], list[bool]], list[float]]) -> Rewar
 
     def of_group(group: Group, first: list[float]) -> list[float]:
         lengths = [len(completion.sampled_ids) for completion in group.completions]
-        found = values(lengths, [value > 0 for value in first])
+        found = values(lengths, list(map(is_right, first)))
         return [math.nan if math.isnan(v) else f for f, v in zip(found, first, strict=True)]
 
     return Reward(of_group=of_group)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from reason_llm.app.lines import mean_score
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import RIGHTNESS, StageName
+from reason_llm.config import RIGHTNESS, StageName, is_right
 from reason_llm.run import Record
 
 State = Literal["clear", "alarm", "unknown"]
@@ -74,9 +74,8 @@ class Evidence:
         return f"the adapter of step {step} ({place})"
 
     def is_right(self, value: float) -> bool:
-        """Whether the first reward's value is that of a right answer: 1, or above 0 for a reward of
-        unknown range."""
-        return value >= 1 if self.first in RIGHTNESS else value > 0
+        """See ``config.is_right``."""
+        return is_right(value)
 
     def judged(self, group: GroupFacts) -> Sequence[float]:
         """Values of the first reward; none in rollouts of another run that have other rewards."""

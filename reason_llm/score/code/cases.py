@@ -296,9 +296,9 @@ def _within(expected: float, given: float, tolerance: float) -> bool:
     """Whether a number is near enough. A whole number that is expected is a count, for which no
     other integer stands, and a float with nothing behind its point only by a tolerance of 1 or
     more; otherwise a relative tolerance would forgive one in a million."""
-    if isinstance(expected, int):
-        if isinstance(given, int) or (given.is_integer() and tolerance < 1):
-            return expected == given
+    is_count = isinstance(expected, int)
+    if is_count and (isinstance(given, int) or (given.is_integer() and tolerance < 1)):
+        return expected == given
     return _close(expected, given, tolerance)
 
 
