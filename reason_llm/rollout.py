@@ -27,6 +27,10 @@ from. No column has such a name."""
 ROW = "@row"
 """Member of ``Prompt.extra``, where a reward in TRL's form asks for it: ``{"prompt": text or
 messages, "columns": {...}}``, the columns of the row by name."""
+MAY_LACK = "?"
+"""End of the name of a column that a reward asks for and a row may lack."""
+LOGGED, SUM, COUNT = "logged/", "/sum", "/count"
+"""Key of a metric that a reward logs; behind the name, what its mean is made of."""
 Text = Annotated[str, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 Flag = Annotated[bool, Field(strict=True)]

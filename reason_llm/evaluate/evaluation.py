@@ -38,6 +38,7 @@ from reason_llm.files import (
 )
 from reason_llm.model import Model, adapters, quiet_libraries
 from reason_llm.model.plan import Plan, look_at
+from reason_llm.rollout import LOGGED
 from reason_llm.run import Watch
 from reason_llm.run.store import folder as run_folder
 from reason_llm.sample import (
@@ -279,7 +280,7 @@ def _run_stage(
                 for wave in todo:
                     log.append(_wave_outcomes(request, config, wave, playing, scorer, progress))
     for name, count in scorer.take_counts().items():
-        if count:
+        if count and not name.startswith(LOGGED):
             logger.warning("%s: %.0f", name, count)
 
 

@@ -7,7 +7,7 @@ Functions of numbers and text alone stand first.
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,6 +239,8 @@ class Reward:
     """Finds the answer in a completion for a majority vote; None: there is none."""
     columns: tuple[str, ...] = ()
     """Extra columns of the data that the reward reads."""
+    take_logged: Callable[[], Mapping[str, Sequence[float]]] = dict
+    """Values of metrics that a function logged since the last call, by name."""
     description: str | None = None
     """A note for the user at the start."""
 
@@ -411,9 +413,11 @@ def _environment(options: EnvironmentOptions, context: Context) -> Reward:
 def _custom(spec: RewardSpec, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or CUSTOM_SECONDS
     function = CustomReward(str(spec.custom), seconds, spec.function)
+    columns = function.columns
     if function.takes_group:
-        return Reward(of_group=lambda group, _: function.group(group), columns=function.columns)
-    return Reward(of_one=function.one, columns=function.columns)
+        return Reward(None, lambda group, _: function.group(group), columns=columns,
+                      take_logged=function.take_logged)  # fmt: skip
+    return Reward(function.one, columns=columns)
 
 
 REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {

@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 from reason_llm.config import ScoreSection
 from reason_llm.data import place_of
 from reason_llm.errors import ConfigError, DataError, ReasonError, RewardError, one_line
-from reason_llm.rollout import Completion, Group
+from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import Context, Reward, make_reward
 
@@ -186,13 +186,21 @@ class Scorer:
         return replace(completion, rewards=in_order, reward=_total(self.rewards, in_order))
 
     def take_counts(self) -> dict[str, float]:
-        """Number of errors and timed-out comparisons since the last call."""
+        """Number of errors and timed-out comparisons since the last call, and of each metric that
+        a function logged the sum and the number of values, of which ``metrics.with_means`` makes
+        its mean."""
         timeouts = default_judge().num_timed_out
         counts = {
             "score/errors": float(self._errors),
             "score/timeouts": float(timeouts - self._timeouts_before),
         }
         self._errors, self._timeouts_before = 0, timeouts
+        for reward in self.rewards:
+            for name, values in reward.reward.take_logged().items():
+                numbers = [value for value in values if not math.isnan(value)]
+                for end, number in ((SUM, sum(numbers)), (COUNT, len(numbers))):
+                    key = f"{LOGGED}{name}{end}"
+                    counts[key] = counts.get(key, 0.0) + number
         return counts
 
     def _values(

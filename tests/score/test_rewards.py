@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from reason_llm.config.score import SAYS_RIGHT, RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
+from reason_llm.run.store.metrics import with_means
 from reason_llm.score import Scorer, rewards
 from reason_llm.score.code import Outcome
 from reason_llm.score.custom import CustomReward
@@ -283,12 +285,57 @@ def test_what_a_function_of_trl_s_form_is_given_of_the_row() -> None:
     assert given == [{"ids": [[97], [98]], "level": [3, 3], "state": None}]
     every = CustomReward("f", 300.0, lambda **kwargs: given.append(kwargs) or kwargs["level"])
     assert every.group(asked) == [3.0, 3.0]
+    assert given[1].pop("log_extra") and given[1].pop("log_metric")
     assert given[1] == {"prompts": ["x"] * 2, "completions": ["a", "b"], "level": [3, 3],
                         "completion_ids": [[97], [98]]}  # fmt: skip
     of_ids = CustomReward("f", 300.0, lambda completion_ids: map(len, completion_ids))
     assert (of_ids.is_trl, of_ids.group(asked)) == (True, [1.0, 1.0])
     with pytest.raises(ValueError, match="f asks for the row, which p lacks"):
         every.group(group("a"))
+
+
+def test_what_trl_s_trainer_gives_beside_columns(caplog: pytest.LogCaptureFixture) -> None:
+    def played(completions: Any, environments: Any, log_extra: Any, log_metric: Any) -> Any:
+        log_extra("text", completions)
+        for each in environments:
+            log_metric("hits", each.hits)
+        return [each.reward + each.turns for each in environments]
+
+    asked = group("a", "b", extra={ROW: {"prompt": "x", "columns": {}}})
+    told = [{"turns": 1, "reward": 0.5, "notes": {"hits": n}} for n in (2, 5)]
+    pairs = zip(asked.completions, told, strict=True)
+    asked_there = replace(asked, completions=tuple(replace(c, environment=e) for c, e in pairs))
+    spec = RewardSpec.model_validate({"custom": played})
+    with Scorer(ScoreSection(rewards=[spec]), 100) as scorer:
+        (scored,) = scorer.score([asked_there])
+        assert [c.rewards["played"] for c in scored.completions] == [1.5, 1.5]
+        counts = {**scorer.take_counts(), "score/errors": 3.0}
+        assert with_means(counts) == {"score/errors": 3, "score/timeouts": 0, "logged/hits": 3.5}
+        scorer.score([asked_there])
+        assert caplog.text.count("log_extra the column 'text', which is kept nowhere") == 1
+        with pytest.raises(RewardError, match=r"'environments', which p lacks \(there is no"):
+            scorer.score([asked])
+
+
+def test_a_parameter_s_default_is_taken_where_a_row_has_no_such_column() -> None:
+    def near(completion: str, unit: str = "kg", answer: str = "") -> float:
+        return float(completion.endswith(unit) and answer == "3")
+
+    def all_near(completions: list[str], unit: str = "kg") -> list[float]:
+        return [float(text.endswith(unit)) for text in completions]
+
+    spec = [RewardSpec.model_validate({"custom": each}) for each in (near, all_near)]
+    with Scorer(ScoreSection(rewards=spec), 100) as scorer:
+        assert scorer.columns == {"unit?"}
+        scored = scorer.score([group("3 kg", "3 m"), group("3 kg", "3 m", extra={"unit": "m"})])
+    found = [list(c.rewards.values()) for each in scored for c in each.completions]
+    assert found == [[1, 1], [0, 0], [0, 0], [1, 1]]
+
+
+def test_numpy_s_numbers_and_truths_are_rewards() -> None:
+    given = [np.bool_(True), np.float32(0.5), np.int64(2), np.array(False)]
+    found = CustomReward("f", 300.0, lambda completions: given).group(group(*"abcd"))
+    assert found == [1.0, 0.5, 2.0, 0.0]
 
 
 def test_completions_without_any_reward_are_told_with_their_commonest_problem(

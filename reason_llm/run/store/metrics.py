@@ -28,7 +28,7 @@ from reason_llm.files import (
     sync,
     write_atomically,
 )
-from reason_llm.rollout import Completion, Group
+from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group
 
 Record = dict[str, float]
 MAX_BYTES = 1 << 30
@@ -209,6 +209,17 @@ def _of_turns(completions: Sequence[Completion]) -> Record:
 def added(one: Record, other: Record) -> Record:
     """The sums of two records of counts."""
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
+
+
+def with_means(counts: Record) -> Record:
+    """The counts, with the mean of each metric that a reward logged in the place of its sum and
+    number."""
+    record = {name: value for name, value in counts.items() if not name.startswith(LOGGED)}
+    for name, total in counts.items():
+        metric = name.removesuffix(SUM)
+        if name.startswith(LOGGED) and metric != name and counts.get(f"{metric}{COUNT}"):
+            record[metric] = total / counts[f"{metric}{COUNT}"]
+    return record
 
 
 def by_name(values: Record, name: str) -> Record:
