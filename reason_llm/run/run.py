@@ -374,7 +374,8 @@ class Run:
         self._writer.submit(write)
 
     def _of_rollouts(self, document: Document) -> Record:
-        record = metrics.describe(document.groups, self.config.score.rewards[0].key)
+        first, finds = self.config.score.rewards[0].key, self.job.scorer.finds
+        record = metrics.describe(document.groups, first, finds)
         record |= metrics.with_means(document.counts)
         record["sample/groups_dropped"] = document.drawn - len(document.groups)
         if self.config.run.max_staleness and document.weight_version is not None:

@@ -30,7 +30,7 @@ from reason_llm.config import (
 from reason_llm.data import GYM, gym_tasks, within
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt
-from reason_llm.score.code import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
+from reason_llm.score.code import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests, last_code_block
 from reason_llm.score.custom import CustomReward
 from reason_llm.score.llm_judge import JudgeOptions, LanguageModelJudge
 from reason_llm.score.math import (
@@ -237,6 +237,8 @@ class Reward:
     """Whether a reward model gives it, after all of the step is sampled."""
     answer: Callable[[str], str | None] | None = None
     """Finds the answer in a completion for a majority vote; None: there is none."""
+    program: Callable[[str], str | None] | None = None
+    """Finds the program in a completion; None for rewards that run none."""
     columns: tuple[str, ...] = ()
     """Extra columns of the data that the reward reads."""
     take_logged: Callable[[], Mapping[str, Sequence[float]]] = dict
@@ -316,7 +318,7 @@ def _code(context: Context, is_fraction: bool) -> Reward:
             return 0.0
         return outcome.fraction if is_fraction else float(outcome.problem is None)
 
-    return Reward(of_one, description=code.sandbox.description)
+    return Reward(of_one, program=last_code_block, description=code.sandbox.description)
 
 
 def _of_text(value: Callable[..., float], *options: Any) -> Reward:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -99,6 +99,13 @@ class Scorer:
     def columns(self) -> set[str]:
         """Extra columns of the data that the rewards ask for."""
         return {column for reward in self.rewards for column in reward.reward.columns}
+
+    @property
+    def finds(self) -> Callable[[str], str | None] | None:
+        """Finds the answer or the program that the first reward judges; None where it judges
+        something else."""
+        first = self.rewards[0].reward
+        return first.answer or first.program
 
     @property
     def descriptions(self) -> list[str]:

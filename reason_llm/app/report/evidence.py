@@ -42,6 +42,10 @@ class Evidence:
     paid_by_model: bool = False
     """Whether a reward model pays: what its pairs prefer, often longer answers, is the aim."""
 
+    unasked: str | None = None
+    """The form of an answer, such as ``<answer>``, that the first reward looks for and
+    ``data.system_prompt`` does not ask for; None where it does, or it looks for none."""
+
     @property
     def first(self) -> str:
         """Name of the reward that judges."""

@@ -2,7 +2,12 @@
 package it imports ``errors`` and ``files``."""
 
 from reason_llm.score.code.cases import BESIDE, answer_of_row
-from reason_llm.score.code.code_tests import TIMEOUT_SECONDS, CodeTests, Outcome
+from reason_llm.score.code.code_tests import (
+    TIMEOUT_SECONDS,
+    CodeTests,
+    Outcome,
+    last_code_block,
+)
 from reason_llm.score.code.sandbox import Sandbox
 
 __all__ = [
@@ -12,4 +17,5 @@ __all__ = [
     "Outcome",
     "Sandbox",
     "answer_of_row",
+    "last_code_block",
 ]
