@@ -55,7 +55,7 @@ def test_success_is_told_by_the_first_reward_and_not_by_the_total() -> None:
         )
         return Group(Prompt("p", "", (1,), ""), made)
 
-    helped = judged((1, 1), (0, 1), (0.5, 1), (0, 2))  # every total is 1 or more, one is right
+    helped = judged((1, 0.5), (0, 0.5), (0, 1), (0, 0.25))  # every total is positive, one is right
     assert is_kept(helped, row, BOXED)
     assert not is_kept(helped, row, {"tag_count": 1.0, "boxed": 1.0})
     costly = judged((1, -2), (1, -1), (0, 0), (0, 0))  # no total is positive, two are right

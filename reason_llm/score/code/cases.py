@@ -11,7 +11,7 @@ import ast
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from reason_llm.files import check_nesting
@@ -43,6 +43,9 @@ class CallTests:
     inputs: tuple[tuple[Any, ...], ...]
     outputs: tuple[Any, ...]
     tolerance: float | None = None
+    may_be_lists: bool = field(default=False, compare=False)
+    """Whether each output stood in a list of one. Such a list may be PRIME's form, or the result
+    itself; the program is judged by that reading of all outputs by which more of them are right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +239,7 @@ def _calls(
     function: str, inputs: list[Any], outputs: list[Any], tolerance: float | None, column: str
 ) -> CallTests:
     """Text holds one JSON argument a line (LiveCodeBench's form). Outputs that are all lists of
-    one are wrapped (PRIME's form): the result is what they hold."""
+    one may be wrapped (PRIME's form): the result is then what they hold."""
     arguments: list[tuple[Any, ...]] = []
     results: list[Any] = []
     for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1):
@@ -249,9 +252,10 @@ def _calls(
                 f"{column!r}, case {number}: {_shown(given)} -> {_shown(wanted)}; expected a list "
                 f"of arguments, or one JSON argument a line ({error})"
             ) from error
-    if all(isinstance(output, list) and len(output) == 1 for output in outputs):
+    may_be_lists = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+    if may_be_lists:
         results = [output[0] for output in outputs]
-    return CallTests(function, tuple(arguments), tuple(results), tolerance)
+    return CallTests(function, tuple(arguments), tuple(results), tolerance, may_be_lists)
 
 
 def _shown(value: Any) -> str:

@@ -5,6 +5,7 @@ Reading a message runs no code of the other side: only the kinds below are ever 
 
 import builtins
 import cmath
+import collections
 import importlib
 import json
 import os
@@ -199,9 +200,9 @@ def write_line(descriptor: int, message: dict[str, Any]) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """What ``decode`` made as JSON has it: a tuple is a list, a key is text. What JSON has no form
-    for is an object that equals nothing that tests expect."""
-    if isinstance(value, list | tuple):
+    """What ``decode`` made as JSON has it: a tuple or deque is a list, a key is text. What JSON has
+    no form for is an object that equals nothing that tests expect."""
+    if isinstance(value, list | tuple | collections.deque):
         return [as_json(item) for item in value]
     if isinstance(value, dict):
         words = {"None": "null", "True": "true", "False": "false"}
