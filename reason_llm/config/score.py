@@ -1,6 +1,5 @@
 """The score section: how completions become rewards."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -34,10 +33,15 @@ REWARD_MODEL = "reward_model"
 """Name of the reward that a model gives after the step's sampling."""
 
 
-def is_right(first: float) -> bool:
-    """Whether an answer is right by the first reward's value, whichever reward that is: 1 or more.
-    A part, such as 0.2 for two of ten tests or 0.1 for the form alone, is wrong."""
-    return first >= 1 or math.isclose(first, 1, rel_tol=1e-9)
+def is_right(kind: str, value: float) -> bool:
+    """Whether an answer is right by the first reward: by a built-in one that judges answers only
+    its full value, 1, since ``code_tests_fraction`` and ``gym`` give parts; by another one, whose
+    range is its author's, above 0.
+
+    Args:
+        kind: of the first reward, as ``RewardSpec.kind``.
+    """
+    return value >= 1 if kind in SAYS_RIGHT else value > 0
 
 
 class RewardModelOptions(Section):

@@ -174,7 +174,7 @@ class SoftOverlongOptions(Section):
 
 
 class CosineOptions(Section):
-    """The cosine length reward; right is what the first reward gives 1 or more."""
+    """The cosine length reward; what is right is said by the first reward (``is_right``)."""
 
     correct: tuple[Number, Number] = (1.0, 0.5)
     """For a right answer of length 0, and of sample.max_new_tokens."""
@@ -336,12 +336,13 @@ def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
     return Reward(lambda p, c: soft_overlong(len(c.sampled_ids), most, cache))
 
 
-def _of_lengths(values: Callable[[list[int], list[bool]], list[float]]) -> Reward:
+def _of_lengths(values: Callable[[list[int], list[bool]], list[float]], context: Context) -> Reward:
     """By the lengths of a group and what is right in it; none where the first reward gave none."""
+    kind = context.score.rewards[0].kind
 
     def of_group(group: Group, first: list[float]) -> list[float]:
         lengths = [len(completion.sampled_ids) for completion in group.completions]
-        found = values(lengths, list(map(is_right, first)))
+        found = values(lengths, [is_right(kind, value) for value in first])
         return [math.nan if math.isnan(v) else f for f, v in zip(found, first, strict=True)]
 
     return Reward(of_group=of_group)
@@ -350,8 +351,8 @@ def _of_lengths(values: Callable[[list[int], list[bool]], list[float]]) -> Rewar
 def _cosine(options: CosineOptions, context: Context) -> Reward:
     ends = (context.max_new_tokens, options.correct, options.wrong)
     return _of_lengths(lambda lengths, are_right: [
-        cosine(length, is_right, *ends) for length, is_right in zip(lengths, are_right, strict=True)
-    ])  # fmt: skip
+        cosine(length, right, *ends) for length, right in zip(lengths, are_right, strict=True)
+    ], context)  # fmt: skip
 
 
 def _regex(options: RegexOptions, context: Context) -> Reward:
@@ -433,7 +434,7 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     "reasoning_steps": (StepsOptions, lambda o, c: _of_text(reasoning_steps, o.wanted)),
     "soft_overlong": (SoftOverlongOptions, _soft_overlong),
     "cosine": (CosineOptions, _cosine),
-    "length": (NoOptions, lambda o, c: _of_lengths(length_in_group)),
+    "length": (NoOptions, lambda o, c: _of_lengths(length_in_group, c)),
     "repetition_penalty": (
         RepetitionOptions,
         lambda o, c: Reward(lambda p, c: repetition_penalty(c.sampled_ids, o.ngram, o.penalty)),

@@ -158,7 +158,7 @@ def test_length_in_a_group() -> None:
 
 
 def test_what_is_right_is_said_by_the_first_reward_whatever_stands_between(custom: Path) -> None:
-    """2 is right, 0 and less are not; tag_count pays the wrong ones. Of both groups."""
+    """Half right is right, 0 and less are not; tag_count pays the wrong ones. Of both groups."""
     options = {"correct": [0.9, 0.3], "wrong": [-0.8, -0.2]}
     specs = [{"custom": f"{custom}:grade", "weight": 0}, {"name": "tag_count"}, {"name": "length"},
              {"name": "cosine", "options": options}]  # fmt: skip
@@ -170,23 +170,14 @@ def test_what_is_right_is_said_by_the_first_reward_whatever_stands_between(custo
         assert (row["length"], row["cosine"]) == pytest.approx(pair)
 
 
-@pytest.mark.parametrize(("first", "right"), [(0.2, False), (0.9, False), (1.0, True), (2.0, True)])
-def test_a_part_of_the_first_reward_is_wrong(tmp_path: Path, first: float, right: bool) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(f"def mine(completion): return {first} if len(completion) < 9 else 1\n")
-    specs = [{"custom": f"{path}:mine"}, {"name": "length"}, {"name": "cosine"}]
-    short, long = scores(specs, group("a" * 5, "a" * 90))
-    assert (short["length"], long["length"]) == (0.5 if right else 0.0, -0.5)
-    assert (short["cosine"] > long["cosine"]) == right
-
-
 def test_a_short_program_that_passes_a_part_earns_less_than_a_long_right_one() -> None:
     tests = json.dumps({"test": "assert f(1) == 1\nassert f(2) == 4\nassert f(3) == 9"})
     programs = ["def f(x): return 1", "def f(x):\n    y = x * x\n    return y"]
     texts = [f"```python\n{program}\n```" for program in programs]
-    specs = [{"name": name} for name in ("code_tests_fraction", "cosine", "length")]
+    specs: list[dict[str, Any]] = [{"name": "code_tests_fraction", "label": "part"}]
+    specs += [{"name": name} for name in ("cosine", "length")]
     part, whole = scores(specs, group(*texts, answer=tests))
-    assert (part["code_tests_fraction"], whole["code_tests_fraction"]) == (pytest.approx(1 / 3), 1)
+    assert (part["part"], whole["part"]) == (pytest.approx(1 / 3), 1)
     assert part["cosine"] < 0 < whole["cosine"] and part["length"] == 0
 
 
@@ -534,7 +525,7 @@ def hung(completion):
         time.sleep(600)
     return 1
 
-def grade(completion): return {"+": 2.0, "-": -1.0}.get(completion[0], 0)
+def grade(completion): return {"+": 0.5, "-": -1.0}.get(completion[0], 0)
 def unsure(completion): return None
 def least(completion): return -1e9
 def most(completion): return 1e9

@@ -46,6 +46,9 @@ class Evidence:
     """The form of an answer, such as ``<answer>``, that the first reward looks for and
     ``data.system_prompt`` does not ask for; None where it does, or it looks for none."""
 
+    kind: str = ""
+    """Of the first reward, as ``RewardSpec.kind``; empty where it has no label."""
+
     @property
     def first(self) -> str:
         """Name of the reward that judges."""
@@ -79,7 +82,7 @@ class Evidence:
 
     def is_right(self, value: float) -> bool:
         """See ``config.is_right``."""
-        return is_right(value)
+        return is_right(self.kind or self.first, value)
 
     def judged(self, group: GroupFacts) -> Sequence[float]:
         """Values of the first reward; none in rollouts of another run that have other rewards."""

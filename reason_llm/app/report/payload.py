@@ -105,6 +105,7 @@ def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
         config.algorithm.row().needs_group,
         any(each.name == "reward_model" and each.weight for each in config.score.rewards),
         _unasked(config),
+        config.score.rewards[0].kind,
     )
 
 

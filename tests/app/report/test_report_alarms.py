@@ -204,7 +204,7 @@ def test_groups_of_one_text_are_told_unless_they_are_all_right() -> None:
     partly = [replace(each, parts={"code_tests_fraction": [0.5, 0.5]}) for each in same]
     assert raised(alarms.alike(seen([record(5)], partly, weights=weights)))
     weights = {"mine": 1.0}
-    own = [replace(each, parts={"mine": [1.0, 2.0]}) for each in same]
+    own = [replace(each, parts={"mine": [0.5, 0.5]}) for each in same]
     assert not raised(alarms.alike(seen([record(5)], own, weights=weights)))
 
 
@@ -424,7 +424,7 @@ def test_what_is_shown_is_of_the_last_five_steps_and_at_most_twelve_groups() -> 
 
 @pytest.mark.parametrize(
     ("first", "value", "is_right"),
-    [("boxed", 1.0, True), ("boxed", 0.99, False), ("mine", 0.99, False), ("mine", 0.0, False)],
+    [("boxed", 1.0, True), ("boxed", 0.99, False), ("mine", 0.01, True), ("mine", 0.0, False)],
 )
 def test_an_answer_is_right_by_what_the_first_reward_tells(
     first: str, value: float, is_right: bool
