@@ -287,6 +287,8 @@ def same_output(
 
 def _number(word: str) -> float:
     """The number that a word spells, whole ones as int; NaN for none."""
+    if "_" in word or not word.isascii():  # which Python alone reads as one
+        return math.nan
     for kind in (int, float):
         try:
             value = kind(word)

@@ -300,6 +300,7 @@ def test_numbers_may_differ_where_that_is_asked() -> None:
     assert same_output("5", "5.0", tolerance=0.1) and same_output("5.0", "5.05", tolerance=0.1)
     assert not same_output("1" * 5000, "2" * 5000, tolerance=0.1)
     assert not same_value(1000000, 1000001.0, 1e-6)
+    assert not same_output("1000.0", "1_000.0", tolerance=0.5)
     assert same_output("YES\nno", "yes\nNo", ignore_case=True)
     assert not same_output("YES 1.0", "yes 1.1", tolerance=0.2)
     assert same_output("YES 1.0", "yes 1.1", tolerance=0.2, ignore_case=True)
