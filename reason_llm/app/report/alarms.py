@@ -61,7 +61,7 @@ def no_right_answer(seen: Evidence) -> Finding:
     count = round(sum(each["sample/tokens"] / each["sample/completion_tokens"] for each in last))
     text = f"None of the {count:,} answers of the last {len(last)} steps is right."
     wrong = seen.recent(seen.groups)[-MOST_GROUPS:]
-    text = f"{text} {likely_causes(seen)}"
+    text = f"{text} {likely_causes(seen)}".rstrip()
     return alarm(text, steps, wrong, charts=(chart, "sample/truncated_fraction"))
 
 
@@ -84,7 +84,7 @@ def pays_nothing(seen: Evidence) -> Finding:
     names = " and ".join(filter(None, [", ".join(silent[:-1]), silent[-1]]))
     text = f"{what} ({names}) was 0 for every completion of {len(steps)} steps."
     if seen.first in silent:
-        text += f" {likely_causes(seen)}"
+        text = f"{text} {likely_causes(seen)}".rstrip()
     shown = seen.recent(seen.groups)[-MOST_GROUPS:]
     charts = (*(f"score/{name}" for name in silent), "sample/truncated_fraction")
     return alarm(text, steps, shown, charts=charts)
