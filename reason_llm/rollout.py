@@ -6,6 +6,7 @@ else. The types of the fields are checked where a record is read from JSON.
 
 import base64
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,6 +27,10 @@ from. No column has such a name."""
 ROW = "@row"
 """Member of ``Prompt.extra``, where a reward in TRL's form asks for it: ``{"prompt": text or
 messages, "columns": {...}}``, the columns of the row by name."""
+MAY_LACK = "?"
+"""End of the name of a column that a reward asks for and a row may lack."""
+LOGGED, SUM, COUNT = "logged/", "/sum", "/count"
+"""Key of a metric that a reward logs; behind the name, what its mean is made of."""
 Text = Annotated[str, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -45,6 +50,9 @@ KNOWN_FIELDS_ONLY = {"extra": "forbid"}
 
 NOT_TOO_DEEP = BeforeValidator(check_nesting)
 """A validator for fields with any JSON."""
+_OPENED = re.compile(r"<([A-Za-z][\w-]{0,31}+)>\s{0,8}+\Z")
+_ROLES = {"assistant", "bot", "model", "user", "human", "system"}
+"""Tags by which templates begin a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,20 @@ class Prompt:
     """The gold answer as text; for code rewards, the tests as JSON."""
     extra: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
     """Columns of the row that a custom reward asks for by name."""
+
+    @property
+    def opened(self) -> str:
+        """The tag that the prompt ends with and the model continues; empty for none.
+
+        Templates of thinking models open a thought: ``...<|im_start|>assistant\\n<think>\\n`` opens
+        ``<think>\\n``.
+        """
+        found = _OPENED.search(self.text, max(0, len(self.text) - 64))
+        return "" if found is None or found[1].lower() in _ROLES else found[0]
+
+    def continued_by(self, completion: "Completion") -> str:
+        """The text that rewards of form and answers judge: the opened tag and the completion."""
+        return self.opened + completion.answer
 
 
 @dataclass(frozen=True, slots=True)

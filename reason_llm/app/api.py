@@ -4,7 +4,6 @@ They do, write and show what the commands do (``log.console: quiet`` shows warni
 what the commands print as one line, and leave logging and standard output as they were.
 """
 
-import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -245,7 +244,7 @@ def _config(
     if given is None or isinstance(given, str | Path):
         return load_config(given, overrides)
     if isinstance(given, Mapping):
-        return config_file.build(copy.deepcopy(dict(given)), unnamed, overrides)
+        return config_file.build(_copied(given), unnamed, overrides)
     if overrides:
         tree = given.model_dump(mode="json")
         tree["score"]["rewards"] = list(given.score.rewards)  # with functions given in Python
@@ -253,6 +252,13 @@ def _config(
     if given.run.name is None:
         return given.with_options({"run.name": unnamed.name})
     return given
+
+
+def _copied(tree: Any) -> Any:
+    """The same sections and lists anew, with the functions and objects that stand in them."""
+    if isinstance(tree, Mapping):
+        return {name: _copied(value) for name, value in tree.items()}
+    return [_copied(value) for value in tree] if isinstance(tree, list) else tree
 
 
 def _show_in_notebook(picture: Path) -> None:

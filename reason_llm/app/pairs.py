@@ -147,7 +147,7 @@ class _Maker:
                 continue
             key = prompt + b"".join(_digest(side.token_ids) for side in sides)
             if self.section.unique == "answer":
-                answer = extract_answer(sides[0].text)
+                answer = extract_answer(group.prompt.opened + sides[0].text)
                 if answer is not None:
                     key = prompt + hashlib.sha256(answer.encode()).digest()
             if key in self.seen:

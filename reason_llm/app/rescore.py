@@ -11,7 +11,7 @@ from pathlib import Path
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
-from reason_llm.rollout import CHAT, ROW, Group, without_learner_logprobs
+from reason_llm.rollout import CHAT, MAY_LACK, ROW, Group, without_learner_logprobs
 from reason_llm.run import ANSWERS, Document, RunIdentity, lock, read_document, to_bytes
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages
@@ -80,6 +80,7 @@ def _check(groups: Sequence[Group], columns: set[str], source: Path) -> None:
             f"{source} has groups of {sizes} completions, and all must have as many; name another "
             "buffer"
         )
+    columns = {each for each in columns if not each.endswith(MAY_LACK)}
     for group in groups:
         if missing := sorted(columns - set(group.prompt.extra)):
             names = {ROW: "its row", CHAT: "its messages"}

@@ -42,6 +42,7 @@ from reason_llm.config.score import (
     RewardModelOptions,
     RewardSpec,
     ScoreSection,
+    is_right,
 )
 from reason_llm.config.sections import (
     AdapterSection,

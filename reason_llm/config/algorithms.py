@@ -116,9 +116,9 @@ class Algorithm(SurrogateColumns):
     """Groups without signal are dropped and others sampled until the step is full, from up to this
     many times prompts_per_step. 1: they are kept. Source: arXiv:2503.14476 eq. 11."""
     success_range: tuple[Fraction, Fraction] | None = None
-    """With dynamic sampling, keep only groups whose fraction of completions with a positive first
-    reward is in this range, ends included, such as [0.2, 0.8]. A step without any such group takes
-    the last ones that were sampled."""
+    """With dynamic sampling, keep only groups whose fraction of right completions, as the first
+    reward says, is in this range, ends included, such as [0.2, 0.8]. A step without any such group
+    takes the last ones that were sampled."""
     truncated: Truncated = "train"
     """Completions cut off by max_new_tokens: train, or leave_out, masked in the loss (DAPO's
     overlong filtering), in whitening and for the critic."""

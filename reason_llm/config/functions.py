@@ -1,35 +1,42 @@
 """Names of functions that are given in Python, by which a run knows them again when it goes on."""
 
+import functools
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from types import FunctionType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
 PYTHON = "python:"
 """Prefix in the config of functions and rows that were given in Python."""
+MOST_DEPTH, MOST_PARTS = 6, 100_000
+"""How deep a function's values are looked at, and how many of them."""
 
 
 def name_of(function: Callable[..., Any]) -> str:
     """``my_rewards.py:is_brief`` for a function that can be loaded from its file, else
-    ``python:__main__.is_brief``.
+    ``python:__main__.is_brief``, also for a lambda, a partial, a bound method or an object.
 
     Raises:
-        ValueError: it cannot be told from another one later.
+        ValueError: it is a class.
     """
-    if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
+    if isinstance(function, type):
         raise ValueError(
-            f"is {_shown(function)} and no function made with def, so a run that goes on could not "
-            "tell it from another; call it in a function of a module or a notebook's cell"
+            f"is the class {function.__name__} and no function; give an object of it, as in "
+            f"{function.__name__}()"
         )
-    if function.__closure__:
-        raise ValueError(
-            f"is the function {function.__name__}, which takes "
-            f"{', '.join(function.__code__.co_freevars)} from the function around it, so a run "
-            "that goes on could not tell it from another; make them defaults of its parameters"
-        )
+    if isinstance(function, functools.partial):
+        return f"{PYTHON}{name_of(function.func).rpartition(':')[2]}"
+    if isinstance(function, MethodType):
+        function = function.__func__
+    if not isinstance(function, FunctionType):
+        kind = type(function)
+        name = getattr(function, "__name__", kind.__name__)  # TRL's objects have one
+        return f"{PYTHON}{kind.__module__}.{name}"
     path = Path(function.__code__.co_filename)
     is_of_a_module = function.__module__ != "__main__" and function.__qualname__.isidentifier()
     if is_of_a_module and path.suffix == ".py" and path.is_file():
@@ -38,23 +45,80 @@ def name_of(function: Callable[..., Any]) -> str:
         return (
             f"{path.relative_to(here) if path.is_relative_to(here) else path}:{function.__name__}"
         )
-    return f"{PYTHON}{function.__module__}.{function.__qualname__.replace('<locals>.', '')}"
+    name = function.__qualname__.replace("<locals>.", "").replace("<lambda>", "lambda")
+    return f"{PYTHON}{function.__module__}.{name}"
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """Digest of a function's source, with which a change is noticed.
+    """Digest of a function's source, and of the values that it holds: of its closure, a partial's
+    arguments, an object's attributes. A change of any is noticed, but for what is inside of objects
+    that are neither numbers, text, nor lists or dicts of such.
 
     Raises:
         ValueError: it has no source that can be read.
     """
+    digest = hashlib.sha256()
+    for part in islice(_parts(function, 0), MOST_PARTS):
+        digest.update(part.encode(errors="surrogatepass"))
+    return digest.hexdigest()[:16]
+
+
+def _parts(function: Any, depth: int) -> Iterator[str]:
+    """The source of a function and what it holds."""
+    held: Sequence[Any] = ()
+    of = function
+    if isinstance(function, functools.partial):
+        yield from _parts(function.func, depth)
+        yield from _held([function.args, function.keywords], depth)
+        return
+    if isinstance(function, MethodType):
+        of, held = function.__func__, [function.__self__]
+    elif isinstance(function, FunctionType):
+        if function.__name__ == "<lambda>":  # several may stand in one line
+            code = function.__code__
+            yield f"{code.co_code.hex()} {code.co_names}"
+            yield from _held(code.co_consts, depth)
+        held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    elif not isinstance(function, BuiltinFunctionType):
+        of, held = type(function), [getattr(function, "__dict__", {})]
     try:
-        source = inspect.getsource(function)
+        yield textwrap.dedent(inspect.getsource(of))
     except (OSError, TypeError) as error:
         raise ValueError(
             f"is {_shown(function)}, whose source cannot be read (it was typed at Python's prompt "
             "or made by exec); write it into a file or a notebook's cell"
         ) from error
-    return hashlib.sha256(textwrap.dedent(source).encode()).hexdigest()[:16]
+    yield from _held(held, depth)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:  # of a variable that is set later
+        return False
+    return True
+
+
+def _held(values: Sequence[Any], depth: int) -> Iterator[str]:
+    """Text that changes with plain values, and with the functions among them."""
+    for value in values if depth < MOST_DEPTH else ():
+        match value:
+            case None | bool() | int() | float() | str() | bytes():
+                yield repr(value)
+            case list() | tuple():
+                yield from _held(value, depth + 1)
+            case set() | frozenset():
+                yield from sorted(_held(list(value), depth + 1))
+            case dict():
+                for key, each in value.items():
+                    yield from _held([key, each], depth + 1)
+            case FunctionType() | MethodType() | functools.partial():
+                with suppress(ValueError):  # without a source
+                    yield from list(_parts(value, depth + 1))
+            case _:
+                kind = type(value)
+                yield f"{kind.__module__}.{kind.__qualname__}"
+                yield from _held([getattr(value, "__dict__", {})], depth + 1)
 
 
 def _shown(function: Any) -> str:

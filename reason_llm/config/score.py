@@ -26,11 +26,22 @@ TAKEN = frozenset(
 RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction", "gym")
 """Rewards that judge whether an answer is right."""
 GO_BY_FIRST = ("cosine", "length")
-"""Rewards that depend on whether the first reward is above 0, and give none if it gave none."""
+"""Rewards that depend on whether the first reward says right, and give none if it gave none."""
 SAYS_RIGHT = (*RIGHTNESS, "regex")
-"""Built-in rewards by which those may go; the others are above 0 for wrong answers, too."""
+"""Built-in rewards by which those may go; the others pay wrong answers, too."""
 REWARD_MODEL = "reward_model"
 """Name of the reward that a model gives after the step's sampling."""
+
+
+def is_right(kind: str, value: float) -> bool:
+    """Whether an answer is right by the first reward: by a built-in one that judges answers only
+    its full value, 1, since ``code_tests_fraction`` and ``gym`` give parts; by another one, whose
+    range is its author's, above 0.
+
+    Args:
+        kind: of the first reward, as ``RewardSpec.kind``.
+    """
+    return value >= 1 if kind in SAYS_RIGHT else value > 0
 
 
 class RewardModelOptions(Section):
@@ -172,7 +183,7 @@ class ScoreSection(Section):
             )
             raise ValueError(
                 f"begins with {first}, and {by_first} takes answers as right if the first reward "
-                "is above 0; put a reward first that judges what is right, such as boxed"
+                "is 1; put a reward first that judges what is right, such as boxed"
             )
         if taken := TAKEN.intersection(names):
             name = min(taken)

@@ -49,7 +49,7 @@ from reason_llm.data.tools import (
     tool_schemas,
 )
 from reason_llm.errors import ConfigError, DataError, one_line
-from reason_llm.rollout import CHAT, ROW, Prompt
+from reason_llm.rollout import CHAT, MAY_LACK, ROW, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -420,7 +420,12 @@ class _Reader:
             there[ROW] = {"prompt": prompt, "columns": kept}
         environment = environment_name(self.config.sample.environment, problem.where, row)
         asked = dict.fromkeys(self.reset_columns.get(environment, ()), "reset of the environment")
-        asked |= dict.fromkeys(sorted(self.extra_columns), "a custom reward")
+        extra_columns = sorted(
+            name.removesuffix(MAY_LACK)
+            for name in self.extra_columns
+            if not name.endswith(MAY_LACK) or name.removesuffix(MAY_LACK) in there
+        )
+        asked |= dict.fromkeys(extra_columns, "a custom reward")
         missing = [
             f"column {n!r}, which {who} asks for" for n, who in asked.items() if n not in there
         ]
@@ -436,7 +441,7 @@ class _Reader:
                     f"{there[name]!r:.60}, which the rollout buffer, JSON, cannot keep; write it "
                     "as text"
                 )
-        extra = {name: there[name] for name in sorted(self.extra_columns)}
+        extra = {name: there[name] for name in dict.fromkeys(extra_columns)}
         return replace(problem, extra=extra, environment=environment)
 
     def _add_prompt(

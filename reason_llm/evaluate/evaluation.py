@@ -45,6 +45,7 @@ from reason_llm.model import (
     quiet_libraries,
 )
 from reason_llm.model.plan import Plan, look_at
+from reason_llm.rollout import LOGGED
 from reason_llm.run import Watch
 from reason_llm.run.store import folder as run_folder
 from reason_llm.sample import (
@@ -287,7 +288,7 @@ def _run_stage(
                 for wave in todo:
                     log.append(_wave_outcomes(request, config, wave, playing, scorer, progress))
     for name, count in scorer.take_counts().items():
-        if count:
+        if count and not name.startswith(LOGGED):
             logger.warning("%s: %.0f", name, count)
 
 
@@ -314,7 +315,10 @@ def _wave_outcomes(
         if not request.generate_only:
             groups = scorer.score(groups, only_first=True)
         return [
-            [answer_of(each, find(each.answer) if find else None) for each in group.completions]
+            [
+                answer_of(each, find(group.prompt.continued_by(each)) if find else None)
+                for each in group.completions
+            ]
             for group in groups
         ]
 

@@ -14,7 +14,7 @@ from statistics import pstdev
 from threading import Lock
 from typing import Protocol, Self
 
-from reason_llm.config import Algorithm, Config
+from reason_llm.config import Algorithm, Config, is_right
 from reason_llm.data import informative_order, order
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run.judges.reward_models import RewardModelFolder
@@ -267,7 +267,8 @@ class _Collected:
         scorer, row = self._step.job.scorer, self._step.config.algorithm.row()
         with timed(self._step.record, "scoring"):
             scored = scorer.score(sampled)
-        kept = [group for group in scored if is_kept(group, row, scorer.weights)]
+        kind = self._step.config.score.rewards[0].kind
+        kept = [group for group in scored if is_kept(group, row, scorer.weights, kind)]
         with self._lock:
             self.groups, self.drawn = self.groups + kept, self.drawn + len(scored)
             self.waiting, self.last = self.waiting[len(scored) :], scored
@@ -283,9 +284,11 @@ def sampling_params(config: Config) -> SamplingParams:
     )  # fmt: skip
 
 
-def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) -> bool:
-    """Whether dynamic sampling keeps the group: its rewards vary enough, and its success rate, by
-    the positive values of the first reward, is in range."""
+def is_kept(
+    group: Group, algorithm: Algorithm, weights: Mapping[str, float], kind: str = ""
+) -> bool:
+    """Whether dynamic sampling keeps the group: its rewards vary enough, and the fraction of right
+    completions by the first reward, which is of this kind, is in range."""
     if algorithm.dynamic_sampling == 1:
         return True
     scored = [completion for completion in group.completions if completion.has_reward]
@@ -303,5 +306,5 @@ def is_kept(group: Group, algorithm: Algorithm, weights: Mapping[str, float]) ->
         return True
     low, high = algorithm.success_range
     first = next(iter(weights))
-    successes = sum(completion.rewards[first] > 0 for completion in group.completions)
+    successes = sum(is_right(kind or first, c.rewards[first]) for c in group.completions)
     return low <= successes / len(group.completions) <= high

@@ -14,7 +14,7 @@ from reason_llm.errors import BusyError, OutOfMemory, Stopped
 from reason_llm.files import FileLock, sealed, write_atomically
 from reason_llm.model import Datum, Model, default_device
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
-from reason_llm.rollout import Group, without_learner_logprobs
+from reason_llm.rollout import LOGGED, Group, without_learner_logprobs
 from reason_llm.run import learners
 from reason_llm.run.collect import Step
 from reason_llm.run.held_out import HeldOut
@@ -375,8 +375,9 @@ class Run:
         self._writer.submit(write)
 
     def _of_rollouts(self, document: Document) -> Record:
-        record = metrics.describe(document.groups, self.config.score.rewards[0].key)
-        record |= document.counts
+        first, finds = self.config.score.rewards[0].key, self.job.scorer.finds
+        record = metrics.describe(document.groups, first, finds)
+        record |= metrics.with_means(document.counts)
         record["sample/groups_dropped"] = document.drawn - len(document.groups)
         if self.config.run.max_staleness and document.weight_version is not None:
             record["sample/staleness_steps"] = document.step - document.weight_version
@@ -393,7 +394,8 @@ class Run:
                     best_now = best.after(self.state.best, step, self.record, digest, judged_by)
                     self.state = replace(self.state, best=best_now)
         for name, count in self.job.scorer.take_counts().items():
-            self.record[name] = self.record.get(name, 0.0) + count
+            if not name.startswith(LOGGED):  # these are of training alone
+                self.record[name] = self.record.get(name, 0.0) + count
 
     def _show(self, last: Group | None) -> None:
         """Write and show the record of the steps so far; a new one begins."""

@@ -5,33 +5,40 @@ The function takes by name what it wants of
     completion, prompt, answer, token_ids           one completion: text, text, text, list of ids
     completions, prompt, answer, all_token_ids      its whole group: lists
 
-and any extra column of the data, and gives a number, or for a group a list of them. One that takes
-``**kwargs``, ``prompts`` or ``completion_ids`` is of the form of TRL's rewards:
+and any extra column of the data, and gives a number, or for a group a list of them. A parameter
+with a default gets the column of its name where a row has it. One that takes ``**kwargs``,
+``prompts``, ``completion_ids``, ``environments``, ``log_extra`` or ``log_metric`` is of the form of
+TRL's rewards:
 
     prompts, completions, completion_ids, **kwargs  its whole group: lists, all of one length
 
-where ``kwargs`` has a list for every column of the row, and prompts and completions are lists of
-messages if the row's prompt is one. It gives a list of numbers.
+where ``kwargs`` has a list for every column of the row, ``log_extra`` and ``log_metric``, and in an
+environment ``environments``; prompts and completions are lists of messages if the row's prompt is
+one. It gives a list of numbers.
 
 None in the place of a number is no reward. A function may be ``async``. It runs in this process: it
 is the user's own code, not a model's.
 
 Source: ``GRPOTrainer._calculate_rewards`` of trl 1.14.2.
 Differs: it is called for one group, not for a batch of several; there is no trainer, so that
-``trainer_state``, ``log_extra``, ``log_metric`` and ``environments`` are not given.
+``trainer_state`` is not given, and no table, so that ``log_extra`` is taken and kept nowhere; an
+environment is read from the rollout, as what it told at its end.
 """
 
 import asyncio
 import inspect
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any, SupportsFloat, TypeVar
 
 from reason_llm.config import PYTHON
 from reason_llm.data import load_function, within
 from reason_llm.errors import ConfigError
-from reason_llm.rollout import ROW, Completion, Group, Prompt
+from reason_llm.rollout import MAY_LACK, ROW, Completion, Group, Prompt
 
 T = TypeVar("T")
 LARGEST = 1e9
@@ -40,9 +47,13 @@ OF_ONE = {"completion", "token_ids"}
 OF_GROUP = {"completions", "all_token_ids"}
 OF_BOTH = {"prompt", "answer"}
 OF_TRL = {"prompts", "completions", "completion_ids"}
-NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt", "trainer_state", "log_extra", "log_metric",
-              "environments"}  # fmt: skip
+OF_TRAINER = {"environments", "log_extra", "log_metric"}
+"""What TRL's trainer gives beside columns."""
+NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt", "trainer_state"}
 """What a function of TRL's form is not given here."""
+MOST_LOGGED, MOST_NAME = 64, 64
+"""Metrics of one function, and characters of their names."""
+log = logging.getLogger(__name__)
 
 
 class CustomReward:
@@ -72,13 +83,20 @@ class CustomReward:
         named = {p.name: p for p in parameters if p.kind != p.VAR_KEYWORD}
         self._names = list(named)
         self._takes_all = len(named) < len(parameters)
-        self.is_trl = self._takes_all or bool({"prompts", "completion_ids"} & named.keys())
+        self._logged: dict[str, list[float]] = {}
+        self._lock = Lock()
+        self._extra_columns: set[str] = set()
+        of_trl = {"prompts", "completion_ids", *OF_TRAINER}
+        self.is_trl = self._takes_all or bool(of_trl & named.keys())
         """Whether it has the form of TRL's rewards."""
         self.takes_group = self.is_trl or bool(OF_GROUP & named.keys())
         self.columns: tuple[str, ...]
-        """Extra columns of the data that it asks for."""
+        """Extra columns of the data that it asks for; with a ``?`` those that rows may lack."""
+        usual = OF_ONE | OF_GROUP | OF_BOTH
+        self._optional = {n for n, p in named.items() if p.default is not p.empty} - usual
         if self.is_trl:
-            needed = [n for n, p in named.items() if p.default is p.empty and n not in OF_TRL]
+            needed = [n for n, p in named.items() if p.default is p.empty]
+            needed = [n for n in needed if n not in OF_TRL | OF_TRAINER]
             self.columns = (ROW, *needed)
             wrong = next((n for n in needed if n in NOT_OF_TRL), None)
             if wrong is not None:
@@ -89,7 +107,8 @@ class CustomReward:
                     f"in {wrong}=None"
                 )
         else:
-            self.columns = tuple(n for n in self._names if n not in OF_ONE | OF_GROUP | OF_BOTH)
+            asked = [n for n in self._names if n not in usual]
+            self.columns = tuple(f"{n}{MAY_LACK}" if n in self._optional else n for n in asked)
             if self.takes_group == bool(OF_ONE & named.keys()):
                 raise ConfigError(
                     f"score.rewards: {where} must take either completion or token_ids, or "
@@ -142,6 +161,7 @@ class CustomReward:
         if not isinstance(row, Mapping):
             raise ValueError(f"{self.where} asks for the row, which {group.prompt.id} lacks")
         prompt, texts = row["prompt"], [completion.answer for completion in group.completions]
+        told = [completion.environment for completion in group.completions]
         is_talk = not isinstance(prompt, str)
         values: dict[str, Any] = {
             name: [value] * count
@@ -152,15 +172,52 @@ class CustomReward:
             "prompts": [prompt] * count,
             "completions": [[{"role": "assistant", "content": t}] if is_talk else t for t in texts],
             "completion_ids": [list(c.token_ids) for c in group.completions],
+            "log_extra": self._log_extra,
+            "log_metric": self._log_metric,
         }
+        if any(told):
+            values["environments"] = [SimpleNamespace(**_members(each)) for each in told]
+        missing = [n for n in self._names if n not in values and n not in self._optional]
+        if missing:
+            why = " (there is no sample.environment)" if missing == ["environments"] else ""
+            raise ValueError(f"{self.where} asks for {str(missing)[1:-1]}, which {group.prompt.id} "
+                             f"lacks{why}")  # fmt: skip
         return values if self._takes_all else {n: values[n] for n in self._names if n in values}
 
     def _arguments(self, prompt: Prompt, values: dict[str, Any]) -> dict[str, Any]:
         values |= {"prompt": prompt.text, "answer": prompt.answer}
-        missing = [name for name in self.columns if name not in prompt.extra]
+        values = {**{n: prompt.extra[n] for n in self._names if n in prompt.extra}, **values}
+        missing = [n for n in self._names if n not in values and n not in self._optional]
         if missing:
             raise ValueError(f"{self.where} asks for {str(missing)[1:-1]}, which {prompt.id} lacks")
-        return {n: prompt.extra[n] if n in self.columns else values[n] for n in self._names}
+        return {n: values[n] for n in self._names if n in values}
+
+    def take_logged(self) -> dict[str, list[float]]:
+        """Values by name that the function gave ``log_metric`` since the last call."""
+        with self._lock:
+            logged, self._logged = self._logged, {}
+        return logged
+
+    def _log_metric(self, name: str, value: float) -> None:
+        """As TRL's: a metric whose values are averaged over a step."""
+        number = _number(value, f"log_metric({name!r:.40}) of {self.where}")
+        with self._lock:
+            values = self._logged.setdefault(str(name)[:MOST_NAME], [])
+            if len(self._logged) > MOST_LOGGED:
+                raise ValueError(f"{self.where} logs more than {MOST_LOGGED} metrics")
+            values.append(number)
+
+    def _log_extra(self, column: str, values: Any) -> None:
+        """As TRL's, whose table of completions is not here: a column is named once."""
+        del values
+        with self._lock:
+            is_new = column not in self._extra_columns and len(self._extra_columns) < MOST_LOGGED
+            self._extra_columns.add(column) if is_new else None
+        if is_new:
+            log.warning(
+                "%s gives log_extra the column %.60r, which is kept nowhere; a number of each "
+                "completion can be a reward of weight 0", self.where, column,
+            )  # fmt: skip
 
     def _result(self, arguments: dict[str, Any]) -> Any:
         result = self._function(**arguments)
@@ -175,6 +232,12 @@ class CustomReward:
                 raise RuntimeError(f"{self.where} raised {error!r}") from error
 
         return within(self.timeout_seconds, self.where, guarded)
+
+
+def _members(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What an environment told of a rollout, its notes among the others."""
+    notes = told.get("notes", {})
+    return {**{n: v for n, v in told.items() if n != "notes"}, **notes, "notes": notes}
 
 
 async def _awaited(result: Any) -> Any:

@@ -7,7 +7,7 @@ Functions of numbers and text alone stand first.
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,14 @@ from reason_llm.config import (
     RewardSpec,
     ScoreSection,
     Section,
+    is_right,
     nearest,
     wrong,
 )
 from reason_llm.data import GYM, gym_tasks, within
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt
-from reason_llm.score.code import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests
+from reason_llm.score.code import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests, last_code_block
 from reason_llm.score.custom import CustomReward
 from reason_llm.score.llm_judge import JudgeOptions, LanguageModelJudge
 from reason_llm.score.math import (
@@ -45,6 +46,10 @@ CUSTOM_SECONDS = 60.0
 PATTERN_SECONDS = 1.0
 """Seconds of one search of the regex reward, whose pattern and text are not trusted."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_ANY_TAG = re.compile(f"({'|'.join(TAGS)})")
+_EMPTY_PAIR = re.compile(r"<([A-Za-z][\w-]*+)>\s*+</\1>")
+_WRITTEN_EMPTY = re.compile(r"<([A-Za-z][\w-]*+)>(?:\\s[*+?]?|\\n[*+?]?|\s)*+</\1>")
+"""A pair of tags with no text between them: in a text, and in a pattern that asks for it."""
 _STEP = re.compile(
     r"(?:step\s{1,9}+\d{1,9}+\b|\d{1,9}+[.)]\s|[-*]\s|first(?:ly)?\b|second(?:ly)?\b|third(?:ly)?\b"
     r"|next\b|then\b|finally\b)",
@@ -113,22 +118,36 @@ def repetition_penalty(token_ids: Sequence[int], ngram: int, penalty: float) -> 
 
 
 def reasoning_steps(text: str, wanted: int) -> float:
-    """The part of ``wanted`` marked steps (numbered, listed, "First", "Next") that are there."""
-    steps = sum(_STEP.match(f"{line.lstrip()}\n") is not None for line in text.split("\n"))
+    """The part of ``wanted`` marked steps (numbered, listed, "First", "Next") that are there. A
+    step has a letter or a digit behind its mark, before the next one."""
+    steps, is_open = 0, False
+    for line in _ANY_TAG.sub("\n", text).split("\n"):
+        line = f"{line.lstrip()}\n"
+        mark = _STEP.match(line)
+        is_open = is_open or mark is not None
+        if is_open and any(map(str.isalnum, line[mark.end() if mark else 0 :])):
+            steps, is_open = steps + 1, False
     return min(1.0, steps / wanted)
 
 
 def think_answer_format(text: str) -> float:
     """1 if the whole text is ``<think>…</think><answer>…</answer>``, each tag once, in this order,
-    whatever stands between them; else 0."""
+    with any text between them; else 0."""
     text = text.strip()
     whole = r"<think>.*</think>\s*<answer>.*</answer>"
     return float(tag_count(text) == 1 and re.fullmatch(whole, text, re.DOTALL) is not None)
 
 
 def tag_count(text: str) -> float:
-    """0.25 for each of the four tags that occurs exactly once: easier to learn than ``format``."""
-    return sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS)
+    """0.25 for each of the four tags that occurs exactly once and has text at its inner side:
+    easier to learn than ``format``."""
+    before, *parts = _ANY_TAG.split(text)
+    found = []
+    for tag, after in zip(parts[::2], parts[1::2], strict=True):
+        inner, before = before if tag.startswith("</") else after, after
+        if inner.strip():
+            found.append(tag)
+    return sum(text.count(tag) == 1 and tag in found for tag in TAGS) / len(TAGS)
 
 
 # options of each reward in the config
@@ -155,7 +174,7 @@ class SoftOverlongOptions(Section):
 
 
 class CosineOptions(Section):
-    """The cosine length reward; right is what the first reward gives more than 0."""
+    """The cosine length reward; what is right is said by the first reward (``is_right``)."""
 
     correct: tuple[Number, Number] = (1.0, 0.5)
     """For a right answer of length 0, and of sample.max_new_tokens."""
@@ -190,7 +209,8 @@ class RegexOptions(Section):
     """The regular expression reward."""
 
     pattern: str
-    """1 where it is found in the completion, else 0."""
+    """1 where it is found in the completion, with text between the tags of each pair in it; else
+    0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +237,12 @@ class Reward:
     """Whether a reward model gives it, after all of the step is sampled."""
     answer: Callable[[str], str | None] | None = None
     """Finds the answer in a completion for a majority vote; None: there is none."""
+    program: Callable[[str], str | None] | None = None
+    """Finds the program in a completion; None for rewards that run none."""
     columns: tuple[str, ...] = ()
     """Extra columns of the data that the reward reads."""
+    take_logged: Callable[[], Mapping[str, Sequence[float]]] = dict
+    """Values of metrics that a function logged since the last call, by name."""
     description: str | None = None
     """A note for the user at the start."""
 
@@ -256,7 +280,7 @@ def _answer(find: Callable[[str], str | None], options: AnswerOptions, context: 
     seconds = context.score.timeout_seconds or COMPARISON_SECONDS
 
     def of_one(prompt: Prompt, completion: Completion) -> float:
-        found = find(completion.answer)
+        found = find(prompt.continued_by(completion))
         return matches(prompt.answer, found, seconds, prompt.text, options.equality)
 
     return Reward(of_one, answer=find)
@@ -272,7 +296,7 @@ def _gym(options: Section, context: Context) -> Reward:
         source, _, number = prompt.id.rpartition(":row ")
         if not source.startswith(GYM):
             raise ValueError("the reward gym judges rows of data.train=gym:NAME alone")
-        tasks, answer = gym_tasks(source), find(completion.answer)
+        tasks, answer = gym_tasks(source), find(prompt.continued_by(completion))
         entry = tasks[int(number) - 1]
         return within(seconds, "reasoning-gym", lambda: float(tasks.score_answer(answer, entry)))
 
@@ -294,11 +318,11 @@ def _code(context: Context, is_fraction: bool) -> Reward:
             return 0.0
         return outcome.fraction if is_fraction else float(outcome.problem is None)
 
-    return Reward(of_one, description=code.sandbox.description)
+    return Reward(of_one, program=last_code_block, description=code.sandbox.description)
 
 
 def _of_text(value: Callable[..., float], *options: Any) -> Reward:
-    return Reward(lambda prompt, completion: value(completion.answer, *options))
+    return Reward(lambda prompt, completion: value(prompt.continued_by(completion), *options))
 
 
 def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
@@ -312,12 +336,13 @@ def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
     return Reward(lambda p, c: soft_overlong(len(c.sampled_ids), most, cache))
 
 
-def _of_lengths(values: Callable[[list[int], list[bool]], list[float]]) -> Reward:
+def _of_lengths(values: Callable[[list[int], list[bool]], list[float]], context: Context) -> Reward:
     """By the lengths of a group and what is right in it; none where the first reward gave none."""
+    kind = context.score.rewards[0].kind
 
     def of_group(group: Group, first: list[float]) -> list[float]:
         lengths = [len(completion.sampled_ids) for completion in group.completions]
-        found = values(lengths, [value > 0 for value in first])
+        found = values(lengths, [is_right(kind, value) for value in first])
         return [math.nan if math.isnan(v) else f for f, v in zip(found, first, strict=True)]
 
     return Reward(of_group=of_group)
@@ -326,8 +351,8 @@ def _of_lengths(values: Callable[[list[int], list[bool]], list[float]]) -> Rewar
 def _cosine(options: CosineOptions, context: Context) -> Reward:
     ends = (context.max_new_tokens, options.correct, options.wrong)
     return _of_lengths(lambda lengths, are_right: [
-        cosine(length, is_right, *ends) for length, is_right in zip(lengths, are_right, strict=True)
-    ])  # fmt: skip
+        cosine(length, right, *ends) for length, right in zip(lengths, are_right, strict=True)
+    ], context)  # fmt: skip
 
 
 def _regex(options: RegexOptions, context: Context) -> Reward:
@@ -340,19 +365,33 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
             f"({error}); fix it"
         ) from error
 
+    may_be_empty = {pair[1] for pair in _WRITTEN_EMPTY.finditer(options.pattern)}
+    finds_nothing = pattern.search("", timeout=seconds) is not None
+
     def of_one(prompt: Prompt, completion: Completion) -> float:
+        text = prompt.continued_by(completion)
         try:
-            found = pattern.search(completion.answer, timeout=seconds, concurrent=True)
-            return float(found is not None)
+            found = pattern.finditer(text, timeout=seconds, concurrent=True)
+            return float(
+                any(
+                    bool(each[0] or not finds_nothing) and _is_filled(each[0], may_be_empty)
+                    for each in found
+                )
+            )
         except TimeoutError:
             log.warning(
                 "the pattern %r took more than %g seconds on a completion of %d characters, which "
                 "counts 0; write one that does not backtrack",
-                options.pattern, seconds, len(completion.answer),
+                options.pattern, seconds, len(text),
             )  # fmt: skip
             return 0.0
 
     return Reward(of_one)
+
+
+def _is_filled(found: str, may_be_empty: Set[str]) -> bool:
+    """Whether each pair of tags holds text in what a pattern found."""
+    return {pair[1] for pair in _EMPTY_PAIR.finditer(found)} <= may_be_empty
 
 
 def _judge(options: JudgeOptions, context: Context) -> Reward:
@@ -377,9 +416,11 @@ def _environment(options: EnvironmentOptions, context: Context) -> Reward:
 def _custom(spec: RewardSpec, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or CUSTOM_SECONDS
     function = CustomReward(str(spec.custom), seconds, spec.function)
+    columns = function.columns
     if function.takes_group:
-        return Reward(of_group=lambda group, _: function.group(group), columns=function.columns)
-    return Reward(of_one=function.one, columns=function.columns)
+        return Reward(None, lambda group, _: function.group(group), columns=columns,
+                      take_logged=function.take_logged)  # fmt: skip
+    return Reward(function.one, columns=columns)
 
 
 REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
@@ -393,7 +434,7 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     "reasoning_steps": (StepsOptions, lambda o, c: _of_text(reasoning_steps, o.wanted)),
     "soft_overlong": (SoftOverlongOptions, _soft_overlong),
     "cosine": (CosineOptions, _cosine),
-    "length": (NoOptions, lambda o, c: _of_lengths(length_in_group)),
+    "length": (NoOptions, lambda o, c: _of_lengths(length_in_group, c)),
     "repetition_penalty": (
         RepetitionOptions,
         lambda o, c: Reward(lambda p, c: repetition_penalty(c.sampled_ids, o.ngram, o.penalty)),

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 from reason_llm.config import ScoreSection
 from reason_llm.data import place_of
 from reason_llm.errors import ConfigError, DataError, ReasonError, RewardError, one_line
-from reason_llm.rollout import Completion, Group
+from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import Context, Reward, make_reward
 
@@ -99,6 +99,13 @@ class Scorer:
     def columns(self) -> set[str]:
         """Extra columns of the data that the rewards ask for."""
         return {column for reward in self.rewards for column in reward.reward.columns}
+
+    @property
+    def finds(self) -> Callable[[str], str | None] | None:
+        """Finds the answer or the program that the first reward judges; None where it judges
+        something else."""
+        first = self.rewards[0].reward
+        return first.answer or first.program
 
     @property
     def descriptions(self) -> list[str]:
@@ -186,13 +193,21 @@ class Scorer:
         return replace(completion, rewards=in_order, reward=_total(self.rewards, in_order))
 
     def take_counts(self) -> dict[str, float]:
-        """Number of errors and timed-out comparisons since the last call."""
+        """Number of errors and timed-out comparisons since the last call, and of each metric that
+        a function logged the sum and the number of values, of which ``metrics.with_means`` makes
+        its mean."""
         timeouts = default_judge().num_timed_out
         counts = {
             "score/errors": float(self._errors),
             "score/timeouts": float(timeouts - self._timeouts_before),
         }
         self._errors, self._timeouts_before = 0, timeouts
+        for reward in self.rewards:
+            for name, values in reward.reward.take_logged().items():
+                numbers = [value for value in values if not math.isnan(value)]
+                for end, number in ((SUM, sum(numbers)), (COUNT, len(numbers))):
+                    key = f"{LOGGED}{name}{end}"
+                    counts[key] = counts.get(key, 0.0) + number
         return counts
 
     def _values(

@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 import pytest
+from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 
 import reason_llm
 from conftest import ROOT, TINY
@@ -142,12 +143,27 @@ def closed(count: int) -> Callable[..., float]:
     return inner
 
 
+def longer(completion: str, least: int) -> float:
+    return float(len(completion) > least)
+
+
 class Callables:
+    def __init__(self, value: float = 1.0) -> None:
+        self.value = value
+
     def __call__(self, completion: str) -> float:
-        return 1.0
+        return self.value
 
     def method(self, completion: str) -> float:
-        return 1.0
+        return self.value
+
+
+class Locked(Callables):
+    """What cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
 
 
 TYPED: dict[str, Any] = {}
@@ -157,15 +173,11 @@ exec("def typed(completion):\n    return 1.0", TYPED)
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda completion: 1.0, "score.rewards: one of them is function <lambda> and no"),
-        (closed(2), "is the function inner, which takes count from the function around it"),
-        (functools.partial(brief), "is a partial and no function made with def"),
-        (Callables(), "is a Callables and no function"),
-        (Callables().method, "is method method and no function"),
-        (len, "is builtin_function_or_method len and no function"),
+        (Callables, r"is the class Callables and no function; give an object of it, as in Call"),
+        (len, "is builtin_function_or_method len, whose source cannot be read"),
         (TYPED["typed"], "whose source cannot be read"),
     ],
-    ids=range(7),
+    ids=range(3),
 )
 def test_what_could_not_be_known_again_is_refused(
     reward: Any, message: str, tree: dict[str, Any], tmp_path: Path
@@ -174,6 +186,44 @@ def test_what_could_not_be_known_again_is_refused(
         reason_llm.train(tree, rewards=[reward], rows=ROWS)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+GIVEN: list[tuple[Any, str, Any]] = [
+    (lambda completion: 1.0, "lambda", lambda completion: 2.0),
+    (closed(2), "inner", closed(3)),
+    (functools.partial(longer, least=2), "longer", functools.partial(longer, least=3)),
+    (Callables(), "Callables", Callables(2.0)),
+    (Callables().method, "method", Callables(2.0).method),
+    (get_soft_overlong_punishment(24, 8), "soft_overlong_punishment_reward",
+     get_soft_overlong_punishment(24, 9)),
+    (get_repetition_penalty_reward(2), "repetition_penalty_reward",
+     get_repetition_penalty_reward(3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reward", "key", "changed"), GIVEN, ids=[key for _, key, _ in GIVEN])
+def test_whatever_can_be_called_is_a_reward_and_known_by_what_it_holds(
+    reward: Any, key: str, changed: Any
+) -> None:
+    spec, same, other = (RewardSpec.model_validate(r) for r in (reward, reward, changed))
+    assert (spec.key, spec.function) == (key, reward)
+    assert str(spec.custom).startswith("python:")
+    assert spec.custom == other.custom
+    assert spec.source_sha256 == same.source_sha256 != other.source_sha256
+
+
+def test_a_run_takes_objects_and_closures_and_goes_on_with_them(
+    tree: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree["score"] = {"rewards": [each for each, *_ in GIVEN] + [{"custom": Locked()}]}
+    record = reason_llm.train(tree, rows=ROWS).records()[1]
+    assert {f"score/{key}" for _, key, _ in GIVEN} <= record.keys()
+    assert record["score/Callables"] == record["score/method"] == record["score/Locked"] == 1
+    assert record["score/soft_overlong_punishment_reward"] <= 0
+    tree["run"]["steps"] = 2
+    tree["score"]["rewards"][1] = closed(3)
+    reason_llm.train(tree, rows=ROWS)
+    assert "goes on with score.custom_sha256.inner: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import metrics
 from reason_llm.run.store.metrics import MetricsLog
 from reason_llm.run.watch import SILENT
+from reason_llm.score.math import final_boxed
 
 
 def test_records_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
@@ -187,6 +188,20 @@ def test_what_is_told_of_a_step_s_rollouts() -> None:
         "sample/environment_error_fraction": 0.5, "sample/no_calls_fraction": 0.0,
         "score/first_reward_std": pstdev([1, 0, 1, 1, 1, 0.5, 1]),
     }  # fmt: skip
+
+
+def test_a_step_whose_first_reward_is_0_tells_what_its_completions_hold() -> None:
+    opened = Prompt("p", "What?<think>\n", (1,), "3")
+    texts = ["a</think> \\boxed{4}", "a \\boxed{3}"]
+    made = [Completion((1,), text, (0.0,), "stop", {"a": 0.0}, 0.0) for text in texts]
+    groups = [Group(opened, tuple(made)), Group(replace(opened, text="What?"), (made[1],) * 2)]
+    found = metrics.describe(groups, "a", final_boxed)
+    told = ("sample/open_thoughts", "sample/opening_prompts", "sample/answers_found")
+    assert [found[f"{name}_fraction"] for name in told] == [0.25, 0.5, 0.75]
+    paid = replace(made[0], rewards={"a": 1.0})
+    assert "sample/answers_found_fraction" not in metrics.describe(
+        [replace(groups[0], completions=(paid, made[1]))], "a", final_boxed
+    )
 
 
 def test_the_summary_has_the_first_and_the_last_value() -> None:

@@ -105,7 +105,7 @@ def test_the_end_of_a_step(
 def test_the_record_of_a_step_s_rollouts(staleness: int, version: int | None) -> None:
     rewards = [Named(key="a")]
     config = Named(score=Named(rewards=rewards), run=Named(max_staleness=staleness))
-    run: Any = Named(config=config)
+    run: Any = Named(config=config, job=Named(scorer=Named(finds=None)))
     found = Run._of_rollouts(run, replace(DOCUMENT, weight_version=version))
     stale = {"sample/staleness_steps": 1} if staleness and version else {}
     assert found == run_module.metrics.describe(GROUPS, "a") | stale | {

@@ -1,5 +1,6 @@
 """Rewards on texts worked by hand, their options, and what happens when one fails."""
 
+import json
 import math
 import threading
 from contextlib import nullcontext
@@ -8,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from reason_llm.config.score import SAYS_RIGHT, RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
+from reason_llm.run.store.metrics import with_means
 from reason_llm.score import Scorer, rewards
 from reason_llm.score.code import Outcome
 from reason_llm.score.custom import CustomReward
@@ -93,7 +96,8 @@ def test_think_answer_tags(text: str, value: float) -> None:
     ("text", "value"),
     [
         ("<think>a\nb</think>\n<answer>3</answer>\n", 1),
-        ("<think></think><answer></answer>", 1),
+        ("<think></think><answer>3</answer>", 0),
+        ("<think>a</think><answer> \n</answer>", 0),
         ("so <think>a</think><answer>3</answer>", 0),
         ("<think>a</think><answer>3</answer> so", 0),
         ("<think>a</think> so <answer>3</answer>", 0),
@@ -111,6 +115,9 @@ def test_tag_count_is_a_quarter_for_each_tag_once() -> None:
     assert reward("tag_count", "<think>a</think><answer>3</answer>") == 1
     assert reward("tag_count", "<think>a</think><answer>3") == 0.75
     assert reward("tag_count", "<think><think>a</think>") == 0.25
+    assert reward("tag_count", "<think> </think><answer>3</answer>") == 0.5
+    assert reward("tag_count", "<think></think><answer></answer>") == 0
+    assert reward("tag_count", "</answer>3<answer>") == 0
     assert reward("tag_count", "3") == 0
 
 
@@ -161,6 +168,17 @@ def test_what_is_right_is_said_by_the_first_reward_whatever_stands_between(custo
     by_hand = [(0.5, 0.3 + 0.6 * at_ten), (0.0, -0.2 - 0.6 * at_ten), (-0.5, -0.5)]
     for row, pair in zip(found, [*by_hand, *by_hand[::-1]], strict=True):
         assert (row["length"], row["cosine"]) == pytest.approx(pair)
+
+
+def test_a_short_program_that_passes_a_part_earns_less_than_a_long_right_one() -> None:
+    tests = json.dumps({"test": "assert f(1) == 1\nassert f(2) == 4\nassert f(3) == 9"})
+    programs = ["def f(x): return 1", "def f(x):\n    y = x * x\n    return y"]
+    texts = [f"```python\n{program}\n```" for program in programs]
+    specs: list[dict[str, Any]] = [{"name": "code_tests_fraction", "label": "part"}]
+    specs += [{"name": name} for name in ("cosine", "length")]
+    part, whole = scores(specs, group(*texts, answer=tests))
+    assert (part["part"], whole["part"]) == (pytest.approx(1 / 3), 1)
+    assert part["cosine"] < 0 < whole["cosine"] and part["length"] == 0
 
 
 @pytest.mark.parametrize("first", ["format", "tag_count", "soft_overlong", "cosine", "length"])
@@ -258,12 +276,57 @@ def test_what_a_function_of_trl_s_form_is_given_of_the_row() -> None:
     assert given == [{"ids": [[97], [98]], "level": [3, 3], "state": None}]
     every = CustomReward("f", 300.0, lambda **kwargs: given.append(kwargs) or kwargs["level"])
     assert every.group(asked) == [3.0, 3.0]
+    assert given[1].pop("log_extra") and given[1].pop("log_metric")
     assert given[1] == {"prompts": ["x"] * 2, "completions": ["a", "b"], "level": [3, 3],
                         "completion_ids": [[97], [98]]}  # fmt: skip
     of_ids = CustomReward("f", 300.0, lambda completion_ids: map(len, completion_ids))
     assert (of_ids.is_trl, of_ids.group(asked)) == (True, [1.0, 1.0])
     with pytest.raises(ValueError, match="f asks for the row, which p lacks"):
         every.group(group("a"))
+
+
+def test_what_trl_s_trainer_gives_beside_columns(caplog: pytest.LogCaptureFixture) -> None:
+    def played(completions: Any, environments: Any, log_extra: Any, log_metric: Any) -> Any:
+        log_extra("text", completions)
+        for each in environments:
+            log_metric("hits", each.hits)
+        return [each.reward + each.turns for each in environments]
+
+    asked = group("a", "b", extra={ROW: {"prompt": "x", "columns": {}}})
+    told = [{"turns": 1, "reward": 0.5, "notes": {"hits": n}} for n in (2, 5)]
+    pairs = zip(asked.completions, told, strict=True)
+    asked_there = replace(asked, completions=tuple(replace(c, environment=e) for c, e in pairs))
+    spec = RewardSpec.model_validate({"custom": played})
+    with Scorer(ScoreSection(rewards=[spec]), 100) as scorer:
+        (scored,) = scorer.score([asked_there])
+        assert [c.rewards["played"] for c in scored.completions] == [1.5, 1.5]
+        counts = {**scorer.take_counts(), "score/errors": 3.0}
+        assert with_means(counts) == {"score/errors": 3, "score/timeouts": 0, "logged/hits": 3.5}
+        scorer.score([asked_there])
+        assert caplog.text.count("log_extra the column 'text', which is kept nowhere") == 1
+        with pytest.raises(RewardError, match=r"'environments', which p lacks \(there is no"):
+            scorer.score([asked])
+
+
+def test_a_parameter_s_default_is_taken_where_a_row_has_no_such_column() -> None:
+    def near(completion: str, unit: str = "kg", answer: str = "") -> float:
+        return float(completion.endswith(unit) and answer == "3")
+
+    def all_near(completions: list[str], unit: str = "kg") -> list[float]:
+        return [float(text.endswith(unit)) for text in completions]
+
+    spec = [RewardSpec.model_validate({"custom": each}) for each in (near, all_near)]
+    with Scorer(ScoreSection(rewards=spec), 100) as scorer:
+        assert scorer.columns == {"unit?"}
+        scored = scorer.score([group("3 kg", "3 m"), group("3 kg", "3 m", extra={"unit": "m"})])
+    found = [list(c.rewards.values()) for each in scored for c in each.completions]
+    assert found == [[1, 1], [0, 0], [0, 0], [1, 1]]
+
+
+def test_numpy_s_numbers_and_truths_are_rewards() -> None:
+    given = [np.bool_(True), np.float32(0.5), np.int64(2), np.array(False)]
+    found = CustomReward("f", 300.0, lambda completions: given).group(group(*"abcd"))
+    assert found == [1.0, 0.5, 2.0, 0.0]
 
 
 def test_completions_without_any_reward_are_told_with_their_commonest_problem(
@@ -299,23 +362,10 @@ def test_who_finds_an_answer_for_the_vote_and_what_is_asked_of_the_data(tmp_path
             assert (find and find(both), scorer.columns) == (answer, columns), given
 
 
-def test_a_pattern_is_searched_within_its_limit(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    limits = []
-
-    def search(text: str, timeout: float, concurrent: bool) -> None:
-        limits.append((timeout, concurrent))
-        raise TimeoutError
-
-    made = SimpleNamespace(search=search)
-    fake = SimpleNamespace(compile=lambda *_: made, DOTALL=0, error=rewards.regex.error)
-    monkeypatch.setattr(rewards, "regex", fake)
-    spec = {"name": "regex", "options": {"pattern": "a"}}
-    for seconds in (None, 2.5):
-        assert scores([spec], group("abc"), timeout_seconds=seconds) == [{"regex": 0}]
-    assert limits == [(1.0, True), (2.5, True)]
-    assert "took more than 2.5 seconds on a completion of 3 characters" in caplog.text
+def test_a_pattern_is_searched_within_its_limit(caplog: pytest.LogCaptureFixture) -> None:
+    spec = {"name": "regex", "options": {"pattern": "(?:a|aa)+$"}}
+    assert scores([spec], group("a" * 99 + "b"), timeout_seconds=0.05) == [{"regex": 0}]
+    assert "took more than 0.05 seconds on a completion of 100 characters" in caplog.text
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(None, 4), (2, 8), (8, 32), (9, 32)])
@@ -353,12 +403,64 @@ def test_reasoning_steps_and_regex() -> None:
     assert reward("reasoning_steps", text, wanted=6) == 0.5
     assert reward("reasoning_steps", "just 3") == 0.0
     assert reward("reasoning_steps", "1. add\n2. carry") == 2 / 3
-    begins = "Step 12: add|  3) add|- add|* add|Firstly, add|second|THIRD add|next add|Then add"
+    begins = "Step 12: add|  3) add|- add|* add|Firstly, add|second add|THIRD add|next add|Then add"
     assert reward("reasoning_steps", begins.replace("|", "\n"), wanted=18) == 0.5
     others = "step|2.5 is it|-5|thenceforth|so first|steps 2|12 add"
     assert reward("reasoning_steps", others.replace("|", "\n")) == 0.0
+    assert reward("reasoning_steps", "1.\n2.\nFirst,\nNext:\n- </think>") == 0.0
+    assert reward("reasoning_steps", "Step 1:\nadd\nStep 2:\n\n- \n**carry**") == 2 / 3
     assert reward("regex", "so a\nb.", pattern="a.b") == 1
     assert reward("regex", "ab", pattern="a.b") == 0
+
+
+def test_a_pattern_pays_no_empty_tags_unless_it_asks_for_them() -> None:
+    whole = "<think>.*</think>\\s*<answer>.*</answer>"
+    assert reward("regex", "<think>a</think>\n<answer>3</answer>", pattern=whole) == 1
+    assert reward("regex", "<think>a</think>\n<answer>\n</answer>", pattern=whole) == 0
+    assert reward("regex", "<x></x> <x>a</x>", pattern="<x>[^<]*</x>") == 1
+    asked = "^<think>\\n\\s*</think>.*<answer>.*</answer>"
+    assert reward("regex", "<think>\n\n</think>so <answer>3</answer>", pattern=asked) == 1
+    assert reward("regex", "<think>\n\n</think>so <answer></answer>", pattern=asked) == 0
+    assert reward("regex", "abc", pattern="x*") == 0
+    assert reward("regex", "abc", pattern="(?=.*c)(?=.*a)") == 1
+
+
+OPENED = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        (OPENED, "<think>\n"),
+        ("<｜User｜>What?<｜Assistant｜><think>\n", "<think>\n"),
+        ("What?<start_working_out>", "<start_working_out>"),
+        ("User: What?\nAssistant: <think>", "<think>"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
+        ("Think in <think> tags.<|im_end|>\n<|im_start|>assistant\n", ""),
+        ("<user>What?</user>\n<assistant>\n", ""),
+        ("<|assistant|>\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_tag_that_a_prompt_opens(prompt: str, opened: str) -> None:
+    assert Prompt("p", prompt, (), "3").opened == opened
+
+
+def test_rewards_of_form_and_answers_see_the_thought_that_the_prompt_opened(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def starts(completion, prompt): return completion == 'a</think>"
+                    "<answer>3</answer>' and prompt.endswith('<think>\\n')\n")  # fmt: skip
+    specs = [{"name": name} for name in ("format", "tag_count", "think_answer_tags", "boxed")]
+    specs += [{"name": "regex", "options": {"pattern": "^<think>.+</think>"}}]  # type: ignore[dict-item]
+    specs += [{"custom": f"{path}:starts"}]
+    texts = ["a</think><answer>3</answer>", "so <answer>3</answer> \\boxed{3}",
+             "so \\boxed{4}</think> \\boxed{3}"]  # fmt: skip
+    asked = replace(group(*texts), prompt=Prompt("p", OPENED, (), "3"))
+    found = [list(each.values()) for each in scores(specs, asked)]
+    assert found == [[1, 1, 1, 0, 1, 1], [0, 0.75, 0, 0, 0, 0], [0, 0.5, 0, 1, 1, 0]]
+    assert [f["format"] for f in scores(specs[:1], group(texts[0]))] == [0]
 
 
 def test_the_total_is_the_weighted_sum_and_the_parts_are_kept() -> None:

@@ -38,6 +38,10 @@ MODEL_STEPS = 10
 JUMP_FACTOR = 5.0
 JUMP_FLOORS = {"train/kl": 0.05, "train/sampler_kl": 1e-3, "train/sampler_mismatch_max": 0.1}
 """Below these, in nats, a jump is none: a few tokens of a small difference."""
+MAY_BE_ZERO = ("soft_overlong", "cosine", "length", "repetition_penalty")
+"""Rewards that are 0 where nothing is wrong, or that go by another one."""
+SILENT_STEPS = 10
+"""Steps after which a reward beside others that pay is called silent."""
 DEAD_STEPS = 3
 """Steps in a row after which a run is called dead."""
 NO_GRADIENT = 1e-12
@@ -57,7 +61,56 @@ def no_right_answer(seen: Evidence) -> Finding:
     count = round(sum(each["sample/tokens"] / each["sample/completion_tokens"] for each in last))
     text = f"None of the {count:,} answers of the last {len(last)} steps is right."
     wrong = seen.recent(seen.groups)[-MOST_GROUPS:]
+    text = f"{text} {likely_causes(seen)}".rstrip()
     return alarm(text, steps, wrong, charts=(chart, "sample/truncated_fraction"))
+
+
+def pays_nothing(seen: Evidence) -> Finding:
+    """Rewards that were 0 for every completion since the first step."""
+    paid = {n: series(seen.trained, f"score/{n}")[1] for n in seen.weights if n not in MAY_BE_ZERO}
+    paid = {n: values for n, values in paid.items() if n == seen.first or seen.weights[n]}
+    silent = [name for name, values in paid.items() if values and not any(values)]
+    if any(series(seen.trained, "score/first_reward_std")[1]):
+        silent = [name for name in silent if name != seen.first]  # its values add up to 0
+    steps, are_all = series(seen.trained, "step")[0], len(silent) == len(paid)
+    if silent == [seen.first] and seen.first in RIGHTNESS:
+        return clear("Only right answers are paid: see No right answer.")
+    needed = DEAD_STEPS if are_all or not silent else SILENT_STEPS
+    if len(steps) < needed:
+        return unknown(f"fewer than {needed} steps")
+    if not silent:
+        return clear("Each reward has paid something.")
+    what = "Every reward" if are_all and len(silent) > 1 else "The reward"
+    names = " and ".join(filter(None, [", ".join(silent[:-1]), silent[-1]]))
+    text = f"{what} ({names}) was 0 for every completion of {len(steps)} steps."
+    if seen.first in silent:
+        text = f"{text} {likely_causes(seen)}".rstrip()
+    shown = seen.recent(seen.groups)[-MOST_GROUPS:]
+    charts = (*(f"score/{name}" for name in silent), "sample/truncated_fraction")
+    return alarm(text, steps, shown, charts=charts)
+
+
+def likely_causes(seen: Evidence) -> str:
+    """What the last steps tell of why the first reward is 0."""
+    last = seen.trained[-DEAD_STEPS:]
+
+    def mean(key: str) -> float | None:
+        values = series(last, key)[1]
+        return fmean(values) if values else None
+
+    told = []
+    if (found := mean("sample/answers_found_fraction")) is not None:
+        told.append(f"{found:.0%} hold an answer in the form that {seen.first} looks for")
+    if cut := mean("sample/truncated_fraction"):
+        told.append(f"{cut:.0%} were cut off by sample.max_new_tokens")
+    if unclosed := mean("sample/open_thoughts_fraction"):
+        told.append(f"{unclosed:.0%} never close their thought")
+    text = f"Of the completions of the last {len(last)} steps {', '.join(told)}." if told else ""
+    if mean("sample/opening_prompts_fraction"):
+        text += " The prompt opens a thought, which each completion has to close."
+    if seen.unasked is not None:
+        text += f" data.system_prompt does not ask for {seen.unasked}."
+    return text.strip()
 
 
 def constant_reward(seen: Evidence) -> Finding:
@@ -383,6 +436,11 @@ ALARMS: dict[str, Alarm] = {
         "Read some rollouts: if the answers are right and not found, fix the prompt "
         "(data.system_prompt) or the reward; if they are cut off, raise sample.max_new_tokens; "
         "else take easier problems or a stronger model.",
+    ),
+    "A reward pays nothing": Alarm(
+        pays_nothing,
+        "Read some rollouts: if the model does what is asked for, call the reward on one by hand; "
+        "else ask for it (data.system_prompt), or raise sample.max_new_tokens.",
     ),
     "The first reward is constant": Alarm(
         constant_reward,

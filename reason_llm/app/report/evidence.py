@@ -8,7 +8,7 @@ from typing import Literal
 
 from reason_llm.app.lines import mean_score
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import RIGHTNESS, StageName
+from reason_llm.config import RIGHTNESS, StageName, is_right
 from reason_llm.run import Record
 
 State = Literal["clear", "alarm", "unknown"]
@@ -42,6 +42,13 @@ class Evidence:
     paid_by_model: bool = False
     """Whether a reward model pays: what its pairs prefer, often longer answers, is the aim."""
 
+    unasked: str | None = None
+    """The form of an answer, such as ``<answer>``, that the first reward looks for and
+    ``data.system_prompt`` does not ask for; None where it does, or it looks for none."""
+
+    kind: str = ""
+    """Of the first reward, as ``RewardSpec.kind``; empty where it has no label."""
+
     @property
     def first(self) -> str:
         """Name of the reward that judges."""
@@ -74,9 +81,8 @@ class Evidence:
         return f"the adapter of step {step} ({place})"
 
     def is_right(self, value: float) -> bool:
-        """Whether the first reward's value is that of a right answer: 1, or above 0 for a reward of
-        unknown range."""
-        return value >= 1 if self.first in RIGHTNESS else value > 0
+        """See ``config.is_right``."""
+        return is_right(self.kind or self.first, value)
 
     def judged(self, group: GroupFacts) -> Sequence[float]:
         """Values of the first reward; none in rollouts of another run that have other rewards."""

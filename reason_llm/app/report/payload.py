@@ -26,6 +26,7 @@ from reason_llm.app.report.runs import Run, is_evaluated
 from reason_llm.app.report.texts import Texts, read_texts
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, yaml_text
+from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, tree_without_secrets, with_texts
 from reason_llm.files import read_bounded
 from reason_llm.run import Record
@@ -103,7 +104,18 @@ def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
         run_folder.best_step(run.folder),
         config.algorithm.row().needs_group,
         any(each.name == "reward_model" and each.weight for each in config.score.rewards),
+        _unasked(config),
+        config.score.rewards[0].kind,
     )
+
+
+def _unasked(config: Config) -> str | None:
+    """As ``Evidence.unasked``."""
+    kind = config.score.rewards[0].kind
+    asked = system_prompt(config.data.system_prompt, kind) or ""
+    form = system_prompt("auto", kind) or ""  # the shipped prompt for this reward
+    marks = [mark for mark in ("\\boxed", "<answer>", "```python") if mark in form]
+    return next((mark for mark in marks if mark not in asked), None)
 
 
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:

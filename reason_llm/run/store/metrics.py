@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import pstdev
@@ -28,7 +28,7 @@ from reason_llm.files import (
     sync,
     write_atomically,
 )
-from reason_llm.rollout import Completion, Group
+from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group
 
 Record = dict[str, float]
 MAX_BYTES = 1 << 30
@@ -149,12 +149,17 @@ def _lines(path: Path) -> list[tuple[bytes, Record]]:
     return records
 
 
-def describe(groups: list[Group], first: str | None = None) -> Record:
+def describe(
+    groups: list[Group],
+    first: str | None = None,
+    finds: Callable[[str], str | None] | None = None,
+) -> Record:
     """Statistics of a step's rollouts. Means of rewards are over the completions that have them; a
     reward that none has is left out.
 
     Args:
         first: name of the reward that judges; saved rollouts may lack it.
+        finds: finds what that reward judges in a completion; None where it judges all of it.
     """
     completions = [completion for group in groups for completion in group.completions]
     tokens = sum(len(completion.sampled_ids) for completion in completions)
@@ -179,6 +184,23 @@ def describe(groups: list[Group], first: str | None = None) -> Record:
     record |= _of_turns(completions)
     if judged := given.get(f"score/{first}"):
         record["score/first_reward_std"] = pstdev(judged)
+        if not any(judged):
+            record |= _of_unpaid(groups, finds)
+    return record
+
+
+def _of_unpaid(groups: Sequence[Group], finds: Callable[[str], str | None] | None) -> Record:
+    """Why the first reward may be 0 for every completion: how many hold what it judges, how many
+    never close their thought, how many prompts open one."""
+    texts = [group.prompt.continued_by(c) for group in groups for c in group.completions]
+    open_thoughts = sum("<think>" in text.rpartition("</think>")[2] for text in texts)
+    record = {
+        "sample/open_thoughts_fraction": open_thoughts / len(texts),
+        "sample/opening_prompts_fraction": sum(bool(g.prompt.opened) for g in groups) / len(groups),
+    }
+    if finds is not None:
+        found = sum(finds(text) is not None for text in texts)
+        record["sample/answers_found_fraction"] = found / len(texts)
     return record
 
 
@@ -209,6 +231,17 @@ def _of_turns(completions: Sequence[Completion]) -> Record:
 def added(one: Record, other: Record) -> Record:
     """The sums of two records of counts."""
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
+
+
+def with_means(counts: Record) -> Record:
+    """The counts, with the mean of each metric that a reward logged in the place of its sum and
+    number."""
+    record = {name: value for name, value in counts.items() if not name.startswith(LOGGED)}
+    for name, total in counts.items():
+        metric = name.removesuffix(SUM)
+        if name.startswith(LOGGED) and metric != name and counts.get(f"{metric}{COUNT}"):
+            record[metric] = total / counts[f"{metric}{COUNT}"]
+    return record
 
 
 def by_name(values: Record, name: str) -> Record:

@@ -2,7 +2,12 @@
 package it imports ``errors`` and ``files``."""
 
 from reason_llm.score.code.cases import BESIDE, answer_of_row, column_of_tests
-from reason_llm.score.code.code_tests import TIMEOUT_SECONDS, CodeTests, Outcome
+from reason_llm.score.code.code_tests import (
+    TIMEOUT_SECONDS,
+    CodeTests,
+    Outcome,
+    last_code_block,
+)
 from reason_llm.score.code.sandbox import Sandbox
 
 __all__ = [
@@ -13,4 +18,5 @@ __all__ = [
     "Sandbox",
     "answer_of_row",
     "column_of_tests",
+    "last_code_block",
 ]

@@ -2,7 +2,8 @@
 
 A row's tests travel as a JSON string in ``Prompt.answer``. Outputs are compared line by line,
 trailing white space and trailing empty lines ignored. With ``tolerance``, words that are numbers
-may differ by it, relative or absolute. Returned values are compared as JSON has them
+may differ by it, relative or absolute, but a whole number does not stand for another whole one.
+Returned values are compared as JSON has them
 (``jail.values.as_json``): a tuple is a list, a key of a dict is text.
 """
 
@@ -10,10 +11,11 @@ import ast
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from reason_llm.files import check_nesting
+from reason_llm.score.code.always_true import always_true, is_mark
 
 FLOAT_TOLERANCE, NEAR_ZERO = 1e-9, 1e-12
 """Returned floats may differ by this, relative or absolute, where the row asks for nothing else:
@@ -41,6 +43,9 @@ class CallTests:
     inputs: tuple[tuple[Any, ...], ...]
     outputs: tuple[Any, ...]
     tolerance: float | None = None
+    may_be_lists: bool = field(default=False, compare=False)
+    """Whether each output stood in a list of one. Such a list may be PRIME's form, or the result
+    itself; the program is judged by that reading of all outputs by which more of them are right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +184,17 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{column!r} is no valid Python ({error})") from error
-    if not any(map(_can_fail, ast.walk(tree))):
+    if not any(_can_fail(node) and not is_mark(node) for node in ast.walk(tree)):
         raise ValueError(
             f"{column!r} asserts nothing, so that every program would pass: {_shown(source)}; "
             "write assert before what must hold"
+        )
+    if (found := always_true(tree)) is not None:
+        node, problem = found
+        written = _shorten(ast.get_source_segment(source, node) or "assert")
+        raise ValueError(
+            f"{column!r}, line {node.lineno}: {written} {problem}; write what must hold of the "
+            "program's result, as in assert f(2) == 4"
         )
     return AssertTests(source, entry_point)
 
@@ -260,7 +272,7 @@ def _calls(
     function: str, inputs: list[Any], outputs: list[Any], tolerance: float | None, column: str
 ) -> CallTests:
     """Text holds one JSON argument a line (LiveCodeBench's form). Outputs that are all lists of
-    one are wrapped (PRIME's form): the result is what they hold."""
+    one may be wrapped (PRIME's form): the result is then what they hold."""
     arguments: list[tuple[Any, ...]] = []
     results: list[Any] = []
     for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1):
@@ -273,13 +285,18 @@ def _calls(
                 f"{column!r}, case {number}: {_shown(given)} -> {_shown(wanted)}; expected a list "
                 f"of arguments, or one JSON argument a line ({error})"
             ) from error
-    if all(isinstance(output, list) and len(output) == 1 for output in outputs):
+    may_be_lists = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+    if may_be_lists:
         results = [output[0] for output in outputs]
-    return CallTests(function, tuple(arguments), tuple(results), tolerance)
+    return CallTests(function, tuple(arguments), tuple(results), tolerance, may_be_lists)
 
 
 def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
+    return _shorten(repr(value))
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -297,15 +314,31 @@ def same_output(
     lines = [[line.split() for line in text] for text in (wanted, given)]
     pairs = [pair for words in zip(*lines, strict=False) for pair in zip(*words, strict=False)]
     return [*map(len, lines[0])] == [*map(len, lines[1])] and all(
-        a == b or _close(_number(a), _number(b), tolerance) for a, b in pairs
+        a == b or _within(_number(a), _number(b), tolerance) for a, b in pairs
     )
 
 
 def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
+    """The number that a word spells, whole ones as int; NaN for none."""
+    if "_" in word or not word.isascii():  # which Python alone reads as one
         return math.nan
+    for kind in (int, float):
+        try:
+            value = kind(word)
+        except ValueError:  # also an integer of more than 4,300 digits
+            continue
+        return math.nan if math.isinf(value) and word[-1].isdigit() else value
+    return math.nan
+
+
+def _within(expected: float, given: float, tolerance: float) -> bool:
+    """Whether a number is near enough. A whole number that is expected is a count, for which no
+    other integer stands, and a float with nothing behind its point only by a tolerance of 1 or
+    more; otherwise a relative tolerance would forgive one in a million."""
+    is_count = isinstance(expected, int)
+    if is_count and (isinstance(given, int) or (given.is_integer() and tolerance < 1)):
+        return expected == given
+    return _close(expected, given, tolerance)
 
 
 def _close(a: float, b: float, tolerance: float, absolute: float | None = None) -> bool:
@@ -333,7 +366,7 @@ def same_value(expected: Any, actual: Any, tolerance: float | None = None) -> bo
     if expected != expected and actual != actual:  # not a number
         return True
     if tolerance is not None:
-        return _close(expected, actual, tolerance)
+        return _within(expected, actual, tolerance)
     if isinstance(expected, int) and not (math.isfinite(actual) and round(actual) == expected):
         return False  # an integer above 2**53 must not equal a neighbouring float
     return _close(expected, actual, FLOAT_TOLERANCE, NEAR_ZERO)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.app.lines import of_summary
 from reason_llm.app.report import alarms
+from reason_llm.app.report.alarms import judge
 from reason_llm.app.report.evidence import Evidence
+from reason_llm.app.report.payload import evidence
+from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config
-from report_runs import record
+from report_runs import record, write_run
 
 
 def seen(records: Sequence[dict[str, float]], first: str = "boxed") -> Evidence:
@@ -36,6 +40,59 @@ def test_no_right_answer_in_three_steps() -> None:
     assert alarms.no_right_answer(seen(later)).steps == (21, 23)
     own = steps(3, score__mine=0.0)
     assert alarms.no_right_answer(seen(own, "mine")).state == "unknown"
+
+
+def test_rewards_of_0_from_the_first_step_on_name_the_likely_causes(tmp_path: Path) -> None:
+    """As a run's folder shows it; the alarm ends when one of them pays."""
+    nothing = {"score/format": 0.0, "score/soft_overlong": 0.0, "score/reward": 0.0,
+               "sample/truncated_fraction": 0.72, "sample/open_thoughts_fraction": 0.9,
+               "sample/opening_prompts_fraction": 1.0}  # fmt: skip
+    rewards = [{"name": "format"}, {"name": "soft_overlong"}]
+    silent = [record(step, **nothing) for step in range(4)]
+    run = read_run(write_run(tmp_path / "run", silent, rewards=rewards), "run")
+    found = judge(evidence(run, []))["A reward pays nothing"]
+    assert found.state == "alarm" and found.steps == (1, 3)
+    assert found.text == (
+        "The reward (format) was 0 for every completion of 3 steps. Of the completions of the last "
+        "3 steps 72% were cut off by sample.max_new_tokens, 90% never close their thought. The "
+        "prompt opens a thought, which each completion has to close."
+    )
+    assert "data.system_prompt" in found.advice
+    paid = record(4, **nothing | {"score/format": 0.01})
+    assert alarms.pays_nothing(replace(evidence(run, []), records=[*silent, paid])).state == "clear"
+
+
+def test_a_silent_reward_beside_others_is_named_after_ten_steps() -> None:
+    weights = {"boxed": 1.0, "format": 0.2, "tries": 0.0, "soft_overlong": 1.0}
+    silent = {"score/format": 0.0, "score/tries": 0.0, "score/soft_overlong": 0.0}
+    rows = [record(step, **silent) for step in range(11)]
+    found = alarms.pays_nothing(Evidence(rows, [], weights, 256, 4))
+    assert found.text == "The reward (format) was 0 for every completion of 10 steps."
+    assert alarms.pays_nothing(Evidence(rows[:-1], [], weights, 256, 4)).state == "unknown"
+    both = [row | {"score/boxed": 0.0, "sample/answers_found_fraction": 0.25} for row in rows[:4]]
+    told = alarms.pays_nothing(Evidence(both, [], weights, 256, 4, unasked="\\boxed")).text
+    assert told.startswith("Every reward (boxed and format) was 0 for every completion of 3 steps.")
+    assert "25% hold an answer in the form that boxed looks for" in told
+    assert told.endswith("data.system_prompt does not ask for \\boxed.")
+    wrong = alarms.no_right_answer(Evidence(both, [], weights, 256, 4))
+    assert "25% hold an answer" in wrong.text
+    even = [row | {"score/boxed": 0.0, "score/first_reward_std": 1.0} for row in rows[:4]]
+    assert alarms.pays_nothing(Evidence(even, [], {"boxed": 1.0}, 256, 4)).state == "clear"
+
+
+@pytest.mark.parametrize(
+    ("reward", "prompt", "unasked"),
+    [
+        ("boxed", "auto", None), ("boxed", "none", "\\boxed"), ("gym", "boxed", "<answer>"),
+        ("code_tests", "Write a program.", "```python"), ("boxed", "Put it in \\boxed{}.", None),
+    ],
+)  # fmt: skip
+def test_the_form_that_the_system_prompt_does_not_ask_for(
+    tmp_path: Path, reward: str, prompt: str, unasked: str | None
+) -> None:
+    run = read_run(write_run(tmp_path / "run", [record(0)], rewards=[{"name": reward}]), "run")
+    config = run.config.with_options({"data.system_prompt": prompt})
+    assert evidence(replace(run, config=config), []).unasked == unasked
 
 
 def test_a_first_reward_that_tells_no_answer_from_another() -> None:

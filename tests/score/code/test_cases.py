@@ -193,6 +193,69 @@ def test_a_malformed_row_is_one_line(row: dict[str, Any], named: list[str]) -> N
         assert part in message
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            "assert (f(2) == 4, 'm')",
+            "assert f(2), 4",
+            "assert f(2), [1, -2]",
+            "assert [f(2) == 4]",
+        ),
+        *("assert {f(2)}", "assert {f(2): 4}", "assert (f(x) == 4 for x in (2, -2))"),
+        *("assert [f(x) == 4 for x in (2, -2)]", "assert map(f, [2])", "assert lambda: f(2) == 4"),
+        *("assert f(2) == 4 or 'text'", "assert f(2) == 4 or print", "assert not [] and 'f(2)'"),
+        *("got = f(2)\nassert got.isupper", "s = f(2)\ns.done()\nassert s.done", "f(2)\nassert f"),
+        *(
+            "assert 4 == 4",
+            "assert 1 < 2 <= 2",
+            "assert 'a' in 'abc'",
+            "got = f(2)\nassert got == got",
+        ),
+        *("assert len(f(2)) >= 0", "assert isinstance(f(2), object)", "assert f'{f(2)} == 4'"),
+        *(
+            "assert all(f(x) == 4 for x in [])",
+            "assert any([f(2) == 4, True])",
+            "assert (r := (4,))",
+        ),
+        "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate",
+    ],
+)
+def test_an_assertion_that_says_nothing_of_the_program_is_refused_with_its_line(
+    source: str,
+) -> None:
+    *_, last = source.split("\n")
+    with pytest.raises(ValueError) as caught:
+        read_row({"test_list": ["assert f(3) == 9", source]})
+    line = 1 + len(source.split("\n"))
+    assert f"'test_list', line {line}: {' '.join(last.split())[:20]}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("assert True, 'a mark'\nassert f(2) == 4", "assert f(2) == 4, 4", "assert f(7), True"),
+        *("assert f(2)", "got = f(2)\nassert got.is_open", "assert [x for x in f(2) if x]"),
+        *("assert f(2) or g(2)", "assert f(2) == f(2)", "assert isinstance(f(2), int), 3"),
+        *(
+            "assert len(f(2)) > 0",
+            "make = f(2)\nassert make\nmake(3)",
+            "assert isclose(f(2), 4), 4",
+        ),
+        *("assert (*f(2),)", "assert f(2)[0], f'{f(2)}'", "f([]).count(3)\nassert f(2).count"),
+        "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    assert True",
+    ],
+)
+def test_other_assertions_are_taken(source: str) -> None:
+    assert read_row({"test": source}) == AssertTests(source)
+
+
+def test_true_alone_asserts_nothing() -> None:
+    with pytest.raises(ValueError, match="asserts nothing"):
+        read_row({"test": "def check(f):\n    f(2)\n    assert True, 'done'"})
+
+
 def test_a_row_becomes_an_answer_and_comes_back() -> None:
     row = {"question": "q", "solution": "x", "test_cases": ADD, "atol": 0.1, "other": object()}
     assert read_tests(answer_of_row(row)) == read_row(row)
@@ -231,6 +294,13 @@ def test_numbers_may_differ_where_that_is_asked() -> None:
     assert not same_output("x 1.0", "y 1.0", tolerance=1e-6)
     assert not same_output("nan 1", "1 1", tolerance=1e-6)
     assert not same_output("1", "1 1", tolerance=1e-6)
+    assert not same_output("1000000", "1000001", tolerance=1e-6)
+    assert not same_output("100", "101.0", tolerance=0.01)
+    assert not same_output("5", "6", tolerance=2)
+    assert same_output("5", "5.0", tolerance=0.1) and same_output("5.0", "5.05", tolerance=0.1)
+    assert not same_output("1" * 5000, "2" * 5000, tolerance=0.1)
+    assert not same_value(1000000, 1000001.0, 1e-6)
+    assert not same_output("1000.0", "1_000.0", tolerance=0.5)
     assert same_output("YES\nno", "yes\nNo", ignore_case=True)
     assert not same_output("YES 1.0", "yes 1.1", tolerance=0.2)
     assert same_output("YES 1.0", "yes 1.1", tolerance=0.2, ignore_case=True)

@@ -177,6 +177,54 @@ def test_the_limits_of_cpu_time_follow_the_option(code: CodeTests) -> None:
 # --- calls
 
 
+@pytest.mark.parametrize(
+    ("program", "passed"),
+    [("return [max(xs)]", 2), ("return max(xs)", 2), ("return min(xs)", 1), ("return xs", 1),
+     ("return [max(xs)] if len(xs) > 2 else max(xs)", 1)],
+)  # fmt: skip
+def test_lists_of_one_are_results_or_hold_them_but_all_alike(
+    code: CodeTests, program: str, passed: int
+) -> None:
+    tests = {"fn_name": "f", "inputs": [[[5, 1, 4]], [[7]]], "outputs": [[5], [7]]}
+    found = outcome(code, tests, f"def f(xs): {program}")
+    assert (found.passed, found.total) == (passed, 2)
+
+
+COUNTS = "from collections import Counter\nf = Counter"
+WAITS = "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass"
+
+
+@pytest.mark.parametrize(
+    ("tests", "program", "passes"),
+    [
+        (WAITS, "def f(x):\n    if x < 0: raise ValueError", True),
+        (WAITS, "def f(x): return x", False),
+        (WAITS, "def f(x): raise KeyError", False),
+        (WAITS, "", False),
+        (WAITS.replace("f(-1)", "pass"), "def f(x): return x", False),
+        ("got = f('aab')\nassert got.most_common(1) == [('a', 2)] and got['c'] == 0", COUNTS, True),
+        ("assert f('aab') == {'a': 2, 'b': 1}", COUNTS, True),
+        ("assert f('aab') == {'a': 2}", COUNTS, False),
+    ],
+)  # fmt: skip
+def test_tests_that_wait_for_an_error_alone_and_counters(
+    code: CodeTests, tests: str, program: str, passes: bool
+) -> None:
+    assert (outcome(code, {"test": tests}, program).problem is None) == passes
+
+
+def test_keys_of_one_text_equal_no_dict(code: CodeTests) -> None:
+    tests = {"fn_name": "f", "inputs": [[1]], "outputs": [{"1": 2}]}
+    assert outcome(code, tests, "def f(x): return {1: 3, '1': 2}").problem == "a wrong result"
+    assert outcome(code, tests, "def f(x): return {1: 2}").problem is None
+
+
+def test_a_deque_is_a_list(code: CodeTests) -> None:
+    program = "from collections import deque\ndef f(n): return deque(range(n))"
+    tests = {"fn_name": "f", "inputs": [[2]], "outputs": [[[0, 1]]]}
+    assert outcome(code, tests, program).problem is None
+
+
 def test_functions_are_judged_by_what_they_return(code: CodeTests) -> None:
     assert fraction(code, ADD_CALLS, "def add(a, b): return a + b") == (2, 2)
     assert fraction(code, ADD_CALLS, "def add(a, b): return 3") == (1, 2)

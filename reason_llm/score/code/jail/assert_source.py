@@ -66,6 +66,8 @@ class TestsSource:
         ast.fix_missing_locations(self.tree)
         asserts = list(_assertions(self.tree))
         self.num_asserts = len(asserts)
+        self.asserts_values = not all(map(must_fail, asserts))
+        """Whether there is more than ``assert False`` where an error is expected."""
         self.functions = {
             node.name: node
             for node in _functions_among(self.tree.body, "")

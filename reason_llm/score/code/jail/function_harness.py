@@ -96,7 +96,11 @@ def _run_tests(
     if (error := lost.first()) is not None:
         return f"an error that the tests lost: {type(error).__name__}: {error}"
     has_skipped = any(not numbers & counts.ran.keys() for numbers in tests.tests)
-    if tests.certain - counts.ran.keys() or has_skipped or (tests.num_asserts and not counts.ran):
+    if (
+        tests.certain - counts.ran.keys()
+        or has_skipped
+        or (tests.asserts_values and not counts.ran)
+    ):
         return "an assertion never ran"
     is_used = program.num_calls or (counts.ran and program.num_names)
     has_failed = counts.held != counts.ran

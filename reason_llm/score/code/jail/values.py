@@ -5,6 +5,7 @@ Reading a message runs no code of the other side: only the kinds below are ever 
 
 import builtins
 import cmath
+import collections
 import importlib
 import json
 import os
@@ -35,7 +36,7 @@ _DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32
            "float16", "float32", "float64", "complex64", "complex128"}  # fmt: skip
 """Types of arrays that are sent as arrays; others are sent as lists."""
 _LIBRARY = {"Fraction": "fractions", "Decimal": "decimal", "date": "datetime",
-            "datetime": "datetime", "deque": "collections"}  # fmt: skip
+            "datetime": "datetime", "deque": "collections", "Counter": "collections"}  # fmt: skip
 """Plain data of the standard library, by its module."""
 
 
@@ -86,7 +87,8 @@ def encode(
         if isinstance(value, kind):
             return {kind.__name__: listed(value)}
     if isinstance(value, dict):
-        return {"dict": [listed(pair) for pair in value.items()]}
+        kind_name = "Counter" if type(value) is collections.Counter else "dict"
+        return {kind_name: [listed(pair) for pair in value.items()]}
     if isinstance(value, slice | range):
         return {type(value).__name__: listed((value.start, value.stop, value.step))}
     if isinstance(value, complex):
@@ -185,6 +187,8 @@ def _of_library(name: str, content: Any) -> Any:
     if name == "Fraction":
         numerator, denominator = map(_bounded, content)
         return kind(numerator, denominator)
+    if name == "Counter":
+        return kind(dict(content))
     made = kind.fromisoformat(content) if _LIBRARY[name] == "datetime" else kind(content)
     if name == "Decimal" and made.is_finite() and abs(made.adjusted()) > MAX_EXPONENT:
         raise ValueError("a decimal that is too large")
@@ -199,16 +203,17 @@ def write_line(descriptor: int, message: dict[str, Any]) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """What ``decode`` made as JSON has it: a tuple is a list, a key is text. What JSON has no form
-    for is an object that equals nothing that tests expect."""
-    if isinstance(value, list | tuple):
+    """What ``decode`` made as JSON has it: a tuple or deque is a list, a key is text. What JSON has
+    no form for is an object that equals nothing that tests expect."""
+    if isinstance(value, list | tuple | collections.deque):
         return [as_json(item) for item in value]
     if isinstance(value, dict):
         words = {"None": "null", "True": "true", "False": "false"}
-        return {
+        found = {
             key if isinstance(key, str) else words.get(str(key), str(key)): as_json(item)
             for key, item in value.items()
         }
+        return found if len(found) == len(value) else {"not JSON": "two keys of one text"}
     is_written = not isinstance(value, int) or value.bit_length() <= MAX_JSON_BITS
     if value is None or (isinstance(value, bool | int | float | str) and is_written):
         return value
