@@ -90,6 +90,8 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     scoring = scoring.with_options({"rewards": scoring.rewards[:1]})
     with Scorer(scoring, request.config.eval_max_new_tokens) as scorer:
         stages, lines = _prepare(request, scorer)
+        if not request.generate_only:
+            scorer.try_custom(stages[0].sets[0].prompts[0], stages[0].tokenizer)
         check_writable(request.out)
         lock = request.out.parent / f".{request.out.name}.lock"
         with FileLock(lock, f"the evaluation {request.out}", "give this one another --out"):

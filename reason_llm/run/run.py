@@ -51,6 +51,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
     started, config, plan = time.perf_counter(), job.config, job.plan
     for line in plan.table():
         watch.line(line)
+    job.try_rewards()
     checkpointing = bool(config.train.gradient_checkpointing)
     meter = Meter(default_device())  # memory in use so far is not the run's
     with (

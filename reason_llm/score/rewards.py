@@ -215,6 +215,8 @@ class Reward:
     of_group: OfGroup | None = None
     of_model: bool = False
     """Whether a reward model gives it, after all of the step is sampled."""
+    is_custom: bool = False
+    """Whether it is a function of the user's."""
     answer: Callable[[str], str | None] | None = None
     """Finds the answer in a completion for a majority vote; None: there is none."""
     columns: tuple[str, ...] = ()
@@ -378,8 +380,12 @@ def _custom(spec: RewardSpec, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or CUSTOM_SECONDS
     function = CustomReward(str(spec.custom), seconds, spec.function)
     if function.takes_group:
-        return Reward(of_group=lambda group, _: function.group(group), columns=function.columns)
-    return Reward(of_one=function.one, columns=function.columns)
+        return Reward(
+            of_group=lambda group, _: function.group(group),
+            is_custom=True,
+            columns=function.columns,
+        )
+    return Reward(of_one=function.one, is_custom=True, columns=function.columns)
 
 
 REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
