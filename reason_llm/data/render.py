@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from reason_llm.data.families import ASKED, Family, family_of
 from reason_llm.data.forms import Messages
-from reason_llm.data.templates import ChatTemplate
+from reason_llm.data.templates import DATE_FUNCTION, ChatTemplate, date_argument
 from reason_llm.data.time_limit import within
 from reason_llm.data.tools import Call, calls_of
 from reason_llm.errors import ConfigError, DataError, one_line
@@ -71,6 +71,10 @@ class Renderer:
     def of(self, environment: str) -> "Renderer":
         """The renderer of rows that name this environment; itself where none does."""
         return replace(self, tools=self.tools_of[environment]) if self.tools_of else self
+
+    def on(self, date: str | None) -> "Renderer":
+        """The renderer whose template reads this date."""
+        return replace(self, template=replace(self.template, date=date))
 
     def prompt(self, where: str, messages: Messages, answer: str) -> Prompt:
         """The Prompt of these messages; errors as of ``text`` and ``token_ids``."""
@@ -246,6 +250,8 @@ class Renderer:
         jinja = tokenizer.get_chat_template(self.template.jinja)
         arguments: dict[str, Any] = {"add_generation_prompt": generation}
         arguments |= dict(self.template.arguments)
+        if self.template.date is not None:
+            arguments[DATE_FUNCTION] = self.template.date
         if self.tools:
             arguments["tools"] = list(self.tools)
         return list(process.ask(RENDER_SECONDS, talks, jinja, arguments))
@@ -268,7 +274,7 @@ def _family(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> Fam
         renderer = Renderer(tokenizer, template, None, tuple(tools))
         return renderer.token_ids(_REPLY, renderer.text(_REPLY, messages))
 
-    return family_of(tokenizer, written)
+    return family_of(tokenizer, written, template.date)
 
 
 _PROCESSES: dict[tuple[int, type, str], Confined] = {}
@@ -286,6 +292,7 @@ def _render(
     """In the process that may take little memory."""
     import jinja2
 
+    arguments |= date_argument(arguments.get(DATE_FUNCTION))
     found: list[_Rendering] = []
     for talk in talks:
         try:

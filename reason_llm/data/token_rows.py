@@ -11,6 +11,7 @@ row is an error. Not covered: images and tool calls.
 import copy
 import hashlib
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ import orjson
 
 from reason_llm.data.forms import SIDES, Document, Learned, Messages, Sampled
 from reason_llm.data.render import RENDER_SECONDS, Renderer
-from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
 from reason_llm.errors import DataError
 from reason_llm.rollout import TokenRow
@@ -288,7 +288,7 @@ def _training(renderer: Renderer) -> Renderer | None:
         return None
     if jinja is None:
         return None
-    template = ChatTemplate(source, jinja, renderer.template.arguments)
+    template = replace(renderer.template, source=source, jinja=jinja)
     return Renderer(renderer.tokenizer, template, renderer.system_prompt)
 
 

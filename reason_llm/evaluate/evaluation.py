@@ -8,6 +8,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from reason_llm.data import (
     environments_by_name,
     load_evaluation,
     renderer_of,
+    today,
 )
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
@@ -37,9 +39,11 @@ from reason_llm.files import (
     write_atomically,
 )
 from reason_llm.model import Model, adapters, quiet_libraries
-from reason_llm.model.plan import Plan, look_at
+from reason_llm.model.plan import Plan, Subject, look_at
 from reason_llm.run import Watch
+from reason_llm.run.start.dates import reads_date_in
 from reason_llm.run.store import folder as run_folder
+from reason_llm.run.store.checkpoint import date_in, date_of
 from reason_llm.sample import (
     Episodes,
     Progress,
@@ -120,10 +124,10 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
 def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]:
     """The stages, and lines on what was chosen. Reads no weight and writes nothing."""
     stages, lines = [], []
-    for targets in _by_base(request):
-        config = _config_for(request, targets)
-        subject = look_at(config)
-        config = subject.config
+    looked = [(targets, look_at(_config_for(request, targets))) for targets in _by_base(request)]
+    date = _date(request, [subject for _, subject in looked])
+    for targets, subject in looked:
+        config = subject.config.with_options({"data.date": date})
         for adapter in (target.adapter for target in targets if target.adapter is not None):
             adapters.check_fits(subject.policy, adapter, config.model.path)
         answers = not request.generate_only
@@ -141,6 +145,20 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
         lines += subject.why[:-1]  # the last is of learning
     return stages, lines
+
+
+def _date(request: Request, subjects: Sequence[Subject]) -> str | None:
+    """The date that chat templates read: that of the config, of the evaluation that is in the
+    folder, of the config's run, or today's; None if none reads it."""
+    config = request.config
+    renderers = [renderer_of(each.config, each.tokenizer) for each in subjects]
+    if config.data.date is not None or not any(reads_date_in(config, each) for each in renderers):
+        return config.data.date
+    run, earlier = config.run.directory / str(config.run.name), None
+    if not request.afresh:
+        with suppress(OSError, ValueError, LookupError):
+            earlier = date_in(read_object(request.out / "evaluation.json")["config"])
+    return earlier or date_of(run) or today()
 
 
 def _by_base(request: Request) -> list[list[Target]]:

@@ -161,7 +161,7 @@ class Run:
         """The record of the current step, as far as it is known."""
         self._archived = _archive_of(job)
         self._replay = Replay(self._archived, job.state.run, job.config.train.replay)
-        self._reward_models = RewardModels()
+        self._reward_models = RewardModels(job.config.data.date)
         self._teacher = teacher_of(job.config)
         self._held_out = HeldOut(job, policy, self.rows, self._team)
         self._kept = KeptAdapters(
