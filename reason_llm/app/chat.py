@@ -34,8 +34,7 @@ from reason_llm.errors import (
     without_secrets,
 )
 from reason_llm.model import Model, adapters, base, decode, quiet_libraries
-from reason_llm.run.store import folder as run_folder
-from reason_llm.run.store.checkpoint import date_of
+from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.sample import SamplingParams, stop_strings, stream
 
 
@@ -103,7 +102,7 @@ def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "l
         is_own = run_folder.is_run(run) and not adapter
         own = run_folder.find_adapter(run, which) if is_own else None
         if is_own and config.data.date is None:
-            config = config.with_options({"data.date": date_of(run)})
+            config = config.with_options({"data.date": checkpoint.date_of(run)})
         return _of_run(config, adapter or own)
     run_folder.refuse_which(which, target)
     if run_folder.is_adapter(path):

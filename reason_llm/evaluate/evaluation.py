@@ -41,9 +41,8 @@ from reason_llm.files import (
 from reason_llm.model import Model, adapters, quiet_libraries
 from reason_llm.model.plan import Plan, Subject, look_at
 from reason_llm.run import Watch
-from reason_llm.run.start.dates import reads_date_in
-from reason_llm.run.store import folder as run_folder
-from reason_llm.run.store.checkpoint import date_in, date_of
+from reason_llm.run.start import dates
+from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.sample import (
     Episodes,
     Progress,
@@ -152,13 +151,14 @@ def _date(request: Request, subjects: Sequence[Subject]) -> str | None:
     folder, of the config's run, or today's; None if none reads it."""
     config = request.config
     renderers = [renderer_of(each.config, each.tokenizer) for each in subjects]
-    if config.data.date is not None or not any(reads_date_in(config, each) for each in renderers):
+    reads = any(dates.reads_date_in(config, renderer) for renderer in renderers)
+    if config.data.date is not None or not reads:
         return config.data.date
     run, earlier = config.run.directory / str(config.run.name), None
     if not request.afresh:
         with suppress(OSError, ValueError, LookupError):
-            earlier = date_in(read_object(request.out / "evaluation.json")["config"])
-    return earlier or date_of(run) or today()
+            earlier = checkpoint.date_in(read_object(request.out / "evaluation.json")["config"])
+    return earlier or checkpoint.date_of(run) or today()
 
 
 def _by_base(request: Request) -> list[list[Target]]:

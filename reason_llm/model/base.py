@@ -425,10 +425,13 @@ def _as_in_file(
     plain = PreTrainedTokenizerFast.from_pretrained(path, **named)
     if _probe_ids(plain) == found:  # as tokenizer_config.json asks
         return tokenizer
-    kind = f"Transformers' {type(tokenizer).__name__}"
+    kind = type(tokenizer).__name__
     if _probe_ids(plain) != expected:
         raise ValueError(f"{kind} reads texts with other ids than {TOKENIZER} gives them")
-    _say_once(f"model.path={path}: {kind} gives texts other ids than {TOKENIZER}, which is used")
+    _say_once(
+        f"model.path={path}: Transformers' {kind} gives texts other ids than tokenizer.json, "
+        "which is used"
+    )
     return plain
 
 
