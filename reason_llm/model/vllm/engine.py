@@ -81,7 +81,7 @@ class Engine:
 
     def use(self, tokenizer: Any) -> None:
         """Have vLLM look for stop strings in the texts of this tokenizer, in place of the one that
-        it loaded; for nothing else does it use one."""
+        it loaded. It is fed with ids and uses a tokenizer for nothing else."""
         from vllm.tokenizers.hf import get_cached_tokenizer
 
         self.llm.llm_engine.output_processor.tokenizer = get_cached_tokenizer(tokenizer)
