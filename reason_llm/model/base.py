@@ -438,7 +438,7 @@ def _as_in_file(
 def misread_by(path: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Name of the class as which Transformers reads a tokenizer that was saved in a folder, if it
     has other ids there; None where they are the same."""
-    loaded = AutoTokenizer.from_pretrained(str(path))
+    loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
     same = _probe_ids(loaded) == _probe_ids(tokenizer)
     return None if same else type(loaded).__name__
 

@@ -164,13 +164,15 @@ def needed_from(run_folder: Path) -> int:
 
 def date_of(run_folder: Path) -> str | None:
     """``data.date`` of a run by its config, or else by its newest readable checkpoint, which may be
-    named itself; None where its templates read no date, or without a record of the run."""
-    if (run_folder / CONFIG).is_file():
-        with suppress(ConfigError):
+    named itself; None where its templates read no date, or without a readable record of the run,
+    whose reader reports that."""
+    with suppress(ConfigError, OSError):
+        if (run_folder / CONFIG).is_file():
             return date_in(config_file.read_yaml(run_folder / CONFIG))
-    for folder in (*reversed(listing(run_folder)), run_folder):
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            return date_in(read_object(folder / STATE, MOST_STATE_BYTES)["run"]["config"])
+    with suppress(OSError):  # a name that is too long
+        for folder in (*reversed(listing(run_folder)), run_folder):
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                return date_in(read_object(folder / STATE, MOST_STATE_BYTES)["run"]["config"])
     return None
 
 
