@@ -47,7 +47,7 @@ OWNERS = {
     "datasets": {"data"},
     "sympy": {"score.math"},
     "matplotlib": {"app"},
-    "tokenizers": {"app", "files"},
+    "tokenizers": {"app", "files", "model"},
     "trl": {"data"},
     "rich": {"app"},
     "tensorboard": {"app"},

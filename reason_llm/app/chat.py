@@ -34,7 +34,7 @@ from reason_llm.errors import (
     without_secrets,
 )
 from reason_llm.model import Model, adapters, base, decode, quiet_libraries
-from reason_llm.run.store import folder as run_folder
+from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.sample import SamplingParams, stop_strings, stream
 
 
@@ -71,6 +71,8 @@ class Subject:
     stop: tuple[str, ...] = ()
     plays: bool = False
     """Whether the run's rollouts are in ``sample.environment``, which a chat is not."""
+    date: str | None = None
+    """The date that the template reads; None: today's."""
 
 
 def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "last") -> Subject:
@@ -99,6 +101,8 @@ def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "l
         run_folder.refuse_reward_model(run)
         is_own = run_folder.is_run(run) and not adapter
         own = run_folder.find_adapter(run, which) if is_own else None
+        if is_own and config.data.date is None:
+            config = config.with_options({"data.date": checkpoint.date_of(run)})
         return _of_run(config, adapter or own)
     run_folder.refuse_which(which, target)
     if run_folder.is_adapter(path):
@@ -121,7 +125,7 @@ def _of_run(config: Config, adapter: Path | None) -> Subject:
     return Subject(
         model, adapter, data.template, data.system_prompt, config.prompting_reward, options,
         data.template_arguments, tuple(config.sample.stop),
-        config.samples and config.sample.environment is not None,
+        config.samples and config.sample.environment is not None, data.date,
     )  # fmt: skip
 
 
@@ -136,7 +140,7 @@ class Chat:
         has_one, arguments = tokenizer.chat_template is not None, subject.template_arguments
         self.renderer = Renderer(
             tokenizer,
-            chat_template(subject.template, section.path, has_one, arguments),
+            chat_template(subject.template, section.path, has_one, arguments, subject.date),
             system_prompt(subject.system_prompt, subject.prompting_reward),
         )
         if self.adapter is not None:

@@ -1,5 +1,5 @@
-"""Report on all data that a config names (``--data-check``). No weight is read and no program is
-run."""
+"""Report on all data that a config names (``--data-check``), and a call of the user's rewards. No
+weight is read and no program is run."""
 
 import statistics
 from collections import defaultdict
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 from reason_llm.app.option_check import check_options
 from reason_llm.config import Config
 from reason_llm.data import SIDES, Data, DataSet, check_ends, load_data
-from reason_llm.errors import DataError, ReasonError, printable, without_secrets
+from reason_llm.errors import DataError, ReasonError, RewardError, printable, without_secrets
 from reason_llm.model import base, quiet_libraries
 from reason_llm.rollout import TokenRow
+from reason_llm.score import Scorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +45,7 @@ def check_data(
     quiet_libraries()
     config, columns, _ = check_options(config, mistakes, planned)
     try:
-        report = _check_rows(config, columns)
+        report = _check_rows(config, columns, mistakes)
     except ReasonError as error:
         mistakes.append(error)
         return DataReport([], 0, [])
@@ -52,7 +53,9 @@ def check_data(
     return report
 
 
-def _check_rows(config: Config, columns: Collection[str]) -> DataReport:
+def _check_rows(
+    config: Config, columns: Collection[str], mistakes: list[ReasonError]
+) -> DataReport:
     tokenizer = base.load_tokenizer(config.model.path, config.model.trust_remote_code)
     errors: dict[str, list[str]] = defaultdict(list)
 
@@ -62,6 +65,10 @@ def _check_rows(config: Config, columns: Collection[str]) -> DataReport:
     context = base.context_limit(config.model)
     ends = base.end_token_ids(config.model.path, tokenizer)
     data = load_data(config, tokenizer, context, note, columns, ends)
+    try:
+        _try_rewards(config, data, tokenizer)
+    except RewardError as error:
+        mistakes.append(error)
     lines = _lines_of_sets(data)
     if config.data.is_offline:
         lines += _lines_of_rows(data, ends, tokenizer, note)
@@ -80,6 +87,13 @@ def _check_rows(config: Config, columns: Collection[str]) -> DataReport:
         lines.append("no errors")
     lines = [printable(without_secrets(line), keep="\n\t") for line in lines]
     return DataReport(lines, num_errors, list(map(printable, more)))
+
+
+def _try_rewards(config: Config, data: Data, tokenizer: "PreTrainedTokenizerBase") -> None:
+    prompts = data.prompts or data.held_out_prompts
+    if prompts and config.judges_answers:
+        with Scorer(config.score, config.sample.max_new_tokens, runs_programs=False) as scorer:
+            scorer.try_custom(prompts[0], tokenizer, only_first=not config.samples)
 
 
 def _kind(error: str) -> str:

@@ -1,10 +1,13 @@
 """Console lines of a run, made from its records and its summary."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from reason_llm.config import command
+from reason_llm.errors import CheckpointError
 from reason_llm.run import Best, Record
 from reason_llm.run.store import folder as run_folder, metrics
 from reason_llm.score.statistics import wilson
@@ -36,6 +39,19 @@ def of_step(record: Record, last_step: int, judged_by: str) -> str:
     if "time/learning_seconds" in record:
         parts.append(f"learning {record['time/learning_seconds']:.1f} s")
     return "  ".join(parts)
+
+
+def of_stopped(run: Path) -> str | None:
+    """What can be done with a run that a signal has ended; None with a run that saved nothing."""
+    if not (run / "metrics.jsonl").is_file():
+        return None
+    told = f"what is saved can be used now: {command('report')} {run}"
+    with suppress(CheckpointError):
+        policy = run_folder.find_adapter(run)
+        if not (policy / run_folder.SCORE_HEAD).is_file():
+            told += f", {command('chat')} {run}"
+        told += f", {command('export')} {run} --out FOLDER"
+    return told
 
 
 def seconds_left(records: Sequence[Record], last_step: int) -> float | None:

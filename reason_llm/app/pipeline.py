@@ -46,7 +46,7 @@ def run_pipeline(pipeline: Pipeline, console: Console) -> dict[str, dict[str, An
         is_passed_over = not is_to_come(stage)
         write_stages(home, noted)
         _update_rows(pipeline, stage, console)
-        summaries[stage.name] = run_training(stage.config, console)
+        summaries[stage.name] = run_training(_with_date(pipeline, stage), console)
         if is_passed_over:
             records = metrics.read(stage.folder)
             by = stage.config.score.judged_by
@@ -128,6 +128,17 @@ def _check(pipeline: Pipeline) -> None:
         raise_all(mistakes)
         if isinstance(found, DataReport) and found.num_errors:
             raise DataError(f"stage {stage.name}: {found.errors[0]}")
+
+
+def _with_date(pipeline: Pipeline, stage: PipelineStage) -> Config:
+    """The stage's config, for a stage that begins with the date that templates of earlier stages
+    read."""
+    config, number = stage.config, pipeline.stages.index(stage)
+    has_record = folder.is_run(stage.folder) or checkpoint.listing(stage.folder)
+    if config.data.date is not None or (has_record and not stage.begins_anew):
+        return config
+    dates = [checkpoint.date_of(each.folder) for each in pipeline.stages[:number]]
+    return config.with_options({"data.date": next(filter(None, dates), None)})
 
 
 def _check_needs(pipeline: Pipeline, stage: PipelineStage, ended: Collection[str] = ()) -> None:

@@ -14,7 +14,7 @@ from reason_llm.app.report.page import write_report
 from reason_llm.app.report.runs import read_run
 from reason_llm.app.trackers import Trackers
 from reason_llm.config import Config
-from reason_llm.errors import one_line
+from reason_llm.errors import Stopped, one_line
 from reason_llm.files import write_atomically
 from reason_llm.loop import train
 from reason_llm.rollout import Group
@@ -30,8 +30,13 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
     trackers.check_installed(config.log.trackers)
     with Trackers(config.log.trackers) as followers:
         watch = _Followed(shown, followers)
-        summary = train(config, watch)
         folder = config.run.directory / str(config.run.name)
+        try:
+            summary = train(config, watch)
+        except Stopped:
+            if line := lines.of_stopped(folder):
+                shown.line(line)
+            raise
         pages = [folder / "curves.png", folder / "report.html"]
         if watch.has_begun or not all(page.exists() for page in pages):
             sources = " + ".join(source.source for source in config.data.sources)

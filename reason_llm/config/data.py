@@ -1,5 +1,6 @@
 """The data section: training and evaluation sets, filters, prompts."""
 
+import datetime
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Protocol, Self
 
@@ -126,6 +127,9 @@ class DataSection(Section):
     r1_zero, question_only), for models that have none. Or a .jinja file."""
     template_arguments: dict[str, bool | int | float | str] = {}  # noqa: RUF012
     """What the chat template is given by name, such as {enable_thinking: false}."""
+    date: str | None = None
+    """The date that a template reads with strftime_now (Llama 3.2, gpt-oss), as 2026-11-27, and
+    there 00:00 as the time. null: where a template reads it, the day of the run's first start."""
     eval: str | None = None
     """Held-out set of problems. null: none but those of eval.sets."""
     max_prompt_tokens: Count | None = None
@@ -177,6 +181,13 @@ class DataSection(Section):
         for name in given:
             if not name.isidentifier() or name in RESERVED_ARGUMENTS:
                 raise ValueError(f"has {name!r:.60}, which is no name or is set otherwise")
+        return given
+
+    @field_validator("date")
+    @classmethod
+    def _is_a_date(cls, given: str | None) -> str | None:
+        if given is not None and given != str(datetime.date.fromisoformat(given)):
+            raise ValueError("is no date; write it as 2026-11-27")
         return given
 
     @model_validator(mode="after")

@@ -35,5 +35,5 @@ def told(key: str, dashes: str, known: Collection[str]) -> str | None:
     note = same.get("note", "")
     options = " and ".join(f"{dashes}{each}" for each in same["options"] if each in known)
     if not options:
-        return f"{name} of {same['whose']} is not needed here: {note}"
+        return f"{name} of {same['whose']} has no option here: {note}"
     return f"{name} of {same['whose']} is {options} here{note and f' ({note})'}"

@@ -1,6 +1,7 @@
 """Prompts and rows to learn from, out of data files and Hub sets."""
 
 from reason_llm.data.conditioning import Conditioning, read as read_conditioning
+from reason_llm.data.families import DATE_OPTION
 from reason_llm.data.forms import SIDES
 from reason_llm.data.load import check_files, load_data, load_evaluation, renderer_of
 from reason_llm.data.messages import Messages
@@ -9,7 +10,13 @@ from reason_llm.data.render import Renderer, informative_order, order
 from reason_llm.data.rows import GYM, gym_tasks
 from reason_llm.data.sets import Data, DataSet
 from reason_llm.data.tasksets import TASKSET, parsed_source, tasks_of
-from reason_llm.data.templates import chat_template, system_prompt
+from reason_llm.data.templates import (
+    chat_template,
+    date_argument,
+    reads_date,
+    system_prompt,
+    today,
+)
 from reason_llm.data.time_limit import abandon, within
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
 from reason_llm.data.tools import (

@@ -35,6 +35,8 @@ THOUGHTS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"enable_thinking": False}, {}),
 )
 """Options of a family, and the thought before its answer."""
+DATE_OPTION = "conversation_start_date"
+"""Option of a family that writes the date, gpt-oss; its default is today's."""
 Turn = tuple[list[int], list[int]]
 """Token ids of a prompt and of its answer."""
 
@@ -74,10 +76,12 @@ class Family:
 
 
 def family_of(
-    tokenizer: Any, written: Callable[[Messages, Sequence[dict[str, Any]]], list[int]]
+    tokenizer: Any,
+    written: Callable[[Messages, Sequence[dict[str, Any]]], list[int]],
+    date: str | None = None,
 ) -> Family | None:
     """The family of which most is proven; None without one, or without ``renderers``. ``written``
-    gives the token ids of a conversation with tools, as the chat template writes it."""
+    gives the token ids of a conversation with tools, as the chat template writes it on ``date``."""
     try:
         from renderers import config_from_name, create_renderer
         from renderers.base import MODEL_RENDERER_MAP
@@ -97,6 +101,8 @@ def family_of(
             with suppress(Exception):  # of a family with other tokens
                 config = config_from_name(name)
                 config = config.model_copy(update={"thinking_retention": "all"} | options)
+                if DATE_OPTION in type(config).model_fields:
+                    config = config.model_copy(update={DATE_OPTION: date})
                 renderer = create_renderer(tokenizer, config)
                 if turn := _proven(renderer, role, thought, *expected[role]):
                     turns[role] = turn

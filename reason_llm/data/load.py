@@ -176,7 +176,8 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
             f"data.system_prompt={section.system_prompt!r:.60} needs a chat template, which {path} "
             "has not; set data.system_prompt=none or data.template"
         )
-    template = chat_template(section.template, path, has_one or takes_texts, arguments)
+    has_one = has_one or takes_texts
+    template = chat_template(section.template, path, has_one, arguments, section.date)
     return Renderer(tokenizer, template, told, tools, tools_of)
 
 

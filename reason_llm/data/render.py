@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from reason_llm.data.families import ANSWER, ASKED, Family, family_of
 from reason_llm.data.forms import NO_EXTRAS, TemplateExtras
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
-from reason_llm.data.templates import ChatTemplate
+from reason_llm.data.templates import DATE_FUNCTION, ChatTemplate, date_argument
 from reason_llm.data.time_limit import within
 from reason_llm.data.tools import Call, calls_of
 from reason_llm.errors import ConfigError, DataError, one_line
@@ -73,6 +73,9 @@ class Renderer:
         """The renderer of rows that name this environment; itself where none does."""
         return replace(self, tools=self.tools_of[environment]) if self.tools_of else self
 
+    def on(self, date: str | None) -> "Renderer":
+        """The renderer whose template reads this date."""
+        return replace(self, template=replace(self.template, date=date))
     def with_extras(self, extras: TemplateExtras) -> "Renderer":
         """The renderer of rows that bring tools or arguments; itself where they bring none.
 
@@ -323,6 +326,8 @@ class Renderer:
         jinja = tokenizer.get_chat_template(self.template.jinja)
         arguments: dict[str, Any] = {"add_generation_prompt": generation}
         arguments |= dict(self.template.arguments)
+        if self.template.date is not None:
+            arguments[DATE_FUNCTION] = self.template.date
         if self.tools:
             arguments["tools"] = list(self.tools)
         return list(process.ask(RENDER_SECONDS, talks, jinja, arguments))
@@ -345,7 +350,7 @@ def _family(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> Fam
         renderer = Renderer(tokenizer, template, None, tuple(tools))
         return renderer.token_ids(_REPLY, renderer.text(_REPLY, messages))
 
-    return family_of(tokenizer, written)
+    return family_of(tokenizer, written, template.date)
 
 
 _PROCESSES: dict[tuple[int, type, str], Confined] = {}
@@ -363,6 +368,7 @@ def _render(
     """In the process that may take little memory."""
     import jinja2
 
+    arguments |= date_argument(arguments.get(DATE_FUNCTION))
     found: list[_Rendering] = []
     for talk in talks:
         try:

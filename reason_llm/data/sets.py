@@ -5,9 +5,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 
 from reason_llm.data.conditioning import Conditioning
 from reason_llm.data.forms import Document, Example
+from reason_llm.data.rows import shared_gym_tasks
 from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
 
@@ -161,6 +163,9 @@ class Data:
         dropped = any(data_set.dropped["data.contamination"] for data_set in self.training)
         if not self.contamination or dropped:
             return None
+        for one, other in product(self.training, self.held_out):
+            if shared := shared_gym_tasks(one.source, other.source):
+                return printable(shared)
         ours, theirs = self.contamination[0]
         return printable(
             f"training rows with questions of an evaluation set: {len(self.contamination)}, such "

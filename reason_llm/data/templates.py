@@ -1,6 +1,7 @@
 """System prompts and chat templates of ``templates.yaml``, by name."""
 
-from collections.abc import Iterable, Mapping
+import datetime
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ from reason_llm.errors import ConfigError, ModelError, one_line
 from reason_llm.files import MIB, read_text
 
 MOST_TEMPLATE_BYTES = MIB
+DATE_FUNCTION = "strftime_now"
+"""Name by which Transformers gives templates the date, the only way to it that they have."""
 
 
 @cache
@@ -52,6 +55,8 @@ class ChatTemplate:
     """The template's text; None for the tokenizer's own."""
     arguments: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
     """Further arguments of the template, by name."""
+    date: str | None = None
+    """The date that it reads, as 2026-11-27; None: today's."""
 
 
 def chat_template(
@@ -59,8 +64,10 @@ def chat_template(
     model_path: str,
     model_has_one: bool,
     arguments: Mapping[str, bool | int | float | str] | None = None,
+    date: str | None = None,
 ) -> ChatTemplate:
-    """The chat template that ``data.template`` names, with ``data.template_arguments``.
+    """The chat template that ``data.template`` names, with ``data.template_arguments`` and
+    ``data.date``.
 
     Raises:
         ModelError: ``auto``, and the model has none.
@@ -73,9 +80,9 @@ def chat_template(
             f"or set data.template to one of {', '.join(named)}, or to a .jinja file"
         )
     if name == "auto":
-        return ChatTemplate(f"the chat template of {model_path}", None, given)
+        return ChatTemplate(f"the chat template of {model_path}", None, given, date)
     if name in named:
-        return ChatTemplate(f"the template {name}", named[name], given)
+        return ChatTemplate(f"the template {name}", named[name], given, date)
     if name.endswith(".jinja"):
         try:
             text = read_text(Path(name), MOST_TEMPLATE_BYTES)
@@ -85,11 +92,26 @@ def chat_template(
             ) from error
         if not text.strip():
             raise ConfigError(f"data.template={name} is empty; write a Jinja template into it")
-        return ChatTemplate(name, text, given)
+        return ChatTemplate(name, text, given, date)
     raise ConfigError(
         f"data.template={name!r} is none of auto, {', '.join(named)}, and no .jinja file"
         f"{_nearest(name, named)}"
     )
+
+
+def reads_date(template: object) -> bool:
+    """Whether a chat template, or one of several by name, reads the date."""
+    return DATE_FUNCTION in str(template)
+
+
+def date_argument(date: str | None) -> dict[str, Callable[[str], str]]:
+    """The argument with which a template reads this date instead of today's."""
+    return {} if date is None else {DATE_FUNCTION: datetime.datetime.fromisoformat(date).strftime}
+
+
+def today() -> str:
+    """Today's date as ``data.date`` has it."""
+    return datetime.date.today().isoformat()
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

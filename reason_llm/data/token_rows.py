@@ -23,7 +23,6 @@ import orjson
 from reason_llm.data.forms import SIDES, Completed, Document, Learned, Sampled
 from reason_llm.data.messages import Message, Messages, Note
 from reason_llm.data.render import RENDER_SECONDS, Renderer
-from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
 from reason_llm.errors import DataError
 from reason_llm.rollout import TokenRow
@@ -406,7 +405,7 @@ def _training(renderer: Renderer) -> Renderer | None:
         return None
     if jinja is None:
         return None
-    template = ChatTemplate(source, jinja, renderer.template.arguments)
+    template = replace(renderer.template, source=source, jinja=jinja)
     return replace(renderer, template=template)
 
 

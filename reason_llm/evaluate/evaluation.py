@@ -8,6 +8,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from reason_llm.data import (
     own_sources,
     parsed_source,
     renderer_of,
+    today,
 )
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
@@ -44,10 +46,11 @@ from reason_llm.model import (
     folder as model_folder,
     quiet_libraries,
 )
-from reason_llm.model.plan import Plan, look_at
+from reason_llm.model.plan import Plan, Subject, look_at
 from reason_llm.rollout import LOGGED
 from reason_llm.run import Watch
-from reason_llm.run.store import folder as run_folder
+from reason_llm.run.start import dates
+from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.sample import (
     Episodes,
     Progress,
@@ -98,6 +101,8 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     scoring = scoring.with_options({"rewards": scoring.rewards[:1]})
     with Scorer(scoring, request.config.eval_max_new_tokens) as scorer:
         stages, lines = _prepare(request, scorer)
+        if not request.generate_only:
+            scorer.try_custom(stages[0].sets[0].prompts[0], stages[0].tokenizer)
         check_writable(request.out)
         lock = request.out.parent / f".{request.out.name}.lock"
         with FileLock(lock, f"the evaluation {request.out}", "give this one another --out"):
@@ -126,10 +131,10 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
 def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]:
     """The stages, and lines on what was chosen. Reads no weight and writes nothing."""
     stages, lines = [], []
-    for targets in _by_base(request):
-        config = _config_for(request, targets)
-        subject = look_at(config)
-        config = subject.config
+    looked = [(targets, look_at(_config_for(request, targets))) for targets in _by_base(request)]
+    date = _date(request, [subject for _, subject in looked])
+    for targets, subject in looked:
+        config = subject.config.with_options({"data.date": date})
         for adapter in (target.adapter for target in targets if target.adapter is not None):
             adapters.check_fits(subject.policy, adapter, config.model.path)
         answers = not request.generate_only
@@ -147,6 +152,21 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
         lines += subject.why[:-1]  # the last is of learning
     return stages, lines
+
+
+def _date(request: Request, subjects: Sequence[Subject]) -> str | None:
+    """The date that chat templates read: that of the config, of the evaluation that is in the
+    folder, of the config's run, or today's; None if none reads it."""
+    config = request.config
+    renderers = [renderer_of(each.config, each.tokenizer) for each in subjects]
+    reads = any(dates.reads_date_in(config, renderer) for renderer in renderers)
+    if config.data.date is not None or not reads:
+        return config.data.date
+    run, earlier = config.run.directory / str(config.run.name), None
+    if not request.afresh:
+        with suppress(OSError, ValueError, LookupError):
+            earlier = checkpoint.date_in(read_object(request.out / "evaluation.json")["config"])
+    return earlier or checkpoint.date_of(run) or today()
 
 
 def _by_base(request: Request) -> list[list[Target]]:

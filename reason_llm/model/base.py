@@ -12,9 +12,11 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import tokenizers
 import torch
 import transformers
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from transformers import (
     GenerationConfig,
     PretrainedConfig,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils import cached_file
 
@@ -58,6 +61,9 @@ may split a product over streams, and vLLM's kernels sum in an order that follow
 vllm/envs.py; https://docs.pytorch.org/docs/stable/notes/randomness.html. Never run on a GPU."""
 PROBE = "What is 3 + 4?"
 """A text that every tokenizer must be able to read."""
+PROBES = [PROBE, "def f(x):\n    return 12345 * x\n\n\tx = [1,  2]", "Это 世界, café… مرحبا 🙂"]
+"""Texts whose ids a tokenizer must have in common with its tokenizer.json."""
+TOKENIZER = "tokenizer.json"
 Role = str
 """The model that the one base copy currently is: ``policy``; ``reference``, the base alone; or an
 added role, such as ``start``, ``critic``, ``teacher``, ``reward:<name>``: an adapter of its own,
@@ -129,6 +135,7 @@ class Model:
             torch.manual_seed(seed)
             self.policy = _policy_over(loaded, config)
         if self.engine is not None:
+            self.engine.use(self.tokenizer)
             self.sync = AdapterSync(self.engine, self.policy)
         base = weights.base_of(self.policy)
         text: PretrainedConfig = base.config.get_text_config(decoder=True)
@@ -370,17 +377,22 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     ModelError: no such folder, no tokenizer, or one that cannot be used."""
     allowed = folder.check(path, "config.json", "tokenizer_config.json", runs=trust_remote_code)
     with reading(path, "tokenizer"):
+        own = Path(path) / TOKENIZER
+        file = str(own) if own.is_file() else None
         if not Path(path).is_dir():
-            file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+            file = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False)
             if file is not None:
                 folder.check_json(Path(file))
         with without_panics():
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=allowed)
+            if file is not None and isinstance(tokenizer, PreTrainedTokenizerFast):
+                tokenizer = _as_in_file(path, tokenizer, file)
             spelled = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False))
         limit = tokenizer.model_max_length
         if not isinstance(limit, int | float) or not limit > 0:
             raise ValueError(f"model_max_length={limit!r:.60} is no number of tokens")
-    if "".join(spelled.split()).casefold() != "".join(PROBE.split()).casefold():
+    is_same = "".join(spelled.split()).casefold() == "".join(PROBE.split()).casefold()
+    if not is_same or len(spelled.split()) < len(PROBE.split()):
         raise ModelError(
             f"model.path={path}: its tokenizer reads {PROBE!r} as {spelled!r}; a file of it, "
             "such as tokenizer.json, is missing or damaged: save it again"
@@ -390,6 +402,55 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             f"model.path={path}: its tokenizer has no eos_token, so no answer could end; set one"
         )
     return tokenizer
+
+
+def _as_in_file(
+    path: str, tokenizer: PreTrainedTokenizerFast, file: str
+) -> PreTrainedTokenizerFast:
+    """The tokenizer, or the one in its tokenizer.json, where the class that Transformers chose
+    reads texts otherwise: LlamaTokenizer of Transformers 5 replaces what a byte-level file splits
+    texts by, and loses each blank (DeepSeek-R1's distillates). Raises ValueError where the file
+    cannot be loaded as it is."""
+    whole = tokenizers.Tokenizer.from_file(file)
+    whole.no_truncation()
+    whole.no_padding()
+    expected = [whole.encode(text, add_special_tokens=False).ids for text in PROBES]
+    found = _probe_ids(tokenizer)
+    if found == expected:
+        return tokenizer
+    named = {
+        name: token
+        for name, token in tokenizer.special_tokens_map.items()
+        if isinstance(token, str) and whole.token_to_id(token) is not None
+    }
+    plain = PreTrainedTokenizerFast.from_pretrained(path, **named)
+    if _probe_ids(plain) == found:  # as tokenizer_config.json asks
+        return tokenizer
+    kind = type(tokenizer).__name__
+    if _probe_ids(plain) != expected:
+        raise ValueError(f"{kind} reads texts with other ids than {TOKENIZER} gives them")
+    _say_once(
+        f"model.path={path}: Transformers' {kind} gives texts other ids than tokenizer.json, "
+        "which is used"
+    )
+    return plain
+
+
+def misread_by(path: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Name of the class as which Transformers reads a tokenizer that was saved in a folder, if it
+    has other ids there; None where they are the same."""
+    loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+    same = _probe_ids(loaded) == _probe_ids(tokenizer)
+    return None if same else type(loaded).__name__
+
+
+def _probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    return [tokenizer.encode(text, add_special_tokens=False) for text in PROBES]
+
+
+@cache
+def _say_once(line: str) -> None:
+    log.warning("%s", line)
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:

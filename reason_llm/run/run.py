@@ -51,6 +51,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
     started, config, plan = time.perf_counter(), job.config, job.plan
     for line in plan.table():
         watch.line(line)
+    job.try_rewards()
     checkpointing = bool(config.train.gradient_checkpointing)
     meter = Meter(default_device())  # memory in use so far is not the run's
     with (
@@ -160,7 +161,7 @@ class Run:
         """The record of the current step, as far as it is known."""
         self._archived = _archive_of(job)
         self._replay = Replay(self._archived, job.state.run, job.config.train.replay)
-        self._reward_models = RewardModels()
+        self._reward_models = RewardModels(job.config.data.date)
         self._teacher = teacher_of(job.config)
         self._held_out = HeldOut(job, policy, self.rows, self._team)
         self._kept = KeptAdapters(

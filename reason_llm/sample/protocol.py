@@ -9,7 +9,7 @@ from reason_llm.rollout import Group, Prompt
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters, applied in this order: temperature, top-k, top-p, min-p."""
+    """Sampling parameters, applied in this order: temperature, min-p, top-k, top-p."""
 
     num_completions: int
     max_new_tokens: int

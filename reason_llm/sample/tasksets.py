@@ -6,11 +6,12 @@ place of its harness for plain chats, which starts a process for each rollout, s
 from here; a taskset that ships a harness keeps it.
 """
 
+import copy
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from threading import Lock
 from types import ModuleType
 from typing import Any
@@ -18,9 +19,11 @@ from urllib.parse import parse_qsl
 
 from reason_llm.config import Config, installation
 from reason_llm.data import (
+    DATE_OPTION,
     TASKSET,
     Messages,
     Renderer,
+    date_argument,
     parsed_source,
     plain_messages,
     said_before,
@@ -60,6 +63,8 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
             named |= {"name": "custom", "import_path": f"{TURNS}.Turns"}
             named |= {"reply_tokens": config.sample.reply_tokens}
             named |= {"chat_template": own.template.jinja, **dict(own.template.arguments)}
+        if named["name"] == "gpt-oss":
+            named.setdefault(DATE_OPTION, own.template.date)
         renderer = TrainClientConfig.model_validate({"renderer": named}).renderer
     except (ValueError, KeyError) as error:
         raise ConfigError(
@@ -157,6 +162,11 @@ def _turns(own: Renderer) -> ModuleType:
 
         config_class = Options
         supports_tools = True
+
+        def __init__(self, tokenizer: Any, config: Any = None) -> None:
+            dated, date = copy.copy(tokenizer), date_argument(own.template.date)
+            dated.apply_chat_template = partial(tokenizer.apply_chat_template, **date)
+            super().__init__(dated, config)
 
         def bridge_to_next_turn(
             self, prompt: list[int], answer: list[int], reply: Messages, *, tools: Any = None

@@ -334,7 +334,15 @@ def _first_beyond(weights_BN: Tensor, fractions_B: Tensor) -> tuple[Tensor, Tens
 
 
 def filtered_logprobs(logits_BV: Tensor, params: SamplingParams) -> Tensor:
-    """Normalised log-probs (B, V) after top-k, top-p and min-p; -inf for filtered tokens."""
+    """Normalised log-probs (B, V) after min-p, top-k and top-p; -inf for filtered tokens.
+
+    The order is that of vLLM: top-p counts what min-p leaves as the whole. Source:
+    vllm/v1/sample/sampler.py of vLLM 0.31.
+    """
+    if params.min_p > 0:
+        probs_BV = logits_BV.softmax(-1)
+        outside_BV = probs_BV < params.min_p * probs_BV.amax(-1, keepdim=True)
+        logits_BV = logits_BV.masked_fill(outside_BV, -torch.inf)
     if 0 < params.top_k < logits_BV.shape[-1]:
         kth_B1 = logits_BV.topk(params.top_k, dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < kth_B1, -torch.inf)
@@ -345,9 +353,5 @@ def filtered_logprobs(logits_BV: Tensor, params: SamplingParams) -> Tensor:
         outside_BV = torch.zeros_like(logits_BV, dtype=torch.bool).scatter(
             -1, order_BV, before_BV >= params.top_p
         )
-        logits_BV = logits_BV.masked_fill(outside_BV, -torch.inf)
-    if params.min_p > 0:
-        probs_BV = logits_BV.softmax(-1)
-        outside_BV = probs_BV < params.min_p * probs_BV.amax(-1, keepdim=True)
         logits_BV = logits_BV.masked_fill(outside_BV, -torch.inf)
     return logits_BV.log_softmax(-1)

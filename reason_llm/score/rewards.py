@@ -235,6 +235,8 @@ class Reward:
     of_group: OfGroup | None = None
     of_model: bool = False
     """Whether a reward model gives it, after all of the step is sampled."""
+    is_custom: bool = False
+    """Whether it is a function of the user's."""
     answer: Callable[[str], str | None] | None = None
     """Finds the answer in a completion for a majority vote; None: there is none."""
     program: Callable[[str], str | None] | None = None
@@ -418,9 +420,13 @@ def _custom(spec: RewardSpec, context: Context) -> Reward:
     function = CustomReward(str(spec.custom), seconds, spec.function)
     columns = function.columns
     if function.takes_group:
-        return Reward(None, lambda group, _: function.group(group), columns=columns,
-                      take_logged=function.take_logged)  # fmt: skip
-    return Reward(function.one, columns=columns)
+        return Reward(
+            of_group=lambda group, _: function.group(group),
+            is_custom=True,
+            columns=columns,
+            take_logged=function.take_logged,
+        )
+    return Reward(function.one, is_custom=True, columns=columns)
 
 
 REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {

@@ -15,18 +15,28 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from reason_llm.config import ScoreSection
 from reason_llm.data import place_of
 from reason_llm.errors import ConfigError, DataError, ReasonError, RewardError, one_line
-from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group
+from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group, Prompt
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import Context, Reward, make_reward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 MOST_THREADS = 32
+MOST_ERROR_CHARACTERS = 500
+"""Longest text of a reward's own error that a message quotes."""
+MOST_ANSWER_CHARACTERS = 1000
+"""Longest gold answer in a made-up completion: the tests of a code row may be long."""
+NO_SIGNALS = "signal only works in main thread"
+"""Text of Python's error where a thread sets a signal's handler, as math_verify's time limits
+do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +161,32 @@ class Scorer:
             _warn_of_unscored(scored, only_first)
         return scored
 
+    def try_custom(
+        self, prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", only_first: bool = False
+    ) -> None:
+        """Call the user's functions with two made-up completions of the prompt, a plain text and
+        the gold answer in ``<answer>`` tags and a box, so that one that cannot work fails before a
+        weight is read. Judges, reward models, programs and environments are not asked.
+
+        Raises:
+            RewardError: a function raised, unless ``score.on_error`` is zero.
+        """
+        answer = prompt.answer[:MOST_ANSWER_CHARACTERS] or "42"
+        texts = (
+            "This is a completion without an answer.",
+            f"<think>This is made up.</think>\n<answer>{answer}</answer>\n\\boxed{{{answer}}}",
+        )
+        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        completions = []
+        for text in texts:
+            ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+            completions.append(Completion(tuple(ids), text, (0.0,) * len(ids), "stop"))
+        named = replace(prompt, id=f"a made-up completion of {prompt.id}")
+        for weighted in self.rewards[:1] if only_first else self.rewards:
+            if weighted.reward.is_custom:
+                self._values(weighted, [Group(named, tuple(completions))], [])
+        self.take_counts()  # so that a failure here is in no step's record
+
     def with_model_reward(
         self, groups: Sequence[Group], name: str, values: Sequence[float]
     ) -> list[Group]:
@@ -238,14 +274,32 @@ class Scorer:
             raise
         except Exception as error:  # whatever a reward does
             at = f" at {place}" if (place := place_of(error)) else ""  # in the user's own code
+            problem, fix = _problem_and_fix(error)
             if self.config.on_error == "stop":
                 raise RewardError(
-                    f"the reward {name} failed on {rollout} ({type(error).__name__}: "
-                    f"{one_line(error)[:200]}{at}); fix it, or set score.on_error to zero"
+                    f"the reward {name} failed on {rollout} ({problem}{at}); {fix}, or set "
+                    "score.on_error to zero"
                 ) from error
             self._errors += 1
-            log.warning("the reward %s failed on %s and counts 0: %s%s", name, rollout, error, at)
+            log.warning(
+                "the reward %s failed on %s and counts 0 (%s%s); %s",
+                name, rollout, problem, at, fix,
+            )  # fmt: skip
             return zero
+
+
+def _problem_and_fix(error: Exception) -> tuple[str, str]:
+    """What a reward raised, and what to do."""
+    problem = f"{type(error).__name__}: {one_line(error)}"
+    if any(NO_SIGNALS in str(each) for each in (error, error.__cause__, error.__context__)):
+        return f"{type(error).__name__}: {NO_SIGNALS}, and rewards are called in threads", (
+            "pass parsing_timeout=None to math_verify's parse and timeout_seconds=None to its "
+            "verify, or use no signal; score.timeout_seconds limits each call"
+        )
+    if len(problem) > MOST_ERROR_CHARACTERS:
+        cut = problem[:MOST_ERROR_CHARACTERS]
+        problem = f"{cut.rpartition(' ')[0] or cut} …"
+    return problem, "fix it"
 
 
 def _of_whole(completion: Completion, value: float) -> float:

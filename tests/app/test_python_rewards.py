@@ -10,6 +10,8 @@ from typing import Any
 
 import datasets
 import pytest
+import yaml
+from math_verify import parse, verify
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 
 import reason_llm
@@ -134,6 +136,67 @@ def test_a_failing_function_shows_its_line_here(tree: dict[str, Any]) -> None:
     line = broken.__code__.co_firstlineno + 1
     with pytest.raises(RewardError, match=rf"ZeroDivisionError.* at .*{__name__}\.py:{line}\)"):
         reason_llm.train(tree, rewards=[broken], rows=ROWS, watch=Notes())
+
+
+def with_math_verify(completions: list[str], total: list[int], **kwargs: Any) -> list[float]:
+    found = [parse(text) for text in completions]
+    return [float(verify(parse(str(t)), f)) for t, f in zip(total, found, strict=True)]
+
+
+def with_math_verify_in_a_thread(
+    completions: list[str], total: list[int], **kwargs: Any
+) -> list[float]:
+    golds = [parse(str(each), parsing_timeout=None) for each in total]
+    found = [parse(text, parsing_timeout=None) for text in completions]
+    pairs = zip(golds, found, strict=True)
+    return [float(verify(gold, each, timeout_seconds=None)) for gold, each in pairs]
+
+
+def test_signals_in_a_reward_are_refused_before_anything_is_written(
+    tree: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = with_math_verify.__code__.co_firstlineno + 1
+    message = (
+        r"failed on a made-up completion of python:rows:row 1 \(ValueError: signal only works in "
+        rf"main thread, and rewards are called in threads at .*{__name__}\.py:{line}\); pass "
+        "parsing_timeout=None to math_verify's parse and timeout_seconds=None to its verify, "
+    )
+    with pytest.raises(RewardError, match=message):
+        reason_llm.train(tree, rewards=[with_math_verify], rows=ROWS, watch=Notes())
+    assert list(tmp_path.iterdir()) == []
+    tree["score"] = {"on_error": "zero"}
+    summary = reason_llm.train(tree, rewards=[with_math_verify], rows=ROWS, watch=Notes())
+    assert "counts 0 (ValueError: signal only works in main thread" in caplog.text
+    assert summary.records()[1]["score/errors"] == 2  # the two groups' alone
+    tree["run"]["name"] = "in_a_thread"
+    reason_llm.train(tree, rewards=[with_math_verify_in_a_thread], rows=ROWS, watch=Notes())
+
+
+def test_a_reward_is_called_once_at_the_start_with_a_group_and_by_the_data_check(
+    tree: dict[str, Any], tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def f(completion, answer, token_ids):\n"
+        "    with open('calls', 'a') as file:\n"
+        "        print(completion.count(answer), len(token_ids) > 9, file=file)\n"
+        "    return 1 / completion.count(answer)\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"question": "What is 9 * 2?", "answer": "18"}\n')
+    config = tmp_path / "config.yaml"
+    data = {"train": "rows.jsonl", "system_prompt": "none"}
+    rewards = [{"custom": "mine.py:f"}]
+    config.write_text(yaml.safe_dump(tree | {"data": data, "score": {"rewards": rewards}}))
+    message = (
+        "the reward f failed on a made-up completion of rows.jsonl:1#0 (ZeroDivisionError: "
+        "division by zero at mine.py:4); fix it"
+    )
+    for check in ([], ["--data-check"]):
+        code, shown, errors = script("train.py", config, *check)
+        assert (code, message in shown + errors) == (2, True), shown + errors
+    assert sorted((tmp_path / "calls").read_text().split("\n")[:-1]) == [
+        "0 True", "0 True", "2 True", "2 True"
+    ]  # fmt: skip
+    assert not (tmp_path / "runs").exists()
 
 
 def closed(count: int) -> Callable[..., float]:

@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 
 from reason_llm.config import Config
 from reason_llm.config.command_line import read_command_line
-from reason_llm.config.file import build, changes, leaves, load, to_yaml
+from reason_llm.config.file import build, changes, leaves, load, to_yaml, unknown_key
 from reason_llm.config.other_names import equivalents
 from reason_llm.config.sections import CHANGES
 from reason_llm.errors import ConfigError, ReasonError
@@ -219,7 +220,7 @@ def test_a_config_that_is_not_there_names_the_nearest() -> None:
         (["--algorithm.beta", "0"], "TRL is --algorithm.kl_coefficient here (with algorithm.kl=k3"),
         (["--train.lr", "1"], "'--train.lr'; lr of verl is --train.learning_rate here"),
         (["--max-completion-length=9"], "TRL is --sample.max_new_tokens here"),
-        (["--vllm_gpu_memory_utilization", "0.9"], "is not needed here: leave it out; memory"),
+        (["--vllm_gpu_memory_utilization", "0.9"], "has no option here: leave it out; memory"),
         (["--warmup_ratio", "0.1"], "is --train.warmup_steps here (optimizer steps: the ratio"),
         (["actor_rollout_ref.rollout.n=8"], "rollout.n of verl is --sample.completions_per_prompt"),
         (["train.learning_rate=1e-5"], "is no config file; write --train.learning_rate 1e-5"),
@@ -358,6 +359,29 @@ def test_names_of_others_lead_to_options_that_exist() -> None:
     assert named <= options
     last = {name.rpartition(".")[2] for name in options}
     assert last & equivalents().keys() == {"beta"}  # preference.beta
+
+
+@pytest.mark.filterwarnings("ignore")  # of TRL, for what is experimental
+def test_each_option_of_trl_has_an_answer() -> None:
+    from trl import (
+        DPOConfig,
+        GRPOConfig,
+        KTOConfig,
+        ModelConfig,
+        RewardConfig,
+        ScriptArguments,
+        SFTConfig,
+    )
+
+    kinds = (GRPOConfig, SFTConfig, DPOConfig, RewardConfig, KTOConfig, ModelConfig)
+    names = {field.name for kind in (*kinds, ScriptArguments) for field in fields(kind)}
+    assert len(names) > 200
+    answers = {name: unknown_key(name, "", "--") for name in names}
+    assert [name for name, answer in answers.items() if "see --help" in answer] == []
+    told = {name for name, answer in answers.items() if " of " in answer and " here" in answer}
+    for name in names - told:  # options of one name
+        assert answers[name].endswith(f".{name}?"), answers[name]
+    assert len(told) > 180
 
 
 def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:

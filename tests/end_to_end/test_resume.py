@@ -115,6 +115,9 @@ def test_a_signal_while_learning(tmp_path: Path, uninterrupted: dict[str, object
         env=os.environ | {"DIE_OF": "SIGTERM"},
     )
     assert (ended.returncode, "stopped; the same" in ended.stderr) == (143, True)
+    run = tmp_path / "runs" / "run"
+    for command in (f"report.py {run}, ", f"chat.py {run}, ", f"export.py {run} --out FOLDER"):
+        assert f" python scripts/{command}" in ended.stdout
     names = sorted(p.name for p in (tmp_path / "runs" / "run" / "checkpoints").iterdir())
     assert names == ["step-00000000", "step-00000001"]
     resumed = subprocess.run(

@@ -208,6 +208,7 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (KTO, "preference.undesirable_weight", 2.0, "learned"),
 ]
 ELSEWHERE = {
+    "data.date": "tests/run/test_dates.py",
     "stage": "tests/end_to_end/test_stages.py",
     "run.name": "names the folder where every case looks",
     "run.directory": "the same",

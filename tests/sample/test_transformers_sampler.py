@@ -58,6 +58,7 @@ def ids(groups: list[Group]) -> list[list[tuple[int, ...]]]:
         ({"temperature": 2.0, "min_p": 0.3}, [0, 1, 2, 3]),
         ({"top_k": 2, "top_p": 0.7}, [0]),  # .73 of the two
         ({"temperature": 2.0, "top_k": 4, "top_p": 0.8, "min_p": 0.5}, [0, 1]),
+        ({"min_p": 0.3, "top_p": 0.7}, [0]),  # .73 of the two that min-p leaves
     ],
 )
 def test_draws_follow_the_filtered_distribution(options: dict, kept: list[int]) -> None:

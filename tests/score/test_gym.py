@@ -10,6 +10,7 @@ import reasoning_gym
 from reason_llm.app.console import Console
 from reason_llm.app.training import run_training
 from reason_llm.config import Config
+from reason_llm.data import Data
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Prompt
@@ -51,6 +52,27 @@ def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(DataError, match=r"pip install -e '\.\[gym\]'"):
         rows("gym:chain_sum?size=9")
+
+
+@pytest.mark.parametrize(
+    ("held_out", "told"),
+    [
+        ("gym:chain_sum?size=200&seed=2&min_terms=3",
+         "gym:chain_sum?size=200&seed=2&min_terms=3 shares 199 of its 200 tasks with gym:chain_sum"
+         "?size=200&seed=1&min_terms=3, since task i follows from seed + i; give it seed=201 or "
+         "more"),
+        ("gym:chain_sum?min_terms=3&max_terms=6&seed=200&size=1", " shares 1 of its 1 tasks with "),
+        ("gym:chain_sum?size=200&seed=201&min_terms=3", None),
+        ("gym:chain_sum?size=200&seed=2&min_terms=3&max_terms=5", "; set data.contamination to"),
+    ],
+)  # fmt: skip
+def test_a_held_out_set_of_the_training_tasks_is_told_with_the_seed_that_is_not(
+    held_out: str, told: str | None, load: Callable[..., Data]
+) -> None:
+    warning = load(
+        "gym:chain_sum?size=200&seed=1&min_terms=3", data__eval=held_out, score__rewards="gym"
+    ).contamination_warning()
+    assert told in warning if told and warning else warning is told, warning
 
 
 @pytest.mark.parametrize("seconds", [None, 2.5])

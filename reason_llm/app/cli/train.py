@@ -69,6 +69,7 @@ def print_check(config: "Config | Pipeline", mistakes: list[ReasonError], is_pla
     from reason_llm.config import Config
 
     num_errors = 0
+    wrong = bool(mistakes)  # then the config is without what is wrong, so the plan would be another
     if not isinstance(config, Config):
         lines, num_errors = check_pipeline(config, mistakes, is_plan)
     elif is_plan:
@@ -76,7 +77,7 @@ def print_check(config: "Config | Pipeline", mistakes: list[ReasonError], is_pla
     else:
         report = check_data(config, mistakes)
         lines, num_errors = report.lines, report.num_errors
-    for line in lines:
+    for line in lines if not (is_plan and wrong) else ():
         print(line, flush=True)
     raise_all(mistakes)
     return 2 if num_errors else 0

@@ -3,6 +3,7 @@ config and card; checked before it takes its place.
 
 The folder is made under another name and renamed at the end; a failed check leaves nothing."""
 
+import logging
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import orjson
 import torch
+import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -44,6 +46,7 @@ from reason_llm.run.judges import reward_models
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.store import folder as run_folder
 
+logger = logging.getLogger(__name__)
 CONVERTER = "convert_hf_to_gguf.py"
 SENTENCE_PIECES = "tokenizer.model"
 """What llama.cpp's converter reads for Gemma; Transformers 5 does not write it."""
@@ -117,10 +120,17 @@ def export(request: Request, console: Console) -> Parity | ScoreParity | None:
             merge = _merge_reward_model if reward_model.is_one(job.adapter) else _merge
             result = merge(request, job, beside, console)
         job.tokenizer.save_pretrained(beside)
+        kind = None if request.adapter_only else base.misread_by(beside, job.tokenizer)
         if (pieces := job.base_folder / SENTENCE_PIECES).is_file():
             shutil.copyfile(regular(pieces), beside / SENTENCE_PIECES)
         _describe(request, job, beside, result)
     console.line(f"exported {job.adapter} over {job.base} to {request.out}")
+    if kind is not None:
+        logger.warning(
+            "Transformers %s reads the tokenizer in %s as %s, with other ids than those of "
+            "training; load it with PreTrainedTokenizerFast.from_pretrained",
+            transformers.__version__, request.out, kind,
+        )  # fmt: skip
     if job.converter is not None:
         console.line(f"converted to {_convert(job.converter, request)}")
     if request.push is not None:

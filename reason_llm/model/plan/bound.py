@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reason_llm.config import Config
-from reason_llm.model.plan.machine import GIB
+from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 
 BACKWARD_OF_ATTENTION = 2.5
@@ -38,11 +38,18 @@ CARDS = (
     Card("H200", 141, 989.4e12, 4.8e12),
 )
 """Source: NVIDIA's data sheets; where they count sparse products, half of that."""
+LEAST_OF_CARD = 0.9
+"""Part of a card's memory that is at least planned for, where it is meant."""
 
 
-def card_of(budget_bytes: int) -> Card:
-    """The first card that has so much memory; the largest, if none has."""
-    return next((card for card in CARDS if card.gib * GIB >= budget_bytes), CARDS[-1])
+def card_of(machine: Machine) -> Card | None:
+    """The machine's own card, or for an imagined one the first with that memory; None where there
+    is no data sheet of it."""
+    if machine.card is not None:
+        words = set(machine.card.split())
+        return next((card for card in CARDS if words.issuperset(card.name.split())), None)
+    budget = machine.budget_bytes / GIB
+    return next((card for card in CARDS if LEAST_OF_CARD * card.gib <= budget <= card.gib), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +81,19 @@ class Sizes:
     at_once: int
 
 
-def line(phases: Sequence[Phase], card: Card, steps: int) -> str:
-    """One line: the least seconds of a step, its longest phase, and the hours of so many steps."""
+def line(phases: Sequence[Phase], card: Card | None, steps: int) -> str:
+    """One line: the least seconds of a step, its longest phase, and the hours of so many steps; or
+    that there are no numbers of the card."""
+    if card is None:
+        names = ", ".join(each.name for each in CARDS)
+        return f"its time is not known: there are the data sheets of {names} alone"
     seconds = {phase.name: phase.seconds(card) for phase in phases}
     total = sum(seconds.values())
     longest = max(phases, key=lambda phase: seconds[phase.name])
     share = seconds[longest.name] / total
     told = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
     return (
-        f"a step of full length takes at least {told} s on a card like an {card.name}, "
+        f"a step of full length takes at least {told} s on an {card.name}, "
         f"{longest.name} {share:.0%} of it ({longest.limit(card)}); {steps:,} steps "
         f"{steps * total / 3600:,.1f} h"
     )

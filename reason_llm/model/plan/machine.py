@@ -35,6 +35,8 @@ class Machine:
     kind: Literal["cuda", "cpu"]
     budget_bytes: int
     host_bytes: int
+    card: str | None = None
+    """Name of this machine's GPU; None for an imagined one."""
 
     @classmethod
     def here(cls, config: Config, device: torch.device) -> "Machine":
@@ -42,9 +44,11 @@ class Machine:
         leave of the GPU; without one, of the host the part of each of the most possible replicas,
         so that the result does not depend on their number."""
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        card = None
         if device.type == "cuda":
             kind: Literal["cuda", "cpu"] = "cuda"
-            total = torch.cuda.get_device_properties(device).total_memory
+            properties = torch.cuda.get_device_properties(device)
+            total, card = properties.total_memory, properties.name
             left = total - others_bytes(device)
         else:
             kind, total, left = "cpu", host, host // config.run.shards
@@ -53,12 +57,16 @@ class Machine:
             kind,
             left if asked == "auto" else min(total, int(asked * GIB)),
             host if asked_host == "auto" else min(host, int(asked_host * GIB)),
+            card,
         )
 
     @classmethod
     def imagined(cls, config: Config, device: torch.device) -> "Machine":
-        """A GPU with ``memory.budget_gib`` on any machine; this machine if that is auto."""
-        here = cls.here(config, device)
-        if config.memory.budget_gib == "auto":
+        """A GPU with ``memory.budget_gib`` beside ``memory.host_gib`` on any machine; this machine
+        if the former is auto."""
+        here, memory = cls.here(config, device), config.memory
+        if memory.budget_gib == "auto":
             return here
-        return replace(here, kind="cuda", budget_bytes=int(config.memory.budget_gib * GIB))
+        host = here.host_bytes if memory.host_gib == "auto" else int(memory.host_gib * GIB)
+        budget = int(memory.budget_gib * GIB)
+        return replace(here, kind="cuda", budget_bytes=budget, host_bytes=host, card=None)

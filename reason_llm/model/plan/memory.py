@@ -115,7 +115,9 @@ class Plan:
             rows.append(f"{line.name:<52}" + "".join(f"{size:>12}" for size in sizes))
         chosen = [f"context {self.context_tokens:,} tokens"]
         if self.engine is not None:
-            chosen.append(f"{self.engine.max_sequences} sequences at once")
+            most, whole = self.engine.max_sequences, self.cache_tokens // self.context_tokens
+            shorter = f", {most} shorter ones" if whole < most else ""
+            chosen.append(f"{min(most, whole)} sequences at once of full length{shorter}")
         if any(line.name == "KV cache" and line.sampling for line in self.lines):
             chosen.append(f"KV cache {self.cache_tokens:,} tokens")
         chosen.append(f"micro-batches of {self.micro_batch_tokens:,} tokens")
@@ -128,7 +130,7 @@ class Plan:
             most = max(peak.sampling, peak.learning, peak.scoring)
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
             if self.phases:
-                rows[-1] += f"; {bound.line(self.phases, bound.card_of(budget), self.steps)}"
+                rows[-1] += f"; {bound.line(self.phases, bound.card_of(self.machine), self.steps)}"
         return rows
 
 

@@ -79,6 +79,13 @@ class Engine:
         found: nn.Module = self.llm.apply_model(lambda module: module)[0]
         return found
 
+    def use(self, tokenizer: Any) -> None:
+        """Have vLLM look for stop strings in the texts of this tokenizer, in place of the one that
+        it loaded. It is fed with ids and uses a tokenizer for nothing else."""
+        from vllm.tokenizers.hf import get_cached_tokenizer
+
+        self.llm.llm_engine.output_processor.tokenizer = get_cached_tokenizer(tokenizer)
+
     def wake(self) -> None:
         """Restore the KV cache. A second call does nothing. Raises OutOfMemory: there is no room
         for it, even with torch's own cache emptied."""

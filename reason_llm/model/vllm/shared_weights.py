@@ -46,6 +46,8 @@ def model_over(engine: Engine, dtype: torch.dtype, asked: str = "auto") -> Any:
     from vllm.config import CompilationMode, set_current_vllm_config
 
     config = AutoConfig.from_pretrained(engine.path, trust_remote_code=False)
+    if _has_own_head(engine.module):
+        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     # vLLM may sample with Transformers' own class, which it compiles in place; ours is not.
     uncompiled = copy.copy(engine.llm.llm_engine.vllm_config)
     uncompiled.compilation_config = copy.copy(uncompiled.compilation_config)
@@ -80,6 +82,20 @@ def model_over(engine: Engine, dtype: torch.dtype, asked: str = "auto") -> Any:
         for name, buffer in module.named_buffers(recurse=False):
             module.register_buffer(name, buffer.to(device), persistent=False)
     return model.eval()
+
+
+def _has_own_head(module: nn.Module) -> bool:
+    """Whether vLLM holds a head that is not the embedding: so it does, as Transformers does, where
+    a checkpoint stores one that differs, though its config ties the two."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        ParallelLMHead,
+        VocabParallelEmbedding,
+    )
+
+    found = [each for each in module.modules() if isinstance(each, VocabParallelEmbedding)]
+    heads = [each.weight for each in found if isinstance(each, ParallelLMHead)]
+    embeddings = [each.weight for each in found if not isinstance(each, ParallelLMHead)]
+    return bool(heads) and all(head is not each for head in heads for each in embeddings)
 
 
 def attention_for(config: PretrainedConfig, asked: str = "auto") -> str:

@@ -189,12 +189,15 @@ def _digest(folder: Path, is_outside: bool) -> str:
 
 
 def conversations(
-    groups: Sequence[Group], classifier: SequenceClassifier, reads_end_token: bool
+    groups: Sequence[Group],
+    classifier: SequenceClassifier,
+    reads_end_token: bool,
+    date: str | None = None,
 ) -> list[list[int]]:
     """The conversations of all completions as the reward model's own template and tokenizer write
     them, in its token ids; raises DataError. One that ``reads_end_token`` is not given the white
     space after it."""
-    template = chat_template("auto", str(classifier.path), model_has_one=True)
+    template = chat_template("auto", str(classifier.path), model_has_one=True, date=date)
     renderer = Renderer(classifier.tokenizer, template, None)
     rows = []
     for group in groups:
@@ -207,9 +210,10 @@ def conversations(
 
 
 class RewardModels:
-    """The reward models of a run, asked one after another."""
+    """The reward models of a run, asked one after another; ``date`` is ``data.date``."""
 
-    def __init__(self) -> None:
+    def __init__(self, date: str | None = None) -> None:
+        self._date = date
         self._outside: dict[str, SequenceClassifier] = {}
         """Separate reward models that have scored before, kept in host memory."""
 
@@ -236,7 +240,7 @@ class RewardModels:
             device = learner.model.device
             self._outside[model.key] = SequenceClassifier(model.folder, device)
         classifier = self._outside[model.key]
-        asked = conversations(groups, classifier, model.reads_end_token)
+        asked = conversations(groups, classifier, model.reads_end_token, self._date)
         scores = [math.nan] * len(asked)
         with classifier.on_device():
             for index, score in classifier.scores(asked, learner.micro_batches.tokens):

@@ -71,6 +71,17 @@ class Job:
         learned = None if self.is_new else self.state.step
         return MetricsLog(self.folder, learned, started, self.state.metrics_sha256)
 
+    def try_rewards(self) -> None:
+        """Call the user's rewards with made-up completions of the first prompt that they judge.
+
+        Raises:
+            RewardError: one of them cannot work.
+        """
+        prompts = self.data.prompts or self.data.held_out_prompts
+        if self.config.judges_answers:
+            only_first = not self.config.samples
+            self.scorer.try_custom(prompts[0], self.run.subject.tokenizer, only_first)
+
     def finished(self, watch: Watch) -> dict[str, Any] | None:
         """Summary of the run if it is finished, else None; a run writes it last."""
         if self.state.step < self.config.run.steps and not self.ends_early(self.state):

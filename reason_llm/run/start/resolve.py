@@ -47,6 +47,7 @@ from reason_llm.run.judges import reward_models
 from reason_llm.run.judges.reward_models import RewardModelFolder
 from reason_llm.run.judges.teacher import check_service
 from reason_llm.run.start import saved_rollouts
+from reason_llm.run.start.dates import with_date
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
@@ -102,9 +103,12 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             config = with_start(config, start)
     subject = with_teacher(look_at(config))
     check_service(config.teacher, subject.tokenizer)
-    config = subject.config
+    renderer = renderer_of(subject.config, subject.tokenizer)
+    config = with_date(subject.config, renderer, _buffer(subject.config))
+    if config.data.date is not None:
+        watch.line(f"chat templates read the date {config.data.date}, on later days, too")
+    subject, renderer = replace(subject, config=config), renderer.on(config.data.date)
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
-    renderer = renderer_of(config, subject.tokenizer)
     environments = environments_of(config, renderer, subject.context_tokens)
     digests = base_digest(subject.policy), renderer.digest
     models = reward_models.check(config, *digests)

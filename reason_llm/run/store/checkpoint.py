@@ -18,7 +18,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,13 +31,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from reason_llm.config import file as config_file
-from reason_llm.errors import CheckpointError, one_line
+from reason_llm.errors import CheckpointError, ConfigError, one_line
 from reason_llm.files import MIB, check_digests, read_object, regular, replacing_folder
 from reason_llm.model import Model, Role, adapters, score_head, weights
 from reason_llm.rollout import Count, Number, Text, record_from_json
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.document import RunIdentity
-from reason_llm.run.store.folder import listing, step_of
+from reason_llm.run.store.folder import CONFIG, listing, step_of
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
 
@@ -160,6 +160,27 @@ def needed_from(run_folder: Path) -> int:
     """First step whose rollouts may be needed again: that of the checkpoint before the newest,
     which a run continues from if the newest is damaged."""
     return min(map(step_of, listing(run_folder)[-2:]), default=0)
+
+
+def date_of(run_folder: Path) -> str | None:
+    """``data.date`` of a run by its config, or else by its newest readable checkpoint, which may be
+    named itself; None where its templates read no date, or without a readable record of the run,
+    whose reader reports that."""
+    with suppress(ConfigError, OSError):
+        if (run_folder / CONFIG).is_file():
+            return date_in(config_file.read_yaml(run_folder / CONFIG))
+    with suppress(OSError):  # a name that is too long
+        for folder in (*reversed(listing(run_folder)), run_folder):
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                return date_in(read_object(folder / STATE, MOST_STATE_BYTES)["run"]["config"])
+    return None
+
+
+def date_in(config: Mapping[str, Any]) -> str | None:
+    """``data.date`` in a dumped config."""
+    section = config.get("data")
+    date = section.get("date") if isinstance(section, Mapping) else None
+    return date if isinstance(date, str) else None
 
 
 def read(folder: Path) -> RunState:

@@ -20,6 +20,8 @@ _PHRASE = re.compile(
     r"\banswer(?:[ \t]{1,9}+is\b[ \t]{0,9}+[:=]?|[ \t]{0,9}+(?:\*\*)?[:=])(?:\*\*)?", re.IGNORECASE
 )
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\sI hope it is correct")
+_BOLD_END = re.compile(r"(?<=[^\s*])\*\*(?=[\s,;:!?]|$)")
+"""Markdown's end of bold text, as in ``**Answer: 42**``; a power has more behind it."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,40}+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<![A-Za-z\d])\.\d++"
@@ -286,4 +288,4 @@ def _phrase_answer(rest: str) -> str:
         closing = rest.find(end, len(start)) if rest.startswith(start) else -1
         if closing > len(start):
             return rest[len(start) : closing].strip()
-    return _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
+    return _BOLD_END.sub("", _SENTENCE_END.split(rest, maxsplit=1)[0]).strip()

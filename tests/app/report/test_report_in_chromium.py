@@ -82,6 +82,30 @@ def honest(tmp_path: Path, count: int = 12, groups: int = 4) -> Path:
     return write_run(tmp_path / "run", records, steps)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "colors"),
+    [
+        ([0.0, 0.0], ["rgb(138, 143, 152)"] * 2),
+        ([-0.5, -0.1], ["rgb(138, 143, 152)", "rgb(63, 155, 176)"]),
+        ([1.0, 1.0], ["rgb(88, 189, 95)"] * 2),
+        ([0.0, 1.0], ["rgb(138, 143, 152)", "rgb(88, 189, 95)"]),
+        ([0.5, 1.0], ["rgb(63, 155, 176)", "rgb(88, 189, 95)"]),
+    ],
+    ids=str,
+)
+def test_only_what_is_worth_something_is_green(
+    page: Chromium, tmp_path: Path, rewards: list[float], colors: list[str]
+) -> None:
+    records = [record(0), record(1, **{"score/reward": sum(rewards) / 2})]
+    opened(page, write_run(tmp_path / "run", records, [[group(["a", "b"], rewards, "Why?")]]),
+           "view=rollouts")  # fmt: skip
+    page.wait("document.querySelectorAll('.cells .cell').length === 2")
+    found = page.run(
+        "[...document.querySelectorAll('.cells .cell')].map((cell) => cell.style.backgroundColor)"
+    )
+    assert found == colors
+
+
 def test_the_overview_draws_its_charts_and_tells_their_values(
     page: Chromium, tmp_path: Path
 ) -> None:

@@ -61,6 +61,16 @@ def test_without_a_gpu_transformers_samples(installed: set[str]) -> None:
     assert "there is no GPU, which Unsloth needs" in why
 
 
+def test_a_temperature_beyond_vllm_s_is_refused_before_it_starts(installed: set[str]) -> None:
+    hot = made("vllm").with_options({"sample.temperature": 3.0})
+    with pytest.raises(ConfigError, match=r"temperature=3 contradicts sample\.engine=vllm, which "):
+        chosen(hot, CPU)
+    with pytest.raises(ConfigError, match=r"at most 2; lower it, or set sample\.engine to t"):
+        chosen(hot.with_options({"sample.engine": "auto"}), GPU)
+    assert chosen(hot.with_options({"sample.engine": "auto"}), CPU)[0] == "transformers"
+    assert chosen(hot.with_options({"sample.temperature": 2.0}), CPU)[0] == "vllm"
+
+
 @pytest.mark.parametrize("targets", [["q_proj", "lm_head"], "lm_head|.*q_proj"])
 def test_a_head_with_an_adapter_is_sampled_with_transformers(
     installed: set[str], targets: str | list[str]

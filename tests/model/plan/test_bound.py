@@ -11,6 +11,7 @@ from test_memory import card_config
 from conftest import config_of
 from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import CARDS, Sizes
+from reason_llm.model.plan.machine import Machine
 
 BASE = 28 * (3584 * (3584 + 512 + 512 + 3584) + 3 * 3584 * 18944)
 HEAD = 3584 * 152064
@@ -126,12 +127,26 @@ def test_passes_that_measure_and_passes_that_learn(
 def test_the_line(tmp_path: Path) -> None:
     phases = [bound.Phase("sampling", 0, 1.008e12, 0), bound.Phase("learning", 3 * 165.2e12, 0, 0)]
     assert bound.line(phases, CARDS[0], 1800) == (
-        "a step of full length takes at least 4.0 s on a card like an RTX 4090, "
+        "a step of full length takes at least 4.0 s on an RTX 4090, "
         "learning 75% of it (matmul); 1,800 steps 2.0 h"
     )
     for seconds, told in ((9.94, "9.9"), (10.0, "10"), (2000.4, "2,000")):
         phase = bound.Phase("sampling", seconds * 165.2e12, 0, 0)
         assert f"at least {told} s on" in bound.line([phase], CARDS[0], 1)
-    assert [bound.card_of(gib * 2**30).name for gib in (12, 24, 40, 80, 500)] == [
-        "RTX 4090", "RTX 4090", "RTX A6000", "H100", "H200",
-    ]  # fmt: skip
+    assert "not known: there are the data sheets of RTX 4090, " in bound.line(phases, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("card", "gib", "name"),
+    [
+        (None, 24, "RTX 4090"), (None, 22.5, "RTX 4090"), (None, 48, "RTX A6000"),
+        (None, 80, "H100"), (None, 12, None), (None, 16, None), (None, 40, None),
+        (None, 500, None),
+        ("NVIDIA GeForce RTX 4090", 20, "RTX 4090"), ("NVIDIA H100 80GB HBM3", 12, "H100"),
+        ("NVIDIA L4", 22, "L4"), ("NVIDIA L40S", 24, None), ("Tesla T4", 15, None),
+    ],
+)  # fmt: skip
+def test_the_card_whose_time_is_told(card: str | None, gib: float, name: str | None) -> None:
+    """This machine's own, or one of the memory that is planned for."""
+    found = bound.card_of(Machine("cuda", int(gib * 2**30), 0, card))
+    assert (found and found.name) == name

@@ -353,9 +353,9 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     assert row in (ROOT / "docs" / "cards.md").read_text(), row
     verdict = found.table()[-1]
     assert re.fullmatch(
-        rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on a card "
-        r"like an .+, (sampling|learning|the teacher) \d+% of it \((matmul|memory)\); "
-        r"[\d,]+ steps [\d,.]+ h", verdict
+        rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on an .+, "
+        r"(sampling|learning|the teacher) \d+% of it \((matmul|memory)\); [\d,]+ steps [\d,.]+ h"
+        if card >= 24 else r"fits: .* GiB; its time is not known: .*", verdict
     ), verdict  # fmt: skip
 
 
@@ -548,6 +548,9 @@ def test_what_a_machine_without_a_gpu_gives() -> None:
     here = Machine.here(Config.model_validate(asked), torch.device("cpu"))
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert here == Machine("cpu", host // 4, GIB // 2)
+    asked["memory"] = {"budget_gib": 8, "host_gib": 4096}
+    imagined = Machine.imagined(Config.model_validate(asked), torch.device("cpu"))
+    assert imagined == Machine("cuda", 8 * GIB, 4096 * GIB)  # more than this machine has
     asked["memory"] = {"budget_gib": 8}
     imagined = Machine.imagined(Config.model_validate(asked), torch.device("cpu"))
     assert imagined == Machine("cuda", 8 * GIB, host)

@@ -21,6 +21,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
@@ -29,6 +30,7 @@ from families import (
     MIXTURES,
     SIZES,
     TODAY,
+    changed,
     make,
     make_model,
     prompts_of,
@@ -93,6 +95,32 @@ def test_every_family_shares_every_weight(
     with pytest.raises(ModelError, match="differs from"):
         shared_weights.verify(model, path)
     del model
+    started.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_head_in_the_file_counts_though_the_config_ties_it(is_copy: bool, tmp_path: Path) -> None:
+    path = str(make_model(tmp_path / "model", "qwen2", False, "float32"))
+    changed(path, tie_word_embeddings=True)
+    file = tmp_path / "model" / "model.safetensors"
+    stored = load_file(file)
+    if is_copy:
+        stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
+        save_file(stored, file, metadata={"format": "pt"})
+    started = engine.start(path, torch.float32, SIZES, seed=0)
+    model = shared_weights.model_over(started, torch.float32)
+    assert shared_weights.verify(model, path) >= 12
+    head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
+    assert torch.equal(head, stored["lm_head.weight"])
+    assert (head.data_ptr() == embedding.data_ptr()) == is_copy
+    ordinary = AutoModelForCausalLM.from_pretrained(
+        path, attn_implementation=shared_weights.attention_for(model.config)
+    )
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, ordinary(input_ids=ids).logits)
+    del model, head, embedding
     started.close()
 
 
@@ -245,7 +273,13 @@ def test_a_stale_prefix_cache_is_caught(
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}],
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.3, "top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"min_p": 0.3, "top_p": 0.6},
+    ],
 )
 def test_reported_logprobs_belong_to_what_was_drawn_from(
     model: Model, prompts: list[Prompt], options: dict
