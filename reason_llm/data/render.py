@@ -8,7 +8,6 @@ own whose memory and time are limited.
 import hashlib
 import os
 import random
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,14 @@ from itertools import cycle
 from math import floor
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.data.families import ASKED, Family, family_of
+from reason_llm.data.control_tokens import (
+    OPEN,
+    TALK,
+    ControlTokens,
+    control_tokens,
+    reader_of_text,
+)
+from reason_llm.data.families import ASKED, PROBES, Family, family_of
 from reason_llm.data.forms import Messages
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
@@ -33,6 +39,8 @@ MOST_TEXT_CHARACTERS = 16 << 20
 """Longest text of one conversation."""
 ENCODE_SECONDS = 20.0
 """Seconds for one text. The tokenizer lets other threads run meanwhile."""
+MOST_NAMED = 5
+"""Control tokens that an error names."""
 AT_ONCE = 256
 """Conversations that a process is asked for at once: asking takes 0.3 ms."""
 
@@ -46,8 +54,9 @@ _ANSWERS = {
 MOST_MARKS = 600
 """Most ``<`` in an answer whose calls are read by a family: its patterns backtrack, with the cube
 of the tags that are left open."""
-_MARK = "\ufdd0"
-"""In the place of a control token: no character, so no text has it."""
+ANCHORS = ("", "\n", ".")
+"""Texts before a part of a text that is tokenised alone: some tokenizers put a space before the
+first word."""
 _Rendering = tuple[str | None, str, int | None]
 """The text; or the problem, with the template's line that has wrong syntax."""
 
@@ -73,21 +82,29 @@ class Renderer:
         return replace(self, tools=self.tools_of[environment]) if self.tools_of else self
 
     def prompt(self, where: str, messages: Messages, answer: str) -> Prompt:
-        """The Prompt of these messages; errors as of ``text`` and ``token_ids``."""
-        text = self.text(where, self.with_system_prompt(messages))
-        return Prompt(where, text, tuple(self.token_ids(where, text)), answer)
+        """The Prompt of these messages; errors as of ``marked_text`` and
+        ``marked_ids``."""
+        text = self.marked_text(where, self.with_system_prompt(messages))
+        ids = self.marked_ids(where, text)
+        return Prompt(where, self._controls.plain(text), tuple(ids), answer)
 
     def prompts(self, asked: Sequence[tuple[str, Messages, str]]) -> dict[str, Prompt | DataError]:
         """``prompt`` of many rows, or the error that it raises, by ``where``."""
         found: dict[str, Prompt | DataError] = {}
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
+            talks = [self.with_system_prompt(talk) for _, talk, _ in part]
+            usual = [
+                (row, talk)
+                for row, talk in zip(part, talks, strict=True)
+                if not self._spells_controls(talk)
+            ]
             with suppress(TimeoutError, Panic, ValueError, MemoryError):
-                made = self._rendered([self.with_system_prompt(talk) for _, talk, _ in part])
+                made = self._rendered([talk for _, talk in usual]) if usual else []
                 texts = [text for text, _, _ in made if text is not None and text.strip()]
-                if len(texts) == len(part):
-                    rows = zip(part, texts, self._encoded(texts), strict=True)
-                    found |= {w: Prompt(w, text, tuple(ids), a) for (w, _, a), text, ids in rows}
+                if usual and len(texts) == len(usual):
+                    rows = zip(usual, texts, self._encoded(texts), strict=True)
+                    found |= {w: Prompt(w, t, tuple(ids), a) for ((w, _, a), _), t, ids in rows}
             for where, talk, answer in part:
                 if where not in found:
                     try:
@@ -112,17 +129,6 @@ class Renderer:
         if self.system_prompt is None or messages[0]["role"] == "system":
             return messages
         return [{"role": "system", "content": self.system_prompt}, *messages]
-
-    def token_ids(self, where: str, text: str) -> list[int]:
-        """Token ids of a text, without special tokens added; DataError where the tokenizer, whose
-        patterns come with the model, gives up or takes too long."""
-        try:
-            return self._encoded([text])[0]
-        except (TimeoutError, Panic) as error:
-            raise DataError(
-                f"{where}: {error} on its {len(text)} characters; take another model, or leave "
-                "this row out"
-            ) from error
 
     def text(self, where: str, messages: Messages, generation: bool = True) -> str:
         """The messages as the template writes them, with ``generation`` up to where the
@@ -154,6 +160,88 @@ class Renderer:
             raise DataError(f"{where}: {source} writes no text for it; fix it")
         return text
 
+    def marked(self, messages: Messages) -> Messages:
+        """The messages with marks for the control tokens that they spell: all of them, but in the
+        assistant's only those that begin or end a turn. ``system_prompt`` is the user's own."""
+        own = {"role": "system", "content": self.system_prompt}
+        return [
+            message if message == own else self._controls.marked(message, _is_assistant(message))
+            for message in messages
+        ]
+
+    def marked_text(self, where: str, messages: Messages, generation: bool = True) -> str:
+        """``text`` with a mark for each control token that a message, or a tool, spells; also a
+        DataError where the template writes it in another way."""
+        text = self.text(where, messages, generation)
+        if not self._spells_controls(messages):
+            return text
+        tools = tuple(self._controls.marked(self.tools))
+        marked = replace(self, tools=tools).text(where, self.marked(messages), generation)
+        return self._as_written(where, marked, text)
+
+    def escaped(self, text: str) -> str:
+        """A text that writes its control tokens itself, for ``marked_ids``."""
+        return self._controls.escaped(text)
+
+    def token_ids(self, where: str, text: str) -> list[int]:
+        """Token ids of a text that writes its control tokens itself, without special tokens added;
+        DataError where the tokenizer, whose patterns come with the model, gives up or takes too
+        long."""
+        return self.marked_ids(where, self.escaped(text))
+
+    def marked_ids(self, where: str, marked: str) -> list[int]:
+        """Token ids of a ``marked_text``, whose marks are read as text; also a DataError where the
+        tokenizer cannot read one so."""
+        try:
+            return self._marked_ids(marked) if OPEN in marked else self._encoded([marked])[0]
+        except (TimeoutError, Panic) as error:
+            raise DataError(
+                f"{where}: {error} on its {len(marked)} characters; take another model, or leave "
+                "this row out"
+            ) from error
+        except ValueError as error:
+            raise DataError(
+                f"{where}: the text spells control tokens{self._named(marked)} that the model's "
+                "tokenizer cannot read as text; remove them"
+            ) from error
+
+    def check_tools(self, what: str) -> None:
+        """Raise a ConfigError if the template does not write the tools that ``what`` offers."""
+        if _writes_tools(self.tokenizer, self.template):
+            return
+        raise ConfigError(
+            f"{what} offers tools to the model, and {self.template.source} writes the same text "
+            "with and without them, so the model would not know of any; name a template that "
+            "writes them as data.template (TRL has such files in its chat_templates), or leave the "
+            "tools out"
+        )
+
+    @property
+    def _controls(self) -> ControlTokens:
+        return _controls(self.tokenizer, self.template)
+
+    def _spells_controls(self, messages: Messages) -> bool:
+        controls = self._controls
+        if controls.are_in(self.tools):
+            return True
+        return controls.are_in(messages) and self.marked(messages) != list(messages)
+
+    def _as_written(self, where: str, marked: str, text: str) -> str:
+        """What the template made of marks; DataError where it does not write what they stand for as
+        it wrote ``text``."""
+        found = self._controls.as_in(marked, text)
+        if found is None:
+            raise DataError(
+                f"{where}: {self.template.source} reads or changes the control tokens that the "
+                f"text spells{self._named(marked)}; remove them from the text"
+            )
+        return found
+
+    def _named(self, marked: str) -> str:
+        names = self._controls.names_in(marked)
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return f" ({', '.join(names[:MOST_NAMED])}{more})" if names else ""
+
     def replies(self, replies: Sequence[Messages], most_tokens: int) -> list[list[int]]:
         """Token ids of what follows an assistant's answer when these messages reply to it: the end
         of the answer, the reply, and what comes before the next answer. A content of more than
@@ -161,27 +249,27 @@ class Renderer:
 
         Raises:
             ConfigError: the template does not write an answer before a reply as it was sampled.
-            DataError: the tokenizer gives up or takes too long.
+            DataError: the tokenizer gives up or takes too long, or cannot read them as text.
         """
         cut = [
             [{**each, "content": self._cut(each["content"], most_tokens)} for each in reply]
             for reply in replies
         ]
-        added = self.tokenizer.added_tokens_decoder.values()
-        controls = sorted((str(each) for each in added if each.special), reverse=True)
-        control = re.compile("|".join(map(re.escape, [*controls, _MARK])))
-        spelled = [control.findall("".join(each["content"] for each in reply)) for reply in cut]
-        marked = [
-            [{**each, "content": control.sub(_MARK, each["content"])} for each in reply]
-            for reply in cut
-        ]
+        marked = list(map(self.marked, cut))
+        spells = [number for number, reply in enumerate(marked) if reply != cut[number]]
         family = _family(self.tokenizer, self.template)
         if family is None or not all(map(family.knows, marked)):
-            return list(map(self._plain, self._after_answers(marked), spelled))
-        return [
-            self._plain(self.tokenizer.decode(ids), texts) if texts else ids
-            for ids, texts in zip(map(family.reply, marked), spelled, strict=True)
-        ]
+            texts = self._after_answers([*marked, *(cut[number] for number in spells)])
+            for number, plain in zip(spells, texts[len(cut) :], strict=True):
+                texts[number] = self._as_written(_REPLY, texts[number], plain)
+            return [self.marked_ids(_REPLY, text) for text in texts[: len(cut)]]
+        found = list(map(family.reply, marked))
+        for number in spells:
+            text = _decoded(self.tokenizer, found[number])
+            plain = _decoded(self.tokenizer, family.reply(cut[number]))
+            text = self._as_written(_REPLY, text, plain)
+            found[number] = self.marked_ids(_REPLY, text)
+        return found
 
     def after(self, ids: Sequence[int], reply: Messages, most_tokens: int) -> list[int]:
         """``replies`` of one reply to an answer of these ids, and what is not yet in them."""
@@ -214,22 +302,13 @@ class Renderer:
             found.append(whole[len(answered) :])
         return found
 
-    def _plain(self, text: str, controls: Sequence[str]) -> list[int]:
-        """Token ids of a text in which ``_MARK`` stands for these control tokens."""
-        first, *rest = text.split(_MARK)
-        ids = self.token_ids(_REPLY, first)
-        for control, part in zip(cycle(controls), rest):
-            plain = self.tokenizer(control, add_special_tokens=False, split_special_tokens=True)
-            ids += [*plain["input_ids"], *self.token_ids(_REPLY, part)]
-        return ids
-
     def _cut(self, text: str, most_tokens: int) -> str:
         """The text, without its middle where it has more tokens."""
         ids = self.token_ids(_REPLY, text)
         if len(ids) <= most_tokens:
             return text
         half = most_tokens // 2
-        begin, end = self.tokenizer.decode(ids[:half]), self.tokenizer.decode(ids[-half:])
+        begin, end = (_decoded(self.tokenizer, part) for part in (ids[:half], ids[-half:]))
         return f"{begin}\n[{len(ids) - 2 * half:,} tokens are left out here]\n{end}"
 
     def _rendered(self, talks: Sequence[Messages], generation: bool = True) -> list[_Rendering]:
@@ -250,14 +329,68 @@ class Renderer:
             arguments["tools"] = list(self.tools)
         return list(process.ask(RENDER_SECONDS, talks, jinja, arguments))
 
-    def _encoded(self, texts: list[str]) -> list[list[int]]:
-        """The token ids of each; TimeoutError or Panic as ``token_ids`` tells."""
+    def _encoded(self, texts: list[str], as_text: bool = False) -> list[list[int]]:
+        """The token ids of each, with special tokens read as text if ``as_text``; TimeoutError or
+        Panic as ``token_ids`` tells."""
+        options = {
+            "add_special_tokens": False,
+            **({"split_special_tokens": True} if as_text else {}),
+        }
+        tokenizer = reader_of_text(self.tokenizer) if as_text else self.tokenizer
         with without_panics():
             return within(
                 ENCODE_SECONDS,
                 "the model's tokenizer",
-                lambda: list(self.tokenizer(texts, add_special_tokens=False)["input_ids"]),
+                lambda: list(tokenizer(texts, **options)["input_ids"]),
             )
+
+    def _marked_ids(self, marked: str) -> list[int]:
+        """Token ids of a text with marks: each part with a mark as text alone. A ValueError where
+        they have other control tokens than the template wrote, or spell another text."""
+        controls = self._controls
+        written, known = controls.written_ids(marked), controls.known_ids
+        expected = _decoded(self.tokenizer, self._encoded([controls.plain(marked)])[0])
+        for anchor in ANCHORS:
+            ids: list[int] = []
+            for text, as_text in controls.pieces(marked):
+                before = self._encoded([anchor], as_text)[0] if ids and anchor else []
+                part = self._encoded([anchor + text if before else text], as_text)[0]
+                ids += part[len(before) :]
+            is_same = [id for id in ids if id in known] == written
+            if is_same and _decoded(self.tokenizer, ids) == expected:
+                return ids
+        raise ValueError("it is a control token there, too")
+
+
+def _is_assistant(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant"
+
+
+def _decoded(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+
+@lru_cache(maxsize=4)
+def _controls(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> ControlTokens:
+    """The control tokens of a template, which is not asked with a message that spells one."""
+    text = None
+    with suppress(TimeoutError, ValueError, MemoryError):  # said when a row is rendered
+        ((text, _, _),) = Renderer(tokenizer, template, None)._rendered([TALK], False)
+    return control_tokens(tokenizer, text or "")
+
+
+@lru_cache(maxsize=4)
+def _writes_tools(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> bool:
+    """Whether the template writes another text with a tool than without one; ConfigError if it
+    cannot be asked."""
+    tools, _, _ = PROBES["tool"]
+    without, with_tools = (
+        Renderer(tokenizer, template, None, tuple(offered)) for offered in ((), tools)
+    )
+    try:
+        return with_tools.text("a tool", ASKED) != without.text("a tool", ASKED)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 @lru_cache(maxsize=2)

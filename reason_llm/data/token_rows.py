@@ -145,8 +145,9 @@ def _row(
         ids: list[int] = []
     elif is_text:
         text, spans = _plain(
-            where, messages[-1]["content"], completion[-1]["content"], renderer, ends
-        )
+            where, *(renderer.escaped(each[-1]["content"]) for each in (messages, completion)),
+            renderer, ends,
+        )  # fmt: skip
         ids = _begin(tokenizer)
     else:
         raise DataError(
@@ -192,7 +193,9 @@ def _document(
     group: int,
 ) -> tuple[TokenRow, ...]:
     """Rows of the context's length; a last row of one token is left out."""
-    ids = _begin(renderer.tokenizer) + renderer.token_ids(document.where, document.text)
+    ids = _begin(renderer.tokenizer) + renderer.token_ids(
+        document.where, renderer.escaped(document.text)
+    )
     if ids[-1] not in end_token_ids:
         ids.append(renderer.tokenizer.eos_token_id)
     _check_begin(document.where, ids, _bos(renderer.tokenizer, end_token_ids))
@@ -214,7 +217,7 @@ def _spans(
     written = _prefix_spans(where, talk, first, renderer, ends)
     if written is None and (training := _training(renderer)) is not None:
         written = _prefix_spans(where, talk, first, training, ends)
-        prompt = renderer.text(where, messages)
+        prompt = renderer.marked_text(where, messages)
         if written is not None and written[0][: written[1][0][0]] != prompt:
             written = None  # the policy would read another prompt when it is sampled
     if written is None:
@@ -232,9 +235,9 @@ def _prefix_spans(
 ) -> tuple[str, list[_Span]] | None:
     """As ``_spans``; None if the whole text does not begin with what the template writes up to a
     turn's beginning or its end."""
-    whole = renderer.text(where, talk, generation=False)
+    whole = renderer.marked_text(where, talk, generation=False)
     turns = [n for n in range(first, len(talk)) if talk[n]["role"] == "assistant"]
-    prompts = [renderer.text(where, talk[:turn]) for turn in turns]
+    prompts = [renderer.marked_text(where, talk[:turn]) for turn in turns]
     starts = [len(prompt) for prompt in prompts]
     if not all(map(whole.startswith, prompts)) or starts != sorted(starts):
         return None
@@ -257,10 +260,11 @@ def _prefix_spans(
             )
         span = start, min(stops)
         if turn + 1 < len(talk):
-            alone = renderer.text(where, talk[: turn + 1], generation=False)
+            alone = renderer.marked_text(where, talk[: turn + 1], generation=False)
             if not alone.startswith(whole[: span[1]]):
                 return None
-        if content.rpartition("</think>")[2].strip() not in whole[slice(*span)]:
+        (marked,) = renderer.marked([talk[turn]])
+        if marked["content"].rpartition("</think>")[2].strip() not in whole[slice(*span)]:
             raise DataError(
                 f"{where}: {renderer.template.source} leaves out the content of the assistant's "
                 "message, or changes it; set data.template to one that writes it"
@@ -295,7 +299,7 @@ def _training(renderer: Renderer) -> Renderer | None:
 def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list[int], list[int]]:
     """Token ids of the pieces' whole text, and how many of them there are up to the end of each.
     Where tokens reach over a border, the pieces are tokenised apart, as in sampling."""
-    encode, text = partial(renderer.token_ids, where), "".join(pieces)
+    encode, text = partial(renderer.marked_ids, where), "".join(pieces)
     whole = encode(text)
     apart = [encode(piece) for piece in pieces]
     ids, ends = [token for part in apart for token in part], list(accumulate(map(len, apart)))

@@ -358,8 +358,7 @@ class TokenServer:
             tail = messages[len(branch.messages) :]
             added = renderer.after(branch.ids, tail, self.section.reply_tokens)
         else:
-            text = renderer.text("a chat", messages)
-            branch = Branch(tuple(renderer.token_ids("a chat", text)))
+            branch = Branch(renderer.prompt("a chat", messages, "").token_ids)
         most = asked.max_completion_tokens or asked.max_tokens
         completion = await self._sampled(session, branch, tuple(added), most)
         message: dict[str, Any] = {"role": "assistant", "content": completion.text}
