@@ -144,10 +144,8 @@ def _row(
         text, spans = _spans(where, messages, completion, renderer, ends)
         ids: list[int] = []
     elif is_text:
-        text, spans = _plain(
-            where, *(renderer.escaped(each[-1]["content"]) for each in (messages, completion)),
-            renderer, ends,
-        )  # fmt: skip
+        prompt, answer = (renderer.escaped(each[-1]["content"]) for each in (messages, completion))
+        text, spans = _plain(where, prompt, answer, renderer, ends)
         ids = _begin(tokenizer)
     else:
         raise DataError(

@@ -253,7 +253,8 @@ class TokenServer:
             for (session, ask), completion in zip(asked, answers, strict=True):
                 if self.wants((session, ask)):
                     given.append((ask, session.take(ask, completion)))
-        texts = decode(self.renderer.tokenizer, [list(each.token_ids) for _, each in given])
+        rows = [each.token_ids for _, each in given]
+        texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
         for (ask, completion), text in zip(given, texts, strict=True):
             ask.branch.text = text
             self._loop.call_soon_threadsafe(_give, ask.answer, replace(completion, text=text))

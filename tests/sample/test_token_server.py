@@ -31,7 +31,7 @@ ROOM, USED = len(PROMPT), len(ids_of("five")) + len(TAIL)
 
 
 def decoded(*ids: int) -> str:
-    text: str = TOKENIZER.decode(ids, skip_special_tokens=True)
+    text: str = TOKENIZER.decode(ids)
     return text
 
 
