@@ -42,6 +42,7 @@ from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.data.tools import (
     environment_name,
     environments_by_name,
+    own_session,
     reset_columns,
     tool_schemas,
 )
@@ -172,7 +173,10 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
             "has not; set data.system_prompt=none or data.template"
         )
     template = chat_template(section.template, path, has_one or takes_texts, arguments)
-    return Renderer(tokenizer, template, told, tools, tools_of)
+    renderer = Renderer(tokenizer, template, told, tools, tools_of)
+    if tools or any(tools_of.values()) or own_session(given)[0] == "mcp":
+        renderer.check_tools(f"sample.environment={given}")
+    return renderer
 
 
 @dataclass(slots=True)

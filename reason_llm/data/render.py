@@ -97,7 +97,7 @@ class Renderer:
             usual = [
                 (row, talk)
                 for row, talk in zip(part, talks, strict=True)
-                if not self._spells_controls(talk)
+                if not self.spells_controls(talk)
             ]
             with suppress(TimeoutError, Panic, ValueError, MemoryError):
                 made = self._rendered([talk for _, talk in usual]) if usual else []
@@ -173,7 +173,7 @@ class Renderer:
         """``text`` with a mark for each control token that a message, or a tool, spells; also a
         DataError where the template writes it in another way."""
         text = self.text(where, messages, generation)
-        if not self._spells_controls(messages):
+        if not self.spells_controls(messages):
             return text
         tools = tuple(self._controls.marked(self.tools))
         marked = replace(self, tools=tools).text(where, self.marked(messages), generation)
@@ -220,7 +220,8 @@ class Renderer:
     def _controls(self) -> ControlTokens:
         return _controls(self.tokenizer, self.template)
 
-    def _spells_controls(self, messages: Messages) -> bool:
+    def spells_controls(self, messages: Messages) -> bool:
+        """Whether a message or a tool spells a control token that is to be read as text."""
         controls = self._controls
         if controls.are_in(self.tools):
             return True

@@ -350,6 +350,8 @@ class TokenServer:
                 raise ValueError(f"{name}={value!r:.100} is not offered; leave it out")
         messages = plain_messages(asked.messages)
         renderer = replace(self.renderer, tools=tuple(asked.tools or ()))
+        if asked.tools:
+            renderer.check_tools("a request")
         branch, added = Branch(()), list[int]()
         for each in session.branches:
             known = len(each.messages)
