@@ -18,7 +18,7 @@ import orjson
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-OPEN, CLOSE, CUT = "\ufdd0", "\ufdd1", "\ufdd2"
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
 """A mark is OPEN, a number and CLOSE: noncharacters of Unicode, which no text has. Those that a
 text has nevertheless are marked, too."""
 _MARK = re.compile(f"{OPEN}([0-9]++){CLOSE}")
@@ -49,7 +49,7 @@ class ControlTokens:
 
     @cached_property
     def _names(self) -> list[str]:
-        return [*self.ids, OPEN, CLOSE, CUT]
+        return [*self.ids, OPEN, CLOSE]
 
     @cached_property
     def _written(self) -> re.Pattern[str]:
@@ -58,7 +58,7 @@ class ControlTokens:
     @cached_property
     def _spelled(self) -> dict[bool, re.Pattern[str]]:
         """What is marked in a message; True: of the assistant."""
-        return {own: re.compile(_any([*names, OPEN, CLOSE, CUT]))
+        return {own: re.compile(_any([*names, OPEN, CLOSE]))
                 for own, names in ((False, [*self.ids]), (True, [*self.turns]))}  # fmt: skip
 
     @cached_property
@@ -110,7 +110,7 @@ class ControlTokens:
         """The text with marks for the noncharacters that a mark is made of alone."""
         if OPEN not in text:
             return text
-        return re.sub(f"[{OPEN}{CLOSE}{CUT}]", lambda found: self.marked(found[0]), text)
+        return re.sub(f"[{OPEN}{CLOSE}]", lambda found: self.marked(found[0]), text)
 
     @cached_property
     def known_ids(self) -> frozenset[int]:
@@ -139,22 +139,25 @@ class ControlTokens:
                 if place + 1 < len(parts) and parts[place + 1] in before:
                     text = text.rstrip()
                 found += [(held, False)] if held else []
-                found += [(part, True) for part in self._cut(text).split(CUT) if part]
+                found += [(part, True) for part in self._cut(text) if part]
                 held = ""
             else:
                 held += text
             held += parts[place + 1] if place + 1 < len(parts) else ""
         return [*found, (held, False)] if held else found
 
-    def _cut(self, marked: str) -> str:
-        """As ``plain``, with CUT inside each token that the tokenizer always reads as one."""
-
-        def spelled(found: re.Match[str]) -> str:
-            name = self._names[int(found[1])]
-            always_read = name in self.ids and name not in self.special
-            return f"{name[:1]}{CUT}{name[1:]}" if always_read else name
-
-        return _MARK.sub(spelled, marked)
+    def _cut(self, marked: str) -> list[str]:
+        """``plain`` in parts, cut inside each token that the tokenizer always reads as one."""
+        text, *rest = _MARK.split(marked)
+        parts = [text]
+        for number, text in zip(rest[::2], rest[1::2], strict=True):
+            name = self._names[int(number)]
+            if name in self.ids and name not in self.special:
+                parts[-1] += name[:1]
+                parts.append(name[1:] + text)
+            else:
+                parts[-1] += name + text
+        return parts
 
 
 def control_tokens(tokenizer: "PreTrainedTokenizerBase", talk: str) -> ControlTokens:

@@ -349,18 +349,31 @@ class Renderer:
         """Token ids of a text with marks: each part with a mark as text alone. A ValueError where
         they have other control tokens than the template wrote, or spell another text."""
         controls = self._controls
-        written, known = controls.written_ids(marked), controls.known_ids
+        pieces, written = controls.pieces(marked), controls.written_ids(marked)
         expected = _decoded(self.tokenizer, self._encoded([controls.plain(marked)])[0])
+        spelled: list[int] | None = None
         for anchor in ANCHORS:
-            ids: list[int] = []
-            for text, as_text in controls.pieces(marked):
-                before = self._encoded([anchor], as_text)[0] if ids and anchor else []
-                part = self._encoded([anchor + text if before else text], as_text)[0]
-                ids += part[len(before) :]
-            is_same = [id for id in ids if id in known] == written
-            if is_same and _decoded(self.tokenizer, ids) == expected:
-                return ids
-        raise ValueError("it is a control token there, too")
+            parts: list[list[int]] = []
+            for text, as_text in pieces:
+                before = self._encoded([anchor], as_text)[0] if parts and anchor else []
+                ids = self._encoded([anchor + text if before else text], as_text)[0]
+                if ids[: len(before)] != before:
+                    break
+                parts.append(ids[len(before) :])
+            found = [id for part in parts for id in part]
+            if [id for id in found if id in controls.known_ids] != written:
+                continue
+            if _decoded(self.tokenizer, found) == expected:
+                return found
+            if len(parts) == len(pieces) and all(
+                _decoded(self.tokenizer, ids) == text
+                for ids, (text, as_text) in zip(parts, pieces, strict=True)
+                if as_text
+            ):  # a control token takes the white space around it, and its name does not
+                spelled = spelled or found
+        if spelled is None:
+            raise ValueError("some are control tokens there, too")
+        return spelled
 
 
 def _is_assistant(message: Mapping[str, Any]) -> bool:

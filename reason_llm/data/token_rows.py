@@ -191,9 +191,7 @@ def _document(
     group: int,
 ) -> tuple[TokenRow, ...]:
     """Rows of the context's length; a last row of one token is left out."""
-    ids = _begin(renderer.tokenizer) + renderer.token_ids(
-        document.where, renderer.escaped(document.text)
-    )
+    ids = _begin(renderer.tokenizer) + renderer.token_ids(document.where, document.text)
     if ids[-1] not in end_token_ids:
         ids.append(renderer.tokenizer.eos_token_id)
     _check_begin(document.where, ids, _bos(renderer.tokenizer, end_token_ids))
