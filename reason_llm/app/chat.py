@@ -189,7 +189,8 @@ class Chat:
             if piece := spelled.rest():
                 yield piece
         finally:
-            self.messages = [*messages, {"role": "assistant", "content": spelled.text}]
+            content = self.renderer.content_of(spelled.text)
+            self.messages = [*messages, {"role": "assistant", "content": content}]
 
     def begins_thinking(self) -> bool:
         """Whether the template opens the thinking part before the model writes anything."""

@@ -121,9 +121,13 @@ class ControlTokens:
         """What the marks of a text stand for, each once."""
         return [*dict.fromkeys(self._names[int(number)] for number in _MARK.findall(marked))]
 
+    def written_in(self, marked: str) -> list[str]:
+        """The control tokens that are not marks."""
+        return self._written.findall(marked)
+
     def written_ids(self, marked: str) -> list[int]:
         """``known_ids`` of the control tokens that are not marks."""
-        ids = [self.ids[name] for name in self._written.findall(marked)]
+        ids = [self.ids[name] for name in self.written_in(marked)]
         return [id for id in ids if id in self.known_ids]
 
     def pieces(self, marked: str) -> list[tuple[str, bool]]:

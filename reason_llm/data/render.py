@@ -24,7 +24,7 @@ from reason_llm.data.control_tokens import (
     control_tokens,
     reader_of_text,
 )
-from reason_llm.data.families import ASKED, PROBES, Family, family_of
+from reason_llm.data.families import ANSWER, ASKED, PROBES, Family, family_of
 from reason_llm.data.forms import Messages
 from reason_llm.data.templates import ChatTemplate
 from reason_llm.data.time_limit import within
@@ -207,7 +207,7 @@ class Renderer:
 
     def check_tools(self, what: str) -> None:
         """Raise a ConfigError if the template does not write the tools that ``what`` offers."""
-        if _writes_tools(self.tokenizer, self.template):
+        if _writes_tools(self.tokenizer, self._template):
             return
         raise ConfigError(
             f"{what} offers tools to the model, and {self.template.source} writes the same text "
@@ -217,8 +217,15 @@ class Renderer:
         )
 
     @property
+    def _template(self) -> ChatTemplate:
+        """The template with its text, also where it is the tokenizer's own."""
+        if self.tokenizer.chat_template is None:
+            return self.template
+        return replace(self.template, jinja=self.tokenizer.get_chat_template(self.template.jinja))
+
+    @property
     def _controls(self) -> ControlTokens:
-        return _controls(self.tokenizer, self.template)
+        return _controls(self.tokenizer, self._template)
 
     def spells_controls(self, messages: Messages) -> bool:
         """Whether a message or a tool spells a control token that is to be read as text."""
@@ -275,7 +282,21 @@ class Renderer:
     def after(self, ids: Sequence[int], reply: Messages, most_tokens: int) -> list[int]:
         """``replies`` of one reply to an answer of these ids, and what is not yet in them."""
         (added,) = self.replies([reply], most_tokens)
-        return added[ids[-1] == added[0] :]  # the model may have written its answer's end itself
+        return self.not_yet_in(ids, added)
+
+    def not_yet_in(self, ids: Sequence[int], added: list[int]) -> list[int]:
+        """What ``replies`` gave, without the end of the answer where the model wrote it itself;
+        some templates end the last answer (gpt-oss: ``<|return|>``) as no earlier one."""
+        _, end = _form_of_answers(self.tokenizer, self._template)
+        return added[ids[-1] in (added[0], end) :]
+
+    def content_of(self, text: str) -> str:
+        """The content of a message that holds an answer of the model: what stands after the header
+        that the model writes itself (gpt-oss: ``<|channel|>final<|message|>``)."""
+        header, _ = _form_of_answers(self.tokenizer, self._template)
+        if not header or not self._controls.are_in(text):
+            return text
+        return text.rpartition(header)[2] if header in text else ""
 
     def calls(self, text: str, ids: Sequence[int]) -> list[Call | None]:
         """The calls in an answer; None stands for one that cannot be read."""
@@ -290,6 +311,9 @@ class Renderer:
         ((begin, _, _),) = self._rendered([ASKED])
         opened, rest = next(each for each in _ANSWERS.items() if str(begin).endswith(each[0]))
         answer = {"role": "assistant", "content": opened + rest}
+        header, _ = _form_of_answers(self.tokenizer, self._template)
+        if header:  # with which the model opens each part of its answer
+            answer, rest = ANSWER, f"{header}{ANSWER['content']}"
         wholes = self._rendered([[*ASKED, answer, *reply] for reply in replies])
         answered, found = f"{begin}{rest}", []
         for whole, problem, _ in wholes:
@@ -323,7 +347,7 @@ class Renderer:
         _PROCESSES[kind] = process
         if len(_PROCESSES) > MOST_PROCESSES:
             del _PROCESSES[next(iter(_PROCESSES))]
-        jinja = tokenizer.get_chat_template(self.template.jinja)
+        jinja = tokenizer.get_chat_template(self.template.jinja, list(self.tools) or None)
         arguments: dict[str, Any] = {"add_generation_prompt": generation}
         arguments |= dict(self.template.arguments)
         if self.tools:
@@ -391,6 +415,26 @@ def _controls(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> C
     with suppress(TimeoutError, ValueError, MemoryError):  # said when a row is rendered
         ((text, _, _),) = Renderer(tokenizer, template, None)._rendered([TALK], False)
     return control_tokens(tokenizer, text or "")
+
+
+@lru_cache(maxsize=4)
+def _form_of_answers(
+    tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate
+) -> tuple[str, int | None]:
+    """What the template writes, control tokens among it, between where an answer begins and its
+    content, else an empty text; and the last token of an answer that nothing follows."""
+    renderer = Renderer(tokenizer, template, None)
+    begin = end = None
+    with suppress(TimeoutError, ValueError, MemoryError):
+        ((begin, _, _),) = renderer._rendered([ASKED])
+        ((end, _, _),) = renderer._rendered([[*ASKED, ANSWER]], False)
+    if not begin or not end or not end.startswith(begin):
+        return "", None
+    header, said, _ = end[len(begin) :].partition(ANSWER["content"])
+    controls = renderer._controls
+    has_own = said and controls.turns & set(controls.written_in(header))
+    ids = renderer.token_ids(_REPLY, end)
+    return (header, ids[-1]) if has_own else ("", None)
 
 
 @lru_cache(maxsize=4)

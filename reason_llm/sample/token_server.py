@@ -364,7 +364,8 @@ class TokenServer:
             branch = Branch(renderer.prompt("a chat", messages, "").token_ids)
         most = asked.max_completion_tokens or asked.max_tokens
         completion = await self._sampled(session, branch, tuple(added), most)
-        message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+        message: dict[str, Any] = {"role": "assistant"}
+        message["content"] = renderer.content_of(completion.text)
         reason: str = completion.finish_reason
         found = renderer.calls(completion.text, completion.token_ids) if asked.tools else []
         if calls := [each for each in found if each]:

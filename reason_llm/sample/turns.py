@@ -339,8 +339,7 @@ class _Rollout:
 
     def reply(self, ids: list[int], most: int) -> None:
         """Add the environment's reply, where the model then has room for a token."""
-        if self.ids[-1] == ids[0]:
-            ids = ids[1:]  # the model wrote the end of its answer itself
+        ids = self.kind.renderer.not_yet_in(self.ids, ids)
         if len(self.ids) + len(ids) >= most:
             self.finish = "length"
             return

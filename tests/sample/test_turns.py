@@ -504,6 +504,15 @@ def test_the_model_is_told_of_its_tools(tmp_path: Path) -> None:
         add_generation_prompt=True,
     )
     assert replace(told, tools=()).digest != told.digest
+    by_mcp = config_of(f"{path}:Sums")
+    by_mcp = by_mcp.with_options({"sample.environment": "mcp:x"})
+    for given in (config_of({"one": f"{path}:Sums"}), by_mcp):
+        tokenizer.chat_template = (SHIPPED / "qwen2_5.jinja").read_text()
+        renderer_of(given, tokenizer)
+        tokenizer.chat_template = (SHIPPED / "gemma3.jinja").read_text()
+        with pytest.raises(ConfigError, match=r"^sample.environment=.* offers tools to the model,"):
+            renderer_of(given, tokenizer)
+    tokenizer.chat_template = (SHIPPED / "qwen2_5.jinja").read_text()
     path.write_text("class Sums:\n    def reset(self): ...\n    def add(self, a): ...\n")
     with pytest.raises(ConfigError, match="its tool add cannot be described to the model"):
         renderer_of(config, tokenizer)
