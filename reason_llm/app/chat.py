@@ -8,7 +8,7 @@ import difflib
 import os
 import random
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -184,7 +184,7 @@ class Chat:
         )  # fmt: skip
         seed = None if options.seed is None else f"{options.seed}/chat/{len(messages)}"
         draws = random.Random(seed).getrandbits(63)
-        spelled = Detokenizer(self.renderer.tokenizer)
+        spelled = Detokenizer(self.renderer.tokenizer, self.model.end_token_ids)
         try:
             with self.model.using("policy" if self.uses_adapter else "reference"):
                 for token in stream(self.model, prompt, params, draws):
@@ -193,7 +193,8 @@ class Chat:
             if piece := spelled.rest():
                 yield piece
         finally:
-            self.messages = [*messages, {"role": "assistant", "content": spelled.text}]
+            content = self.renderer.content_of(spelled.text)
+            self.messages = [*messages, {"role": "assistant", "content": content}]
 
     def begins_thinking(self) -> bool:
         """Whether the template opens the thinking part before the model writes anything."""
@@ -210,8 +211,9 @@ class Detokenizer:
     LONGEST = 16
     """A character has at most this many tokens; longer incomplete bytes are shown as they are."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, end_token_ids: Collection[int] = ()) -> None:
         self.tokenizer = tokenizer
+        self.end_token_ids = end_token_ids
         self.token_ids: list[int] = []
         self._before, self._shown = 0, 0
         """Decoding restarts at token ``_before``; the text up to ``_shown`` was returned."""
@@ -239,7 +241,7 @@ class Detokenizer:
         return new[len(old) :]
 
     def _spell(self, token_ids: list[int]) -> str:
-        return decode(self.tokenizer, [token_ids])[0]
+        return decode(self.tokenizer, [token_ids], self.end_token_ids)[0]
 
 
 def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:

@@ -1,8 +1,9 @@
 """Report on all data that a config names (``--data-check``), and a call of the user's rewards. No
 weight is read and no program is run."""
 
+import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NUM_ERRORS_SHOWN = 10
+NUM_NAMES_SHOWN = 5
 MOST_SHOWN_TOKENS = 1000
 """Tokens of one part of a row that are shown."""
 
@@ -69,7 +71,7 @@ def _check_rows(
         _try_rewards(config, data, tokenizer)
     except RewardError as error:
         mistakes.append(error)
-    lines = _lines_of_sets(data)
+    lines = _lines_of_sets(data, tokenizer)
     if config.data.is_offline:
         lines += _lines_of_rows(data, ends, tokenizer, note)
     else:
@@ -104,22 +106,23 @@ def _kind(error: str) -> str:
     )
 
 
-def _lines_of_sets(data: Data) -> list[str]:
+def _lines_of_sets(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     lines, total = [], sum(data.weights)
     for data_set, weight in zip(data.training, data.weights, strict=True):
         what = "prompts" if data_set.is_asked else "rows"
         share = f", {weight / total:.1%} of the {what}" if len(data.weights) > 1 else ""
-        lines += _described(f"train {data_set.source}{share}", data_set)
+        lines += _described(f"train {data_set.source}{share}", data_set, tokenizer)
     if data.held_out_rows is not None:
-        lines += _described(f"held out {data.held_out_rows.source}", data.held_out_rows)
+        lines += _described(f"held out {data.held_out_rows.source}", data.held_out_rows, tokenizer)
     for data_set in data.held_out:
-        lines += _described(f"eval {data_set.name}".rstrip() + f" {data_set.source}", data_set)
+        title = f"eval {data_set.name}".rstrip() + f" {data_set.source}"
+        lines += _described(title, data_set, tokenizer)
     if warning := data.contamination_warning():
         lines.append(f"warning: {warning}")
     return lines
 
 
-def _described(title: str, data_set: DataSet) -> list[str]:
+def _described(title: str, data_set: DataSet, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     rows = data_set.rows
     counts = f"{title}: {data_set.num_rows} rows, {data_set.size} taken"
     if len(rows) > data_set.size:
@@ -134,7 +137,7 @@ def _described(title: str, data_set: DataSet) -> list[str]:
     ):
         if lengths:
             lines.append(f"  {what} tokens: {_spread(lengths)}")
-    return lines
+    return lines + _spelled(data_set, tokenizer)
 
 
 def _lines_of_rows(
@@ -187,8 +190,27 @@ def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str
     lines = []
     for prompt in _some(data.prompts):
         answer = f"gold answer: {prompt.answer}" if prompt.answer else "no gold answer"
-        lines += [f"--- {prompt.id}", prompt.text, f"--- {answer}"]
+        lines += [
+            f"--- {prompt.id}",
+            base.decode(tokenizer, [prompt.token_ids])[0],
+            f"--- {answer}",
+        ]
         if (asked := data.teacher_prompts.get(prompt.token_ids)) is not None:
-            told = tokenizer.decode(list(asked), clean_up_tokenization_spaces=False)
-            lines += ["--- the teacher is asked:", told]
+            lines += ["--- the teacher is asked:", *base.decode(tokenizer, [asked])]
     return lines
+
+
+def _spelled(data_set: DataSet, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """A line on the prompts whose text has more control tokens than their ids."""
+    added = tokenizer.added_tokens_decoder.items()
+    special = {id: str(token) for id, token in added if token.special}
+    names = re.compile("|".join(map(re.escape, sorted(special.values(), reverse=True))) or r"(?!)")
+    found: dict[str, None] = {}
+    count = 0
+    for prompt in data_set.prompts:
+        written = Counter(special[id] for id in prompt.token_ids if id in special)
+        if more := Counter(names.findall(prompt.text)) - written:
+            count += 1
+            found |= dict.fromkeys(more)
+    shown = ", ".join([*found][:NUM_NAMES_SHOWN]) + (", …" if len(found) > NUM_NAMES_SHOWN else "")
+    return [f"  {count} prompts spell {shown}, which the model reads as text"] if count else []

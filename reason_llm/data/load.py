@@ -45,6 +45,7 @@ from reason_llm.data.tools import (
     ENVIRONMENT,
     environment_name,
     environments_by_name,
+    own_session,
     reset_columns,
     tool_schemas,
 )
@@ -178,7 +179,10 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         )
     has_one = has_one or takes_texts
     template = chat_template(section.template, path, has_one, arguments, section.date)
-    return Renderer(tokenizer, template, told, tools, tools_of)
+    renderer = Renderer(tokenizer, template, told, tools, tools_of)
+    if tools or any(tools_of.values()) or own_session(given)[0] == "mcp":
+        renderer.check_tools(f"sample.environment={given}")
+    return renderer
 
 
 @dataclass(slots=True)

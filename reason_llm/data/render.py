@@ -8,7 +8,6 @@ own whose memory and time are limited.
 import hashlib
 import os
 import random
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,14 @@ from itertools import cycle
 from math import floor
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.data.families import ANSWER, ASKED, Family, family_of
+from reason_llm.data.control_tokens import (
+    OPEN,
+    TALK,
+    ControlTokens,
+    control_tokens,
+    reader_of_text,
+)
+from reason_llm.data.families import ANSWER, ASKED, PROBES, Family, family_of
 from reason_llm.data.forms import NO_EXTRAS, TemplateExtras
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.templates import DATE_FUNCTION, ChatTemplate, date_argument
@@ -34,6 +40,8 @@ MOST_TEXT_CHARACTERS = 16 << 20
 """Longest text of one conversation."""
 ENCODE_SECONDS = 20.0
 """Seconds for one text. The tokenizer lets other threads run meanwhile."""
+MOST_NAMED = 5
+"""Control tokens that an error names."""
 AT_ONCE = 256
 """Conversations that a process is asked for at once: asking takes 0.3 ms."""
 
@@ -47,8 +55,9 @@ _ANSWERS = {
 MOST_MARKS = 600
 """Most ``<`` in an answer whose calls are read by a family: its patterns backtrack, with the cube
 of the tags that are left open."""
-_MARK = "\ufdd0"
-"""In the place of a control token: no character, so no text has it."""
+ANCHORS = ("", "\n", ".")
+"""Texts before a part of a text that is tokenised alone: some tokenizers put a space before the
+first word."""
 _Rendering = tuple[str | None, str, int | None]
 """The text; or the problem, with the template's line that has wrong syntax."""
 
@@ -76,6 +85,7 @@ class Renderer:
     def on(self, date: str | None) -> "Renderer":
         """The renderer whose template reads this date."""
         return replace(self, template=replace(self.template, date=date))
+
     def with_extras(self, extras: TemplateExtras) -> "Renderer":
         """The renderer of rows that bring tools or arguments; itself where they bring none.
 
@@ -122,6 +132,7 @@ class Renderer:
             DataError: the content of a user's or a system message, or a tool call, is not there.
         """
         ignored: dict[str, None] = {}
+        text = self._controls.plain(text)
         if self.template.arguments:
             jinja = self.tokenizer.get_chat_template(self.template.jinja)
             unused = [name for name, _ in self.template.arguments if name not in jinja]
@@ -153,21 +164,29 @@ class Renderer:
         return list(ignored)
 
     def prompt(self, where: str, messages: Messages, answer: str) -> Prompt:
-        """The Prompt of these messages; errors as of ``text`` and ``token_ids``."""
-        text = self.text(where, self.with_system_prompt(messages))
-        return Prompt(where, text, tuple(self.token_ids(where, text)), answer)
+        """The Prompt of these messages; errors as of ``marked_text`` and
+        ``marked_ids``."""
+        text = self.marked_text(where, self.with_system_prompt(messages))
+        ids = self.marked_ids(where, text)
+        return Prompt(where, self._controls.plain(text), tuple(ids), answer)
 
     def prompts(self, asked: Sequence[tuple[str, Messages, str]]) -> dict[str, Prompt | DataError]:
         """``prompt`` of many rows, or the error that it raises, by ``where``."""
         found: dict[str, Prompt | DataError] = {}
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
+            talks = [self.with_system_prompt(talk) for _, talk, _ in part]
+            usual = [
+                (row, talk)
+                for row, talk in zip(part, talks, strict=True)
+                if not self.spells_controls(talk)
+            ]
             with suppress(TimeoutError, Panic, ValueError, MemoryError):
-                made = self._rendered([self.with_system_prompt(talk) for _, talk, _ in part])
+                made = self._rendered([talk for _, talk in usual]) if usual else []
                 texts = [text for text, _, _ in made if text is not None and text.strip()]
-                if len(texts) == len(part):
-                    rows = zip(part, texts, self._encoded(texts), strict=True)
-                    found |= {w: Prompt(w, text, tuple(ids), a) for (w, _, a), text, ids in rows}
+                if usual and len(texts) == len(usual):
+                    rows = zip(usual, texts, self._encoded(texts), strict=True)
+                    found |= {w: Prompt(w, t, tuple(ids), a) for ((w, _, a), _), t, ids in rows}
             for where, talk, answer in part:
                 if where not in found:
                     try:
@@ -192,17 +211,6 @@ class Renderer:
         if self.system_prompt is None or messages[0]["role"] in SYSTEM_ROLES:
             return messages
         return [{"role": "system", "content": self.system_prompt}, *messages]
-
-    def token_ids(self, where: str, text: str) -> list[int]:
-        """Token ids of a text, without special tokens added; DataError where the tokenizer, whose
-        patterns come with the model, gives up or takes too long."""
-        try:
-            return self._encoded([text])[0]
-        except (TimeoutError, Panic) as error:
-            raise DataError(
-                f"{where}: {error} on its {len(text)} characters; take another model, or leave "
-                "this row out"
-            ) from error
 
     def text(self, where: str, messages: Messages, generation: bool = True) -> str:
         """The messages as the template writes them, with ``generation`` up to where the
@@ -234,6 +242,96 @@ class Renderer:
             raise DataError(f"{where}: {source} writes no text for it; fix it")
         return text
 
+    def marked(self, messages: Messages) -> Messages:
+        """The messages with marks for the control tokens that they spell: all of them, but in the
+        assistant's only those that begin or end a turn. ``system_prompt`` is the user's own."""
+        own = {"role": "system", "content": self.system_prompt}
+        return [
+            message if message == own else self._controls.marked(message, _is_assistant(message))
+            for message in messages
+        ]
+
+    def marked_text(self, where: str, messages: Messages, generation: bool = True) -> str:
+        """``text`` with a mark for each control token that a message, or a tool, spells; also a
+        DataError where the template writes it in another way."""
+        text = self.text(where, messages, generation)
+        if not self.spells_controls(messages):
+            return text
+        tools = tuple(self._controls.marked(self.tools))
+        marked = replace(self, tools=tools).text(where, self.marked(messages), generation)
+        return self._as_written(where, marked, text)
+
+    def escaped(self, text: str) -> str:
+        """A text that writes its control tokens itself, for ``marked_ids``."""
+        return self._controls.escaped(text)
+
+    def token_ids(self, where: str, text: str) -> list[int]:
+        """Token ids of a text that writes its control tokens itself, without special tokens added;
+        DataError where the tokenizer, whose patterns come with the model, gives up or takes too
+        long."""
+        return self.marked_ids(where, self.escaped(text))
+
+    def marked_ids(self, where: str, marked: str) -> list[int]:
+        """Token ids of a ``marked_text``, whose marks are read as text; also a DataError where the
+        tokenizer cannot read one so."""
+        try:
+            return self._marked_ids(marked) if OPEN in marked else self._encoded([marked])[0]
+        except (TimeoutError, Panic) as error:
+            raise DataError(
+                f"{where}: {error} on its {len(marked)} characters; take another model, or leave "
+                "this row out"
+            ) from error
+        except ValueError as error:
+            raise DataError(
+                f"{where}: the text spells control tokens{self._named(marked)} that the model's "
+                "tokenizer cannot read as text; remove them"
+            ) from error
+
+    def check_tools(self, what: str) -> None:
+        """Raise a ConfigError if the template does not write the tools that ``what`` offers."""
+        if _writes_tools(self.tokenizer, self._template):
+            return
+        raise ConfigError(
+            f"{what} offers tools to the model, and {self.template.source} writes the same text "
+            "with and without them, so the model would not know of any; name a template that "
+            "writes them as data.template (TRL has such files in its chat_templates), or leave the "
+            "tools out"
+        )
+
+    @property
+    def _template(self) -> ChatTemplate:
+        """The template with its text, also where it is the tokenizer's own."""
+        if self.tokenizer.chat_template is None:
+            return self.template
+        return replace(self.template, jinja=self.tokenizer.get_chat_template(self.template.jinja))
+
+    @property
+    def _controls(self) -> ControlTokens:
+        return _controls(self.tokenizer, self._template)
+
+    def spells_controls(self, messages: Messages) -> bool:
+        """Whether a message or a tool spells a control token that is to be read as text."""
+        controls = self._controls
+        if controls.are_in(self.tools):
+            return True
+        return controls.are_in(messages) and self.marked(messages) != list(messages)
+
+    def _as_written(self, where: str, marked: str, text: str) -> str:
+        """What the template made of marks; DataError where it does not write what they stand for as
+        it wrote ``text``."""
+        found = self._controls.as_in(marked, text)
+        if found is None:
+            raise DataError(
+                f"{where}: {self.template.source} reads or changes the control tokens that the "
+                f"text spells{self._named(marked)}; remove them from the text"
+            )
+        return found
+
+    def _named(self, marked: str) -> str:
+        names = self._controls.names_in(marked)
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return f" ({', '.join(names[:MOST_NAMED])}{more})" if names else ""
+
     def replies(self, replies: Sequence[Messages], most_tokens: int) -> list[list[int]]:
         """Token ids of what follows an assistant's answer when these messages reply to it: the end
         of the answer, the reply, and what comes before the next answer. A content of more than
@@ -241,32 +339,46 @@ class Renderer:
 
         Raises:
             ConfigError: the template does not write an answer before a reply as it was sampled.
-            DataError: the tokenizer gives up or takes too long.
+            DataError: the tokenizer gives up or takes too long, or cannot read them as text.
         """
         cut = [
             [{**each, "content": self._cut(each["content"], most_tokens)} for each in reply]
             for reply in replies
         ]
-        added = self.tokenizer.added_tokens_decoder.values()
-        controls = sorted((str(each) for each in added if each.special), reverse=True)
-        control = re.compile("|".join(map(re.escape, [*controls, _MARK])))
-        spelled = [control.findall("".join(each["content"] for each in reply)) for reply in cut]
-        marked = [
-            [{**each, "content": control.sub(_MARK, each["content"])} for each in reply]
-            for reply in cut
-        ]
+        marked = list(map(self.marked, cut))
+        spells = [number for number, reply in enumerate(marked) if reply != cut[number]]
         family = _family(self.tokenizer, self.template)
         if family is None or not all(map(family.knows, marked)):
-            return list(map(self._plain, self._after_answers(marked), spelled))
-        return [
-            self._plain(self.tokenizer.decode(ids), texts) if texts else ids
-            for ids, texts in zip(map(family.reply, marked), spelled, strict=True)
-        ]
+            texts = self._after_answers([*marked, *(cut[number] for number in spells)])
+            for number, plain in zip(spells, texts[len(cut) :], strict=True):
+                texts[number] = self._as_written(_REPLY, texts[number], plain)
+            return [self.marked_ids(_REPLY, text) for text in texts[: len(cut)]]
+        found = list(map(family.reply, marked))
+        for number in spells:
+            text = _decoded(self.tokenizer, found[number])
+            plain = _decoded(self.tokenizer, family.reply(cut[number]))
+            text = self._as_written(_REPLY, text, plain)
+            found[number] = self.marked_ids(_REPLY, text)
+        return found
 
     def after(self, ids: Sequence[int], reply: Messages, most_tokens: int) -> list[int]:
         """``replies`` of one reply to an answer of these ids, and what is not yet in them."""
         (added,) = self.replies([reply], most_tokens)
-        return added[ids[-1] == added[0] :]  # the model may have written its answer's end itself
+        return self.not_yet_in(ids, added)
+
+    def not_yet_in(self, ids: Sequence[int], added: list[int]) -> list[int]:
+        """What ``replies`` gave, without the end of the answer where the model wrote it itself;
+        some templates end the last answer (gpt-oss: ``<|return|>``) as no earlier one."""
+        _, end = _form_of_answers(self.tokenizer, self._template)
+        return added[ids[-1] in (added[0], end) :]
+
+    def content_of(self, text: str) -> str:
+        """The content of a message that holds an answer of the model: what stands after the header
+        that the model writes itself (gpt-oss: ``<|channel|>final<|message|>``)."""
+        header, _ = _form_of_answers(self.tokenizer, self._template)
+        if not header or not self._controls.are_in(text):
+            return text
+        return text.rpartition(header)[2] if header in text else ""
 
     def calls(self, text: str, ids: Sequence[int]) -> list[Call | None]:
         """The calls in an answer; None stands for one that cannot be read."""
@@ -281,6 +393,9 @@ class Renderer:
         ((begin, _, _),) = self._rendered([ASKED])
         opened, rest = next(each for each in _ANSWERS.items() if str(begin).endswith(each[0]))
         answer = {"role": "assistant", "content": opened + rest}
+        header, _ = _form_of_answers(self.tokenizer, self._template)
+        if header:  # with which the model opens each part of its answer
+            answer, rest = ANSWER, f"{header}{ANSWER['content']}"
         wholes = self._rendered([[*ASKED, answer, *reply] for reply in replies])
         answered, found = f"{begin}{rest}", []
         for whole, problem, _ in wholes:
@@ -294,22 +409,13 @@ class Renderer:
             found.append(whole[len(answered) :])
         return found
 
-    def _plain(self, text: str, controls: Sequence[str]) -> list[int]:
-        """Token ids of a text in which ``_MARK`` stands for these control tokens."""
-        first, *rest = text.split(_MARK)
-        ids = self.token_ids(_REPLY, first)
-        for control, part in zip(cycle(controls), rest):
-            plain = self.tokenizer(control, add_special_tokens=False, split_special_tokens=True)
-            ids += [*plain["input_ids"], *self.token_ids(_REPLY, part)]
-        return ids
-
     def _cut(self, text: str, most_tokens: int) -> str:
         """The text, without its middle where it has more tokens."""
         ids = self.token_ids(_REPLY, text)
         if len(ids) <= most_tokens:
             return text
         half = most_tokens // 2
-        begin, end = self.tokenizer.decode(ids[:half]), self.tokenizer.decode(ids[-half:])
+        begin, end = (_decoded(self.tokenizer, part) for part in (ids[:half], ids[-half:]))
         return f"{begin}\n[{len(ids) - 2 * half:,} tokens are left out here]\n{end}"
 
     def _rendered(self, talks: Sequence[Messages], generation: bool = True) -> list[_Rendering]:
@@ -323,7 +429,7 @@ class Renderer:
         _PROCESSES[kind] = process
         if len(_PROCESSES) > MOST_PROCESSES:
             del _PROCESSES[next(iter(_PROCESSES))]
-        jinja = tokenizer.get_chat_template(self.template.jinja)
+        jinja = tokenizer.get_chat_template(self.template.jinja, list(self.tools) or None)
         arguments: dict[str, Any] = {"add_generation_prompt": generation}
         arguments |= dict(self.template.arguments)
         if self.template.date is not None:
@@ -332,14 +438,101 @@ class Renderer:
             arguments["tools"] = list(self.tools)
         return list(process.ask(RENDER_SECONDS, talks, jinja, arguments))
 
-    def _encoded(self, texts: list[str]) -> list[list[int]]:
-        """The token ids of each; TimeoutError or Panic as ``token_ids`` tells."""
+    def _encoded(self, texts: list[str], as_text: bool = False) -> list[list[int]]:
+        """The token ids of each, with special tokens read as text if ``as_text``; TimeoutError or
+        Panic as ``token_ids`` tells."""
+        options = {
+            "add_special_tokens": False,
+            **({"split_special_tokens": True} if as_text else {}),
+        }
+        tokenizer = reader_of_text(self.tokenizer) if as_text else self.tokenizer
         with without_panics():
             return within(
                 ENCODE_SECONDS,
                 "the model's tokenizer",
-                lambda: list(self.tokenizer(texts, add_special_tokens=False)["input_ids"]),
+                lambda: list(tokenizer(texts, **options)["input_ids"]),
             )
+
+    def _marked_ids(self, marked: str) -> list[int]:
+        """Token ids of a text with marks: each part with a mark as text alone. A ValueError where
+        they have other control tokens than the template wrote, or spell another text."""
+        controls = self._controls
+        pieces, written = controls.pieces(marked), controls.written_ids(marked)
+        expected = _decoded(self.tokenizer, self._encoded([controls.plain(marked)])[0])
+        spelled: list[int] | None = None
+        for anchor in ANCHORS:
+            parts: list[list[int]] = []
+            for text, as_text in pieces:
+                before = self._encoded([anchor], as_text)[0] if parts and anchor else []
+                ids = self._encoded([anchor + text if before else text], as_text)[0]
+                if ids[: len(before)] != before:
+                    break
+                parts.append(ids[len(before) :])
+            found = [id for part in parts for id in part]
+            if [id for id in found if id in controls.known_ids] != written:
+                continue
+            if _decoded(self.tokenizer, found) == expected:
+                return found
+            if len(parts) == len(pieces) and all(
+                _decoded(self.tokenizer, ids) == text
+                for ids, (text, as_text) in zip(parts, pieces, strict=True)
+                if as_text
+            ):  # a control token takes the white space around it, and its name does not
+                spelled = spelled or found
+        if spelled is None:
+            raise ValueError("some are control tokens there, too")
+        return spelled
+
+
+def _is_assistant(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant"
+
+
+def _decoded(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+
+@lru_cache(maxsize=4)
+def _controls(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> ControlTokens:
+    """The control tokens of a template, which is not asked with a message that spells one."""
+    text = None
+    with suppress(TimeoutError, ValueError, MemoryError):  # said when a row is rendered
+        ((text, _, _),) = Renderer(tokenizer, template, None)._rendered([TALK], False)
+    return control_tokens(tokenizer, text or "")
+
+
+@lru_cache(maxsize=4)
+def _form_of_answers(
+    tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate
+) -> tuple[str, int | None]:
+    """What the template writes, control tokens among it, between where an answer begins and its
+    content, else an empty text; and the last token of an answer that nothing follows."""
+    renderer = Renderer(tokenizer, template, None)
+    begin = end = None
+    with suppress(TimeoutError, ValueError, MemoryError):
+        ((begin, _, _),) = renderer._rendered([ASKED])
+        ((end, _, _),) = renderer._rendered([[*ASKED, ANSWER]], False)
+    if not begin or not end or not end.startswith(begin):
+        return "", None
+    header, said, _ = end[len(begin) :].partition(ANSWER["content"])
+    controls = renderer._controls
+    has_own = said and controls.turns & set(controls.written_in(header))
+    ids = renderer.token_ids(_REPLY, end)
+    return (header, ids[-1]) if has_own else ("", None)
+
+
+@lru_cache(maxsize=4)
+def _writes_tools(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> bool:
+    """Whether the template writes another text with a tool than without one; ConfigError if it
+    cannot be asked."""
+    tools, _, _ = PROBES["tool"]
+    without, with_tools = (
+        Renderer(tokenizer, template, None, tuple(offered)) for offered in ((), tools)
+    )
+    try:
+        return with_tools.text("a tool", ASKED) != without.text("a tool", ASKED)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 @lru_cache(maxsize=2)

@@ -185,9 +185,8 @@ def _row(
             note(member)
         ids: list[int] = []
     elif example.is_text:
-        text, spans = _plain(
-            where, messages[-1]["content"], completion[-1]["content"], renderer, ends
-        )
+        prompt, answer = (renderer.escaped(each[-1]["content"]) for each in (messages, completion))
+        text, spans = _plain(where, prompt, answer, renderer, ends)
         ids = _begin(tokenizer)
     else:
         raise DataError(
@@ -265,7 +264,7 @@ def _spans(
     if written is None and (training := _training(renderer)) is not None:
         with suppress(DataError):
             written = _prefix_spans(where, talk, first, training, ends)
-        prompt = renderer.text(where, messages)
+        prompt = renderer.marked_text(where, messages)
         if written is not None and written[0][: written[1][0][0]] != prompt:
             written = None  # the policy would read another prompt when it is sampled
     if written is None and len(completion) == 1:
@@ -290,7 +289,9 @@ def _as_written_by_the_model(
     Raises:
         DataError: the prompt opens a thought, and the row has none.
     """
-    prompt, content = renderer.text(where, messages), answer["content"]
+    prompt = renderer.marked_text(where, messages)
+    (answer,) = renderer.marked([answer])
+    content = answer["content"]
     is_open = prompt.rstrip().endswith(THINK)
     if "reasoning_content" in answer and is_open:
         content = f"{THINK}\n{answer['reasoning_content'].strip()}\n</think>\n\n{content}"
@@ -307,7 +308,8 @@ def _as_written_by_the_model(
         content = content.lstrip().removeprefix(THINK)
         content = content.removeprefix("\n") if prompt.endswith("\n") else content
     probe = {"role": "assistant", "content": _PROBE}
-    _, found, after = renderer.text(where, [*messages, probe], generation=False).rpartition(_PROBE)
+    whole = renderer.marked_text(where, [*messages, probe], generation=False)
+    _, found, after = whole.rpartition(_PROBE)
     stops = [after.find(end) + len(end) for end in ends if end in after]
     if not found or not stops:
         return None
@@ -328,9 +330,9 @@ def _prefix_spans(
 ) -> tuple[str, list[_Span]] | None:
     """As ``_spans``; None if the whole text does not begin with what the template writes up to a
     turn's beginning or its end, or lacks a thought or an earlier turn's end token."""
-    whole = renderer.text(where, talk, generation=False)
+    whole = renderer.marked_text(where, talk, generation=False)
     turns = [n for n in range(first, len(talk)) if talk[n]["role"] == "assistant"]
-    prompts = [renderer.text(where, talk[:turn]) for turn in turns]
+    prompts = [renderer.marked_text(where, talk[:turn]) for turn in turns]
     starts = [len(prompt) for prompt in prompts]
     if not all(map(whole.startswith, prompts)) or starts != sorted(starts):
         return None
@@ -351,10 +353,11 @@ def _prefix_spans(
             )
         span = start, min(stops)
         if turn + 1 < len(talk):
-            alone = renderer.text(where, talk[: turn + 1], generation=False)
+            alone = renderer.marked_text(where, talk[: turn + 1], generation=False)
             if not alone.startswith(whole[: span[1]]):
                 return None
-        if not _holds_thought(where, message, whole[slice(*span)], renderer):
+        (marked,) = renderer.marked([message])
+        if not _holds_thought(where, marked, whole[slice(*span)], renderer):
             return None
         spans.append(span)
     return whole, spans
@@ -412,7 +415,7 @@ def _training(renderer: Renderer) -> Renderer | None:
 def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list[int], list[int]]:
     """Token ids of the pieces' whole text, and how many of them there are up to the end of each.
     Where tokens reach over a border, the pieces are tokenised apart, as in sampling."""
-    encode, text = partial(renderer.token_ids, where), "".join(pieces)
+    encode, text = partial(renderer.marked_ids, where), "".join(pieces)
     whole = encode(text)
     apart = [encode(piece) for piece in pieces]
     ids, ends = [token for part in apart for token in part], list(accumulate(map(len, apart)))

@@ -16,6 +16,8 @@ NO_TOOLS = {"reset", "step", "get_reward", "close"}
 ENVIRONMENT = "environment"
 """The column that names a row's environment."""
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+"""What Llama 3.1 may begin a call with."""
 Call = tuple[str, dict[str, Any]]
 SESSIONS = ("agent", "mcp", "verifiers")
 """What ``sample.environment`` begins with where a program asks for the model's turns itself."""
@@ -118,7 +120,7 @@ def calls_of(text: str) -> list[Call | None]:
     """The calls in a turn, as Qwen and Hermes write them, ``<tool_call>{"name": ..., "arguments":
     {...}}</tool_call>``, or as Llama does, the whole turn one JSON object with ``parameters``. None
     stands for one that cannot be read."""
-    stripped = text.strip()
+    stripped = text.strip().removeprefix(PYTHON_TAG).strip()
     if stripped.startswith("{"):
         call = _call(stripped)
         return [] if call is None else [call]
@@ -128,7 +130,7 @@ def calls_of(text: str) -> list[Call | None]:
 
 def said_before(text: str) -> str:
     """What a turn says before its calls."""
-    before = text.partition(OPENS)[0].strip()
+    before = text.partition(OPENS)[0].strip().removeprefix(PYTHON_TAG).strip()
     return "" if before.startswith("{") else before
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import random
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -453,12 +453,23 @@ def _say_once(line: str) -> None:
     log.warning("%s", line)
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Texts of rows of token ids, special tokens left out. Raises ModelError: the tokenizer
+def decode(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Sequence[int]],
+    end_token_ids: Collection[int] = (),
+) -> list[str]:
+    """Texts of rows of token ids, as rewards and environments see them: all tokens, special ones by
+    their names, except an end token that is the row's last. Raises ModelError: the tokenizer
     panics."""
+    texts = (ids[:-1] if ids and ids[-1] in end_token_ids else ids for ids in rows)
     try:
         with without_panics():
-            return [tokenizer.decode(list(ids), skip_special_tokens=True) for ids in rows]
+            return [
+                tokenizer.decode(
+                    list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+                )
+                for ids in texts
+            ]
     except Panic as error:
         raise ModelError(
             f"the tokenizer of {tokenizer.name_or_path} cannot decode what the model wrote "

@@ -130,7 +130,7 @@ class Sessions:
         spans += [Span(len(own) + each.start, len(own) + each.end) for each in branch.spans]
         others = [each for each in session.branches if each is not branch]
         told = [list(ids), *(each.ids for each in others)]
-        text, *texts = decode(self.renderer.tokenizer, told)
+        text, *texts = decode(self.renderer.tokenizer, told, self.end_token_ids)
         return Completion(
             ids, text, (*[0.0] * len(own), *branch.logprobs), session.why,
             spans=tuple(spans), environment=session.notes, last_turn=branch.text,

@@ -8,7 +8,7 @@ from here; a taskset that ships a harness keeps it.
 
 import copy
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -30,6 +30,7 @@ from reason_llm.data import (
     tasks_of,
 )
 from reason_llm.errors import ConfigError, ReasonError, one_line
+from reason_llm.model import decode, end_token_ids
 from reason_llm.sample.mcp_tools import client, converse
 from reason_llm.sample.token_server import MODEL, Endpoint, Play, Plays, Session, TokenServer
 
@@ -47,6 +48,7 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
         own: what puts turns together where no renderer is named.
     """
     where = f"sample.environment={config.sample.environment}"
+    ends = end_token_ids(config.model.path, own.tokenizer)
     try:
         from verifiers.v1.clients import ModelContext
         from verifiers.v1.configs.client import TrainClientConfig
@@ -59,7 +61,7 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
         options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {"renderer": "auto"}
         named: dict[str, Any] = {"name": options.pop("renderer"), **options}
         if named["name"] in ("auto", "default"):
-            sys.modules[TURNS] = _turns(own)
+            sys.modules[TURNS] = _turns(own, ends)
             named |= {"name": "custom", "import_path": f"{TURNS}.Turns"}
             named |= {"reply_tokens": config.sample.reply_tokens}
             named |= {"chat_template": own.template.jinja, **dict(own.template.arguments)}
@@ -147,8 +149,8 @@ def _reward(session: Session, episode: Any) -> float | None:
     return sum(rewards.values()) if rewards else None
 
 
-def _turns(own: Renderer) -> ModuleType:
-    """A module with the renderer, as verifiers loads one."""
+def _turns(own: Renderer, ends: Collection[int]) -> ModuleType:
+    """A module with the renderer, as verifiers loads one; ``ends`` are the end tokens."""
     from renderers import DefaultRenderer, DefaultRendererConfig, ParsedToolCall, RenderedTokens
 
     one_at_a_time = Lock()
@@ -167,6 +169,21 @@ def _turns(own: Renderer) -> ModuleType:
             dated, date = copy.copy(tokenizer), date_argument(own.template.date)
             dated.apply_chat_template = partial(tokenizer.apply_chat_template, **date)
             super().__init__(dated, config)
+
+        def _apply(
+            self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
+        ) -> list[int]:
+            renderer = replace(own, tools=tuple(tools or ()))
+            if tools:
+                renderer.check_tools("a task of sample.environment=verifiers")
+            if not renderer.spells_controls(messages):
+                options = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+                return list(super()._apply(messages, **options))
+            pairs = zip(messages, plain_messages(messages), strict=True)
+            talk = [{**message, **plain} for message, plain in pairs]
+            with one_at_a_time:
+                text = renderer.marked_text("a task", talk, add_generation_prompt)
+                return renderer.marked_ids("a task", text)
 
         def bridge_to_next_turn(
             self, prompt: list[int], answer: list[int], reply: Messages, *, tools: Any = None
@@ -187,6 +204,11 @@ def _turns(own: Renderer) -> ModuleType:
             self, answer: list[int], *, tools: Any = None, prompt_ids: Any = None
         ) -> Any:
             parsed = super().parse_response(answer, tools=tools, prompt_ids=prompt_ids)
+            if self._tool_parser is self._reasoning_parser is None and parsed.content:
+                # As rewards see it, where it left special tokens out.
+                (text,) = decode(own.tokenizer, [answer], ends)
+                has_thought = parsed.reasoning_content is not None
+                parsed.content = text.partition("</think>")[2] if has_thought else text
             if tools and self.config.tool_parser is None:
                 renderer = replace(own, tools=tuple(tools))
                 if calls := [each for each in renderer.calls(parsed.content, answer) if each]:

@@ -253,7 +253,8 @@ class TokenServer:
             for (session, ask), completion in zip(asked, answers, strict=True):
                 if self.wants((session, ask)):
                     given.append((ask, session.take(ask, completion)))
-        texts = decode(self.renderer.tokenizer, [list(each.token_ids) for _, each in given])
+        rows = [each.token_ids for _, each in given]
+        texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
         for (ask, completion), text in zip(given, texts, strict=True):
             ask.branch.text = text
             self._loop.call_soon_threadsafe(_give, ask.answer, replace(completion, text=text))
@@ -349,6 +350,8 @@ class TokenServer:
                 raise ValueError(f"{name}={value!r:.100} is not offered; leave it out")
         messages = plain_messages(asked.messages)
         renderer = replace(self.renderer, tools=tuple(asked.tools or ()))
+        if asked.tools:
+            renderer.check_tools("a request")
         branch, added = Branch(()), list[int]()
         for each in session.branches:
             known = len(each.messages)
@@ -358,11 +361,11 @@ class TokenServer:
             tail = messages[len(branch.messages) :]
             added = renderer.after(branch.ids, tail, self.section.reply_tokens)
         else:
-            text = renderer.text("a chat", messages)
-            branch = Branch(tuple(renderer.token_ids("a chat", text)))
+            branch = Branch(renderer.prompt("a chat", messages, "").token_ids)
         most = asked.max_completion_tokens or asked.max_tokens
         completion = await self._sampled(session, branch, tuple(added), most)
-        message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+        message: dict[str, Any] = {"role": "assistant"}
+        message["content"] = renderer.content_of(completion.text)
         reason: str = completion.finish_reason
         found = renderer.calls(completion.text, completion.token_ids) if asked.tools else []
         if calls := [each for each in found if each]:

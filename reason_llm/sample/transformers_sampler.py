@@ -115,7 +115,8 @@ class TransformersSampler:
         reported = shortest_decimals(logprobs_BL.cpu().numpy())
         ended = zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)
         rows = [tuple(ids[:length]) for ids, length in ended]
-        texts, stops = decode(self.model.tokenizer, rows), stopped_B.tolist()
+        texts = decode(self.model.tokenizer, rows, self.model.end_token_ids)
+        stops = stopped_B.tolist()
         return [
             Completion(
                 ids, text, tuple(values[: len(ids)]), "stop" if stopped else "length", routes=routed

@@ -48,7 +48,7 @@ from reason_llm.data import (
 )
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
-from reason_llm.model import decode
+from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
 from reason_llm.sample.batches import batch_of, turn_seed
 from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
@@ -124,6 +124,7 @@ class Environments:
     def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
         self.section = config.sample
         self.context_tokens = context_tokens
+        self.end_token_ids = end_token_ids(config.model.path, renderer.tokenizer)
         pays = any(s.kind == ENVIRONMENT and not s.options for s in config.score.rewards)
         self.kinds: dict[str, _Kind] = {}
         for name, where in environments_by_name(self.section.environment).items():
@@ -282,8 +283,8 @@ class _Rollout:
         self.logprobs += completion.logprobs[:room]
         self.text = completion.text
         if len(completion.token_ids) > room:
-            tokenizer = self.kind.renderer.tokenizer
-            (self.text,) = decode(tokenizer, [completion.token_ids[:room]])
+            tokenizer, ends = self.kind.renderer.tokenizer, self.environments.end_token_ids
+            (self.text,) = decode(tokenizer, [completion.token_ids[:room]], ends)
         if self.kind.tools:
             self.calls = self.kind.renderer.calls(self.text, completion.token_ids[:room])
         self.notes["turns"] += 1
@@ -338,8 +339,7 @@ class _Rollout:
 
     def reply(self, ids: list[int], most: int) -> None:
         """Add the environment's reply, where the model then has room for a token."""
-        if self.ids[-1] == ids[0]:
-            ids = ids[1:]  # the model wrote the end of its answer itself
+        ids = self.kind.renderer.not_yet_in(self.ids, ids)
         if len(self.ids) + len(ids) >= most:
             self.finish = "length"
             return
@@ -379,7 +379,7 @@ class _Rollout:
     def completion(self) -> Completion:
         """The whole of it."""
         assert self.finish is not None
-        (text,) = decode(self.kind.renderer.tokenizer, [self.ids])
+        (text,) = decode(self.kind.renderer.tokenizer, [self.ids], self.environments.end_token_ids)
         return Completion(
             tuple(self.ids), text, tuple(self.logprobs), self.finish,
             spans=tuple(self.spans), environment=self.notes, last_turn=self.text,

@@ -102,7 +102,7 @@ class VllmSampler:
     def _completion(self, choice: Any) -> Completion:
         ids = tuple(choice.token_ids)
         logprobs = [each[id].logprob for each, id in zip(choice.logprobs, ids, strict=True)]
-        (text,) = decode(self.model.tokenizer, [ids])
+        (text,) = decode(self.model.tokenizer, [ids], self.model.end_token_ids)
         why: FinishReason = "stop" if choice.finish_reason == "stop" else "length"
         routes = None
         if choice.routed_experts is not None:  # (tokens, layers, K), 0 in layers without a router

@@ -254,10 +254,20 @@ def _utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+_CONTROL = re.compile(
+    r"<(?=[|｜][^<>\n]{1,64}+>|[^<>|｜\n]{1,64}+[|｜]>|/?s>|(?:bos|eos|(?:start|end)_of_turn)>)"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS)\])"
+)
+"""Where a control token begins: ``<|im_end|>``, ``<｜User｜>``, ``</s>``, ``[INST]``."""
+JOINER = "\u2060"
+"""An invisible character."""
+
+
 def _marked(what: str, text: str) -> str:
     """The text between two marks that it cannot hold itself: they bear its digest, which whoever
-    wrote it could not know."""
-    text = _utf8(text)
+    wrote it could not know. A server reads control tokens wherever they stand, and would let an
+    answer end its own message, so they are spelled with a character more."""
+    text = _CONTROL.sub(lambda found: found[0] + JOINER, _utf8(text))
     tag = hashlib.sha256(text.encode()).hexdigest()[:12]
     return f"=== {what} {tag} begins ===\n{text}\n=== {what} {tag} ends ==="
 

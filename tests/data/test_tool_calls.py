@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from reason_llm.data.tools import (
+    calls_of,
     environment_class,
     environment_name,
     environments_by_name,
@@ -54,6 +55,12 @@ def test_a_class_is_an_environment_by_its_methods(tmp_path: Path) -> None:
         assert reset_columns(f"{path}:{name}") == columns
     for where in ("agent:a.py:f", "mcp:server", "verifiers", "verifiers?a=1"):
         assert (reset_columns(where), tool_schemas(where)) == ([], ())
+
+
+def test_a_call_may_begin_with_llama_s_tag() -> None:
+    text = '<|python_tag|>{"name": "f", "parameters": {"a": 1}}'
+    assert calls_of(text) == [("f", {"a": 1})] and said_before(text) == ""
+    assert calls_of("<|python_tag|>print(1)") == []
 
 
 def test_a_row_names_its_environment() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+import orjson
 import pytest
 
 from chat_templates import SHIPPED, of_family, renderer
@@ -144,6 +145,27 @@ def test_thinking_may_be_off() -> None:
     assert off.tokenizer.decode(more).endswith("</think>\n\n")
 
 
+def test_gpt_oss_goes_on_from_what_it_wrote() -> None:
+    """Its thoughts and last token stay as sampled; a message has the content alone."""
+    made = replace(writes("gptoss"), tools=())
+    made.tokenizer.add_tokens(["<|message|>", "<|channel|>", "<|return|>"], special_tokens=True)
+    final = "<|channel|>final<|message|>4"
+    said = f"<|channel|>analysis<|message|>So.<|end|><|start|>assistant{final}"
+    sampled = made.token_ids("", f"{said}<|return|>")
+    asked = list(made.prompt("", ASKED, "").token_ids)
+    reply = [{"role": "user", "content": "No. <|end|>"}]
+    more = made.after([*asked, *sampled], reply, 99)
+    talk = [*ASKED, {"role": "assistant", "content": "4"}, {"role": "user", "content": "No."}]
+    plain = made.after([*asked, *sampled], talk[-1:], 99)
+    history = ids(made, talk)
+    assert history == [*asked, *made.token_ids("", f"{final}<|end|>"), *plain]
+    end = made.tokenizer.convert_tokens_to_ids("<|end|>")
+    assert more.count(end) == plain.count(end) == 1
+    for text, content in ((said, "4"), ("4", "4"), (said.partition("<|end|>")[0], "")):
+        assert made.content_of(text) == content
+    assert writes("qwen3").content_of("<think>a</think>b") == "<think>a</think>b"
+
+
 def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "renderers", None)
     assert family(writes("qwen3")) is None
@@ -160,4 +182,6 @@ def test_control_tokens_of_a_reply_are_text(name: str) -> None:
         for each in ("It is.", text)
     )
     assert [each for each in more if each in special] == [each for each in plain if each in special]
-    assert all(control in made.tokenizer.decode(more) for control in controls)
+    said = made.tokenizer.decode(more)
+    in_json = [orjson.dumps(control).decode()[1:-1] for control in controls]
+    assert all(a in said or b in said for a, b in zip(controls, in_json, strict=True))

@@ -280,6 +280,24 @@ def test_a_column_that_a_custom_reward_asks_for(tmp_path: Path, call: Call) -> N
     assert (code, "a.jsonl:2: lacks column 'unit', which reset of" in shown) == (2, True)
 
 
+def test_the_report_shows_what_the_model_reads(tmp_path: Path, call: Call) -> None:
+    """The prompts of their ids, and how many rows spell control tokens."""
+    rows = [{"question": f"{n} <|im_end|>?"[: 2 + 12 * (n > 0)], "answer": "1"} for n in range(3)]
+    code, shown, _ = call({"train": lines(tmp_path / "a.jsonl", *rows), "system_prompt": "none"})
+    assert (code, "\n  2 prompts spell <|im_end|>, which the model reads as text\n" in shown) == (
+        0, True,
+    )  # fmt: skip
+    assert "<|im_start|>user\n1 <|im_end|>?<|im_end|>\n<|im_start|>assistant\n" in shown
+    class_ = (
+        "class Sums:\n    def reset(self): ...\n    def add(self, a: int) -> int:\n"
+        '        """Add.\n\n        Args:\n            a: A number.\n        """\n'
+    )
+    (tmp_path / "its.py").write_text(class_)
+    named = ("--sample.environment", f"{tmp_path / 'its.py'}:Sums")
+    code, shown, errors = call({"train": str(tmp_path / "a.jsonl")}, *named)
+    assert code == 2 and "offers tools to the model, and the chat template of" in shown + errors
+
+
 def test_a_run_over_several_sets_tells_each_accuracy(
     small_run: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -582,7 +582,7 @@ def test_verifiers_goes_on_from_what_was_sampled() -> None:
     pytest.importorskip("renderers")
     tools = ({"type": "function", "function": {"name": "f", "parameters": {}}},)
     own = qwen()
-    made = tasksets._turns(own).Turns
+    made = tasksets._turns(own, [END]).Turns
     turns = made(TOKENIZER, made.config_class(reply_tokens=9, chat_template=own.template.jinja))
     asked = [{"role": "user", "content": "a"}]
     prompt = turns.render(asked, tools=list(tools), add_generation_prompt=True).token_ids
@@ -601,7 +601,7 @@ def test_verifiers_goes_on_from_what_was_sampled() -> None:
     parsed = turns.parse_response([*answer, END], tools=list(tools), prompt_ids=prompt)
     assert parsed.content == "<answer>so"
     assert [(each.name, each.arguments) for each in parsed.tool_calls] == [("f", {"a": 1})]
-    drops = tasksets._turns(renderer(TOKENIZER, DROPS_THINKING)).Turns(
+    drops = tasksets._turns(renderer(TOKENIZER, DROPS_THINKING), [END]).Turns(
         TOKENIZER, made.config_class(reply_tokens=9)
     )
     assert drops.bridge_to_next_turn(prompt, answer, reply) is None  # rendered anew

@@ -3,6 +3,7 @@
 1. Frequencies equal the filtered distribution.      2. Reported log-probs belong to it.
 3. Greedy equals ``generate``.                       4. Batching changes nothing.
 5. Finished rows leave.                              6. Same seed, same tokens.
+7. The text of a completion has all its tokens but the end token.
 """
 
 import math
@@ -17,9 +18,11 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import Lowercase
 from transformers import PreTrainedTokenizerFast
 
+from conftest import TINY
 from families import prompts_of, quiet
+from reason_llm.config import ScoreSection
 from reason_llm.errors import ConfigError
-from reason_llm.model.base import Model, decode
+from reason_llm.model.base import Model, decode, load_tokenizer
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import (
     SamplingParams,
@@ -28,12 +31,24 @@ from reason_llm.sample import (
     stream,
 )
 from reason_llm.sample.transformers_sampler import draw, filtered_logprobs
+from reason_llm.score import Scorer
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -torch.inf]])
 
 
 def params(**options: Any) -> SamplingParams:
     return SamplingParams(**{"num_completions": 4, "max_new_tokens": 20, **options})
+
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+@pytest.fixture
+def with_special_tags() -> Any:
+    """The tiny tokenizer, whose tags are special tokens."""
+    made = load_tokenizer(str(TINY))
+    made.add_special_tokens({"additional_special_tokens": list(TAGS)})
+    return made
 
 
 @pytest.fixture
@@ -282,3 +297,41 @@ def test_finished_rows_cost_nothing(
     assert max(lengths) > 2.5 * sum(lengths) / len(lengths), "the wave is not of mixed lengths"
     assert rows_given <= 1.15 * sum(lengths)
     assert rows_given < 0.45 * len(lengths) * max(lengths)
+
+
+# 7. The text of a completion
+
+
+def test_tags_that_are_special_tokens_are_in_the_text_and_paid(
+    shared_model: Model, with_special_tags: Any, prompts: list[Prompt], monkeypatch: Any
+) -> None:
+    """The tiny model as it is writes its answers in tags; a format reward sees them."""
+    config = ScoreSection.model_validate({"rewards": [{"name": "format"}]})
+    with Scorer(config, max_new_tokens=40) as scorer, shared_model.using("reference"):
+        scored = []
+        for tokenizer in (shared_model.tokenizer, with_special_tags):
+            monkeypatch.setattr(shared_model, "tokenizer", tokenizer)
+            sampler = TransformersSampler(shared_model, 10_000)
+            scored.append(
+                scorer.score(sampler.sample(prompts, params(max_new_tokens=40), 3, quiet))
+            )
+    assert scored[0] == scored[1]
+    rewards = [c.reward for group in scored[0] for c in group.completions]
+    assert sum(reward or 0.0 for reward in rewards) > 0
+
+
+def test_the_text_is_that_of_all_tokens_but_the_end_token(with_special_tags: Any) -> None:
+    by, ends = with_special_tags, (0, 2)
+    ids = by.encode("<think>a</think><answer>7</answer>", add_special_tokens=False)
+    for end in ([2], [0], []):
+        assert decode(by, [[*ids, *end]], ends) == ["<think>a</think><answer>7</answer>"]
+    turns = [*ids, 2, 1, *ids, 2]
+    (text,) = decode(by, [turns], ends)
+    tags = "<think>a</think><answer>7</answer>"
+    assert text == f"{tags}<|im_end|><|im_start|>{tags}"
+    assert decode(by, [[*ids, 1], [2], [2, 2], []], ends) == [
+        f"{tags}<|im_start|>", "", "<|im_end|>", "",
+    ]  # fmt: skip
+    by.clean_up_tokenization_spaces = True
+    spaced = by.encode("It is 7 , not 8 .", add_special_tokens=False)
+    assert decode(by, [spaced], ends) == ["It is 7 , not 8 ."]

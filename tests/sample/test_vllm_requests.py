@@ -70,14 +70,15 @@ def test_each_wave_of_a_batch_has_numbers_of_its_own_seed_and_comes_back_in_orde
 
 
 def test_a_choice_of_vllm_is_a_completion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_sampler, "decode", lambda tokenizer, rows: [f"{tokenizer} {rows}"])
+    told = "{} {} {}".format
+    monkeypatch.setattr(vllm_sampler, "decode", lambda *given: [told(*given)])
     logprobs = [{7: SimpleNamespace(logprob=-0.5)}, {8: SimpleNamespace(logprob=-1.25)}]
     for reason, why in (("stop", "stop"), ("length", "length"), (None, "length")):
         choice = SimpleNamespace(
             token_ids=[7, 8], logprobs=logprobs, finish_reason=reason, routed_experts=None
         )
-        made = bare(tokenizer="by")._completion(choice)
-        assert made == Completion((7, 8), "by [(7, 8)]", (-0.5, -1.25), why)
+        made = bare(tokenizer="by", end_token_ids=[2])._completion(choice)
+        assert made == Completion((7, 8), "by [(7, 8)] [2]", (-0.5, -1.25), why)
 
 
 def test_requests_of_a_batch_are_known_by_vllm_s_names() -> None:

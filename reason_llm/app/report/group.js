@@ -152,7 +152,7 @@ function tokens(completion, mode, most, body) {
     const log = ratios && ratios[i] !== NO_NUMBER ? (ratios[i] - RATIO_ONE) * LOG_RATIO_UNIT : null;
     const isRead = spans.some(([start, end]) => start <= i && i < end);
     const style = isRead ? "read" : mode === "ratio" ? (log === null ? "" : ratioClass(log)) : logprobClass(logprobs[i] * LOGPROB_UNIT);
-    const span = make("span", { class: "t " + style }, ...(lengths[i] ? visible(piece) : [make("span", { class: "bare", title: "A token without text of its own: a special one, or part of a character" }, i === lengths.length - 1 ? "end" : "·")]));
+    const span = make("span", { class: "t " + style }, ...(lengths[i] ? visible(piece) : [make("span", { class: "bare", title: "A token without text: the end token, or part of a character" }, i === lengths.length - 1 ? "end" : "·")]));
     span.token = { i, piece, isRead, logprob: -logprobs[i] * LOGPROB_UNIT, log };
     nodes.push(span);
   }

@@ -19,8 +19,6 @@ class TokenTexts:
     """A tokenizer's tokens as pieces of text."""
 
     tokenizer: Tokenizer
-    special: dict[int, str]
-    """Names of the tokens that no text shows, such as ``<|im_end|>``, by id."""
     _pieces: dict[int, str] = field(default_factory=dict)
 
     @classmethod
@@ -38,29 +36,38 @@ class TokenTexts:
                 tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing narrower
             raise ModelError(f"{path} cannot be read: {one_line(error)}") from error
-        added = tokenizer.get_added_tokens_decoder().items()
-        return cls(tokenizer, {id: token.content for id, token in added if token.special})
+        return cls(tokenizer)
 
     def lengths(self, token_ids: Sequence[int], text: str) -> list[int] | None:
-        """Number of UTF-16 units (as JavaScript counts) of ``text`` for each token; 0 for a special
-        token and for one whose bytes only the next token completes to a character. None if the
-        tokens do not spell the text."""
+        """Number of UTF-16 units (as JavaScript counts) of ``text`` for each token; 0 for the end
+        token that the text leaves out, and for one whose bytes only the next token completes to a
+        character. None if the tokens do not spell the text."""
         try:
             with without_panics():
-                pieces = [self._piece(id) for id in token_ids]
-                if "".join(pieces) != text:  # a token's text may depend on those before it
-                    stream = DecodeStream(skip_special_tokens=True)
-                    pieces = [stream.step(self.tokenizer, id) or "" for id in token_ids]
+                for ids in (token_ids, token_ids[:-1]):
+                    pieces = self._pieces_of(ids, text)
+                    if "".join(pieces) == text:
+                        break
         except Exception as error:  # the library raises nothing narrower
             if type(error) not in (Exception, Panic):
                 raise
             return None
         if "".join(pieces) != text:
             return None
+        pieces += [""] * (len(token_ids) - len(pieces))
         return [len(piece.encode("utf-16-le")) // 2 for piece in pieces]
+
+    def _pieces_of(self, token_ids: Sequence[int], text: str) -> list[str]:
+        pieces = [self._piece(id) for id in token_ids]
+        if "".join(pieces) != text:  # a token's text may depend on those before it
+            stream = DecodeStream(skip_special_tokens=False)
+            pieces = [stream.step(self.tokenizer, id) or "" for id in token_ids]
+        return pieces
 
     def _piece(self, id: int) -> str:
         if id not in self._pieces:
-            known = self.tokenizer.id_to_token(id) is not None and id not in self.special
-            self._pieces[id] = self.tokenizer.decode([id]) if known else ""
+            known = self.tokenizer.id_to_token(id) is not None
+            self._pieces[id] = (
+                self.tokenizer.decode([id], skip_special_tokens=False) if known else ""
+            )
         return self._pieces[id]

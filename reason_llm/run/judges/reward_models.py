@@ -203,9 +203,9 @@ def conversations(
     for group in groups:
         for c in group.completions:
             talk = [*group.prompt.extra[CHAT], {"role": "assistant", "content": c.answer}]
-            text = renderer.text(group.prompt.id, talk, generation=False)
+            text = renderer.marked_text(group.prompt.id, talk, generation=False)
             text = text.rstrip() if reads_end_token else text
-            rows.append(renderer.token_ids(group.prompt.id, text))
+            rows.append(renderer.marked_ids(group.prompt.id, text))
     return rows
 
 
