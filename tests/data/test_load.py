@@ -250,7 +250,7 @@ def test_a_code_row_brings_its_tests(tmp_path: Path, load: Callable) -> None:
 )
 def test_a_bad_code_row_is_named(row: dict, named: str, tmp_path: Path, load: Callable) -> None:
     with pytest.raises(DataError, match=named) as caught:
-        load(lines(tmp_path, ROWS[0] | {"tests": "assert True"}, row), **CODE)
+        load(lines(tmp_path, ROWS[0] | {"tests": "assert f(1) == 1"}, row), **CODE)
     assert "rows.jsonl:2: " in str(caught.value)
     assert "\n" not in str(caught.value)
 
