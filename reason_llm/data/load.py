@@ -19,6 +19,7 @@ from reason_llm.data.conditioning import Conditioning, fit
 from reason_llm.data.forms import (
     NO_EXTRAS,
     Completed,
+    Document,
     Example,
     Learned,
     Problem,
@@ -32,7 +33,7 @@ from reason_llm.data.forms import (
     read_problem,
 )
 from reason_llm.data.golds import has_answer
-from reason_llm.data.messages import Messages
+from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.render import Renderer
 from reason_llm.data.rows import READERS, Fault, Row, check_made, raise_fault, read_rows
@@ -62,6 +63,7 @@ CODE_REWARDS = ("code_tests", "code_tests_fraction")
 LEARNED: dict[str, Callable[[str, Row, ColumnsSection], Learned]] = {
     "texts": read_document, "preferences": read_preference, "labels": read_labelled,
 }  # fmt: skip
+OWN_SYSTEM = "the row's system message replaces data.system_prompt"
 PREPROCESS_SECONDS = 60.0
 """Seconds for one row."""
 
@@ -348,8 +350,11 @@ class _Reader:
             data_set.origins.setdefault(example.origin)
         elsewhere = self._read_elsewhere(data_set, row)
         data_set.ignored.update(name for name in example.ignored if name not in elsewhere)
-        if isinstance(example, Problem) and example.doubt:
-            data_set.doubts.setdefault(example.doubt, []).append(where)
+        doubt = example.doubt if isinstance(example, Problem) else ""
+        own = not isinstance(example, Document) and example.messages[0]["role"] in SYSTEM_ROLES
+        asked = OWN_SYSTEM if own and self.renderer.system_prompt is not None else ""
+        for each in filter(None, (doubt, asked)):
+            data_set.doubts.setdefault(each, []).append(where)
         key = question_key(example)
         if not data_set.is_training:
             self.evaluated.setdefault(key, where)

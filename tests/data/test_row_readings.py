@@ -311,6 +311,19 @@ def test_a_run_and_the_data_check_name_what_is_ignored(
     assert "  ignored columns: id (3 rows), url (2 rows)" in report.lines
 
 
+def test_a_system_message_that_replaces_the_config_s_is_told(
+    tmp_path: Path, load: Callable[..., Data]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"question": "Q", "answer": "1"}, {"question": "R", "answer": "1", "system": "S"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load(path).notes() == []
+    assert load(path, data__system_prompt="Be brief.").notes() == [
+        f"{path}: the row's system message replaces data.system_prompt in 1 row, the first is "
+        f"{path}:2"
+    ]
+
+
 # --- gold answers
 
 
