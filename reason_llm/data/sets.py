@@ -42,8 +42,7 @@ class DataSet:
     ignored: Counter[str] = field(default_factory=Counter)
     """Columns, and members of messages, that are not read: rows where they have content."""
     doubts: dict[str, list[str]] = field(default_factory=dict)
-    """Rows that may not mean what they seem to, such as a gold answer that may be another one, by the
-    reason."""
+    """Rows that may mean something else than it seems, by the reason."""
     origins: dict[str, None] = field(default_factory=dict)
     """Of preferences, which column is which side; a line for each way that the rows have."""
     prompts: list[Prompt] = field(default_factory=list)
