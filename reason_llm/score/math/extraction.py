@@ -7,6 +7,7 @@ were asked in other ways. Both take time in proportion to the text.
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 
 from reason_llm.score.math.answer_text import decide
 from reason_llm.score.math.units import is_unit, word_set
@@ -31,7 +32,45 @@ _WORDS = re.compile(r"[^\W\d_]{2,}+")
 _COMMAND = re.compile(r"\\[A-Za-z]++")
 _LAYOUT = re.compile(r"\\(?:[,;:! ]|quad|qquad|displaystyle)")
 _CLAUSE_END = re.compile(r"[.,;:!?\n]")
-_DENIALS = word_set("not isn't never neither nor wrong incorrect false")
+_SENTENCE_MARK = re.compile(r"[.;:!?\n]")
+_CLAUSE_WORD = re.compile(r"[^\W_]++(?:['’][^\W_]++)?+")
+_NEGATIONS = word_set("not isn't aren't wasn't never neither nor cannot can't couldn't won't")
+_BETWEEN = word_set("equal equals to the a an be exactly simply just correct right answer value")
+"""Words that may stand between a negation and the box that it denies."""
+_LEADING = word_set(
+    """
+    so thus hence therefore then that and but the final answer result value is was be my our i we
+    think guess believe get got find
+    """
+)
+"""Words before a box that leave it the subject of what follows it."""
+_FALSE = "(?:wrong|incorrect|false|invalid|impossible)"
+_ADVERB = "(?:then|clearly|obviously|certainly|definitely|just|simply|completely|probably)"
+_DENIED_AFTER = re.compile(
+    rf"(?:(?:{_ADVERB}|which|but|this|that|it|however) )*+"
+    rf"(?:(?:is|was|would be|must be|seems|looks)(?: {_ADVERB})*+ {_FALSE}\b"
+    r"|(?:(?:is|was|can|could|should|would|must|may) (?:not|never)|isn't|wasn't|cannot|can't"
+    r"|couldn't|shouldn't|wouldn't)(?: be)?+(?: (?:the|my|our|a|quite)\b)*+"
+    r" (?:answer|right|correct|true|it|valid|possible|final|solution|result)\b)"
+)
+"""Words behind a box, with one space between two, that deny it."""
+_DENIED_BEFORE = re.compile(
+    rf"{_FALSE} (?:answer|guess|result|solution)(?: (?:is|was|would|be))++\Z"
+)
+_SAME = re.compile(
+    r"or (?:equivalently|simply|approximately|about|roughly|in|else|we|you|using|by|because|since)\b"
+)
+_RETRACTION = re.compile(
+    r"(?:\A|[.;:!?\n(*,])[\s*$)\\\]]*+(?:(?:wait|actually|correction|oops|sorry|hmm+|on second thought"
+    r"|or (?:maybe|perhaps|rather)|I made (?:a|an) (?:mistake|error))\b|no[,.!]"
+    r"|alternatively[,:]?+[ ]\$?+-?+\d)",
+    re.IGNORECASE,
+)
+"""Words that begin a sentence behind a box, after which another answer may follow."""
+_CONFIRMATION = re.compile(
+    r"\b(?:yes|correct|right|confirm\w*+|verif\w*+|match(?:es)?+|holds|works|consistent|same)\b|[✓✔]",
+    re.IGNORECASE,
+)
 _OPEN_BEFORE = re.compile(
     r"(?:[\d^_+/]|(?<!\*)\*|(?<!-)-|[\^_]\{|\S[ ]*+[+/][ ]"
     r"|\\(?:cdot|times|div|pm|mp|neq?|not|sqrt|[dt]?frac|log|ln|sin|cos|tan|phantom)[ ]?\{?)\Z"
@@ -39,7 +78,8 @@ _OPEN_BEFORE = re.compile(
 """Text before a box that makes the box a part of a formula."""
 _OPEN_AFTER = re.compile(r"\d|\^(?!\{?\\circ)|_|[ ]?[+/]|[*-]\d|[ ]?\\(?:cdot|times|div|pm)\b")
 _MAX_AROUND = 200
-_NEAR_WORDS = 4
+_DENIAL = re.compile(rf"{_FALSE}|not")
+_MAX_STATED = 100
 _MAX_RIVALS = 8
 """Spellings of one answer in the boxes of one statement."""
 _MAX_CHARACTERS = 200_000
@@ -101,7 +141,8 @@ def last_boxed(text: str) -> str | None:
 def final_boxed(text: str) -> str | None:
     """The content of the last box, as ``last_boxed``; None also where the statement that ends with
     it boxes another answer, too, as ``\\boxed{4}, \\boxed{5}`` does, where the box is a part of a
-    formula or of a hedge (``3+\\boxed{5}``, ``not \\boxed{5}``), or stands in the thinking.
+    formula (``3+\\boxed{5}``), is denied (``not \\boxed{5}``), or stands in the thinking, and where
+    another answer follows it.
 
     A new statement begins behind an empty line and with any word but ``and``, ``or`` and a unit:
     of ``\\boxed{4}, no, \\boxed{5}`` the last box counts.
@@ -113,7 +154,8 @@ def final_boxed(text: str) -> str | None:
     start, rivals = None, set[str]()
     for box in reversed(boxes(text)):
         if start is None:
-            if not _stands_alone(text, box.start, box.end):
+            tail = text[box.end : box.end + _MAX_SENTENCE]
+            if not _stands_alone(text, box.start, box.end) or _is_withdrawn(answer, tail):
                 return None
             start = box.start
         elif box.end <= start:
@@ -142,11 +184,60 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
     """Whether a box is an answer of its own: no operator, function or denial around it."""
     before = _LAYOUT.sub("", text[max(0, start - _MAX_AROUND) : start])
     after = _LAYOUT.sub("", text[end : end + _MAX_AROUND])
-    words_before = _CLAUSE_END.split(before.lower())[-1].split()[-_NEAR_WORDS:]
-    words_after = _CLAUSE_END.split(after.lower())[0].split()[:_NEAR_WORDS]
-    if _DENIALS & {*words_before, *words_after} or words_after[:1] == ["or"]:
+    if _OPEN_BEFORE.search(before) or _OPEN_AFTER.match(after):
         return False
-    return not (_OPEN_BEFORE.search(before) or _OPEN_AFTER.match(after))
+    return not _is_denied(before, after)
+
+
+def _is_denied(before: str, after: str) -> bool:
+    """Whether a word denies the box between two texts. ``The number of false ones is``, ``of these
+    are not prime`` and ``statement B is false`` speak of other things."""
+    words = _CLAUSE_WORD.findall(_CLAUSE_END.split(before.lower().replace("’", "'"))[-1])
+    if _DENIED_BEFORE.search(" ".join(words)):
+        return True
+    place = len(words)
+    while place and (words[place - 1] in _BETWEEN or len(words[place - 1]) == 1):
+        place -= 1
+    if place and words[place - 1] in _NEGATIONS:
+        return True
+    clause = _SENTENCE_MARK.split(after.lower().replace("’", "'"))[0]
+    follows = _CLAUSE_WORD.findall(clause)
+    is_subject = all(word in _LEADING or len(word) == 1 for word in words)
+    is_bare = len(follows) == 1 and _DENIAL.fullmatch(follows[0])
+    return is_subject and (bool(is_bare) or bool(_DENIED_AFTER.match(" ".join(follows))))
+
+
+def _is_withdrawn(answer: str, tail: str) -> bool:
+    """Whether the text behind a box gives another answer: ``or 6``, ``The answer is 6``, or, behind
+    a word such as ``Wait``, another number that nothing confirms."""
+    words = " ".join(_CLAUSE_WORD.findall(tail[:_MAX_AROUND].lower()))
+    if words.startswith("or ") and not _SAME.match(words):
+        rest = tail[:_MAX_AROUND].lstrip(" $,})\\").removeprefix("or").strip()
+        return not _is_restated(answer, _SENTENCE_END.split(rest)[0].strip(), is_sure=True)
+    stated = [tail[match.end() :] for match in islice(_PHRASE.finditer(tail), _MAX_STATED)]
+    stated = [_phrase_answer(rest[:_MAX_AROUND].lstrip().partition("\n")[0]) for rest in stated]
+    if hashed := _last_hashed(tail):
+        stated.append(_hash_answer(hashed))
+    if stated and not _is_restated(answer, stated[-1]):
+        return True
+    retraction = _RETRACTION.search(tail)
+    if retraction is None or _CONFIRMATION.search(tail, retraction.end()):
+        return False
+    numbers = _NUMBER.findall(tail[retraction.end() - 1 :])
+    return bool(numbers) and not _is_restated(answer, numbers[-1])
+
+
+def _is_restated(answer: str, stated: str, is_sure: bool = False) -> bool:
+    """Whether what is said behind a box is the same answer, or, unless ``is_sure``, none."""
+    if decide(answer, stated) is not False:
+        return True
+    if is_sure:
+        return False
+    own, said = ("".join(each.split()).strip("$.*") for each in (answer, stated))
+    if own in _NUMBER.findall(stated) or (len(own) > 1 and own in said):
+        return True
+    is_choice = len(said.strip("()")) == 1 and said.strip("()").isupper()
+    return not (is_choice or any(map(str.isdigit, stated)))
 
 
 def outside_thinking(text: str) -> str:
