@@ -9,16 +9,15 @@ from reason_llm.score.math.answer_tree import (
     Reading,
     Tree,
     UnreadableError,
-    holds,
     read,
     subtrees,
     variables,
 )
+from reason_llm.score.math.asked import as_ordered, units_fit
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
-from reason_llm.score.math.question import words_of
-from reason_llm.score.math.units import says_nothing, word_set
+from reason_llm.score.math.units import word_set
 
 _LEAD_WORDS = word_set(
     """
@@ -48,7 +47,6 @@ _NOTHING = frozenset([
 ])  # fmt: skip
 """Words for the empty set."""
 _APART = str.maketrans("-,.", "   ")
-_RIVALS = (frozenset(["usd", "cent", "eur"]), frozenset(["deg", "rad"]))
 _CHOICES = frozenset("ABCDEFGHIJ")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
 _LONGEST_PRODUCT = 3
@@ -88,13 +86,14 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     if (verdict := _words(gold_tokens, tokens, question)) is not None:
         return verdict
     readings = read_both(gold, answer)
-    if readings is None or not _units_fit(*readings, question) or _rivals(gold, answer, *readings):
+    if readings is None or not units_fit(*readings, question):
         return False
     if _says_less(*readings):
         return False
     trees = as_asked(readings[0].tree, readings[1].tree, question)
     if trees is None or are_apart(*trees):
         return False
+    trees = as_ordered(*trees, question)
     first, second = map(form_of, trees)
     if first.value == second.value and trees[0][0] == trees[1][0]:
         return True
@@ -349,18 +348,6 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
     return marks
 
 
-def _rivals(gold: str, answer: str, *readings: Reading) -> bool:
-    """Whether one is in dollars or degrees and the other in cents or radians."""
-    rivals = []
-    for text, reading in zip((gold, answer), readings, strict=True):
-        units = {word for word, _ in reading.unit} | ({"usd"} if "\\$" in text else set())
-        if holds(reading.tree, "deg"):
-            units.add("deg")
-        rivals.append(units)
-    first, second = rivals
-    return any(first & few and second & few and first & few != second & few for few in _RIVALS)
-
-
 def _says_less(gold: Reading, answer: Reading) -> bool:
     """Whether the answer is about a number, or a list with it, where the gold one is the number."""
     is_exact = not gold.is_rounded and not variables(gold.tree) and not _has_decimals(gold.tree)
@@ -371,13 +358,3 @@ def _says_less(gold: Reading, answer: Reading) -> bool:
 
 def _has_decimals(tree: Tree) -> bool:
     return any(part[0] == "num" and "." in part[1] for part in subtrees(tree))
-
-
-def _units_fit(gold: Reading, answer: Reading, question: str) -> bool:
-    """Whether the unit or remark behind an answer is the gold one's, or changes no value: a unit
-    that the question does not contradict, or a word of the question."""
-    if not answer.unit:
-        return True
-    if gold.unit:
-        return sorted(gold.unit) == sorted(answer.unit)
-    return says_nothing(answer.unit, words_of(question))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reason_llm.score.math.latex_tokens import Token
-from reason_llm.score.math.units import AREAS, is_unit, unit_words, word_set
+from reason_llm.score.math.units import AREAS, CURRENCIES, canonical, is_unit, unit_words, word_set
 
 Tree = list[Any]
 MAX_CHARACTERS = 2000
@@ -122,6 +122,8 @@ class _Reader:
         self.bars = 0
         self.is_parenthesised = False
         self.is_rounded = False
+        self.degree_end = -1
+        """The position behind a sign of degrees."""
         self.listed: set[int] = set()
         """Ids of the trees that stand alone in square brackets."""
         self.units: list[tuple[str, str]] = []
@@ -211,7 +213,14 @@ class _Reader:
             is_join = kind in ("text", "letters") and name.lower() in _JOINS
             if name in (",", ";") or (is_join and self.name(1)):
                 break
-            is_part = kind in ("text", "letters") or name in ("/", "^", "{", "}", ".", "-")
+            is_part = kind in ("text", "letters", "currency") or name in (
+                "/",
+                "^",
+                "{",
+                "}",
+                ".",
+                "-",
+            )
             before = [self.name(-1), self.name(-2), self.name(-3)]
             while before and before[0] in ("-", "{"):
                 del before[0]
@@ -220,6 +229,8 @@ class _Reader:
                 raise UnreadableError(f"{name} after an answer")
             longest = {"letters": _LONGEST_PRODUCT, "text": 2}.get(kind, 0)  # no product is longer
             may_follow &= is_unit(name) or len(name) > longest or name.lower() in AREAS
+            if kind == "currency":
+                name = name.removeprefix("\\")
             pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
             self.index += 1
         if pieces:
@@ -287,6 +298,8 @@ class _Reader:
         """Whether what stands here, with no sign before it, is another factor."""
         name, kind, after = self.name(), self.kind(), self.name(1)
         if kind == "letters":
+            if self.index == self.degree_end and name in ("C", "F", "K"):
+                return False
             is_unit_letter = self.letters_are_units and self.is_spaced() and is_unit(name)
             if name.lower() in _JOINS or (len(name) == 1 and is_unit_letter):
                 return False
@@ -302,6 +315,8 @@ class _Reader:
         if name == "[" and after in ("", ",", ";", ")", "\\cup", "\\cap"):
             return False  # the end of ]2, 3[
         is_bar = name == "|" and not self.bars
+        if name == "{" and self.kind(1) == "currency":
+            return False
         return kind == "number" or name in ("(", "[", "{") or is_bar
 
     def power(self) -> Tree:
@@ -324,7 +339,10 @@ class _Reader:
             elif self.name() == "^" or (self.name() == "*" and self.name(1) == "*"):
                 self.index += 1 if self.name() == "^" else 2
                 exponent = self.exponent()
-                tree = ["deg", tree] if exponent == ["circ"] else ["pow", tree, exponent]
+                if exponent == ["circ"]:
+                    tree, self.degree_end = ["deg", tree], self.index
+                else:
+                    tree = ["pow", tree, exponent]
             elif tree[0] == "var" and self.take("'"):  # of {x}'
                 tree = ["var", f"{tree[1]}'"]
             elif tree[0] == "num" and self.take("_"):
@@ -383,6 +401,8 @@ class _Reader:
             return self.deeper(self.group)
         if (name in _CLOSING or name == "]") and kind != "text":
             return self.deeper(self.bracketed)
+        if self.take_currency():
+            return _signed(self.take("-"), self.deeper(self.primary))
         self.index += 1
         match kind:
             case "number":
@@ -394,6 +414,21 @@ class _Reader:
             case "command":
                 return self.deeper(lambda: self.command(name[1:]))
         raise UnreadableError(f"{name} not expected")
+
+    def take_currency(self) -> bool:
+        """Take the currency that stands before a number: ``\\$``, ``USD``, ``Rs.``"""
+        if self.kind() == "letters" and self.name() == "US" and self.kind(1) == "currency":
+            self.index += 1
+        word = canonical(self.name().lower().strip(" \\."))
+        is_word = self.kind() in ("letters", "text") and len(self.name()) > 1
+        if word not in CURRENCIES or not (is_word or self.kind() == "currency"):
+            return False
+        ahead = 2 if is_word and self.name(1) == "." else 1
+        if self.kind(ahead) != "number" and self.name(ahead) not in ("-", "\\frac", "("):
+            return False
+        self.index += ahead
+        self.units.append((word, "1"))
+        return True
 
     def number(self, text: str) -> Tree:
         mantissa, _, exponent = text.lower().partition("e")

@@ -23,6 +23,7 @@ from reason_llm.score.math.answer_text import (
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import Tree
+from reason_llm.score.math.asked import has_asked_form
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.naming import as_asked, is_calculation, is_equality, solved_for
@@ -104,6 +105,7 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     1. It is no equation but one that gives a value its name.
     2. A relation is solved for what the gold one is solved for.
     3. No step of normalising it, and no operation in it, is missing in the gold answer's form.
+    4. It has the form that the question asks for, if the gold answer has it.
     """
     if (trees := _read(gold, answer)) is None:
         return True
@@ -112,6 +114,8 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
         return False
     compared = as_asked(gold_tree, tree, question)
     if compared is None or leaves_open(*compared):
+        return False
+    if not has_asked_form(*compared, question):
         return False
     are_relations = compared[0][0] == compared[1][0] == "rel"
     return not are_relations or solved_for(gold_tree) <= solved_for(tree)

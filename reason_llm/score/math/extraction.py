@@ -58,11 +58,12 @@ _DENIED_BEFORE = re.compile(
     rf"{_FALSE} (?:answer|guess|result|solution)(?: (?:is|was|would|be))++\Z"
 )
 _SAME = re.compile(
-    r"or (?:equivalently|simply|approximately|about|roughly|in|else|we|you|using|by|because|since)\b"
+    r"or (?:equivalently|simply|approximately|about|roughly|in|else|we|you|using|by|because"
+    r"|since)\b"
 )
 _RETRACTION = re.compile(
-    r"(?:\A|[.;:!?\n(*,])[\s*$)\\\]]*+(?:(?:wait|actually|correction|oops|sorry|hmm+|on second thought"
-    r"|or (?:maybe|perhaps|rather)|I made (?:a|an) (?:mistake|error))\b|no[,.!]"
+    r"(?:\A|[.;:!?\n(*,])[\s*$)\\\]]*+(?:(?:wait|actually|correction|oops|sorry|hmm+"
+    r"|on second thought|or (?:maybe|perhaps|rather)|I made (?:a|an) (?:mistake|error))\b|no[,.!]"
     r"|alternatively[,:]?+[ ]\$?+-?+\d)",
     re.IGNORECASE,
 )

@@ -31,6 +31,9 @@ _DIGIT_OR_SIGN = re.compile(r"[0-9+=^\\]")
 _OPENING, _CLOSING = frozenset(["(", "{", "[", "\\{"]), frozenset([")", "}", "]", "\\}"])
 _MARKS = re.compile(r"\$\$?+|\\[\[\]()]")
 _WORD = re.compile(r"[^\W\d_]++(?:/[^\W\d_]++)?+")
+_DOLLAR = re.compile(r"\\\$|\$\d[\d,]*+(?:\.\d++)?+(?![\d$^_=*+/\\])")
+"""The sign of a currency, and no mark of mathematics."""
+_SIGNS = {"€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "¢": "cent", "°": "deg"}
 _SPLITTING = word_set(", ; . ? :")
 _ROWS = re.compile(
     r"\\(?:begin|end) *+\{(?:align|aligned|gather|gathered|equation|split|cases)\*?+\}"
@@ -103,13 +106,17 @@ def read_question(text: str) -> Stated:
 @functools.lru_cache(maxsize=1024)
 def words_of(text: str) -> frozenset[str]:
     """The words of a question, each in one spelling, ``km/h`` also in its parts, ``km per hour``
-    also as ``km/h``. Without ``in``, which is hardly ever the unit; ``inches`` is."""
+    also as ``km/h``, and the currencies of its signs. Without ``in``, which is hardly ever the
+    unit; ``inches`` is."""
     found = _WORD.findall(text[:MAX_CHARACTERS].lower())
     words = {part for word in found for part in (word, *word.split("/"))} - {"in"}
     threes = zip(found, found[1:], found[2:], strict=False)
     words |= {f"{of}/{unit}" for of, per, unit in threes if per == "per"}
     spelled = (canonical("/".join(map(canonical, word.split("/")))) for word in words)
-    return frozenset([*words, *spelled])
+    signs = {unit for sign, unit in _SIGNS.items() if sign in text}
+    if _DOLLAR.search(text):
+        signs.add("usd")
+    return frozenset([*words, *spelled, *signs])
 
 
 def _value(tree: Tree) -> Value | None:
@@ -125,7 +132,8 @@ def formulas(text: str) -> Iterator[Tree]:
         for row in _ROWS.sub(" ", piece).split("\\\\") if _ROWS.search(piece) else [piece]:
             if not is_mathematics and not _DIGIT_OR_SIGN.search(row):
                 continue
-            for run in _runs(tokenize(row), is_mathematics):
+            tokens = [token for token in tokenize(row) if token.kind != "currency"]
+            for run in _runs(tokens, is_mathematics):
                 tree = _read(run)
                 if tree is not None:
                     yield tree
