@@ -61,6 +61,8 @@ _ENDS = ("(", "[", "]", ")")
 _AROUND = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs", "\\|": "norm"}
 _PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
 _MATRICES = word_set("matrix pmatrix bmatrix vmatrix Vmatrix Bmatrix array smallmatrix")
+_SYSTEMS = word_set("cases aligned align align* gathered gather split dcases rcases")
+"""Environments around rows of equations."""
 _JOINS = frozenset(["and", "or"])
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
@@ -169,7 +171,8 @@ class _Reader:
     # lists and relations
 
     def answer(self) -> Tree:
-        """The whole: one item, or several behind commas, semicolons, ``and``, ``or``."""
+        """The whole: one item, or several behind commas, semicolons, ``and``, ``or``; ``either`` of
+        those that have ``or`` alone between them."""
         self.is_rounded = self.take("=", "\\approx", ":") == "\\approx"
         groups: list[list[Tree]] = [[self.item()]]
         joins: list[str] = []
@@ -185,6 +188,8 @@ class _Reader:
         )
         if len(groups) == 1 and joins and are_inequalities:
             return _joined(groups[0], joins)
+        if len(groups) == 1 and set(joins) == {"or"}:
+            return ["either", *groups[0]]
         return _listed([_listed(group) for group in groups])
 
     def separator(self) -> str:
@@ -272,6 +277,10 @@ class _Reader:
         terms = [_signed(sign, self.product())]
         while sign := self.take("-", "+", "\\pm", "\\mp"):
             terms.append(_signed(sign, self.product()))
+        if len(terms) == 2 and terms[0][:1] == ["const"] and terms[1][:1] == ["neg"]:
+            of, without = terms[0], terms[1][1]
+            if str(of[1]).startswith("set ") and without[0] == "set":  # \mathbb{R} - \{2\}
+                return ["setminus", of, without]
         return terms[0] if len(terms) == 1 else ["add", *terms]
 
     def product(self) -> Tree:
@@ -521,12 +530,20 @@ class _Reader:
         if name in _CONSTANTS:
             return ["const", _CONSTANTS[name]]
         if name == "mathbb":
-            return ["const", f"set {self.label()}"]
+            return ["const", f"set {self.label()}{self.signs_of_set()}"]
         if name in _GREEK:
             return self.variable(name)
         if name in _DECORATIONS:
             return self.variable(f"{name} {self.label()}")
         raise UnreadableError(f"\\{name}")
+
+    def signs_of_set(self) -> str:
+        """``+`` of ``\\mathbb{Z}^+``, where it stands; else nothing."""
+        for shown in (["^", "+"], ["^", "{", "+", "}"], ["_", "+"], ["_", "{", "+", "}"]):
+            if [self.name(each) for each in range(len(shown))] == shown:
+                self.index += len(shown)
+                return "+"
+        return ""
 
     def root(self) -> Tree:
         index: Tree = ["num", "2"]
@@ -568,13 +585,12 @@ class _Reader:
         self.index += 1
         if opening == "\\{" and self.take("\\}"):
             return ["set"]
-        place = 6 if self.name(1) == "\\in" and self.name(2) == "\\mathbb" else 1
-        is_condition = self.kind() == "letters" and self.name(place) in ("\\mid", "|", ":")
-        if opening == "\\{" and is_condition:  # behind x \mid, or x \in \mathbb{R} :
-            self.index += place + 1
-            condition = self.relation()
-            self.need("\\}")
-            return condition
+        if opening == "\\{" and (built := self.set_builder()):
+            return built
+        if opening == "\\{" and self.name() == "\\begin":  # a brace before rows, closed by \right.
+            rows = self.primary()
+            self.take("\\}")
+            return rows
         items = self.items(within_bars=opening in ("|", "\\|"))
         closing = self.name()
         is_interval = len(items) == 2 and opening in _ENDS and closing in _ENDS[1:]
@@ -596,12 +612,57 @@ class _Reader:
             return ["tuple", *items]
         return ["interval", opening != "[", closing != "]", *items]
 
+    def set_builder(self) -> Tree | None:
+        """``x \\in \\mathbb{Z} \\mid x > 2 \\}``: the numbers of its condition in its domain; None
+        where no condition stands here."""
+        start = self.index
+        if self.kind() != "letters" or len(self.name()) > 1:
+            return None
+        self.index += 1
+        domain = self.power() if self.take("\\in") else ["const", "set R"]
+        if not self.take("\\mid", "|", ":"):
+            self.index = start
+            return None
+        relations, joins = [self.relation()], list[str]()
+        while self.name() != "\\}":
+            joins.append(self.separator())
+            relations.append(self.relation())
+        self.need("\\}")
+        condition = _joined(relations, joins) if joins else relations[0]
+        return condition if domain == ["const", "set R"] else ["cap", condition, domain]
+
+    def system(self, kind: str) -> Tree:
+        """Rows of equations up to ``\\end{kind}``, as a list."""
+        end = next(
+            (i for i in range(self.index, len(self.tokens)) if str(self.tokens[i]) == "\\end"), -1
+        )
+        rows: list[list[Token]] = [[]]
+        for token in self.tokens[self.index : end]:
+            if str(token) == "\\\\":
+                rows.append([])
+            elif str(token) != "&":
+                rows[-1].append(token)
+        self.index = end
+        items: list[Tree] = []
+        for row in rows:
+            while row and str(row[-1]) in (",", ".", ";"):
+                row.pop()
+            if row:
+                reader = _Reader(row, self.letters_are_units)
+                items.append(reader.answer())
+        if [self.name(each) for each in range(4)] != ["\\end", "{", kind, "}"] or not items:
+            raise UnreadableError("another end")
+        self.index += 4
+        return _listed(items)
+
     def matrix(self) -> Tree:
         """``\\begin{...}`` rows ``\\end{...}``."""
         self.need("{")
         kind = self.name()
         self.index += 1
         self.need("}")
+        if kind in _SYSTEMS:
+            return self.system(kind)
         if kind not in _MATRICES:
             raise UnreadableError(f"the environment {kind}")
         if kind == "array" and self.name() == "{":
@@ -622,6 +683,8 @@ class _Reader:
         rows = [row for row in rows if row]
         if not rows or len({len(row) for row in rows}) > 1:
             raise UnreadableError("ragged rows")
+        if kind == "array" and len(rows[0]) == 1 and all(row[0][0] == "rel" for row in rows):
+            return _listed([row[0] for row in rows])
         matrix = ["matrix", *rows]
         return ["call", "det", matrix] if kind == "vmatrix" else matrix
 
@@ -657,8 +720,11 @@ def _starts_a_group(group: list[Tree], item: Tree) -> bool:
 
 def _joined(relations: list[Tree], joins: list[str]) -> Tree:
     """Inequalities with ``or`` between them as a union, with ``and`` as an intersection, with
-    commas as a list."""
+    commas as a list; but ``x > 2, x \\in \\mathbb{R}`` and ``x \\neq 2, x \\neq 3`` are one set."""
     words = set(joins) - {","}
+    signs = {relation[1] for relation in relations}
+    if not words and len(set.union(*map(variables, relations))) == 1:
+        words = {"and"} if "in" in signs or signs == {"!="} else words
     kind = {"or": "cup", "and": "cap"}.get(min(words, default=""))
     if kind is None or len(words) > 1:
         return ["list", *relations]
@@ -698,6 +764,8 @@ def _product(sign: str, left: Tree, right: Tree) -> Tree:
 
 def _beside(left: Tree, right: Tree, has_brackets: bool) -> Tree:
     """Two things side by side: a product, a mixed number, or, of two numbers, nothing."""
+    if right[0] in ("pct", "deg") and left[0] == "num" and right[1][0] == "frac":
+        return [right[0], _beside(left, right[1], has_brackets)]  # 12\\frac12\\%
     if is_number(left) and is_number(right) and not has_brackets:
         if right[0] == "frac" and left[0] == "num" and left[1].isdigit():
             numerator, denominator = right[1][1], right[2][1]

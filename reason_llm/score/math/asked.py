@@ -6,6 +6,7 @@ where the gold answer has it too; where the question fixes nothing, the value co
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 
@@ -29,7 +30,7 @@ Unit = tuple[str, str]
 
 _TEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf)(?![A-Za-z])|[${}]|\\[,; ]")
 _SENTENCE = re.compile(r"[.?!](?=\s|\Z)|\n\n|:(?=\s)")
-_WORD = re.compile(r"\\?[^\W\d_]++(?:\^[23]|[²³])?|\d[\d.,]*+|[?/$]")
+_WORD = re.compile(r"\\?[^\W\d_]++(?:\^[23]|[²³])?|\d[\d.,]*+|[?/$%]")
 _ASKING = word_set(
     """
     what how find determine compute calculate express convert give evaluate write state enter
@@ -72,6 +73,8 @@ _MONEY = word_set(
     investment wage charge owe expensive value expense allowance loan fare
     """
 )
+_PERCENTAGES = word_set("percent percentage percents percentages %")
+_RATIOS = word_set("ratio odd scale proportion proportional rate")
 
 _ORDER = re.compile(
     r"(?:increasing|decreasing|ascending|descending|numerical|alphabetical|that|this|the following)"
@@ -84,10 +87,6 @@ _DECIMAL = re.compile(
     r"\bas (?:a |an exact |a terminating |a repeating )?decimals?\b|\bdecimal (?:form|places?|value"
     r"|representation|approximation|number|equivalent|expansion|notation|answer)\b|\bin decimals?\b"
     r"|\bnearest (?:ten|hundred|thousand|ten-thousand)th\b"
-)
-_PERCENT = re.compile(
-    r"\b(?:as|in) (?:a |an )?percent|\b(?:what|which|how many) (?:is the )?percent"
-    r"|\bpercent(?:age)? (?:increase|decrease|change|of|is|did|was|are|error|profit|loss)\b"
 )
 _SCIENTIFIC = re.compile(r"\bscientific (?:notation|form)\b")
 _MIXED = re.compile(r"\bmixed (?:number|fraction|numeral|form)")
@@ -152,17 +151,22 @@ def asked_units(question: str) -> AskedUnits:
     """The units that a question asks for, in the sentences that ask."""
     named = set[Unit]()
     allowed: frozenset[Unit] | None = None
+    for words in _asking(question):
+        for place, word in enumerate(words):
+            if word in _BEFORE_UNIT:
+                named |= _units_at(words, place + 1, is_counted=word == "many")
+        found = _quantity(words)
+        allowed = found if found is not None else allowed
+    return AskedUnits(frozenset(named), allowed)
+
+
+def _asking(question: str) -> Iterator[list[str]]:
+    """The words of each sentence that asks, from its first asking word on."""
     for sentence in _SENTENCE.split(_TEX.sub(" ", question[-MAX_CHARACTERS:]).lower()):
         words = _WORD.findall(sentence)
         start = next((i for i, word in enumerate(words) if word in _ASKING), None)
-        if start is None:
-            continue
-        for place in range(start, len(words)):
-            if words[place] in _BEFORE_UNIT:
-                named |= _units_at(words, place + 1, is_counted=words[place] == "many")
-        found = _quantity(words[start:])
-        allowed = found if found is not None else allowed
-    return AskedUnits(frozenset(named), allowed)
+        if start is not None:
+            yield words[start:]
 
 
 def _units_at(words: list[str], place: int, is_counted: bool) -> set[Unit]:
@@ -205,6 +209,16 @@ def _quantity(words: list[str]) -> frozenset[Unit] | None:
     return None
 
 
+def ratio_fits(gold: Tree, answer: Tree, question: str) -> bool:
+    """Whether ``1:2`` may answer one half: if the question speaks of a ratio, or is not known."""
+    return (
+        answer[0] != "ratio"
+        or gold[0] == "ratio"
+        or not question
+        or bool(words_of(question) & _RATIOS)
+    )
+
+
 # order
 
 
@@ -227,11 +241,27 @@ def has_asked_form(gold: Tree, answer: Tree, question: str) -> bool:
     text = _plain(question)
     members = answer[1:] if answer[0] in ("chain", "approx") else [answer]
     gold = gold[-1] if gold[0] in ("chain", "approx") else gold
+    asked = [has_form for pattern, has_form in _FORMS if pattern.search(text)]
+    if asks_for_percent(question):
+        asked.append(_is_percent)
     return all(
-        not (asks.search(text) and has_form(gold, gold))
-        or any(has_form(gold, member) for member in members)
-        for asks, has_form in _FORMS
+        any(has_form(gold, member) for member in members)
+        for has_form in asked
+        if has_form(gold, gold)
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_percent(question: str) -> bool:
+    """Whether a percentage is asked for: ``what percent``, but not ``What is 20 percent of``."""
+    if "percent" not in question.lower() and "%" not in question:
+        return False
+    for words in _asking(question):
+        for before, word in zip(["", *words], words, strict=False):
+            is_of_number = before[-1:].isdigit()
+            if (word in _PERCENTAGES and not is_of_number) or word in ("rate", "interest"):
+                return True
+    return False
 
 
 def _is_decimal(gold: Tree, answer: Tree) -> bool:
@@ -254,7 +284,7 @@ def _is_scientific(gold: Tree, answer: Tree) -> bool:
     if not is_scientific(answer):
         return False
     value = value_of(answer[1])
-    return isinstance(value, complex | float | int) and 1 <= abs(value) < 10
+    return isinstance(value, complex | float | int) and bool(1 <= abs(value) < 10)
 
 
 def _is_mixed(gold: Tree, answer: Tree) -> bool:
@@ -284,7 +314,6 @@ def _unsigned(tree: Tree) -> Tree:
 
 _FORMS = (
     (_DECIMAL, _is_decimal),
-    (_PERCENT, _is_percent),
     (_SCIENTIFIC, _is_scientific),
     (_MIXED, _is_mixed),
     (_LOWEST, _is_in_lowest_terms),

@@ -253,7 +253,9 @@ def last_answer_tags(text: str) -> str | None:
     if _CLOSE in first or not all(part.count(_CLOSE) == 1 for part in parts):
         return None
     answers = [part.partition(_CLOSE)[0].strip() for part in parts]
-    return answers[-1] if answers and _are_one(answers[-1], set(answers)) else None
+    if not answers or not _are_one(answers[-1], set(answers)):
+        return None
+    return final_boxed(answers[-1]) if has_box(answers[-1]) else answers[-1]
 
 
 def extract_answer(text: str) -> str | None:

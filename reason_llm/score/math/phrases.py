@@ -1,0 +1,127 @@
+"""Words that stand for mathematics: for the empty set, for all numbers of a kind, for remarks about
+a constant."""
+
+from collections.abc import Sequence
+
+from reason_llm.score.math.latex_tokens import Token
+from reason_llm.score.math.units import word_set
+
+_NONE = word_set("no none not doesn't without nothing")
+_SOLUTIONS = word_set("solution solutions root roots value values number numbers x none nothing")
+_ABOUT_SOLUTIONS = (
+    _NONE
+    | _SOLUTIONS
+    | word_set(
+        """
+        there is are exist exists the this that equation equations system inequality has have real
+        any of satisfy satisfies satisfying it does do doesn't for which a an possible given such
+        integer in set reals we
+        """
+    )
+)
+_SETS = {
+    **dict.fromkeys(["real numbers", "reals", "real number", "real x", "real values", "real"], "R"),
+    **dict.fromkeys(["integers", "integer"], "Z"),
+    **dict.fromkeys(["rational numbers", "rationals"], "Q"),
+    **dict.fromkeys(["complex numbers"], "C"),
+    **dict.fromkeys(["positive integers", "natural numbers"], "Z+"),
+}
+_ALL = ("the set of all ", "set of all ", "the set of ", "all ", "every ", "any ", "the ", "")
+_EXCEPT = ("except for", "except", "excluding", "other than", "but not", "besides", "not equal to")
+_SUCH = ("such that", "x such that", "x where", "where", "for which", "with")
+_MAX_WORDS = 12
+_LENGTH_OF_DOMAIN = 8
+"""Tokens of ``(C \\in \\mathbb{R})``."""
+_CONSTANT = word_set(
+    """
+    where with for with and is are a an the any some every all arbitrary constant constants of
+    integration real number numbers integer integers being denotes represents c k n m
+    """
+)
+"""Words of a remark about a constant."""
+
+
+def says_empty(tokens: Sequence[Token]) -> bool:
+    """Whether words say that there is nothing: ``no solution exists``, ``the empty set``."""
+    words: list[str] = []
+    for token in tokens:
+        if token.kind in ("text", "letters"):
+            words.extend(token.text.casefold().replace("’", "'").replace("-", " ").split())
+        elif str(token) not in ("(", ")", ",", ".", "{", "}", "'", "\\emptyset"):
+            return False
+    words = [word.strip("().,;") for word in words]
+    if not words or len(words) > _MAX_WORDS:
+        return False
+    if "empty" in words:
+        return set(words) <= {"the", "empty", "set", "solution", "is", "a", "an"} and "set" in words
+    num_denied = sum(word in _NONE for word in words)
+    return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(_SOLUTIONS & set(words))
+
+
+def with_sets(tokens: list[Token]) -> list[Token]:
+    """With the words at the start that say a set, ``all real numbers except 2``, as mathematics;
+    else the same list."""
+    words: list[str] = []
+    end = 0
+    while end < len(tokens) and tokens[end].kind in ("text", "letters") and len(words) < _MAX_WORDS:
+        words.extend(tokens[end].text.casefold().split())
+        end += 1
+    text = " ".join(words)
+    start = next((lead for lead in _ALL if text.startswith(lead)), "")
+    named = [name for name in _SETS if f"{text[len(start) :]} ".startswith(f"{name} ")]
+    if not named or (not start and len(named[-1].split()) < 2):
+        return tokens
+    name = max(named, key=len)
+    rest = text[len(start) + len(name) :].strip().removeprefix("of x").strip(" ,")
+    shown = [Token("command", "mathbb", False), *_signs(f"{{{_SETS[name].rstrip('+')}}}")]
+    shown += _signs("^+") if _SETS[name].endswith("+") else []
+    if not rest or rest == "x":
+        return [*shown, *tokens[end:]]
+    if rest in _SUCH and shown[2].text == "R" and len(shown) == 4:
+        return tokens[end:]
+    if rest.removesuffix(" x") not in _EXCEPT:
+        return tokens
+    points = [
+        Token("sign", ",", False) if token.text in ("and", "or") else token
+        for index, token in enumerate(tokens[end:], end)
+        if not (token.text in ("x", "=") and "=" in [t.text for t in tokens[index : index + 2]])
+    ]
+    braces = (Token("command", each, False) for each in ("{", "}"))
+    return [*shown, Token("command", "setminus", True), next(braces), *points, next(braces)]
+
+
+def _signs(text: str) -> list[Token]:
+    return [Token("letters" if each.isalpha() else "sign", each, False) for each in text]
+
+
+def without_remark(tokens: list[Token]) -> list[Token]:
+    """Without ``, where C is a constant`` behind an answer, which says nothing of its value; with
+    ``(C \\in \\mathbb{R})`` as a further item."""
+    if [str(each) for each in tokens[-1:-2:-1]] == [")"] and len(tokens) > _LENGTH_OF_DOMAIN:
+        opening, name, *signs = tokens[-_LENGTH_OF_DOMAIN:]
+        shown = [str(each) for each in signs]
+        if (
+            str(opening) == "("
+            and name.kind == "letters"
+            and shown[:3] == ["\\in", "\\mathbb", "{"]
+        ):
+            return [*tokens[:-_LENGTH_OF_DOMAIN], Token("sign", ",", False), name, *signs[:-1]]
+    for start, token in enumerate(tokens):
+        first = token.text.casefold().strip("( ").partition(" ")[0]
+        if start and token.kind in ("text", "letters") and first in ("where", "with", "for"):
+            break
+    else:
+        return tokens
+    words: list[str] = []
+    for token in tokens[start:]:
+        if token.kind in ("text", "letters"):
+            words.extend(token.text.casefold().replace("(", " ").replace(")", " ").split())
+        elif str(token) not in ("(", ")", ",", ".", "{", "}"):
+            return tokens
+    if not set(words) <= _CONSTANT or not {"constant", "constants", "integer", "integers"} & set(
+        words
+    ):
+        return tokens
+    while start and str(tokens[start - 1]) in (",", "(", ";"):
+        start -= 1
+    return tokens[:start]
