@@ -222,8 +222,11 @@ def _groups_around(tokens: list[Token]) -> int:
 
 def unwrapped(text: str) -> str:
     """Without spaces, Markdown's marks, a box or dollar signs around all of it."""
-    if len(text) > MAX_CHARACTERS:
-        return text.strip()
+    return text.strip() if len(text) > MAX_CHARACTERS else _unwrapped(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _unwrapped(text: str) -> str:
     for _ in range(8):
         before = text
         text = text.strip().strip("*`").strip()
@@ -255,7 +258,12 @@ def spelling(tokens: list[Token]) -> str:
 def normalise(answer: str) -> str:
     """One string for all the layouts of an answer."""
     text = unwrapped(answer)
-    return text if len(text) > MAX_CHARACTERS else spelling(tokens_of(text))
+    return text if len(text) > MAX_CHARACTERS else _normalised(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _normalised(answer: str) -> str:
+    return spelling(tokens_of(answer))
 
 
 def _lead(tokens: list[Token]) -> int | None:

@@ -6,7 +6,7 @@ where the gold answer has it too; where the question fixes nothing, the value co
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import gcd
 
@@ -224,7 +224,7 @@ def ratio_fits(gold: Tree, answer: Tree, question: str) -> bool:
 
 def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
     """Several values as tuples where the question asks for an order, so that it counts."""
-    if gold[0] not in ("list", "set") or len(gold) < 3 or not _ORDER.search(_plain(question)):
+    if gold[0] not in ("list", "set") or len(gold) < 3 or not _asks_for_order(question):
         return gold, answer
     if answer[0] == "rel" and set(answer[1].split()) in ({"<"}, {">"}):  # 1 < 2 < 3
         answer = ["list", *answer[2:]]
@@ -233,22 +233,37 @@ def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
     return ["tuple", *gold[1:]], ["tuple", *answer[1:]]
 
 
+@functools.lru_cache(maxsize=1024)
+def _asks_for_order(question: str) -> bool:
+    return _ORDER.search(_plain(question)) is not None
+
+
 # form
 
 
 def has_asked_form(gold: Tree, answer: Tree, question: str) -> bool:
     """Whether an answer has the form that the question asks for and the gold answer has."""
-    text = _plain(question)
+    forms = _asked_forms(question)
+    if not forms:
+        return True
     members = answer[1:] if answer[0] in ("chain", "approx") else [answer]
     gold = gold[-1] if gold[0] in ("chain", "approx") else gold
-    asked = [has_form for pattern, has_form in _FORMS if pattern.search(text)]
-    if asks_for_percent(question):
-        asked.append(_is_percent)
     return all(
         any(has_form(gold, member) for member in members)
-        for has_form in asked
+        for has_form in forms
         if has_form(gold, gold)
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _asked_forms(question: str) -> tuple[Callable[[Tree, Tree], bool], ...]:
+    text = _plain(question)
+    forms = [
+        has_form
+        for words, pattern, has_form in _FORMS
+        if any(word in text for word in words) and pattern.search(text)
+    ]
+    return (*forms, *([_is_percent] if asks_for_percent(question) else []))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -313,16 +328,17 @@ def _unsigned(tree: Tree) -> Tree:
 
 
 _FORMS = (
-    (_DECIMAL, _is_decimal),
-    (_SCIENTIFIC, _is_scientific),
-    (_MIXED, _is_mixed),
-    (_LOWEST, _is_in_lowest_terms),
-    (_FRACTION, _is_fraction),
-    (_IMPROPER, _is_improper),
+    (("decimal", "nearest"), _DECIMAL, _is_decimal),
+    (("scientific",), _SCIENTIFIC, _is_scientific),
+    (("mixed",), _MIXED, _is_mixed),
+    (("term", "form", "fraction", "irreducible"), _LOWEST, _is_in_lowest_terms),
+    (("fraction",), _FRACTION, _is_fraction),
+    (("improper",), _IMPROPER, _is_improper),
 )
+"""Each form with how it is asked for, and words one of which stands there then: they are found
+much faster."""
 
 
-@functools.lru_cache(maxsize=1024)
 def _plain(question: str) -> str:
     """The question in small letters, one space between two words."""
     return " ".join(question[-MAX_CHARACTERS:].lower().split())

@@ -132,11 +132,15 @@ def last_boxed(text: str) -> str | None:
 
     Example: ``"so \\\\boxed{\\\\frac{1}{2}}" -> "\\\\frac{1}{2}"``
     """
-    begins = [box.start() for box in _BOX.finditer(text)]
-    closed = boxes(text)
-    if not closed or closed[-1].start != begins[-1]:
+    box = _last_closed(text, boxes(text))
+    return None if box is None else text[box.content].strip()
+
+
+def _last_closed(text: str, closed: list[Box]) -> Box | None:
+    """The last of the boxes, unless another one begins behind it and is not closed."""
+    if not closed or _BOX.search(text, closed[-1].start + 1):
         return None
-    return text[closed[-1].content].strip()
+    return closed[-1]
 
 
 def final_boxed(text: str) -> str | None:
@@ -149,17 +153,15 @@ def final_boxed(text: str) -> str | None:
     of ``\\boxed{4}, no, \\boxed{5}`` the last box counts.
     """
     text = outside_thinking(text)
-    answer = last_boxed(text)
-    if answer is None:
+    closed = boxes(text)
+    last = _last_closed(text, closed)
+    if last is None or not _stands_alone(text, last.start, last.end):
         return None
-    start, rivals = None, set[str]()
-    for box in reversed(boxes(text)):
-        if start is None:
-            tail = text[box.end : box.end + _MAX_SENTENCE]
-            if not _stands_alone(text, box.start, box.end) or _is_withdrawn(answer, tail):
-                return None
-            start = box.start
-        elif box.end <= start:
+    answer, start, rivals = text[last.content].strip(), last.start, set[str]()
+    if _is_withdrawn(answer, text[last.end : last.end + _MAX_SENTENCE]):
+        return None
+    for box in reversed(closed[:-1]):
+        if box.end <= start:
             if _begins_anew(text[box.end : start]):
                 break
             rivals.add(text[box.content].strip())
@@ -202,7 +204,8 @@ def _is_denied(before: str, after: str) -> bool:
     if place and words[place - 1] in _NEGATIONS:
         return True
     clause = _SENTENCE_MARK.split(after.lower().replace("’", "'"))[0]
-    follows = _CLAUSE_WORD.findall(clause)
+    if not (follows := _CLAUSE_WORD.findall(clause)):
+        return False
     is_subject = all(word in _LEADING or len(word) == 1 for word in words)
     is_bare = len(follows) == 1 and _DENIAL.fullmatch(follows[0])
     return is_subject and (bool(is_bare) or bool(_DENIED_AFTER.match(" ".join(follows))))
@@ -211,6 +214,8 @@ def _is_denied(before: str, after: str) -> bool:
 def _is_withdrawn(answer: str, tail: str) -> bool:
     """Whether the text behind a box gives another answer: ``or 6``, ``The answer is 6``, or, behind
     a word such as ``Wait``, another number that nothing confirms."""
+    if not _WORDS.search(tail) and "####" not in tail:
+        return False
     words = " ".join(_CLAUSE_WORD.findall(tail[:_MAX_AROUND].lower()))
     if words.startswith("or ") and not _SAME.match(words):
         rest = tail[:_MAX_AROUND].lstrip(" $,})\\").removeprefix("or").strip()

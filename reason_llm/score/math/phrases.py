@@ -43,6 +43,8 @@ _CONSTANT = word_set(
 
 def says_empty(tokens: Sequence[Token]) -> bool:
     """Whether words say that there is nothing: ``no solution exists``, ``the empty set``."""
+    if not tokens or not any(len(token.text) > 1 for token in tokens[:2]):
+        return False
     words: list[str] = []
     for token in tokens:
         if token.kind in ("text", "letters"):
@@ -61,6 +63,8 @@ def says_empty(tokens: Sequence[Token]) -> bool:
 def with_sets(tokens: list[Token]) -> list[Token]:
     """With the words at the start that say a set, ``all real numbers except 2``, as mathematics;
     else the same list."""
+    if not tokens or tokens[0].kind not in ("text", "letters"):
+        return tokens
     words: list[str] = []
     end = 0
     while end < len(tokens) and tokens[end].kind in ("text", "letters") and len(words) < _MAX_WORDS:
