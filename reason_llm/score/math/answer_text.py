@@ -19,7 +19,7 @@ from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import says_empty, with_sets, without_remark
-from reason_llm.score.math.question import words_of
+from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import canonical, word_set
 
 _LEAD_WORDS = word_set(
@@ -31,7 +31,8 @@ _LEAD_WORDS = word_set(
     angle measure average mean median mode range cost price speed rate time age ratio percentage
     root roots degree coefficient sequence function equation expression simplified form interval
     domain matrix vector point coordinates therefore thus so hence then finally we have get find
-    obtain it that this there which is are be was equals equal to gives of x y z n
+    obtain fraction decimal person people it that this there which is are be was equals equal to
+    gives of x y z n
     """
 )
 """Words that may stand before an answer and say nothing of its value."""
@@ -152,6 +153,15 @@ def stated(answer: str, question: str) -> str | None:
     if not all(canonical(word) in known or word in known | _ADVERBIAL for word in added):
         return None
     return " ".join(word for word in rest[:end] if word.casefold() not in _SMALL_WORDS)
+
+
+def is_dressed(gold: str, answer: str) -> bool:
+    """Whether an answer of the same form as the gold one has more around it: brackets, braces, a
+    remark, an integral, ``or`` and the same again."""
+    tokens, own = tokens_of(answer), tokens_of(gold)
+    added = {str(token) for token in tokens} - {str(token) for token in own}
+    has_more = added & {"or", "\\{", "\\int", "\\begin"} or without_remark(tokens) is not tokens
+    return bool(has_more) or has_brackets(answer) > has_brackets(gold)
 
 
 def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
@@ -394,7 +404,8 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
         tokens = [*tokenize(tokens[0].text), *tokens[1:]]
     tokens = tokens[_lead(tokens) or 0 :]
     if alone := _choice([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
-        return alone
+        is_variable = alone.lower() in "".join(t.text for t in tokens) and question
+        return "" if is_variable and read_question(question).has_variable(alone.lower()) else alone
     marks = _choice_marks(tokens)
     if not marks:
         return None

@@ -53,6 +53,8 @@ _RELATIONS = {
     "perp": "perp", "parallel": "parallel", "propto": "propto",
 }  # fmt: skip
 _TIMES = frozenset(["\\cdot", "\\times", "*", "/", "\\div", ":"])
+_OF_ONE = (["(", "x", ")"], ["(", "t", ")"])
+"""Behind ``y`` or ``u``: the unknown function of a differential equation."""
 _LETTER_FUNCTIONS = word_set("f g h F G H P Q O T phi psi Gamma Theta zeta chi")
 _CLOSING = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor",
             "\\lceil": "\\rceil", "|": "|", "\\|": "\\|"}  # fmt: skip
@@ -71,6 +73,9 @@ _ARC = word_set("sin cos tan cot sec csc")
 _INEQUALITIES = word_set("< > <= >= != in")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
           "eight": "8", "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
+_LOGIC = {"\\vee": Token("text", "or", True), "\\wedge": Token("text", "and", True)}
+"""Signs between relations."""
+_SIGNS_OF_RELATIONS = frozenset(["=", "<", ">", "\\leq", "\\geq", "\\neq", "\\in"])
 _MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
@@ -99,6 +104,8 @@ def read(tokens: list[Token], letters_are_units: bool) -> Reading:
     Raises:
         UnreadableError: they are not one, or what follows it is no unit.
     """
+    if any(str(token) in _SIGNS_OF_RELATIONS for token in tokens):
+        tokens = [_LOGIC.get(str(token), token) for token in tokens]
     reader = _Reader(tokens, letters_are_units)
     tree = reader.answer()
     level, depth = [tree], 0
@@ -233,7 +240,8 @@ class _Reader:
             if not (is_part or is_power or name in ("\\Omega", "\\circ", "(", ")")):
                 raise UnreadableError(f"{name} after an answer")
             longest = {"letters": _LONGEST_PRODUCT, "text": 2}.get(kind, 0)  # no product is longer
-            may_follow &= is_unit(name) or len(name) > longest or name.lower() in AREAS
+            is_word = is_unit(name) or len(name) > longest or name.lower() in (*AREAS, "per")
+            may_follow &= is_word or bool(pieces)
             if kind == "currency":
                 name = name.removeprefix("\\")
             pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
@@ -310,7 +318,7 @@ class _Reader:
             if self.index == self.degree_end and name in ("C", "F", "K"):
                 return False
             is_unit_letter = self.letters_are_units and self.is_spaced() and is_unit(name)
-            if name.lower() in _JOINS or (len(name) == 1 and is_unit_letter):
+            if name.lower() in (*_JOINS, "per") or (len(name) == 1 and is_unit_letter):
                 return False
             if name in FUNCTIONS or name in _SHORT or name in ("pi", "sqrt"):
                 return True
@@ -324,9 +332,15 @@ class _Reader:
         if name == "[" and after in ("", ",", ";", ")", "\\cup", "\\cap"):
             return False  # the end of ]2, 3[
         is_bar = name == "|" and not self.bars
-        if name == "{" and self.kind(1) == "currency":
+        if name == "{" and (self.kind(1) == "currency" or self.starts_a_unit()):
             return False
         return kind == "number" or name in ("(", "[", "{") or is_bar
+
+    def starts_a_unit(self) -> bool:
+        """Whether a unit stands in the braces here: of ``\\mathrm{cm^2}``."""
+        is_long = len(self.name(1)) > 1 or self.letters_are_units
+        is_closed = "}" in (self.name(2), self.name(4))
+        return self.kind(1) == "letters" and is_long and is_closed and is_unit(self.name(1))
 
     def power(self) -> Tree:
         starts_with_bracket, start = self.name() in _CLOSING, self.index
@@ -496,6 +510,7 @@ class _Reader:
             else:
                 break
         is_function = name.partition("_")[0] in _LETTER_FUNCTIONS or not is_plain
+        is_function |= name in ("y", "u") and [*map(self.name, range(3))] in _OF_ONE
         if self.name() == "(" and is_function:
             return ["call", f"?{name}", self.deeper(self.primary)]
         if is_plain and name in ("e", "i"):
@@ -648,8 +663,9 @@ class _Reader:
             while row and str(row[-1]) in (",", ".", ";"):
                 row.pop()
             if row:
-                reader = _Reader(row, self.letters_are_units)
-                items.append(reader.answer())
+                items.append(_Reader(row, self.letters_are_units).answer())
+        if any(item[0] != "rel" for item in items):
+            raise UnreadableError("rows that are no equations")
         if [self.name(each) for each in range(4)] != ["\\end", "{", kind, "}"] or not items:
             raise UnreadableError("another end")
         self.index += 4

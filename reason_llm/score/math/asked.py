@@ -60,6 +60,19 @@ _QUANTITIES = {
         ("speed velocity fast", {(unit, "1") for unit in SPEEDS}),
         ("cost price profit money revenue income salary", {(unit, "1") for unit in CURRENCIES}),
         ("angle \\angle", {("deg", "1"), ("rad", "1")}),
+        *(
+            (noun, {(unit, "1")})
+            for noun, unit in [
+                ("force", "n"),
+                ("energy", "j"),
+                ("power", "w"),
+                ("voltage", "v"),
+                ("pressure", "pa"),
+                ("frequency", "hz"),
+                ("resistance", "ohm"),
+                ("current", "a"),
+            ]
+        ),
         ("temperature", {(unit, "1") for unit in word_set("deg c f k")}),
         ("probability ratio fraction", set[Unit]()),
     ]
@@ -69,7 +82,7 @@ _QUANTITIES = {
 _MONEY = word_set(
     """
     cost price pay paid earn money profit spend spent worth salary revenue bill fee income sell
-    sold buy bought cheap tip tax discount budget debt saving save deposit interest invest
+    sold buy bought capital cheap tip tax discount budget debt saving save deposit interest invest
     investment wage charge owe expensive value expense allowance loan fare
     """
 )
@@ -81,10 +94,12 @@ _ORDER = re.compile(
     r" order\b|\bin order (?:from|of)\b|\bin order[.,;]|\brespectively\b"
     r"|\b(?:least|smallest|lowest|shortest) to (?:greatest|largest|highest|biggest|longest)\b"
     r"|\b(?:greatest|largest|highest|biggest|longest) to (?:least|smallest|lowest|shortest)\b"
+    r"|\b(?:largest|smallest|greatest|least|highest|lowest) first\b"
     r"|\bquotient and (?:the )?remainder\b"
 )
 _DECIMAL = re.compile(
-    r"\bas (?:a |an exact |a terminating |a repeating )?decimals?\b|\bdecimal (?:form|places?|value"
+    r"\b(?:as|to|into) (?:an? )?(?:\w{1,12} )?decimals?\b|\bexact decimal\b"
+    r"|\bdecimal (?:form|places?|value"
     r"|representation|approximation|number|equivalent|expansion|notation|answer)\b|\bin decimals?\b"
     r"|\bnearest (?:ten|hundred|thousand|ten-thousand)th\b"
 )
@@ -121,6 +136,7 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
     if not question:
         return says_nothing(units, ())
     words, asked = words_of(question), asked_units(question)
+    units = _without_rate(units, words)
     known = [unit for unit in units if is_known(unit[0])]
     if asked.named:
         if not set(known) <= asked.named:
@@ -132,6 +148,15 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
     if any(unit[0] in CURRENCIES for unit in units) and not has_money:
         return False
     return says_nothing(units, words, asked.allowed or ())
+
+
+def _without_rate(units: list[Unit], words: frozenset[str]) -> list[Unit]:
+    """``\\$18`` of ``\\$18 per day``, where the question speaks of days."""
+    names = [unit for unit, _ in units]
+    if len(names) == 3 and names[0] in CURRENCIES and names[1] == "per" and names[2] in words:
+        return units[:1]
+    of, _, per = names[0].partition("/")
+    return [(of, "1")] if of in CURRENCIES and per in words and len(units) == 1 else units
 
 
 def _units_of(reading: Reading) -> list[Unit]:

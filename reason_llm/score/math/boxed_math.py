@@ -17,7 +17,7 @@ from reason_llm.score.math.answer_text import (
     are_words,
     as_lists,
     decide,
-    has_brackets,
+    is_dressed,
     normalise,
     read_both,
     stated,
@@ -150,8 +150,8 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
         return True
     stated = read_question(question)
     if form_of(gold_part).is_same(form_of(part)):
-        is_dressed = is_named or has_brackets(answer) > has_brackets(gold)
-        if is_plain(gold_part) or not is_dressed or not stated.holds(gold_part):
+        has_more = is_named or tree[0] == "rel" != gold_tree[0] or is_dressed(gold, answer)
+        if is_plain(gold_part) or not has_more or not stated.holds(gold_part):
             return False
         return not (is_named and stated.asks_for(tree[2]))
     is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")

@@ -55,7 +55,7 @@ _DENIED_AFTER = re.compile(
 )
 """Words behind a box, with one space between two, that deny it."""
 _DENIED_BEFORE = re.compile(
-    rf"{_FALSE} (?:answer|guess|result|solution)(?: (?:is|was|would|be))++\Z"
+    rf"{_FALSE} (?:answer|guess|result|solution)(?: (?:is|was|would|be))*+\Z"
 )
 _SAME = re.compile(
     r"or (?:equivalently|simply|approximately|about|roughly|in|else|we|you|using|by|because"
@@ -63,13 +63,19 @@ _SAME = re.compile(
 )
 _RETRACTION = re.compile(
     r"(?:\A|[.;:!?\n(*,])[\s*$)\\\]]*+(?:(?:wait|actually|correction|oops|sorry|hmm+"
-    r"|on second thought|or (?:maybe|perhaps|rather)|I made (?:a|an) (?:mistake|error))\b|no[,.!]"
+    r"|on second thought|hold on|let me correct|or (?:maybe|perhaps|rather)"
+    r"|I made (?:a|an) (?:mistake|error))\b|no[,.!]"
     r"|alternatively[,:]?+[ ]\$?+-?+\d)",
     re.IGNORECASE,
 )
 """Words that begin a sentence behind a box, after which another answer may follow."""
+_CONCLUSION = re.compile(
+    r"\b(?:thus|therefore|hence|so),?+ [$\\(]*+[a-z] ?+= ?+(?=[$\\(]*+-?+[\d.])", re.IGNORECASE
+)
+_FALSE_BEFORE = re.compile(rf"\b{_FALSE} \Z", re.IGNORECASE)
 _CONFIRMATION = re.compile(
-    r"\b(?:yes|correct|right|confirm\w*+|verif\w*+|match(?:es)?+|holds|works|consistent|same)\b|[✓✔]",
+    r"(?<!not )\b(?:yes|correct|right|confirm\w*+|verif\w*+|match(?:es)?+|holds|works|consistent"
+    r"|same)\b|[✓✔]",
     re.IGNORECASE,
 )
 _OPEN_BEFORE = re.compile(
@@ -195,7 +201,10 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 def _is_denied(before: str, after: str) -> bool:
     """Whether a word denies the box between two texts. ``The number of false ones is``, ``of these
     are not prime`` and ``statement B is false`` speak of other things."""
-    words = _CLAUSE_WORD.findall(_CLAUSE_END.split(before.lower().replace("’", "'"))[-1])
+    before = before.lower().replace("’", "'").rstrip(" $\\([*\n")
+    if before.endswith(("answer:", "result:", "solution:")):
+        before = before[:-1]
+    words = _CLAUSE_WORD.findall(_CLAUSE_END.split(before)[-1])
     if _DENIED_BEFORE.search(" ".join(words)):
         return True
     place = len(words)
@@ -220,7 +229,12 @@ def _is_withdrawn(answer: str, tail: str) -> bool:
     if words.startswith("or ") and not _SAME.match(words):
         rest = tail[:_MAX_AROUND].lstrip(" $,})\\").removeprefix("or").strip()
         return not _is_restated(answer, _SENTENCE_END.split(rest)[0].strip(), is_sure=True)
-    stated = [tail[match.end() :] for match in islice(_PHRASE.finditer(tail), _MAX_STATED)]
+    phrases = [*islice(_PHRASE.finditer(tail), _MAX_STATED), *_CONCLUSION.finditer(tail)]
+    stated = [
+        tail[phrase.end() :]
+        for phrase in sorted(phrases, key=lambda phrase: phrase.end())
+        if not _FALSE_BEFORE.search(tail[max(0, phrase.start() - _MAX_AROUND) : phrase.start()])
+    ]
     stated = [_phrase_answer(rest[:_MAX_AROUND].lstrip().partition("\n")[0]) for rest in stated]
     if hashed := _last_hashed(tail):
         stated.append(_hash_answer(hashed))

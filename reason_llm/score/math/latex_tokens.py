@@ -58,7 +58,7 @@ _SYNONYMS = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
     "le": "leq", "leqslant": "leq", "ge": "geq", "geqslant": "geq", "ne": "neq", "lt": "<",
     "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "dotsb": "ldots",
-    "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "land": "wedge",
+    "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "land": "wedge", "lor": "vee",
     "varnothing": "emptyset", "thickapprox": "approx", "lvert": "|", "rvert": "|", "vert": "|",
     "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "degree": "degree",
     "infin": "infty", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
@@ -82,7 +82,7 @@ _CURRENCIES = {
     "cent": "cent", "textcent": "cent",
 }  # fmt: skip
 """Commands that show the sign of a currency."""
-_DOLLARS = ("{\\$}", "{\\$ }", "{US\\$}", "{US\\$ }")
+_CURRENCY_IN_TEXT = re.compile(r" *+\{\s*+(?:US)?+\s*+\\(\$|euro|pounds|yen|rupee|cent)\s*+\}")
 _TEXT_DEGREES = re.compile(r"\\(?:text|mathrm|mbox|textrm)\{\s*+(?:°|\^\\circ\s*+)([CFK])\}")
 _LONE_DOLLAR = re.compile(r"(?<!\\)\$(?=[ ]?[0-9.])")
 _BARE = word_set("< > | [ ] * i :")
@@ -147,9 +147,9 @@ def _raw_tokens(text: str) -> Iterator[Token]:
                 is_spaced = False
                 continue
             if value in _TEXT or value in _ALPHABETS:
-                if dollars := next((d for d in _DOLLARS if text.startswith(d, position)), ""):
-                    position += len(dollars)
-                    yield Token("currency", "usd", is_spaced)
+                if shown := _CURRENCY_IN_TEXT.match(text, position):
+                    position = shown.end()
+                    yield Token("currency", _CURRENCIES[shown[1]], is_spaced)
                     is_spaced = False
                     continue
                 content = _IN_BRACES.match(text, position)

@@ -33,11 +33,17 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         *((["const", "set R"], ["const", "set Z"]) if not domain else ()),
     ):
         return None
+    if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
+        return None  # an interval is no list of its ends
     gold, answer = _set_named(gold), _set_named(answer)
     gold = ["list", *gold[1:]] if gold[0] == "either" else gold
+    if is_equality(answer) and answer[-1] in _EMPTY:
+        answer = list(answer[-1])
     if gold in _EMPTY or answer in _EMPTY:  # no interval without numbers, and no 0
         return (gold, gold) if gold in _EMPTY and answer in _EMPTY else None
     if gold[0] == "rel" and answer[0] == "rel":
+        if _are_one_name(gold, answer):
+            return as_asked(list(gold[3]), list(answer[3]), question)
         return _plain_approximation(gold), _plain_approximation(answer)
     if gold[0] == "based" and answer[0] == "num":
         return gold, ["based", answer[1], gold[2]]
@@ -71,6 +77,18 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         if gold[0] == "list" and holds(answer, "pm", "mp"):
             return _several(gold, ["list", answer])
     return gold, _with_constant_of(gold, answer)
+
+
+def _are_one_name(gold: Tree, answer: Tree) -> bool:
+    """Whether ``y(x) =`` and ``y_1 =`` stand for ``y =``."""
+    if not (gold[1] == answer[1] == "=" and len(gold) == len(answer) == 4):
+        return False
+    names = []
+    for name in (gold[2], answer[2]):
+        if name[0] != "var" and not str(name[1]).startswith("?"):
+            return False
+        names.append(str(name[1]).lstrip("?").partition("_")[0])
+    return names[0] == names[1]
 
 
 def _without_domain(tree: Tree) -> tuple[Tree, Tree | None]:
@@ -183,15 +201,18 @@ def solved_for(tree: Tree) -> set[str]:
 
 def _with_constant_of(gold: Tree, answer: Tree) -> Tree:
     """``x^2 + K`` as ``x^2 + C``: a constant of integration has any of its names."""
-    if gold[0] != "add" or answer[0] != "add":
+    if gold[0] != answer[0] or gold[0] not in ("add", "mul"):
         return answer
     (own, *more), (other, *others) = (
         sorted(variables(a) - variables(b)) or [""] for a, b in ((gold, answer), (answer, gold))
     )
     if more or others or not {own, other} <= _CONSTANTS:
         return answer
+    if gold[0] == "mul" and own[:1] != "C":
+        return answer
     terms = [["var", own] if member == ["var", other] else member for member in answer[1:]]
-    return ["add", *terms] if ["var", own] in gold and ["var", other] in answer else answer
+    is_term = ["var", own] in gold and ["var", other] in answer
+    return [answer[0], *terms] if is_term else answer
 
 
 def _plain_approximation(tree: Tree) -> Tree:

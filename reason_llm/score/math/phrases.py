@@ -3,7 +3,7 @@ a constant."""
 
 from collections.abc import Sequence
 
-from reason_llm.score.math.latex_tokens import Token
+from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.units import word_set
 
 _NONE = word_set("no none not doesn't without nothing")
@@ -15,20 +15,30 @@ _ABOUT_SOLUTIONS = (
         """
         there is are exist exists the this that equation equations system inequality has have real
         any of satisfy satisfies satisfying it does do doesn't for which a an possible given such
-        integer in set reals we
+        integer in set reals we inconsistent
         """
     )
 )
+_REASON = word_set("since because as")
 _SETS = {
-    **dict.fromkeys(["real numbers", "reals", "real number", "real x", "real values", "real"], "R"),
-    **dict.fromkeys(["integers", "integer"], "Z"),
-    **dict.fromkeys(["rational numbers", "rationals"], "Q"),
-    **dict.fromkeys(["complex numbers"], "C"),
-    **dict.fromkeys(["positive integers", "natural numbers"], "Z+"),
+    name: latex
+    for names, latex in [
+        ("real numbers|reals|real number|real x|real values|real", "\\mathbb{R}"),
+        ("integers|integer", "\\mathbb{Z}"),
+        ("rational numbers|rationals", "\\mathbb{Q}"),
+        ("complex numbers", "\\mathbb{C}"),
+        ("positive integers|natural numbers", "\\mathbb{Z}^+"),
+        ("nonnegative real numbers|non-negative real numbers|nonnegative reals", "x \\geq 0"),
+        ("positive real numbers|positive reals", "x > 0"),
+        ("negative real numbers|negative reals", "x < 0"),
+        ("nonzero real numbers|non-zero real numbers|nonzero reals", "x \\neq 0"),
+    ]
+    for name in names.split("|")
 }
 _ALL = ("the set of all ", "set of all ", "the set of ", "all ", "every ", "any ", "the ", "")
 _EXCEPT = ("except for", "except", "excluding", "other than", "but not", "besides", "not equal to")
 _SUCH = ("such that", "x such that", "x where", "where", "for which", "with")
+_OR = ("or", "(or")
 _MAX_WORDS = 12
 _LENGTH_OF_DOMAIN = 8
 """Tokens of ``(C \\in \\mathbb{R})``."""
@@ -47,11 +57,17 @@ def says_empty(tokens: Sequence[Token]) -> bool:
         return False
     words: list[str] = []
     for token in tokens:
+        if words and token.text.casefold().split(" ")[0] in _REASON:
+            break
         if token.kind in ("text", "letters"):
             words.extend(token.text.casefold().replace("’", "'").replace("-", " ").split())
         elif str(token) not in ("(", ")", ",", ".", "{", "}", "'", "\\emptyset"):
             return False
     words = [word.strip("().,;") for word in words]
+    reason = next((place for place, word in enumerate(words) if word in _REASON), len(words))
+    words = words[:reason]
+    if words[-1:] == ["inconsistent"] and set(words) <= {"the", "system", "is", "inconsistent"}:
+        return True
     if not words or len(words) > _MAX_WORDS:
         return False
     if "empty" in words:
@@ -77,11 +93,18 @@ def with_sets(tokens: list[Token]) -> list[Token]:
         return tokens
     name = max(named, key=len)
     rest = text[len(start) + len(name) :].strip().removeprefix("of x").strip(" ,")
-    shown = [Token("command", "mathbb", False), *_signs(f"{{{_SETS[name].rstrip('+')}}}")]
-    shown += _signs("^+") if _SETS[name].endswith("+") else []
+    shown = tokenize(_SETS[name])
+    if name == "real x" and not rest:
+        rest = "x"
+    if (
+        rest == "x"
+        and end < len(tokens)
+        and str(tokens[end]) in ("\\neq", "<", ">", "\\leq", "\\geq")
+    ):
+        return [Token("letters", "x", False), *tokens[end:]]
     if not rest or rest == "x":
         return [*shown, *tokens[end:]]
-    if rest in _SUCH and shown[2].text == "R" and len(shown) == 4:
+    if rest in _SUCH and _SETS[name] == "\\mathbb{R}":
         return tokens[end:]
     if rest.removesuffix(" x") not in _EXCEPT:
         return tokens
@@ -92,10 +115,6 @@ def with_sets(tokens: list[Token]) -> list[Token]:
     ]
     braces = (Token("command", each, False) for each in ("{", "}"))
     return [*shown, Token("command", "setminus", True), next(braces), *points, next(braces)]
-
-
-def _signs(text: str) -> list[Token]:
-    return [Token("letters" if each.isalpha() else "sign", each, False) for each in text]
 
 
 def without_remark(tokens: list[Token]) -> list[Token]:
@@ -110,6 +129,11 @@ def without_remark(tokens: list[Token]) -> list[Token]:
             and shown[:3] == ["\\in", "\\mathbb", "{"]
         ):
             return [*tokens[:-_LENGTH_OF_DOMAIN], Token("sign", ",", False), name, *signs[:-1]]
+    opening = next((i for i, token in enumerate(tokens) if token.text.casefold() in _OR), None)
+    if opening and str(tokens[-1]) == ")":  # 5/8 (or 0.625)
+        before = tokens[: opening - 1] if str(tokens[opening - 1]) == "(" else tokens[:opening]
+        if len(before) < opening or tokens[opening].text[0] == "(":
+            return [*before, Token("text", "or", True), *tokens[opening + 1 : -1]]
     for start, token in enumerate(tokens):
         first = token.text.casefold().strip("( ").partition(" ")[0]
         if start and token.kind in ("text", "letters") and first in ("where", "with", "for"):
@@ -117,10 +141,10 @@ def without_remark(tokens: list[Token]) -> list[Token]:
     else:
         return tokens
     words: list[str] = []
-    for token in tokens[start:]:
+    for before, token in zip(["", *map(str, tokens[start:])], tokens[start:], strict=False):
         if token.kind in ("text", "letters"):
             words.extend(token.text.casefold().replace("(", " ").replace(")", " ").split())
-        elif str(token) not in ("(", ")", ",", ".", "{", "}"):
+        elif before != "_" and str(token) not in ("(", ")", ",", ".", "{", "}", "_"):
             return tokens
     if not set(words) <= _CONSTANT or not {"constant", "constants", "integer", "integers"} & set(
         words

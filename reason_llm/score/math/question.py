@@ -85,6 +85,10 @@ class Stated:
             if (part.tree[0] == "rel") == is_relation and is_near(part.value, value):
                 yield part
 
+    def has_variable(self, name: str) -> bool:
+        """Whether a letter is a formula of its own."""
+        return any(part.tree in (["var", name], ["const", name]) for part in self.parts)
+
     def holds(self, tree: Tree) -> bool:
         """Whether it states an expression, or a relation, in this form."""
         form = form_of(tree)

@@ -38,6 +38,7 @@ KINDS = (
     word_set("s min h d week month yr"),
     CURRENCIES,
     word_set("deg rad"),
+    word_set("c f k"),
     SPEEDS,
 )
 """Units of one kind: one of them says another value than the next."""
@@ -125,7 +126,12 @@ def _fits(word: str, asked: Collection[str], is_allowed: bool) -> bool:
         return True
     if not is_allowed and (not is_known(word) or word in _NEED_SUPPORT):
         return False
-    return not any(word in kind and kind & set(asked) for kind in KINDS)
+    parts = {"mph": "mi/h"}.get(word, word).split("/")
+    return not any(
+        part in kind and part not in asked and kind & set(asked)
+        for kind in KINDS
+        for part in (word, *parts)
+    )
 
 
 def is_known(word: str) -> bool:
