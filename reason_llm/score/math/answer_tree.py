@@ -53,8 +53,8 @@ _RELATIONS = {
     "perp": "perp", "parallel": "parallel", "propto": "propto",
 }  # fmt: skip
 _TIMES = frozenset(["\\cdot", "\\times", "*", "/", "\\div", ":"])
-_OF_ONE = (["(", "x", ")"], ["(", "t", ")"])
-"""Behind ``y`` or ``u``: the unknown function of a differential equation."""
+_UNKNOWNS, _OF_ONE = word_set("p q r s u v w y"), (["(", "x", ")"], ["(", "t", ")"])
+"""Letters that are a function where one variable in brackets follows: ``y(x)``, ``p(t)``."""
 _LETTER_FUNCTIONS = word_set("f g h F G H P Q O T phi psi Gamma Theta zeta chi")
 _CLOSING = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor",
             "\\lceil": "\\rceil", "|": "|", "\\|": "\\|"}  # fmt: skip
@@ -70,6 +70,8 @@ _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
 _ARC = word_set("sin cos tan cot sec csc")
 """Functions whose power -1 is the inverse function."""
+_LABELS = word_set("quotient remainder minimum maximum mean median mode length width height")
+"""Words that name an item of a list: ``quotient 4, remainder 3``."""
 _INEQUALITIES = word_set("< > <= >= != in")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
           "eight": "8", "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
@@ -208,6 +210,8 @@ class _Reader:
         return separator
 
     def item(self) -> Tree:
+        if self.kind() == "text" and self.kind(1) == "number" and self.name().lower() in _LABELS:
+            self.index += 1
         tree = self.relation()
         multiplier = _MULTIPLIERS.get(self.name().lower())
         if multiplier is not None and tree[0] == "num":
@@ -510,7 +514,7 @@ class _Reader:
             else:
                 break
         is_function = name.partition("_")[0] in _LETTER_FUNCTIONS or not is_plain
-        is_function |= name in ("y", "u") and [*map(self.name, range(3))] in _OF_ONE
+        is_function |= name in _UNKNOWNS and [*map(self.name, range(3))] in _OF_ONE
         if self.name() == "(" and is_function:
             return ["call", f"?{name}", self.deeper(self.primary)]
         if is_plain and name in ("e", "i"):

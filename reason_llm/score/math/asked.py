@@ -58,7 +58,11 @@ _QUANTITIES = {
         ("time duration age old", _TIME),
         ("long", _LENGTH | _TIME),
         ("speed velocity fast", {(unit, "1") for unit in SPEEDS}),
-        ("cost price profit money revenue income salary", {(unit, "1") for unit in CURRENCIES}),
+        (
+            "cost price profit money revenue income salary earn earned earnings pay paid spend "
+            "spent owe worth",
+            {(unit, "1") for unit in CURRENCIES},
+        ),
         ("angle \\angle", {("deg", "1"), ("rad", "1")}),
         *(
             (noun, {(unit, "1")})
@@ -137,7 +141,7 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
         return says_nothing(units, ())
     words, asked = words_of(question), asked_units(question)
     units = _without_rate(units, words)
-    known = [unit for unit in units if is_known(unit[0])]
+    known = [(unit, power) for unit, power in units if is_known(unit) or power != "1"]
     if asked.named:
         if not set(known) <= asked.named:
             return False

@@ -144,7 +144,7 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     compared = as_asked(gold_tree, tree, question)
     if compared is None:
         return False
-    gold_part, part = (each[-1] if each[0] == "chain" else each for each in compared)
+    gold_part, part = map(_shown, compared)
     is_named = tree[0] == "rel" != gold_tree[0]
     if is_named and read_question(question).holds(tree):
         return True
@@ -156,6 +156,13 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
         return not (is_named and stated.asks_for(tree[2]))
     is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")
     return is_one_kind and stated.asks_for_form(gold_part, part)
+
+
+def _shown(tree: Tree) -> Tree:
+    """The value of several that are equal, or nearly: ``\\frac{3}{4} = 0.75``."""
+    if tree[0] == "approx":
+        return _shown(tree[1])
+    return list(tree[-1]) if tree[0] == "chain" else tree
 
 
 def _read(gold: str, answer: str) -> tuple[Tree, Tree] | None:

@@ -70,8 +70,11 @@ _RETRACTION = re.compile(
 )
 """Words that begin a sentence behind a box, after which another answer may follow."""
 _CONCLUSION = re.compile(
-    r"\b(?:thus|therefore|hence|so),?+ [$\\(]*+[a-z] ?+= ?+(?=[$\\(]*+-?+[\d.])", re.IGNORECASE
+    r"\b(?:thus|therefore|hence|so),?+ [$\\(]*+[a-z] ?+= ?+"
+    r"(?=[$\\(]*+-?+[\d.]++[$\\)\]\s*]*+\Z)",
+    re.IGNORECASE,
 )
+"""A last sentence that gives a name its value."""
 _FALSE_BEFORE = re.compile(rf"\b{_FALSE} \Z", re.IGNORECASE)
 _CONFIRMATION = re.compile(
     r"(?<!not )\b(?:yes|correct|right|confirm\w*+|verif\w*+|match(?:es)?+|holds|works|consistent"

@@ -35,6 +35,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         return None
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
+    gold, answer = _as_vectors(gold, answer)
     gold, answer = _set_named(gold), _set_named(answer)
     gold = ["list", *gold[1:]] if gold[0] == "either" else gold
     if is_equality(answer) and answer[-1] in _EMPTY:
@@ -79,8 +80,22 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     return gold, _with_constant_of(gold, answer)
 
 
+def _as_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+    """A matrix of one column as a tuple, where the other one is a tuple."""
+    if {gold[0], answer[0]} != {"matrix", "tuple"}:
+        return gold, answer
+    is_column = [
+        tree[0] == "matrix" and all(len(row) == 1 for row in tree[1:]) for tree in (gold, answer)
+    ]
+    first, second = (
+        ["tuple", *(row[0] for row in tree[1:])] if column else tree
+        for tree, column in zip((gold, answer), is_column, strict=True)
+    )
+    return first, second
+
+
 def _are_one_name(gold: Tree, answer: Tree) -> bool:
-    """Whether ``y(x) =`` and ``y_1 =`` stand for ``y =``."""
+    """Whether ``y(x) =``, ``y_1 =`` and ``f(x) =`` stand for ``y =``."""
     if not (gold[1] == answer[1] == "=" and len(gold) == len(answer) == 4):
         return False
     names = []
@@ -88,7 +103,8 @@ def _are_one_name(gold: Tree, answer: Tree) -> bool:
         if name[0] != "var" and not str(name[1]).startswith("?"):
             return False
         names.append(str(name[1]).lstrip("?").partition("_")[0])
-    return names[0] == names[1]
+    is_graph = names[0] == "y" and names[1] in ("f", "g", "h")
+    return names[0] == names[1] or is_graph
 
 
 def _without_domain(tree: Tree) -> tuple[Tree, Tree | None]:
@@ -187,6 +203,9 @@ def _is_plain_name(tree: Tree) -> bool:
     if tree[0] == "mul":
         is_side = len(tree) <= 1 + _MAX_LETTERS
         return is_side and all(part[0] == "var" for part in tree[1:]) and tree[1][1][:1].isupper()
+    if tree[0] == "pow":  # of a matrix: A^{-1}, A^T
+        is_inverse = tree[2] in (["neg", ["num", "1"]], ["var", "T"])
+        return bool(is_inverse and tree[1][0] == "var" and tree[1][1].isupper())
     if tree[0] in ("tuple", "ratio"):
         return all(map(_is_plain_name, tree[1:]))
     return bool(tree[0] == "var" or (tree[0] == "call" and str(tree[1]).startswith("?")))

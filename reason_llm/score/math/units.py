@@ -49,7 +49,7 @@ _NEED_SUPPORT = word_set("n j w v pa c f k a am pm")
 _NEUTRAL = frozenset(["unit", "per"])
 _SPEAKING = word_set(
     """
-    or nor not no never but maybe either neither except than less more least most about around
+    or nor not no never but maybe either neither except than less least most about around
     roughly approximately almost nearly plus minus times divided over modulo mod factorial half
     halves third thirds quarter quarters fourth fourths fifth fifths tenth tenths hundredth
     hundredths negative hundred hundreds dozen dozens score pair pairs squared cubed below if
@@ -123,6 +123,8 @@ def says_nothing(
 
 def _fits(word: str, asked: Collection[str], is_allowed: bool) -> bool:
     if word in asked or word in _NEUTRAL or _ALSO.get(word) in asked:
+        return True
+    if not is_known(word) and all(part in asked for part in word.split("/")):  # pages per year
         return True
     if not is_allowed and (not is_known(word) or word in _NEED_SUPPORT):
         return False
