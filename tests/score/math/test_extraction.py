@@ -133,6 +133,8 @@ def test_how_far_one_looks_for_an_answer(text: str, answer: str | None) -> None:
 def test_last_answer_tags() -> None:
     assert last_answer_tags("<think>3</think><answer> 4 </answer>") == "4"
     assert last_answer_tags("<answer>4</answer> so <answer>4.0</answer>") == "4.0"
+    assert last_answer_tags("<answer>So it is \\boxed{4}.</answer>") == "4"
+    assert last_answer_tags("<answer>It is not \\boxed{4}.</answer>") is None
 
 
 @pytest.mark.parametrize(
