@@ -655,6 +655,8 @@ class _Reader:
         end = next(
             (i for i in range(self.index, len(self.tokens)) if str(self.tokens[i]) == "\\end"), -1
         )
+        if end < 0:
+            raise UnreadableError("no end")
         rows: list[list[Token]] = [[]]
         for token in self.tokens[self.index : end]:
             if str(token) == "\\\\":

@@ -34,12 +34,13 @@ _WORD = re.compile(r"\\?[^\W\d_]++(?:\^[23]|[²³])?|\d[\d.,]*+|[?/$%]")
 _ASKING = word_set(
     """
     what how find determine compute calculate express convert give evaluate write state enter
-    which who answer ? long far
+    answer
     """
 )
 _BEFORE_UNIT = word_set("in into to of many much answer")
 _SKIPPED = word_set("more total full whole extra additional fewer less us all other the")
 """Words that may stand between ``how many`` and what is counted."""
+_MAX_UNIT_WORDS = 8
 _RAISED = {"squared": "2", "cubed": "3", "^2": "2", "^3": "3", "²": "2", "³": "3"}
 
 _LENGTH, _AREA, _VOLUME = ({(unit, power) for unit in LENGTHS} for power in "123")
@@ -90,6 +91,13 @@ _MONEY = word_set(
     investment wage charge owe expensive value expense allowance loan fare
     """
 )
+_COUNTED = word_set(
+    """
+    way value solution number integer possibility time item outcome combination arrangement choice
+    element digit term point total people person
+    """
+)
+"""Words that a number of things may be followed by."""
 _PERCENTAGES = word_set("percent percentage percents percentages %")
 _RATIOS = word_set("ratio odd scale proportion proportional rate")
 
@@ -142,16 +150,15 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
     words, asked = words_of(question), asked_units(question)
     units = _without_rate(units, words)
     known = [(unit, power) for unit, power in units if is_known(unit) or power != "1"]
-    if asked.named:
-        if not set(known) <= asked.named:
-            return False
-        units = [unit for unit in units if unit not in asked.named]
-    elif asked.allowed is not None and not set(known) <= asked.allowed:
+    allowed = asked.named or asked.allowed
+    if allowed is not None and not set(known) <= allowed:
         return False
+    of_things = _COUNTED if allowed == frozenset() else frozenset()
+    units = [unit for unit in units if unit not in asked.named and unit[0] not in of_things]
     has_money = words & CURRENCIES or words & _MONEY
     if any(unit[0] in CURRENCIES for unit in units) and not has_money:
         return False
-    return says_nothing(units, words, asked.allowed or ())
+    return says_nothing(units, words, allowed or ())
 
 
 def _without_rate(units: list[Unit], words: frozenset[str]) -> list[Unit]:
@@ -184,7 +191,8 @@ def asked_units(question: str) -> AskedUnits:
         for place, word in enumerate(words):
             if word in _BEFORE_UNIT:
                 named |= _units_at(words, place + 1, is_counted=word == "many")
-        found = _quantity(words)
+        is_about_form = words[0] not in ("what", "how") and "answer" in words[:4]
+        found = None if is_about_form else _quantity(words)
         allowed = found if found is not None else allowed
     return AskedUnits(frozenset(named), allowed)
 
@@ -203,20 +211,23 @@ def _units_at(words: list[str], place: int, is_counted: bool) -> set[Unit]:
     while is_counted and place < len(words) and words[place] in _SKIPPED:
         place += 1
     found, exponent = set[Unit](), "1"
-    while place < len(words):
+    end = min(len(words), place + _MAX_UNIT_WORDS)
+    while place < end:
         word = words[place]
         power = word[-2:] if word[-2:] in _RAISED else word[-1:] if word[-1:] in _RAISED else ""
         word = word.removesuffix(power)
         unit = canonical(word)
         if word in AREAS:
             exponent = AREAS[word]
-        elif word in ("per", "/") and found and place + 1 < len(words):
+        elif word in ("per", "/") and found and place + 1 < end:
             of, _ = found.pop()
             place += 1
             found.add((canonical(f"{of}/{canonical(words[place])}"), "1"))
         elif word in _RAISED and found:
             found = {(each, _RAISED[word]) for each, _ in found}
-        elif is_known(unit) and (len(word) > 1 or power):
+        elif unit == "unit":
+            found |= {(each, exponent) for each in LENGTHS}
+        elif is_known(unit) and word != "in" and (len(word) > 1 or power):
             found.add((unit, _RAISED.get(power, exponent)))
             exponent = "1"
         else:

@@ -62,7 +62,7 @@ _SAME = re.compile(
     r"|since)\b"
 )
 _RETRACTION = re.compile(
-    r"(?:\A|[.;:!?\n(*,])[\s*$)\\\]]*+(?:(?:wait|actually|correction|oops|sorry|hmm+"
+    r"(?:\A|[.;:!?\n(*,])[\s*$)\\\]]{0,8}+(?:(?:wait|actually|correction|oops|sorry|hmm+"
     r"|on second thought|hold on|let me correct|or (?:maybe|perhaps|rather)"
     r"|I made (?:a|an) (?:mistake|error))\b|no[,.!]"
     r"|alternatively[,:]?+[ ]\$?+-?+\d)",

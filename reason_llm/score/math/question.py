@@ -120,9 +120,10 @@ def last_question(prompt: str) -> str:
     if turns:
         prompt = _TURN_END.split(prompt[turns[-1].end() :], maxsplit=1)[0]
     labels = list(_LABEL.finditer(prompt))
-    last = [label for label in labels if _HAS_WORDS.search(prompt, label.end())]
-    if last and sum(label[1].lower() == last[-1][1].lower() for label in labels) > 1:
-        prompt = _ANSWER_LABEL.split(prompt[last[-1].end() :], maxsplit=1)[0]
+    if labels and not _HAS_WORDS.search(prompt, labels[-1].end()):
+        labels.pop()
+    if labels and sum(label[1].lower() == labels[-1][1].lower() for label in labels) > 1:
+        prompt = _ANSWER_LABEL.split(prompt[labels[-1].end() :], maxsplit=1)[0]
     return prompt[-MAX_CHARACTERS:]
 
 

@@ -102,7 +102,7 @@ def _slashed(text: str) -> str:
 
 def canonical(word: str) -> str:
     """One spelling of a word: ``feet`` is ``ft``, ``dogs`` is ``dog``."""
-    singular = word.removesuffix("s") if len(word) > 1 else word
+    singular = word.removesuffix("s") if len(word) > 2 else word
     return _CANONICAL.get(word, _CANONICAL.get(singular, singular))
 
 
