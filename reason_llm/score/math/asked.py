@@ -29,7 +29,7 @@ Unit = tuple[str, str]
 """A unit in one spelling, and its exponent."""
 
 _TEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf)(?![A-Za-z])|[${}]|\\[,; ]")
-_SENTENCE = re.compile(r"[.?!](?=\s|\Z)|\n\n|:(?=\s)")
+_SENTENCE = re.compile(r"([.?!](?=\s|\Z)|\n\n|:(?=\s))")
 _WORD = re.compile(r"\\?[^\W\d_]++(?:\^[23]|[²³])?|\d[\d.,]*+|[?/$%]")
 _ASKING = word_set(
     """
@@ -198,8 +198,12 @@ def asked_units(question: str) -> AskedUnits:
 
 
 def _asking(question: str) -> Iterator[list[str]]:
-    """The words of each sentence that asks, from its first asking word on."""
-    for sentence in _SENTENCE.split(_TEX.sub(" ", question[-MAX_CHARACTERS:]).lower()):
+    """The words of each sentence that asks, from its first asking word on; of several questions the
+    last one and what follows it."""
+    *parts, end = _SENTENCE.split(_TEX.sub(" ", question[-MAX_CHARACTERS:]).lower())
+    sentences, marks = [*parts[::2], end], parts[1::2]
+    first = max((place for place, mark in enumerate(marks) if mark == "?"), default=0)
+    for sentence in sentences[first:]:
         words = _WORD.findall(sentence)
         start = next((i for i, word in enumerate(words) if word in _ASKING), None)
         if start is not None:
@@ -222,7 +226,8 @@ def _units_at(words: list[str], place: int, is_counted: bool) -> set[Unit]:
         elif word in ("per", "/") and found and place + 1 < end:
             of, _ = found.pop()
             place += 1
-            found.add((canonical(f"{of}/{canonical(words[place])}"), "1"))
+            rate = canonical(f"{of}/{canonical(words[place])}")
+            found |= {(rate, "1"), *([(of, "1")] if is_counted and rate not in SPEEDS else [])}
         elif word in _RAISED and found:
             found = {(each, _RAISED[word]) for each, _ in found}
         elif unit == "unit":

@@ -50,7 +50,7 @@ _NEUTRAL = frozenset(["unit", "per"])
 _SPEAKING = word_set(
     """
     or nor not no never but maybe either neither except than less least most about around
-    roughly approximately almost nearly plus minus times divided over modulo mod factorial half
+    roughly approximately almost nearly plus minus divided over modulo mod factorial half
     halves third thirds quarter quarters fourth fourths fifth fifths tenth tenths hundredth
     hundredths negative hundred hundreds dozen dozens score pair pairs squared cubed below if
     unless instead rather wrong incorrect false versus vs to is are was equals equal probably
