@@ -344,11 +344,11 @@ def _is_scientific(gold: Tree, answer: Tree) -> bool:
     if not is_scientific(answer):
         return False
     value = value_of(answer[1])
-    return isinstance(value, complex | float | int) and bool(1 <= abs(value) < 10)
+    return value is not None and not isinstance(value, tuple) and 1 <= abs(value) < 10
 
 
 def _is_mixed(gold: Tree, answer: Tree) -> bool:
-    return _unsigned(answer)[0] == "mixed"
+    return bool(_unsigned(answer)[0] == "mixed")
 
 
 def _is_in_lowest_terms(gold: Tree, answer: Tree) -> bool:

@@ -49,6 +49,8 @@ _CONSTANT = word_set(
     """
 )
 """Words of a remark about a constant."""
+_KINDS_OF_CONSTANT = word_set("constant constants integer integers")
+_MARKS = frozenset("(),.{}_")
 
 
 def says_empty(tokens: Sequence[Token]) -> bool:
@@ -94,13 +96,8 @@ def with_sets(tokens: list[Token]) -> list[Token]:
     name = max(named, key=len)
     rest = text[len(start) + len(name) :].strip().removeprefix("of x").strip(" ,")
     shown = tokenize(_SETS[name])
-    if name == "real x" and not rest:
-        rest = "x"
-    if (
-        rest == "x"
-        and end < len(tokens)
-        and str(tokens[end]) in ("\\neq", "<", ">", "\\leq", "\\geq")
-    ):
+    ahead = str(tokens[end]) if end < len(tokens) else ""
+    if (name == "real x" or rest == "x") and ahead in ("\\neq", "<", ">", "\\leq", "\\geq"):
         return [Token("letters", "x", False), *tokens[end:]]
     if not rest or rest == "x":
         return [*shown, *tokens[end:]]
@@ -118,38 +115,44 @@ def with_sets(tokens: list[Token]) -> list[Token]:
 
 
 def without_remark(tokens: list[Token]) -> list[Token]:
-    """Without ``, where C is a constant`` behind an answer, which says nothing of its value; with
-    ``(C \\in \\mathbb{R})`` as a further item."""
-    if [str(each) for each in tokens[-1:-2:-1]] == [")"] and len(tokens) > _LENGTH_OF_DOMAIN:
-        opening, name, *signs = tokens[-_LENGTH_OF_DOMAIN:]
-        shown = [str(each) for each in signs]
-        if (
-            str(opening) == "("
-            and name.kind == "letters"
-            and shown[:3] == ["\\in", "\\mathbb", "{"]
-        ):
-            return [*tokens[:-_LENGTH_OF_DOMAIN], Token("sign", ",", False), name, *signs[:-1]]
-    opening = next((i for i, token in enumerate(tokens) if token.text.casefold() in _OR), None)
-    if opening and str(tokens[-1]) == ")":  # 5/8 (or 0.625)
-        before = tokens[: opening - 1] if str(tokens[opening - 1]) == "(" else tokens[:opening]
-        if len(before) < opening or tokens[opening].text[0] == "(":
-            return [*before, Token("text", "or", True), *tokens[opening + 1 : -1]]
+    """Without ``, where C is a constant`` behind an answer, which says nothing of its value. What
+    stands in brackets, ``(C \\in \\mathbb{R})`` or ``(or 0.625)``, is a further item."""
+    tokens = _with_alternative(_with_domain(tokens))
     for start, token in enumerate(tokens):
         first = token.text.casefold().strip("( ").partition(" ")[0]
         if start and token.kind in ("text", "letters") and first in ("where", "with", "for"):
             break
     else:
         return tokens
-    words: list[str] = []
-    for before, token in zip(["", *map(str, tokens[start:])], tokens[start:], strict=False):
+    words: set[str] = set()
+    for place in range(start, len(tokens)):
+        token = tokens[place]
         if token.kind in ("text", "letters"):
-            words.extend(token.text.casefold().replace("(", " ").replace(")", " ").split())
-        elif before != "_" and str(token) not in ("(", ")", ",", ".", "{", "}", "_"):
+            words.update(token.text.casefold().replace("(", " ").replace(")", " ").split())
+        elif str(token) not in _MARKS and str(tokens[place - 1]) != "_":
             return tokens
-    if not set(words) <= _CONSTANT or not {"constant", "constants", "integer", "integers"} & set(
-        words
-    ):
+    if not words <= _CONSTANT or not words & _KINDS_OF_CONSTANT:
         return tokens
     while start and str(tokens[start - 1]) in (",", "(", ";"):
         start -= 1
     return tokens[:start]
+
+
+def _with_domain(tokens: list[Token]) -> list[Token]:
+    """``(C \\in \\mathbb{R})`` at the end as ``, C \\in \\mathbb{R}``."""
+    before, domain = tokens[:-_LENGTH_OF_DOMAIN], tokens[-_LENGTH_OF_DOMAIN:]
+    shown = [str(token) for token in domain]
+    if not before or shown[-1] != ")" or [shown[0], *shown[2:5]] != ["(", "\\in", "\\mathbb", "{"]:
+        return tokens
+    return [*before, Token("sign", ",", False), *domain[1:-1]]
+
+
+def _with_alternative(tokens: list[Token]) -> list[Token]:
+    """``(or 0.625)`` at the end as ``or 0.625``."""
+    if not tokens or str(tokens[-1]) != ")":
+        return tokens
+    place = next((i for i, token in enumerate(tokens) if token.text.casefold() in _OR), 0)
+    is_opened = place > 1 and str(tokens[place - 1]) == "("
+    if not is_opened and not tokens[place].text.startswith("(or"):
+        return tokens
+    return [*tokens[: place - is_opened], Token("text", "or", True), *tokens[place + 1 : -1]]
