@@ -62,7 +62,7 @@ _SAME = re.compile(
     r"|since)\b"
 )
 _RETRACTION = re.compile(
-    r"(?:\A|[.;:!?\n(*,])[\s*$)\\\]]{0,8}+(?:(?:wait|actually|correction|oops|sorry|hmm+"
+    r"(?:\A|[.;:!?\n(*,])[\s*$)\\\]]{0,8}+(?:(?:(?:no )?wait|actually|correction|oops|sorry|hmm+"
     r"|on second thought|hold on|let me correct|or (?:maybe|perhaps|rather)"
     r"|I made (?:a|an) (?:mistake|error))\b|no[,.!]"
     r"|alternatively[,:]?+[ ]\$?+-?+\d)",
@@ -77,8 +77,8 @@ _CONCLUSION = re.compile(
 """A last sentence that gives a name its value."""
 _FALSE_BEFORE = re.compile(rf"\b{_FALSE} \Z", re.IGNORECASE)
 _CONFIRMATION = re.compile(
-    r"(?<!not )\b(?:yes|correct|right|confirm\w*+|verif\w*+|match(?:es)?+|holds|works|consistent"
-    r"|same)\b|[✓✔]",
+    r"(?<!not )\b(?:yes|(?:correct|right)(?=[.!,)\n]|\Z)|confirm\w*+|verif\w*+"
+    r"|match(?:es)?+|holds|works|consistent|same)\b|[✓✔]",
     re.IGNORECASE,
 )
 _OPEN_BEFORE = re.compile(
@@ -230,8 +230,9 @@ def _is_withdrawn(answer: str, tail: str) -> bool:
         return False
     words = " ".join(_CLAUSE_WORD.findall(tail[:_MAX_AROUND].lower()))
     if words.startswith("or ") and not _SAME.match(words):
-        rest = tail[:_MAX_AROUND].lstrip(" $,})\\").removeprefix("or").strip()
-        return not _is_restated(answer, _SENTENCE_END.split(rest)[0].strip(), is_sure=True)
+        rest = tail[:_MAX_AROUND].lstrip(" $,(})\\").removeprefix("or").strip()
+        rest = _SENTENCE_END.split(rest)[0].strip(" .)$")
+        return not _is_restated(answer, rest, is_sure=True)
     phrases = [*islice(_PHRASE.finditer(tail), _MAX_STATED), *_CONCLUSION.finditer(tail)]
     stated = [
         tail[phrase.end() :]

@@ -84,6 +84,8 @@ _CURRENCIES = {
 """Commands that show the sign of a currency."""
 _CURRENCY_IN_TEXT = re.compile(r" *+\{\s*+(?:US)?+\s*+\\(\$|euro|pounds|yen|rupee|cent)\s*+\}")
 _TEXT_DEGREES = re.compile(r"\\(?:text|mathrm|mbox|textrm)\{\s*+(?:°|\^\\circ\s*+)([CFK])\}")
+_ROW_SPACE = re.compile(r"\\\\ ?\[ ?-?[0-9.]{1,6}+ ?(?:pt|em|ex|mm|cm)\]")
+"""The end of a row and the space under it."""
 _LONE_DOLLAR = re.compile(r"(?<!\\)\$(?=[ ]?[0-9.])")
 _BARE = word_set("< > | [ ] * i :")
 """Synonyms that are no commands."""
@@ -120,7 +122,7 @@ def tokenize(text: str) -> list[Token]:
     text = to_latex(_TEXT_DEGREES.sub(r"^{\\circ}\\mathrm{\1}", text))
     if "\\begin" not in text:
         text = text.replace("\\\\", "\\")  # escaped once too often
-    text = _PRIME.sub("'", text)
+    text = _PRIME.sub("'", _ROW_SPACE.sub("\\\\\\\\", text))
     if (text.count("$") - text.count("\\$")) % 2:  # no pair of marks of mathematics
         text = _LONE_DOLLAR.sub(r"\\$", text, count=1)
     return _whole_numerals(_without_colors(list(_raw_tokens(text))))

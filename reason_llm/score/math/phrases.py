@@ -101,6 +101,8 @@ def with_sets(tokens: list[Token]) -> list[Token]:
         return [Token("letters", "x", False), *tokens[end:]]
     if not rest or rest == "x":
         return [*shown, *tokens[end:]]
+    if rest.removesuffix(" x") in _SUCH and tokens[end - 1].text == "x" and ahead:
+        return tokens[end - 1 :]
     if rest in _SUCH and _SETS[name] == "\\mathbb{R}":
         return tokens[end:]
     if rest.removesuffix(" x") not in _EXCEPT:
