@@ -231,7 +231,9 @@ def _is_withdrawn(answer: str, tail: str) -> bool:
     words = " ".join(_CLAUSE_WORD.findall(tail[:_MAX_AROUND].lower()))
     if words.startswith("or ") and not _SAME.match(words):
         rest = tail[:_MAX_AROUND].lstrip(" $,(})\\").removeprefix("or").strip()
-        rest = _SENTENCE_END.split(rest)[0].strip(" .)$")
+        rest = _SENTENCE_END.split(rest)[0].strip(" .")
+        if rest.count("(") < rest.count(")"):  # (or 25%)
+            rest = rest.rpartition(")")[0]
         return not _is_restated(answer, rest, is_sure=True)
     phrases = [*islice(_PHRASE.finditer(tail), _MAX_STATED), *_CONCLUSION.finditer(tail)]
     stated = [
