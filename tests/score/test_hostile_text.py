@@ -20,8 +20,10 @@ from reason_llm.score.math.answer_text import (
     decide,
     normalise,
     reading_of,
+    stated,
     tokens_of,
 )
+from reason_llm.score.math.asked import asked_units
 from reason_llm.score.math.boxed_math import is_copied, is_worked_out, majority
 from reason_llm.score.math.extraction import (
     candidates,
@@ -30,13 +32,13 @@ from reason_llm.score.math.extraction import (
     last_answer_tags,
     last_boxed,
 )
-from reason_llm.score.math.question import read_question, words_of
+from reason_llm.score.math.question import last_question, read_question, words_of
 from reason_llm.score.math.units import unit_words
 from reason_llm.score.rewards import REWARDS, Context, make_reward
 
 CHARACTERS = 100_000
 MAX_CPU_SECONDS = 0.2
-CACHES = (tokens_of, reading_of, read_question, words_of)
+CACHES = (tokens_of, reading_of, read_question, words_of, last_question, asked_units)
 """Emptied before each measurement: a hit is no work."""
 
 UNITS = [
@@ -54,9 +56,10 @@ UNITS = [
     "<answer>1</answer>", "<|im_end|>",
     "<|a", "answer is ", "answer: ", "the answer is 5. ", "step 1 ", "1. ", "- ", "\nfirst ",
     "not ", "or ", "A) ", "(A)",
-    "x=1, ", "1e9", "9**", "9^{9", "is ", "12 cm ", "square ",
+    "so x = 1 ", "Wait, 6. ", "Q:\n", "in ", "how many in ", "all real ", "where C ", "\\text{or} ",
+    "\\begin{cases}", "\\$", "x=1, ", "1e9", "9**", "9^{9", "is ", "12 cm ", "square ",
 ]  # fmt: skip
-FRAMES = [("5 ", "x"), ("<answer>\\boxed{", "}</answer>")]
+FRAMES = [("5 ", "x"), ("<answer>\\boxed{", "}</answer>"), ("\\boxed{5}. ", "")]
 LONGEST_ANSWER = MAX_CHARACTERS - 60
 """Shorter answers are read as mathematics; longer ones are not."""
 
@@ -98,11 +101,15 @@ FINDERS: dict[str, Callable[[str], Any]] = {
     "decide": lambda text: [decide(gold, text) for gold in GOLDS],
     "decide (gold)": lambda text: decide(text, "5"),
     "is_worked_out": lambda text: [is_worked_out(gold, text) for gold in GOLDS],
+    "stated": lambda text: stated(text, "How many cm are in a meter?"),
+    "last_question": last_question, "asked_units": asked_units,
     "majority": lambda text: majority([text, None, text]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", most_are_long(FINDERS, ["extract_answer", "decide", "majority"]))
+@pytest.mark.parametrize(
+    "name", most_are_long(FINDERS, ["extract_answer", "decide", "majority", "stated"])
+)
 def test_no_finder_takes_long(name: str) -> None:
     for unit in UNITS:
         for length in (CHARACTERS, LONGEST_ANSWER):

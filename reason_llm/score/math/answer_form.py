@@ -418,7 +418,12 @@ class _Normalising:
     def structure(self, tree: Tree) -> Frozen:
         """A list, a set, a relation, a matrix and the like: its members in normal form."""
         kind = tree[0]
-        if kind in ("setminus", "backslash", "ratio") or (kind == "cap" and tree[1][0] != "rel"):
+        is_domain = kind in ("setminus", "backslash") and (tree[1][0], tree[2][0]) == (
+            "const",
+            "set",
+        )
+        is_open = kind in ("setminus", "backslash") and not is_domain  # not all numbers but a few
+        if is_open or kind == "ratio" or (kind == "cap" and tree[1][0] != "rel"):
             self.operations.add(kind)
         if kind == "matrix":
             return (kind, *(tuple(map(self.frozen, row)) for row in tree[1:]))

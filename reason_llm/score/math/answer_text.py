@@ -1,6 +1,7 @@
 """What the text of two answers alone decides; the rest is a question for mathematics."""
 
 import functools
+import re
 from dataclasses import dataclass
 
 from reason_llm.score.math.answer_form import form_of
@@ -9,16 +10,17 @@ from reason_llm.score.math.answer_tree import (
     Reading,
     Tree,
     UnreadableError,
-    holds,
     read,
     subtrees,
     variables,
 )
+from reason_llm.score.math.asked import as_ordered, ratio_fits, units_fit
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
-from reason_llm.score.math.question import words_of
-from reason_llm.score.math.units import says_nothing, word_set
+from reason_llm.score.math.phrases import says_empty, with_sets, without_remark
+from reason_llm.score.math.question import read_question, words_of
+from reason_llm.score.math.units import canonical, word_set
 
 _LEAD_WORDS = word_set(
     """
@@ -29,10 +31,36 @@ _LEAD_WORDS = word_set(
     angle measure average mean median mode range cost price speed rate time age ratio percentage
     root roots degree coefficient sequence function equation expression simplified form interval
     domain matrix vector point coordinates therefore thus so hence then finally we have get find
-    obtain it that this there which is are be was equals equal to gives of x y z n
+    obtain fraction decimal person people it that this there which is are be was equals equal to
+    gives of x y z n
     """
 )
 """Words that may stand before an answer and say nothing of its value."""
+_VERBS = word_set(
+    """
+    is are was were be equals has have had needs need costs cost pays pay paid earns earn earned
+    spends spent takes took travels traveled makes made gets got uses used sold sells works worked
+    walks walked drives drove runs ran weighs weighed reads wrote bought buys saves saved receives
+    received collects collected contains holds gives
+    """
+)
+"""Verbs that the answer of a sentence may follow."""
+_SMALL_WORDS = word_set(
+    """
+    the a an of in on at for by with from there that this he she they we it i his her their its
+    our so therefore thus hence each every left total altogether all now will can
+    """
+)
+_ADVERBIAL = word_set("of in on at for with from each every left altogether now")
+"""Words behind a value with which what the question knows begins: ``in the class``."""
+_CHANGES = word_set(
+    """
+    not no never isn't aren't doesn't neither nor or if unless maybe perhaps almost about twice
+    double half thrice triple third quarter less fewer more than minus plus opposite negative
+    reciprocal inverse wrong incorrect false
+    """
+)
+"""Words that make a sentence one about another value."""
 _LEADS = word_set(
     """
     is are be was equals equal to gives have get find obtain therefore thus so hence then
@@ -42,14 +70,12 @@ _LEADS = word_set(
 """Words that an answer may follow."""
 _MAX_LEAD_TOKENS = 40
 """Tokens that are looked at for them: each asks for all before it."""
-_NOTHING = frozenset([
-    "no solution", "no solutions", "no real solution", "no real solutions", "empty set",
-    "the empty set", "no such number", "no such numbers",
-])  # fmt: skip
-"""Words for the empty set."""
 _APART = str.maketrans("-,.", "   ")
-_RIVALS = (frozenset(["usd", "cent", "eur"]), frozenset(["deg", "rad"]))
 _CHOICES = frozenset("ABCDEFGHIJ")
+_THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
+_TEXT_MARK = re.compile(r"\\(?:text(?:bf|it|rm)?+|mathrm|mbox)\{|\\[()\[\],; ]|(?<=[A-Za-z.])\}")
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+_BECAUSE = word_set("because since as it they")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables; around a hyphen, longer ones are words."""
@@ -88,19 +114,62 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     if (verdict := _words(gold_tokens, tokens, question)) is not None:
         return verdict
     readings = read_both(gold, answer)
-    if readings is None or not _units_fit(*readings, question) or _rivals(gold, answer, *readings):
+    if readings is None or not units_fit(*readings, question):
         return False
     if _says_less(*readings):
         return False
     trees = as_asked(readings[0].tree, readings[1].tree, question)
     if trees is None or are_apart(*trees):
         return False
+    if not ratio_fits(*trees, question):
+        return False
+    trees = as_ordered(*trees, question)
     first, second = map(form_of, trees)
     if first.value == second.value and trees[0][0] == trees[1][0]:
         return True
     if first.is_too_large or second.is_too_large:
         return first.value == second.value
     return Question(*trees)
+
+
+def stated(answer: str, question: str) -> str | None:
+    """What a sentence says of what is asked, ``5 apples`` of ``Tom has 5 apples left``: all behind
+    its last verb, if the question knows the words before it; None for no such sentence."""
+    words = _TEXT_MARK.sub(" ", unwrapped(answer)[:MAX_CHARACTERS]).rstrip("} .").split()
+    plain = [word.strip("$.,;:()*\\{}").casefold() for word in words]
+    verbs = [place for place, word in enumerate(plain) if word in _VERBS]
+    if not verbs or not question or verbs[-1] + 1 == len(words):
+        return None
+    known = words_of(question) | _LEAD_WORDS | _VERBS | _SMALL_WORDS | {"and", "to"}
+    before = {word for word in plain[: verbs[-1]] if word}
+    if before & _CHANGES or not all(
+        word in known or canonical(word) in known or (len(word) < 9 and word in question)
+        for word in before
+    ):
+        return None
+    rest = words[verbs[-1] + 1 :]
+    end = next((i for i, word in enumerate(rest) if i and word.casefold() in _ADVERBIAL), len(rest))
+    added = {word.strip("$.,;:()").casefold() for word in rest[end:]}
+    if not all(canonical(word) in known or word in known | _ADVERBIAL for word in added):
+        return None
+    return " ".join(word for word in rest[:end] if word.casefold() not in _SMALL_WORDS)
+
+
+def is_dressed(gold: str, answer: str) -> bool:
+    """Whether an answer of the same form as the gold one has more around it: brackets, braces, a
+    remark, an integral, ``or`` and the same again."""
+    tokens, own = tokens_of(answer), tokens_of(gold)
+    added = {str(token) for token in tokens} - {str(token) for token in own}
+    has_more = added & {"or", "\\{", "\\int", "\\begin"} or without_remark(tokens) is not tokens
+    return bool(has_more) or has_brackets(answer) > has_brackets(gold)
+
+
+def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
+    """Both with space behind commas, where one may be several numbers of three digits,
+    ``121,484``; None where none may."""
+    if "," not in gold or not any(_THREES.fullmatch(unwrapped(text)) for text in (gold, answer)):
+        return None
+    return gold.replace(",", ", "), answer.replace(",", ", ")
 
 
 def are_words(gold: str, answer: str) -> bool:
@@ -121,11 +190,11 @@ def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
 @functools.lru_cache(maxsize=4096)
 def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     """The answer read to its end, what leads to it left out; None if it cannot be."""
-    tokens = tokens_of(answer)
-    if " ".join(_plain_words(tokens) or []) in _NOTHING:
+    tokens = without_remark(tokens_of(answer))
+    if says_empty(tokens):
         return Reading(["const", "empty"], ())
     try:
-        return read(tokens[_lead(tokens) or 0 :], letters_are_units)
+        return read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
         return None
 
@@ -163,8 +232,11 @@ def _groups_around(tokens: list[Token]) -> int:
 
 def unwrapped(text: str) -> str:
     """Without spaces, Markdown's marks, a box or dollar signs around all of it."""
-    if len(text) > MAX_CHARACTERS:
-        return text.strip()
+    return text.strip() if len(text) > MAX_CHARACTERS else _unwrapped(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _unwrapped(text: str) -> str:
     for _ in range(8):
         before = text
         text = text.strip().strip("*`").strip()
@@ -196,12 +268,20 @@ def spelling(tokens: list[Token]) -> str:
 def normalise(answer: str) -> str:
     """One string for all the layouts of an answer."""
     text = unwrapped(answer)
-    return text if len(text) > MAX_CHARACTERS else spelling(tokens_of(text))
+    return text if len(text) > MAX_CHARACTERS else _normalised(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _normalised(answer: str) -> str:
+    return spelling(tokens_of(answer))
 
 
 def _lead(tokens: list[Token]) -> int | None:
     """Where the answer begins behind words that lead to it; None without such words."""
     start = None
+    if tokens[:1] and str(tokens[0]) == "\\int":  # the integral that the answer solves
+        names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
+        return names.index("=") + 1 if "=" in names else None
     for index, token in enumerate(tokens[:_MAX_LEAD_TOKENS]):
         words = token.text.lower().replace(":", " : ").replace(",", " , ").split()
         if token.kind not in ("letters", "text") and token.text not in (",", ":"):
@@ -220,11 +300,6 @@ def _lead(tokens: list[Token]) -> int | None:
 def _is_told(tokens: list[Token]) -> bool:
     """Whether a word stands before a colon."""
     return any(len(token.text.rstrip(": ")) > _LONGEST_PRODUCT for token in tokens)
-
-
-def is_numeral(answer: str) -> bool:
-    """Whether it is digits with a sign and a point at most."""
-    return _numeral(unwrapped(answer)) is not None
 
 
 def _numeral(text: str) -> tuple[bool, str, str] | None:
@@ -246,15 +321,34 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         chosen = _chosen(answer, question)
         if chosen is not None:
             return chosen == choice
+    if says_empty(gold) and says_empty(answer):
+        return True
+    if with_sets(gold) is not gold:
+        return None
+    if (verdict := _yes_or_no(gold, answer)) is not None:
+        return verdict
     first, second = _plain_words(gold), _plain_words(answer)
     led = _plain_words(answer[_lead(answer) or 0 :])
     if not first or not (second or led):
         return None
     if _may_be_variables(gold) and not _is_short_word(gold):
         return None
-    if " ".join(first) in _NOTHING and " ".join(second or []) in _NOTHING:
-        return True
     return first in (second, led) or (None if _may_be_variables(gold) else False)
+
+
+def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
+    """Whether ``No, 91 is not prime`` says the same as ``No``; None where neither word is asked for
+    or said."""
+    asked = gold[0].text.casefold().strip() if len(gold) == 1 else ""
+    if asked not in _OPPOSITES or len(answer) == 1 == len(answer[0].text.split()):
+        return None
+    text = " ".join(token.text.casefold() for token in answer)
+    first, _, rest = text.replace(" ,", ",").replace(" .", ".").partition(" ")
+    words = {word.strip(".,;:!?()-") for word in rest.split()}
+    said, is_alone = first.strip(".,;:!"), first[-1:] in ".,;:!" or bool(words & _BECAUSE)
+    if said not in _OPPOSITES or not is_alone:
+        return None
+    return said == asked and not words & {*_OPPOSITES, "or", "maybe", "perhaps", "but", "wait"}
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:
@@ -310,7 +404,8 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
         tokens = [*tokenize(tokens[0].text), *tokens[1:]]
     tokens = tokens[_lead(tokens) or 0 :]
     if alone := _choice([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
-        return alone
+        is_variable = alone.lower() in "".join(t.text for t in tokens) and question
+        return "" if is_variable and read_question(question).has_variable(alone.lower()) else alone
     marks = _choice_marks(tokens)
     if not marks:
         return None
@@ -331,7 +426,7 @@ def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
         tree = read(list(tokens), letters_are_units=False).tree
     except UnreadableError:
         return False
-    is_number = not variables(tree) and tree[0] not in ("neg", "rel", "list", "pm")
+    is_number = not variables(tree) and tree[0] not in ("neg", "rel", "list", "either", "pm")
     return is_number and (not tokens or tokens[0].text not in ("+", "-", "="))
 
 
@@ -349,18 +444,6 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
     return marks
 
 
-def _rivals(gold: str, answer: str, *readings: Reading) -> bool:
-    """Whether one is in dollars or degrees and the other in cents or radians."""
-    rivals = []
-    for text, reading in zip((gold, answer), readings, strict=True):
-        units = {word for word, _ in reading.unit} | ({"usd"} if "\\$" in text else set())
-        if holds(reading.tree, "deg"):
-            units.add("deg")
-        rivals.append(units)
-    first, second = rivals
-    return any(first & few and second & few and first & few != second & few for few in _RIVALS)
-
-
 def _says_less(gold: Reading, answer: Reading) -> bool:
     """Whether the answer is about a number, or a list with it, where the gold one is the number."""
     is_exact = not gold.is_rounded and not variables(gold.tree) and not _has_decimals(gold.tree)
@@ -371,13 +454,3 @@ def _says_less(gold: Reading, answer: Reading) -> bool:
 
 def _has_decimals(tree: Tree) -> bool:
     return any(part[0] == "num" and "." in part[1] for part in subtrees(tree))
-
-
-def _units_fit(gold: Reading, answer: Reading, question: str) -> bool:
-    """Whether the unit or remark behind an answer is the gold one's, or changes no value: a unit
-    that the question does not contradict, or a word of the question."""
-    if not answer.unit:
-        return True
-    if gold.unit:
-        return sorted(gold.unit) == sorted(answer.unit)
-    return says_nothing(answer.unit, words_of(question))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reason_llm.score.math.latex_tokens import Token
-from reason_llm.score.math.units import AREAS, is_unit, unit_words, word_set
+from reason_llm.score.math.units import AREAS, CURRENCIES, canonical, is_unit, unit_words, word_set
 
 Tree = list[Any]
 MAX_CHARACTERS = 2000
@@ -53,6 +53,8 @@ _RELATIONS = {
     "perp": "perp", "parallel": "parallel", "propto": "propto",
 }  # fmt: skip
 _TIMES = frozenset(["\\cdot", "\\times", "*", "/", "\\div", ":"])
+_UNKNOWNS, _OF_ONE = word_set("p q r s u v w y"), (["(", "x", ")"], ["(", "t", ")"])
+"""Letters that are a function where one variable in brackets follows: ``y(x)``, ``p(t)``."""
 _LETTER_FUNCTIONS = word_set("f g h F G H P Q O T phi psi Gamma Theta zeta chi")
 _CLOSING = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor",
             "\\lceil": "\\rceil", "|": "|", "\\|": "\\|"}  # fmt: skip
@@ -61,14 +63,21 @@ _ENDS = ("(", "[", "]", ")")
 _AROUND = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs", "\\|": "norm"}
 _PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
 _MATRICES = word_set("matrix pmatrix bmatrix vmatrix Vmatrix Bmatrix array smallmatrix")
+_SYSTEMS = word_set("cases aligned align align* gathered gather split dcases rcases")
+"""Environments around rows of equations."""
 _JOINS = frozenset(["and", "or"])
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
 _ARC = word_set("sin cos tan cot sec csc")
 """Functions whose power -1 is the inverse function."""
+_LABELS = word_set("quotient remainder minimum maximum mean median mode length width height")
+"""Words that name an item of a list: ``quotient 4, remainder 3``."""
 _INEQUALITIES = word_set("< > <= >= != in")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
           "eight": "8", "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
+_LOGIC = {"\\vee": Token("text", "or", True), "\\wedge": Token("text", "and", True)}
+"""Signs between relations."""
+_SIGNS_OF_RELATIONS = frozenset(["=", "<", ">", "\\leq", "\\geq", "\\neq", "\\in"])
 _MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
@@ -97,6 +106,8 @@ def read(tokens: list[Token], letters_are_units: bool) -> Reading:
     Raises:
         UnreadableError: they are not one, or what follows it is no unit.
     """
+    if any(str(token) in _SIGNS_OF_RELATIONS for token in tokens):
+        tokens = [_LOGIC.get(str(token), token) for token in tokens]
     reader = _Reader(tokens, letters_are_units)
     tree = reader.answer()
     level, depth = [tree], 0
@@ -122,6 +133,8 @@ class _Reader:
         self.bars = 0
         self.is_parenthesised = False
         self.is_rounded = False
+        self.degree_end = -1
+        """The position behind a sign of degrees."""
         self.listed: set[int] = set()
         """Ids of the trees that stand alone in square brackets."""
         self.units: list[tuple[str, str]] = []
@@ -167,7 +180,8 @@ class _Reader:
     # lists and relations
 
     def answer(self) -> Tree:
-        """The whole: one item, or several behind commas, semicolons, ``and``, ``or``."""
+        """The whole: one item, or several behind commas, semicolons, ``and``, ``or``; ``either`` of
+        those that have ``or`` alone between them."""
         self.is_rounded = self.take("=", "\\approx", ":") == "\\approx"
         groups: list[list[Tree]] = [[self.item()]]
         joins: list[str] = []
@@ -183,6 +197,8 @@ class _Reader:
         )
         if len(groups) == 1 and joins and are_inequalities:
             return _joined(groups[0], joins)
+        if len(groups) == 1 and set(joins) == {"or"}:
+            return ["either", *groups[0]]
         return _listed([_listed(group) for group in groups])
 
     def separator(self) -> str:
@@ -194,6 +210,8 @@ class _Reader:
         return separator
 
     def item(self) -> Tree:
+        if self.kind() == "text" and self.kind(1) == "number" and self.name().lower() in _LABELS:
+            self.index += 1
         tree = self.relation()
         multiplier = _MULTIPLIERS.get(self.name().lower())
         if multiplier is not None and tree[0] == "num":
@@ -211,7 +229,14 @@ class _Reader:
             is_join = kind in ("text", "letters") and name.lower() in _JOINS
             if name in (",", ";") or (is_join and self.name(1)):
                 break
-            is_part = kind in ("text", "letters") or name in ("/", "^", "{", "}", ".", "-")
+            is_part = kind in ("text", "letters", "currency") or name in (
+                "/",
+                "^",
+                "{",
+                "}",
+                ".",
+                "-",
+            )
             before = [self.name(-1), self.name(-2), self.name(-3)]
             while before and before[0] in ("-", "{"):
                 del before[0]
@@ -219,7 +244,10 @@ class _Reader:
             if not (is_part or is_power or name in ("\\Omega", "\\circ", "(", ")")):
                 raise UnreadableError(f"{name} after an answer")
             longest = {"letters": _LONGEST_PRODUCT, "text": 2}.get(kind, 0)  # no product is longer
-            may_follow &= is_unit(name) or len(name) > longest or name.lower() in AREAS
+            is_word = is_unit(name) or len(name) > longest or name.lower() in (*AREAS, "per")
+            may_follow &= is_word or bool(pieces)
+            if kind == "currency":
+                name = name.removeprefix("\\")
             pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
             self.index += 1
         if pieces:
@@ -261,6 +289,10 @@ class _Reader:
         terms = [_signed(sign, self.product())]
         while sign := self.take("-", "+", "\\pm", "\\mp"):
             terms.append(_signed(sign, self.product()))
+        if len(terms) == 2 and terms[0][:1] == ["const"] and terms[1][:1] == ["neg"]:
+            of, without = terms[0], terms[1][1]
+            if str(of[1]).startswith("set ") and without[0] == "set":  # \mathbb{R} - \{2\}
+                return ["setminus", of, without]
         return terms[0] if len(terms) == 1 else ["add", *terms]
 
     def product(self) -> Tree:
@@ -287,8 +319,10 @@ class _Reader:
         """Whether what stands here, with no sign before it, is another factor."""
         name, kind, after = self.name(), self.kind(), self.name(1)
         if kind == "letters":
+            if self.index == self.degree_end and name in ("C", "F", "K"):
+                return False
             is_unit_letter = self.letters_are_units and self.is_spaced() and is_unit(name)
-            if name.lower() in _JOINS or (len(name) == 1 and is_unit_letter):
+            if name.lower() in (*_JOINS, "per") or (len(name) == 1 and is_unit_letter):
                 return False
             if name in FUNCTIONS or name in _SHORT or name in ("pi", "sqrt"):
                 return True
@@ -302,7 +336,15 @@ class _Reader:
         if name == "[" and after in ("", ",", ";", ")", "\\cup", "\\cap"):
             return False  # the end of ]2, 3[
         is_bar = name == "|" and not self.bars
+        if name == "{" and (self.kind(1) == "currency" or self.starts_a_unit()):
+            return False
         return kind == "number" or name in ("(", "[", "{") or is_bar
+
+    def starts_a_unit(self) -> bool:
+        """Whether a unit stands in the braces here: of ``\\mathrm{cm^2}``."""
+        is_long = len(self.name(1)) > 1 or self.letters_are_units
+        is_closed = "}" in (self.name(2), self.name(4))
+        return self.kind(1) == "letters" and is_long and is_closed and is_unit(self.name(1))
 
     def power(self) -> Tree:
         starts_with_bracket, start = self.name() in _CLOSING, self.index
@@ -324,7 +366,10 @@ class _Reader:
             elif self.name() == "^" or (self.name() == "*" and self.name(1) == "*"):
                 self.index += 1 if self.name() == "^" else 2
                 exponent = self.exponent()
-                tree = ["deg", tree] if exponent == ["circ"] else ["pow", tree, exponent]
+                if exponent == ["circ"]:
+                    tree, self.degree_end = ["deg", tree], self.index
+                else:
+                    tree = ["pow", tree, exponent]
             elif tree[0] == "var" and self.take("'"):  # of {x}'
                 tree = ["var", f"{tree[1]}'"]
             elif tree[0] == "num" and self.take("_"):
@@ -383,6 +428,8 @@ class _Reader:
             return self.deeper(self.group)
         if (name in _CLOSING or name == "]") and kind != "text":
             return self.deeper(self.bracketed)
+        if self.take_currency():
+            return _signed(self.take("-"), self.deeper(self.primary))
         self.index += 1
         match kind:
             case "number":
@@ -394,6 +441,21 @@ class _Reader:
             case "command":
                 return self.deeper(lambda: self.command(name[1:]))
         raise UnreadableError(f"{name} not expected")
+
+    def take_currency(self) -> bool:
+        """Take the currency that stands before a number: ``\\$``, ``USD``, ``Rs.``"""
+        if self.kind() == "letters" and self.name() == "US" and self.kind(1) == "currency":
+            self.index += 1
+        word = canonical(self.name().lower().strip(" \\."))
+        is_word = self.kind() in ("letters", "text") and len(self.name()) > 1
+        if word not in CURRENCIES or not (is_word or self.kind() == "currency"):
+            return False
+        ahead = 2 if is_word and self.name(1) == "." else 1
+        if self.kind(ahead) != "number" and self.name(ahead) not in ("-", "\\frac", "("):
+            return False
+        self.index += ahead
+        self.units.append((word, "1"))
+        return True
 
     def number(self, text: str) -> Tree:
         mantissa, _, exponent = text.lower().partition("e")
@@ -452,6 +514,7 @@ class _Reader:
             else:
                 break
         is_function = name.partition("_")[0] in _LETTER_FUNCTIONS or not is_plain
+        is_function |= name in _UNKNOWNS and [*map(self.name, range(3))] in _OF_ONE
         if self.name() == "(" and is_function:
             return ["call", f"?{name}", self.deeper(self.primary)]
         if is_plain and name in ("e", "i"):
@@ -486,12 +549,20 @@ class _Reader:
         if name in _CONSTANTS:
             return ["const", _CONSTANTS[name]]
         if name == "mathbb":
-            return ["const", f"set {self.label()}"]
+            return ["const", f"set {self.label()}{self.signs_of_set()}"]
         if name in _GREEK:
             return self.variable(name)
         if name in _DECORATIONS:
             return self.variable(f"{name} {self.label()}")
         raise UnreadableError(f"\\{name}")
+
+    def signs_of_set(self) -> str:
+        """``+`` of ``\\mathbb{Z}^+``, where it stands; else nothing."""
+        for shown in (["^", "+"], ["^", "{", "+", "}"], ["_", "+"], ["_", "{", "+", "}"]):
+            if [self.name(each) for each in range(len(shown))] == shown:
+                self.index += len(shown)
+                return "+"
+        return ""
 
     def root(self) -> Tree:
         index: Tree = ["num", "2"]
@@ -533,13 +604,12 @@ class _Reader:
         self.index += 1
         if opening == "\\{" and self.take("\\}"):
             return ["set"]
-        place = 6 if self.name(1) == "\\in" and self.name(2) == "\\mathbb" else 1
-        is_condition = self.kind() == "letters" and self.name(place) in ("\\mid", "|", ":")
-        if opening == "\\{" and is_condition:  # behind x \mid, or x \in \mathbb{R} :
-            self.index += place + 1
-            condition = self.relation()
-            self.need("\\}")
-            return condition
+        if opening == "\\{" and (built := self.set_builder()):
+            return built
+        if opening == "\\{" and self.name() == "\\begin":  # a brace before rows, closed by \right.
+            rows = self.primary()
+            self.take("\\}")
+            return rows
         items = self.items(within_bars=opening in ("|", "\\|"))
         closing = self.name()
         is_interval = len(items) == 2 and opening in _ENDS and closing in _ENDS[1:]
@@ -561,12 +631,60 @@ class _Reader:
             return ["tuple", *items]
         return ["interval", opening != "[", closing != "]", *items]
 
+    def set_builder(self) -> Tree | None:
+        """``x \\in \\mathbb{Z} \\mid x > 2 \\}``: the numbers of its condition in its domain; None
+        where no condition stands here."""
+        start = self.index
+        if self.kind() != "letters" or len(self.name()) > 1:
+            return None
+        self.index += 1
+        domain = self.power() if self.take("\\in") else ["const", "set R"]
+        if not self.take("\\mid", "|", ":"):
+            self.index = start
+            return None
+        relations, joins = [self.relation()], list[str]()
+        while self.name() != "\\}":
+            joins.append(self.separator())
+            relations.append(self.relation())
+        self.need("\\}")
+        condition = _joined(relations, joins) if joins else relations[0]
+        return condition if domain == ["const", "set R"] else ["cap", condition, domain]
+
+    def system(self, kind: str) -> Tree:
+        """Rows of equations up to ``\\end{kind}``, as a list."""
+        end = next(
+            (i for i in range(self.index, len(self.tokens)) if str(self.tokens[i]) == "\\end"), -1
+        )
+        if end < 0:
+            raise UnreadableError("no end")
+        rows: list[list[Token]] = [[]]
+        for token in self.tokens[self.index : end]:
+            if str(token) == "\\\\":
+                rows.append([])
+            elif str(token) != "&":
+                rows[-1].append(token)
+        self.index = end
+        items: list[Tree] = []
+        for row in rows:
+            while row and str(row[-1]) in (",", ".", ";"):
+                row.pop()
+            if row:
+                items.append(_Reader(row, self.letters_are_units).answer())
+        if any(item[0] != "rel" for item in items):
+            raise UnreadableError("rows that are no equations")
+        if [self.name(each) for each in range(4)] != ["\\end", "{", kind, "}"] or not items:
+            raise UnreadableError("another end")
+        self.index += 4
+        return _listed(items)
+
     def matrix(self) -> Tree:
         """``\\begin{...}`` rows ``\\end{...}``."""
         self.need("{")
         kind = self.name()
         self.index += 1
         self.need("}")
+        if kind in _SYSTEMS:
+            return self.system(kind)
         if kind not in _MATRICES:
             raise UnreadableError(f"the environment {kind}")
         if kind == "array" and self.name() == "{":
@@ -587,6 +705,8 @@ class _Reader:
         rows = [row for row in rows if row]
         if not rows or len({len(row) for row in rows}) > 1:
             raise UnreadableError("ragged rows")
+        if kind == "array" and len(rows[0]) == 1 and all(row[0][0] == "rel" for row in rows):
+            return _listed([row[0] for row in rows])
         matrix = ["matrix", *rows]
         return ["call", "det", matrix] if kind == "vmatrix" else matrix
 
@@ -622,8 +742,11 @@ def _starts_a_group(group: list[Tree], item: Tree) -> bool:
 
 def _joined(relations: list[Tree], joins: list[str]) -> Tree:
     """Inequalities with ``or`` between them as a union, with ``and`` as an intersection, with
-    commas as a list."""
+    commas as a list; but ``x > 2, x \\in \\mathbb{R}`` and ``x \\neq 2, x \\neq 3`` are one set."""
     words = set(joins) - {","}
+    signs = {relation[1] for relation in relations}
+    if not words and len(set.union(*map(variables, relations))) == 1:
+        words = {"and"} if "in" in signs or signs == {"!="} else words
     kind = {"or": "cup", "and": "cap"}.get(min(words, default=""))
     if kind is None or len(words) > 1:
         return ["list", *relations]
@@ -663,6 +786,8 @@ def _product(sign: str, left: Tree, right: Tree) -> Tree:
 
 def _beside(left: Tree, right: Tree, has_brackets: bool) -> Tree:
     """Two things side by side: a product, a mixed number, or, of two numbers, nothing."""
+    if right[0] in ("pct", "deg") and left[0] == "num" and right[1][0] == "frac":
+        return [right[0], _beside(left, right[1], has_brackets)]  # 12\\frac12\\%
     if is_number(left) and is_number(right) and not has_brackets:
         if right[0] == "frac" and left[0] == "num" and left[1].isdigit():
             numerator, denominator = right[1][1], right[2][1]

@@ -15,18 +15,20 @@ from reason_llm.score.math.answer_form import form_of, is_plain, leaves_open
 from reason_llm.score.math.answer_text import (
     Question,
     are_words,
+    as_lists,
     decide,
-    has_brackets,
-    is_numeral,
+    is_dressed,
     normalise,
     read_both,
+    stated,
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import Tree
+from reason_llm.score.math.asked import asks_for_percent, has_asked_form
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.naming import as_asked, is_calculation, is_equality, solved_for
-from reason_llm.score.math.question import read_question
+from reason_llm.score.math.question import last_question, read_question
 
 Equality = Literal["form", "value"]
 
@@ -41,17 +43,24 @@ def matches(
     """1 if there is an answer, it is worked out and it equals the gold one, else 0.
 
     Args:
-        question: what was asked; an answer copied from it is not worked out, and ``50%`` answers
-            50 only where it speaks of percent.
+        question: what was asked, which fixes unit, currency, order and form; an answer copied from
+            it is not worked out. Of a prompt with examples, or of a chat, the last question counts.
         equality: ``value`` pays a calculation that is not worked out, too.
     """
     if not answer:
         return 0.0
-    if equality == "form" and not is_worked_out(gold, answer, question):
-        return 0.0
-    if not _equal_as_asked(gold, answer, question, _holds_percent(question), timeout_seconds):
-        return 0.0
-    return float(equality == "value" or not is_copied(gold, answer, question))
+    question = last_question(question)
+    is_percent = asks_for_percent(question)
+    pairs = [(gold, answer), as_lists(gold, answer)]
+    if (said := stated(answer, question)) is not None:
+        pairs.append((gold, said))
+    for gold, answer in filter(None, pairs):
+        if equality == "form" and not is_worked_out(gold, answer, question):
+            continue
+        if not _equal_as_asked(gold, answer, question, is_percent, timeout_seconds):
+            continue
+        return float(equality == "value" or not is_copied(gold, answer, question))
+    return 0.0
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
@@ -78,7 +87,7 @@ def _equal_as_asked(
     gold, answer = gold.strip(), answer.strip()
     if _equal(gold, answer, question, seconds):
         return True
-    is_bare = is_percent and is_numeral(gold) and _holds_percent(answer)
+    is_bare = is_percent and not _holds_percent(gold) and _holds_percent(answer)
     return is_bare and _equal(f"{unwrapped(gold)}\\%", answer, question, seconds)
 
 
@@ -104,14 +113,17 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     1. It is no equation but one that gives a value its name.
     2. A relation is solved for what the gold one is solved for.
     3. No step of normalising it, and no operation in it, is missing in the gold answer's form.
+    4. It has the form that the question asks for, if the gold answer has it.
     """
     if (trees := _read(gold, answer)) is None:
         return True
     gold_tree, tree = trees
-    if is_equality(tree) and gold_tree[0] != "rel" and is_calculation(tree, question):
+    if is_equality(tree) and gold_tree[0] != "rel" and is_calculation(gold_tree, tree, question):
         return False
     compared = as_asked(gold_tree, tree, question)
     if compared is None or leaves_open(*compared):
+        return False
+    if not has_asked_form(*compared, question):
         return False
     are_relations = compared[0][0] == compared[1][0] == "rel"
     return not are_relations or solved_for(gold_tree) <= solved_for(tree)
@@ -132,17 +144,25 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     compared = as_asked(gold_tree, tree, question)
     if compared is None:
         return False
+    gold_part, part = map(_shown, compared)
     is_named = tree[0] == "rel" != gold_tree[0]
     if is_named and read_question(question).holds(tree):
         return True
     stated = read_question(question)
-    if form_of(compared[0]).is_same(form_of(compared[1])):
-        is_dressed = is_named or has_brackets(answer) > has_brackets(gold)
-        if is_plain(compared[0]) or not is_dressed or not stated.holds(compared[0]):
+    if form_of(gold_part).is_same(form_of(part)):
+        has_more = is_named or tree[0] == "rel" != gold_tree[0] or is_dressed(gold, answer)
+        if is_plain(gold_part) or not has_more or not stated.holds(gold_part):
             return False
         return not (is_named and stated.asks_for(tree[2]))
-    is_one_kind = (compared[0][0] == "rel") == (compared[1][0] == "rel")
-    return is_one_kind and stated.asks_for_form(*compared)
+    is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")
+    return is_one_kind and stated.asks_for_form(gold_part, part)
+
+
+def _shown(tree: Tree) -> Tree:
+    """The value of several that are equal, or nearly: ``\\frac{3}{4} = 0.75``."""
+    if tree[0] == "approx":
+        return _shown(tree[1])
+    return list(tree[-1]) if tree[0] == "chain" else tree
 
 
 def _read(gold: str, answer: str) -> tuple[Tree, Tree] | None:

@@ -7,6 +7,7 @@ were asked in other ways. Both take time in proportion to the text.
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 
 from reason_llm.score.math.answer_text import decide
 from reason_llm.score.math.units import is_unit, word_set
@@ -34,7 +35,55 @@ _WORDS = re.compile(r"[^\W\d_]{2,}+")
 _COMMAND = re.compile(r"\\[A-Za-z]++")
 _LAYOUT = re.compile(r"\\(?:[,;:! ]|quad|qquad|displaystyle)")
 _CLAUSE_END = re.compile(r"[.,;:!?\n]")
-_DENIALS = word_set("not isn't never neither nor wrong incorrect false")
+_SENTENCE_MARK = re.compile(r"[.;:!?\n]")
+_CLAUSE_WORD = re.compile(r"[^\W_]++(?:['’][^\W_]++)?+")
+_NEGATIONS = word_set("not isn't aren't wasn't never neither nor cannot can't couldn't won't")
+_BETWEEN = word_set("equal equals to the a an be exactly simply just correct right answer value")
+"""Words that may stand between a negation and the box that it denies."""
+_LEADING = word_set(
+    """
+    so thus hence therefore then that and but the final answer result value is was be my our i we
+    think guess believe get got find
+    """
+)
+"""Words before a box that leave it the subject of what follows it."""
+_FALSE = "(?:wrong|incorrect|false|invalid|impossible)"
+_ADVERB = "(?:then|clearly|obviously|certainly|definitely|just|simply|completely|probably)"
+_DENIED_AFTER = re.compile(
+    rf"(?:(?:{_ADVERB}|which|but|this|that|it|however) )*+"
+    rf"(?:(?:is|was|would be|must be|seems|looks)(?: {_ADVERB})*+ {_FALSE}\b"
+    r"|(?:(?:is|was|can|could|should|would|must|may) (?:not|never)|isn't|wasn't|cannot|can't"
+    r"|couldn't|shouldn't|wouldn't)(?: be)?+(?: (?:the|my|our|a|quite)\b)*+"
+    r" (?:answer|right|correct|true|it|valid|possible|final|solution|result)\b)"
+)
+"""Words behind a box, with one space between two, that deny it."""
+_DENIED_BEFORE = re.compile(
+    rf"{_FALSE} (?:answer|guess|result|solution)(?: (?:is|was|would|be))*+\Z"
+)
+_SAME = re.compile(
+    r"or (?:equivalently|simply|approximately|about|roughly|in|else|we|you|using|by|because"
+    r"|since)\b"
+)
+_RETRACTION = re.compile(
+    r"(?:\A|[.;:!?\n(*,])[\s*$)\\\]]{0,8}+(?:(?:(?:no )?wait|actually|correction|oops|sorry|hmm+"
+    r"|on second thought|hold on|let me correct|or (?:maybe|perhaps|rather)"
+    r"|I made (?:a|an) (?:mistake|error))\b|no[,.!]"
+    r"|alternatively[,:]?+[ ]\$?+-?+\d)",
+    re.IGNORECASE,
+)
+"""Words that begin a sentence behind a box, after which another answer may follow."""
+_CONCLUSION = re.compile(
+    r"\b(?:thus|therefore|hence|so),?+ [$\\(]*+[a-z] ?+= ?+"
+    r"(?=[$\\(]*+-?+[\d.]++[$\\)\]\s*]*+\Z)",
+    re.IGNORECASE,
+)
+"""A last sentence that gives a name its value."""
+_FALSE_BEFORE = re.compile(rf"\b{_FALSE} \Z", re.IGNORECASE)
+_CONFIRMATION = re.compile(
+    r"(?<!not )\b(?:yes|(?:correct|right)(?=[.!,)\n]|\Z)|confirm\w*+|verif\w*+"
+    r"|match(?:es)?+|holds|works|consistent|same)\b|[✓✔]",
+    re.IGNORECASE,
+)
 _OPEN_BEFORE = re.compile(
     r"(?:[\d^_+/]|(?<!\*)\*|(?<!-)-|[\^_]\{|\S[ ]*+[+/][ ]"
     r"|\\(?:cdot|times|div|pm|mp|neq?|not|sqrt|[dt]?frac|log|ln|sin|cos|tan|phantom)[ ]?\{?)\Z"
@@ -42,7 +91,8 @@ _OPEN_BEFORE = re.compile(
 """Text before a box that makes the box a part of a formula."""
 _OPEN_AFTER = re.compile(r"\d|\^(?!\{?\\circ)|_|[ ]?[+/]|[*-]\d|[ ]?\\(?:cdot|times|div|pm)\b")
 _MAX_AROUND = 200
-_NEAR_WORDS = 4
+_DENIAL = re.compile(rf"{_FALSE}|not")
+_MAX_STATED = 100
 _MAX_RIVALS = 8
 """Spellings of one answer in the boxes of one statement."""
 _MAX_CHARACTERS = 200_000
@@ -94,32 +144,36 @@ def last_boxed(text: str) -> str | None:
 
     Example: ``"so \\\\boxed{\\\\frac{1}{2}}" -> "\\\\frac{1}{2}"``
     """
-    begins = [box.start() for box in _BOX.finditer(text)]
-    closed = boxes(text)
-    if not closed or closed[-1].start != begins[-1]:
+    box = _last_closed(text, boxes(text))
+    return None if box is None else text[box.content].strip()
+
+
+def _last_closed(text: str, closed: list[Box]) -> Box | None:
+    """The last of the boxes, unless another one begins behind it and is not closed."""
+    if not closed or _BOX.search(text, closed[-1].start + 1):
         return None
-    return text[closed[-1].content].strip()
+    return closed[-1]
 
 
 def final_boxed(text: str) -> str | None:
     """The content of the last box, as ``last_boxed``; None also where the statement that ends with
     it boxes another answer, too, as ``\\boxed{4}, \\boxed{5}`` does, where the box is a part of a
-    formula or of a hedge (``3+\\boxed{5}``, ``not \\boxed{5}``), or stands in the thinking.
+    formula (``3+\\boxed{5}``), is denied (``not \\boxed{5}``), or stands in the thinking, and where
+    another answer follows it.
 
     A new statement begins behind an empty line and with any word but ``and``, ``or`` and a unit:
     of ``\\boxed{4}, no, \\boxed{5}`` the last box counts.
     """
     text = outside_thinking(text)
-    answer = last_boxed(text)
-    if answer is None:
+    closed = boxes(text)
+    last = _last_closed(text, closed)
+    if last is None or not _stands_alone(text, last.start, last.end):
         return None
-    start, rivals = None, set[str]()
-    for box in reversed(boxes(text)):
-        if start is None:
-            if not _stands_alone(text, box.start, box.end):
-                return None
-            start = box.start
-        elif box.end <= start:
+    answer, start, rivals = text[last.content].strip(), last.start, set[str]()
+    if _is_withdrawn(answer, text[last.end : last.end + _MAX_SENTENCE]):
+        return None
+    for box in reversed(closed[:-1]):
+        if box.end <= start:
             if _begins_anew(text[box.end : start]):
                 break
             rivals.add(text[box.content].strip())
@@ -145,11 +199,74 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
     """Whether a box is an answer of its own: no operator, function or denial around it."""
     before = _LAYOUT.sub("", text[max(0, start - _MAX_AROUND) : start])
     after = _LAYOUT.sub("", text[end : end + _MAX_AROUND])
-    words_before = _CLAUSE_END.split(before.lower())[-1].split()[-_NEAR_WORDS:]
-    words_after = _CLAUSE_END.split(after.lower())[0].split()[:_NEAR_WORDS]
-    if _DENIALS & {*words_before, *words_after} or words_after[:1] == ["or"]:
+    if _OPEN_BEFORE.search(before) or _OPEN_AFTER.match(after):
         return False
-    return not (_OPEN_BEFORE.search(before) or _OPEN_AFTER.match(after))
+    return not _is_denied(before, after)
+
+
+def _is_denied(before: str, after: str) -> bool:
+    """Whether a word denies the box between two texts. ``The number of false ones is``, ``of these
+    are not prime`` and ``statement B is false`` speak of other things."""
+    before = before.lower().replace("’", "'").rstrip(" $\\([*\n")
+    if before.endswith(("answer:", "result:", "solution:")):
+        before = before[:-1]
+    words = _CLAUSE_WORD.findall(_CLAUSE_END.split(before)[-1])
+    if _DENIED_BEFORE.search(" ".join(words)):
+        return True
+    place = len(words)
+    while place and (words[place - 1] in _BETWEEN or len(words[place - 1]) == 1):
+        place -= 1
+    if place and words[place - 1] in _NEGATIONS:
+        return True
+    clause = _SENTENCE_MARK.split(after.lower().replace("’", "'"))[0]
+    if not (follows := _CLAUSE_WORD.findall(clause)):
+        return False
+    is_subject = all(word in _LEADING or len(word) == 1 for word in words)
+    is_bare = len(follows) == 1 and _DENIAL.fullmatch(follows[0])
+    return is_subject and (bool(is_bare) or bool(_DENIED_AFTER.match(" ".join(follows))))
+
+
+def _is_withdrawn(answer: str, tail: str) -> bool:
+    """Whether the text behind a box gives another answer: ``or 6``, ``The answer is 6``, or, behind
+    a word such as ``Wait``, another number that nothing confirms."""
+    if not _WORDS.search(tail) and "####" not in tail:
+        return False
+    words = " ".join(_CLAUSE_WORD.findall(tail[:_MAX_AROUND].lower()))
+    if words.startswith("or ") and not _SAME.match(words):
+        rest = tail[:_MAX_AROUND].lstrip(" $,(})\\").removeprefix("or").strip()
+        rest = _SENTENCE_END.split(rest)[0].strip(" .")
+        if rest.count("(") < rest.count(")"):  # (or 25%)
+            rest = rest.rpartition(")")[0]
+        return not _is_restated(answer, rest, is_sure=True)
+    phrases = [*islice(_PHRASE.finditer(tail), _MAX_STATED), *_CONCLUSION.finditer(tail)]
+    stated = [
+        tail[phrase.end() :]
+        for phrase in sorted(phrases, key=lambda phrase: phrase.end())
+        if not _FALSE_BEFORE.search(tail[max(0, phrase.start() - _MAX_AROUND) : phrase.start()])
+    ]
+    stated = [_phrase_answer(rest[:_MAX_AROUND].lstrip().partition("\n")[0]) for rest in stated]
+    if hashed := _last_hashed(tail):
+        stated.append(_hash_answer(hashed))
+    if stated and not _is_restated(answer, stated[-1]):
+        return True
+    retraction = _RETRACTION.search(tail)
+    if retraction is None or _CONFIRMATION.search(tail, retraction.end()):
+        return False
+    numbers = _NUMBER.findall(tail[retraction.end() - 1 :])
+    return bool(numbers) and not _is_restated(answer, numbers[-1])
+
+
+def _is_restated(answer: str, stated: str, is_sure: bool = False) -> bool:
+    """Whether what is said behind a box is the same answer, or, unless ``is_sure``, none."""
+    if decide(answer, stated) is not False:
+        return True
+    if is_sure:
+        return False
+    own, said = ("".join(each.split()).strip("$.*") for each in (answer, stated))
+    if own in _NUMBER.findall(stated) or (len(own) > 1 and own in said):
+        return True
+    is_choice = len(said.strip("()")) == 1 and said.strip("()").isupper()
+    return not (is_choice or any(map(str.isdigit, stated)))
 
 
 def outside_thinking(text: str) -> str:
@@ -164,7 +281,9 @@ def last_answer_tags(text: str) -> str | None:
     if _CLOSE in first or not all(part.count(_CLOSE) == 1 for part in parts):
         return None
     answers = [part.partition(_CLOSE)[0].strip() for part in parts]
-    return answers[-1] if answers and _are_one(answers[-1], set(answers)) else None
+    if not answers or not _are_one(answers[-1], set(answers)):
+        return None
+    return final_boxed(answers[-1]) if has_box(answers[-1]) else answers[-1]
 
 
 def extract_answer(text: str) -> str | None:

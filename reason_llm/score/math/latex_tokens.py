@@ -10,7 +10,7 @@ from typing import Literal
 
 from reason_llm.score.math.units import is_unit, word_set
 
-Kind = Literal["number", "letters", "command", "text", "sign"]
+Kind = Literal["number", "letters", "command", "text", "sign", "currency"]
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -27,7 +27,8 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
         "⅖": " 2/5", "⅗": " 3/5", "⅘": " 4/5", "⅙": " 1/6", "⅚": " 5/6", "⅛": " 1/8",
         "⅜": " 3/8", "⅝": " 5/8", "⅞": " 7/8", "⅐": " 1/7", "⅑": " 1/9", "⅒": " 1/10",
         "Ω": "\\Omega ", "\u2126": "\\Omega ", "√": "\\sqrt ", "\u00a0": " ", "\u2009": " ",
-        "\u202f": " ", "€": " ", "£": " ", "¥": " ", "₹": " ", "‰": "\u2030",
+        "\u202f": " ", "€": "\\euro ", "£": "\\pounds ", "¥": "\\yen ", "₹": "\\rupee ",
+        "¢": "\\cent ", "∖": "\\setminus ", "‰": "\u2030",
     }
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
@@ -49,7 +50,7 @@ _LAYOUT = word_set(
     """
     left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle
     textstyle scriptstyle limits nolimits mathstrut strut underline uline boldsymbol bm quad
-    qquad , ; : ! > ( ) [ ] $ hfill nonumber bf rm it
+    qquad , ; : ! > ( ) [ ] hfill nonumber bf rm it mathbin mathrel mathord
     """
 )
 _SPACES = frozenset([",", ";", ":", ">", " ", "quad", "qquad", "~", "\n", "\t"])
@@ -57,17 +58,36 @@ _SYNONYMS = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
     "le": "leq", "leqslant": "leq", "ge": "geq", "geqslant": "geq", "ne": "neq", "lt": "<",
     "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "dotsb": "ldots",
-    "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "land": "wedge",
+    "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "land": "wedge", "lor": "vee",
     "varnothing": "emptyset", "thickapprox": "approx", "lvert": "|", "rvert": "|", "vert": "|",
     "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "degree": "degree",
     "infin": "infty", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
+    "colon": ":", "bigcup": "cup", "bigcap": "cap", "smallsetminus": "setminus",
 }  # fmt: skip
 _IS_WORDS = re.compile(r"\(?+[^\W\d_][^\d_{}$^\\\\<>=+]*+")
 _IS_A_NAME = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s./])*+")
-_PLAIN = (("...", "\\ldots "), ("!=", "\\neq "), ("a.m.", "am"), ("p.m.", "pm"), (",\\!", "{,}"))
+_PLAIN = (
+    ("...", "\\ldots "),
+    ("!=", "\\neq "),
+    ("a.m.", "am"),
+    ("p.m.", "pm"),
+    (",\\!", "{,}"),
+    ("{:}", ":"),
+)
 _PERCENT = frozenset(["percent", "percentage", "pct"])
 _BRACKETS = frozenset(["(", ")", "[", "]", "\\{", "\\}"])
-_BARE = word_set("< > | [ ] * i")
+_CURRENCIES = {
+    "$": "usd", "textdollar": "usd", "euro": "eur", "texteuro": "eur", "pounds": "gbp",
+    "pound": "gbp", "textsterling": "gbp", "yen": "jpy", "textyen": "jpy", "rupee": "inr",
+    "cent": "cent", "textcent": "cent",
+}  # fmt: skip
+"""Commands that show the sign of a currency."""
+_CURRENCY_IN_TEXT = re.compile(r" *+\{\s*+(?:US)?+\s*+\\(\$|euro|pounds|yen|rupee|cent)\s*+\}")
+_TEXT_DEGREES = re.compile(r"\\(?:text|mathrm|mbox|textrm)\{\s*+(?:°|\^\\circ\s*+)([CFK])\}")
+_ROW_SPACE = re.compile(r"\\\\ ?\[ ?-?[0-9.]{1,6}+ ?(?:pt|em|ex|mm|cm)\]")
+"""The end of a row and the space under it."""
+_LONE_DOLLAR = re.compile(r"(?<!\\)\$(?=[ ]?[0-9.])")
+_BARE = word_set("< > | [ ] * i :")
 """Synonyms that are no commands."""
 
 
@@ -82,7 +102,7 @@ class Token:
     """Space stands before it."""
 
     def __str__(self) -> str:
-        return f"\\{self.text}" if self.kind == "command" else self.text
+        return f"\\{self.text}" if self.kind in ("command", "currency") else self.text
 
 
 def to_latex(text: str) -> str:
@@ -99,10 +119,12 @@ def tokenize(text: str) -> list[Token]:
 
     Example: ``"\\\\left( x,\\\\, 2 \\\\right)" -> ( x , 2 )``
     """
-    text = to_latex(text)
+    text = to_latex(_TEXT_DEGREES.sub(r"^{\\circ}\\mathrm{\1}", text))
     if "\\begin" not in text:
         text = text.replace("\\\\", "\\")  # escaped once too often
-    text = _PRIME.sub("'", text)
+    text = _PRIME.sub("'", _ROW_SPACE.sub("\\\\\\\\", text))
+    if (text.count("$") - text.count("\\$")) % 2:  # no pair of marks of mathematics
+        text = _LONE_DOLLAR.sub(r"\\$", text, count=1)
     return _whole_numerals(_without_colors(list(_raw_tokens(text))))
 
 
@@ -122,7 +144,16 @@ def _raw_tokens(text: str) -> Iterator[Token]:
                 if value in ("left", "right") and text.startswith(".", position):
                     position += 1
                 continue
+            if value in _CURRENCIES:
+                yield Token("currency", _CURRENCIES[value], is_spaced)
+                is_spaced = False
+                continue
             if value in _TEXT or value in _ALPHABETS:
+                if shown := _CURRENCY_IN_TEXT.match(text, position):
+                    position = shown.end()
+                    yield Token("currency", _CURRENCIES[shown[1]], is_spaced)
+                    is_spaced = False
+                    continue
                 content = _IN_BRACES.match(text, position)
                 words = content and _of_text(content[1], value in _ALPHABETS, is_spaced)
                 if content and words:

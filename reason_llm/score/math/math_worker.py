@@ -69,6 +69,7 @@ _SETS = {
     "set N": sympy.S.Naturals,
     "set Q": sympy.S.Rationals,
     "set C": sympy.S.Complexes,
+    "set Z+": sympy.S.Naturals,
 }
 _RAYS: dict[str, Callable[[Value], Set]] = {
     "<": lambda end: sympy.Interval.open(-sympy.oo, end),
@@ -246,7 +247,7 @@ def as_set(tree: Tree) -> Set:
             if found != sympy.S.EmptySet:
                 return found
         case ["set" | "list", *members]:
-            return sympy.FiniteSet(*map(value, members))
+            return sympy.FiniteSet(*map(value, _settled(["list", *members])[1:]))
         case ["cup", first, second]:
             return sympy.Union(as_set(first), as_set(second))
         case ["cap", first, second]:
@@ -272,6 +273,10 @@ def _solutions(tree: Tree) -> Set:
     numbers: Set = sympy.S.Reals
     for index, sign in enumerate(signs):
         left, right = members[index : index + 2]
+        if sign == "!=" and left[0] == "var" and holds(right, "pm", "mp"):
+            points = [value(each) for each in _settled(right)[1:]]
+            numbers = sympy.Intersection(numbers, sympy.S.Reals - sympy.FiniteSet(*points))
+            continue
         if left[0] == "var":
             end = value(right)
         elif right[0] == "var":

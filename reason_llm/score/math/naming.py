@@ -6,13 +6,16 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 
 from collections.abc import Sequence
 
-from reason_llm.score.math.answer_tree import Tree, subtrees, variables
+from reason_llm.score.math.answer_form import leaves_open
+from reason_llm.score.math.answer_tree import Tree, holds, subtrees, variables
 from reason_llm.score.math.question import read_question
 from reason_llm.score.math.units import word_set
 
 _SEVERAL = ("list", "set", "tuple")
+_SETS = (*_SEVERAL, "interval", "cup", "cap", "setminus", "backslash")
+_EMPTY = (["const", "empty"], ["set"])
 _EQUALITIES = frozenset(["=", "~"])
-_CONSTANTS = word_set("C c K k C_1 c_1")
+_CONSTANTS = word_set("C c K k C_1 c_1 constant const")
 _MAX_LETTERS = 4
 """Longest name of a polygon, such as ``ABCD``."""
 
@@ -23,27 +26,119 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     Args:
         question: a formula of its own in it may be the name.
     """
+    (gold, domain), (answer, said) = _without_domain(gold), _without_domain(answer)
+    if said not in (
+        domain,
+        None,
+        *((["const", "set R"], ["const", "set Z"]) if not domain else ()),
+    ):
+        return None
+    if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
+        return None  # an interval is no list of its ends
+    gold, answer = _as_vectors(gold, answer)
+    gold, answer = _set_named(gold), _set_named(answer)
+    gold = ["list", *gold[1:]] if gold[0] == "either" else gold
+    if is_equality(answer) and answer[-1] in _EMPTY:
+        answer = list(answer[-1])
+    if gold in _EMPTY or answer in _EMPTY:  # no interval without numbers, and no 0
+        return (gold, gold) if gold in _EMPTY and answer in _EMPTY else None
     if gold[0] == "rel" and answer[0] == "rel":
+        if _are_one_name(gold, answer):
+            return as_asked(list(gold[3]), list(answer[3]), question)
         return _plain_approximation(gold), _plain_approximation(answer)
     if gold[0] == "based" and answer[0] == "num":
         return gold, ["based", answer[1], gold[2]]
     if gold[0] == "rel":
         value = value_named(gold)
-        return (gold if value is None else value), answer
+        if value is not None:
+            return as_asked(value, answer, question)
+    if answer[0] == "either":  # 7/2 or 3.5: one value in two forms, or two values
+        is_one = gold[0] not in (*_SETS, "rel") and not holds(gold, "pm", "mp")
+        answer = ["chain" if is_one else "list", *answer[1:]]
+    if gold[0] == "rel":
+        return gold, answer
     if answer[0] == "rel":
         if not is_equality(answer):
             return gold, answer
         value = value_named(answer, question)
+        if value is not None and gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
+            names = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
+            return as_asked(gold, ["tuple", *(each for _, each in names)], question)
         return None if value is None else (gold, value)
+    answer = _without_point_names(gold, answer)
     if gold[0] in ("tuple", "interval") and answer[0] in _SEVERAL:
         is_named = any(member[0] == "rel" for member in answer[1:])
         if answer[0] == "tuple" and not is_named:
             return gold, answer
         ordered = _in_order_of_names(answer)
         return None if ordered is None else (gold, ordered)
-    if gold[0] in ("list", "set") and answer[0] in _SEVERAL:
-        return _several(gold, answer)
+    if gold[0] in ("list", "set") or holds(gold, "pm", "mp"):
+        if answer[0] in _SEVERAL:
+            return _several(gold, answer)
+        if gold[0] == "list" and holds(answer, "pm", "mp"):
+            return _several(gold, ["list", answer])
     return gold, _with_constant_of(gold, answer)
+
+
+def _as_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+    """A matrix of one column as a tuple, where the other one is a tuple."""
+    if {gold[0], answer[0]} != {"matrix", "tuple"}:
+        return gold, answer
+    is_column = [
+        tree[0] == "matrix" and all(len(row) == 1 for row in tree[1:]) for tree in (gold, answer)
+    ]
+    first, second = (
+        ["tuple", *(row[0] for row in tree[1:])] if column else tree
+        for tree, column in zip((gold, answer), is_column, strict=True)
+    )
+    return first, second
+
+
+def _are_one_name(gold: Tree, answer: Tree) -> bool:
+    """Whether ``y(x) =``, ``y_1 =`` and ``f(x) =`` stand for ``y =``."""
+    if not (gold[1] == answer[1] == "=" and len(gold) == len(answer) == 4):
+        return False
+    names = []
+    for name in (gold[2], answer[2]):
+        if name[0] != "var" and not str(name[1]).startswith("?"):
+            return False
+        names.append(str(name[1]).lstrip("?").partition("_")[0])
+    is_graph = names[0] == "y" and names[1] in ("f", "g", "h")
+    return names[0] == names[1] or is_graph
+
+
+def _without_domain(tree: Tree) -> tuple[Tree, Tree | None]:
+    """``x = k\\pi, k \\in \\mathbb{Z}`` without what is said of its parameter, and that."""
+    match tree:
+        case ["list", first, ["rel", "in", ["var", name], ["const", _] as domain]]:
+            if first[0] == "rel" and (not is_equality(first) or name in solved_for(first)):
+                return tree, None
+            if name in variables(first):
+                return first, domain
+    return tree, None
+
+
+def _set_named(tree: Tree) -> Tree:
+    """The set of ``x \\in \\{-7, 7\\}``."""
+    is_in = tree[0] == "rel" and tree[1] == "in" and _is_plain_name(tree[2])
+    return list(tree[3]) if is_in and (tree[3][0] in _SETS or tree[3][0] == "const") else tree
+
+
+def _without_point_names(gold: Tree, answer: Tree) -> Tree:
+    """The coordinates of ``C(3, -4)``, where the gold answer is coordinates; of several, too."""
+    if gold[0] in ("list", "set") and answer[0] == gold[0] and len(answer) == len(gold):
+        pairs = zip(gold[1:], answer[1:], strict=True)
+        return [answer[0], *(_without_point_names(*pair) for pair in pairs)]
+    if gold[0] not in ("tuple", "interval"):
+        return answer
+    match answer:
+        case ["mul", ["var", name], [kind, *_] as point]:
+            pass
+        case ["call", name, [kind, *_] as point] if str(name).startswith("?"):
+            name = name[1:]
+        case _:
+            return answer
+    return point if kind in ("tuple", "interval") and name[:1].isupper() else answer
 
 
 def is_equality(tree: Tree) -> bool:
@@ -51,11 +146,13 @@ def is_equality(tree: Tree) -> bool:
     return tree[0] == "rel" and set(tree[1].split()) <= _EQUALITIES
 
 
-def is_calculation(tree: Tree, question: str = "") -> bool:
-    """Whether more than names stands before the value: ``37 + 45 = 82``."""
+def is_calculation(gold: Tree, tree: Tree, question: str = "") -> bool:
+    """Whether work stands before the value: ``37 + 45 = 82``, but not ``\\frac{3}{4} = 0.75``."""
     members = _without_names(tree, question)
     is_approximated = tree[1].split()[-1] == "~"
-    return len(members) > 1 + (is_approximated and len(members) == 2)
+    if len(members) <= 1 + (is_approximated and len(members) == 2):
+        return False
+    return any(leaves_open(gold, member) for member in members)
 
 
 def value_named(tree: Tree, question: str = "") -> Tree | None:
@@ -106,6 +203,9 @@ def _is_plain_name(tree: Tree) -> bool:
     if tree[0] == "mul":
         is_side = len(tree) <= 1 + _MAX_LETTERS
         return is_side and all(part[0] == "var" for part in tree[1:]) and tree[1][1][:1].isupper()
+    if tree[0] == "pow":  # of a matrix: A^{-1}, A^T
+        is_inverse = tree[2] in (["neg", ["num", "1"]], ["var", "T"])
+        return bool(is_inverse and tree[1][0] == "var" and tree[1][1].isupper())
     if tree[0] in ("tuple", "ratio"):
         return all(map(_is_plain_name, tree[1:]))
     return bool(tree[0] == "var" or (tree[0] == "call" and str(tree[1]).startswith("?")))
@@ -120,15 +220,18 @@ def solved_for(tree: Tree) -> set[str]:
 
 def _with_constant_of(gold: Tree, answer: Tree) -> Tree:
     """``x^2 + K`` as ``x^2 + C``: a constant of integration has any of its names."""
-    if gold[0] != "add" or answer[0] != "add":
+    if gold[0] != answer[0] or gold[0] not in ("add", "mul"):
         return answer
     (own, *more), (other, *others) = (
         sorted(variables(a) - variables(b)) or [""] for a, b in ((gold, answer), (answer, gold))
     )
     if more or others or not {own, other} <= _CONSTANTS:
         return answer
+    if gold[0] == "mul" and own[:1] != "C":
+        return answer
     terms = [["var", own] if member == ["var", other] else member for member in answer[1:]]
-    return ["add", *terms] if ["var", own] in gold and ["var", other] in answer else answer
+    is_term = ["var", own] in gold and ["var", other] in answer
+    return [answer[0], *terms] if is_term else answer
 
 
 def _plain_approximation(tree: Tree) -> Tree:
@@ -154,15 +257,17 @@ def _in_order_of_names(several: Tree) -> Tree | None:
 
 def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
     """Two lists. If the gold one names its values, values without names are in the same order."""
-    has_names = any(each[0] == "rel" for each in gold[1:])
+    has_names = gold[0] in ("list", "set") and any(each[0] == "rel" for each in gold[1:])
     if not has_names:
-        if gold == ["set"] or answer == ["set"]:
-            return gold, answer
         values = [value_named(each) if each[0] == "rel" else each for each in answer[1:]]
         return None if None in values else (gold, [answer[0], *values])
-    if any(each[0] in ("rel", "list") for each in answer[1:]):
-        return gold, answer
     values_of_gold = _in_order_of_names(gold)
+    if any(each[0] in ("rel", "list") for each in answer[1:]):
+        are_one = values_of_gold is None and not any(each[0] == "list" for each in gold[1:])
+        values = [value_named(each) if each[0] == "rel" else each for each in gold[1:]]
+        if are_one and None not in values:  # of one unknown: x = 1, x = 2
+            return _several([gold[0], *values], answer)
+        return gold, answer
     if values_of_gold is not None:
         return values_of_gold, ["tuple", *answer[1:]]
     stripped = [value_named(member) if member[0] == "rel" else member for member in gold[1:]]

@@ -23,14 +23,32 @@ from reason_llm.score.math.numeric import Value, direction_of, is_near, value_of
 from reason_llm.score.math.units import canonical, word_set
 
 MAX_CHARACTERS = 6000
+_MAX_PROMPT = 200_000
 _MAX_FORMULAS = 60
 _MAX_PARTS = 300
 _MAX_TOKENS = 400
 """Longest formula."""
+_USER_TURN = re.compile(
+    r"<\|im_start\|>user|<\|start_header_id\|>user<\|end_header_id\|>|<\|turn>user|<start_of_turn>user"
+    r"|<\|start\|>user(?:<\|message\|>)?+|<\|user\|>|<｜User｜>|\[INST\]|(?:\A|\n)(?:User|Human):"
+)
+"""The start of a user's message, as chat templates write it."""
+_TURN_END = re.compile(r"<\|[a-z_]|<｜|<end_of_turn>|<turn\||\[/INST\]|\n(?:Assistant|AI|Model):")
+_LABEL = re.compile(
+    r"(?:\A|\n)[ \t#*]*+(Problem|Question|Q|Exercise|Task|Input)(?:[ ]?\d++)?+[ *]*+:[ *]*+",
+    re.IGNORECASE,
+)
+_ANSWER_LABEL = re.compile(
+    r"\n[ \t#*]*+(?:Solution|Answer|A|Output|Response)[ *]*+:", re.IGNORECASE
+)
+_HAS_WORDS = re.compile(r"[^\W\d_]{2}|\d")
 _DIGIT_OR_SIGN = re.compile(r"[0-9+=^\\]")
 _OPENING, _CLOSING = frozenset(["(", "{", "[", "\\{"]), frozenset([")", "}", "]", "\\}"])
 _MARKS = re.compile(r"\$\$?+|\\[\[\]()]")
 _WORD = re.compile(r"[^\W\d_]++(?:/[^\W\d_]++)?+")
+_DOLLAR = re.compile(r"\\\$|\$\d[\d,]*+(?:\.\d++)?+(?![\d$^_=*+/\\])")
+"""The sign of a currency, and no mark of mathematics."""
+_SIGNS = {"€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "¢": "cent", "°": "deg"}
 _SPLITTING = word_set(", ; . ? :")
 _ROWS = re.compile(
     r"\\(?:begin|end) *+\{(?:align|aligned|gather|gathered|equation|split|cases)\*?+\}"
@@ -67,6 +85,10 @@ class Stated:
             if (part.tree[0] == "rel") == is_relation and is_near(part.value, value):
                 yield part
 
+    def has_variable(self, name: str) -> bool:
+        """Whether a letter is a formula of its own."""
+        return any(part.tree in (["var", name], ["const", name]) for part in self.parts)
+
     def holds(self, tree: Tree) -> bool:
         """Whether it states an expression, or a relation, in this form."""
         form = form_of(tree)
@@ -89,11 +111,28 @@ class Stated:
 
 
 @functools.lru_cache(maxsize=1024)
+def last_question(prompt: str) -> str:
+    """The question that a prompt ends with: of a rendered chat the user's last message, of
+    examples with the same label, ``Problem:``, what stands behind the last one; at most the last
+    ``MAX_CHARACTERS`` characters."""
+    prompt = prompt[-_MAX_PROMPT:]
+    turns = list(_USER_TURN.finditer(prompt))
+    if turns:
+        prompt = _TURN_END.split(prompt[turns[-1].end() :], maxsplit=1)[0]
+    labels = list(_LABEL.finditer(prompt))
+    if labels and not _HAS_WORDS.search(prompt, labels[-1].end()):
+        labels.pop()
+    if labels and sum(label[1].lower() == labels[-1][1].lower() for label in labels) > 1:
+        prompt = _ANSWER_LABEL.split(prompt[labels[-1].end() :], maxsplit=1)[0]
+    return prompt[-MAX_CHARACTERS:]
+
+
+@functools.lru_cache(maxsize=1024)
 def read_question(text: str) -> Stated:
-    """The formulas of a question's first ``MAX_CHARACTERS`` characters, with their parts."""
+    """The formulas of a question's last ``MAX_CHARACTERS`` characters, with their parts."""
     parts = (
         Part(part, _value(part), part is tree)
-        for tree in formulas(text[:MAX_CHARACTERS])
+        for tree in formulas(text[-MAX_CHARACTERS:])
         for part in subtrees(tree)
         if part is tree or part[0] in _WRITTEN
     )
@@ -103,13 +142,17 @@ def read_question(text: str) -> Stated:
 @functools.lru_cache(maxsize=1024)
 def words_of(text: str) -> frozenset[str]:
     """The words of a question, each in one spelling, ``km/h`` also in its parts, ``km per hour``
-    also as ``km/h``. Without ``in``, which is hardly ever the unit; ``inches`` is."""
-    found = _WORD.findall(text[:MAX_CHARACTERS].lower())
+    also as ``km/h``, and the currencies of its signs. Without ``in``, which is hardly ever the
+    unit; ``inches`` is."""
+    found = _WORD.findall(text[-MAX_CHARACTERS:].lower())
     words = {part for word in found for part in (word, *word.split("/"))} - {"in"}
     threes = zip(found, found[1:], found[2:], strict=False)
     words |= {f"{of}/{unit}" for of, per, unit in threes if per == "per"}
     spelled = (canonical("/".join(map(canonical, word.split("/")))) for word in words)
-    return frozenset([*words, *spelled])
+    signs = {unit for sign, unit in _SIGNS.items() if sign in text}
+    if _DOLLAR.search(text):
+        signs.add("usd")
+    return frozenset([*words, *spelled, *signs])
 
 
 def _value(tree: Tree) -> Value | None:
@@ -119,13 +162,14 @@ def _value(tree: Tree) -> Value | None:
 
 
 def formulas(text: str) -> Iterator[Tree]:
-    """The formulas of a text that can be read."""
+    """The formulas of a text that can be read, its last ones first."""
     num_found = 0
-    for piece, is_mathematics in _pieces(text):
+    for piece, is_mathematics in reversed(list(_pieces(text))):
         for row in _ROWS.sub(" ", piece).split("\\\\") if _ROWS.search(piece) else [piece]:
             if not is_mathematics and not _DIGIT_OR_SIGN.search(row):
                 continue
-            for run in _runs(tokenize(row), is_mathematics):
+            tokens = [token for token in tokenize(row) if token.kind != "currency"]
+            for run in _runs(tokens, is_mathematics):
                 tree = _read(run)
                 if tree is not None:
                     yield tree

@@ -15,34 +15,42 @@ _SPELLINGS = {
     "g": "g gm gram", "kg": "kg kilogram", "lb": "lb pound", "oz": "oz ounce",
     "ml": "ml milliliter millilitre", "l": "l liter litre", "gal": "gal gallon",
     "s": "s sec second", "min": "min minute", "h": "h hr hour", "d": "day", "week": "week",
-    "month": "month", "yr": "yr year", "usd": "dollar usd", "cent": "cent", "eur": "euro eur",
+    "month": "month", "yr": "yr year", "usd": "dollar usd buck", "cent": "cent penny pennie",
+    "eur": "euro eur", "gbp": "gbp sterling", "jpy": "jpy yen", "cny": "cny yuan rmb",
+    "inr": "inr rupee rs",
     "mph": "mph mi/h", "km/h": "km/h kmh kph", "m/s": "m/s", "hz": "hz hertz", "n": "n newton",
     "j": "j joule", "w": "w watt", "v": "v volt", "pa": "pa pascal", "c": "c celsius",
-    "f": "f fahrenheit", "am": "am a.m", "pm": "pm p.m", "deg": "degree deg",
+    "f": "f fahrenheit", "am": "am a.m", "pm": "pm p.m", "deg": "degree deg circ",
     "rad": "rad radian", "unit": "unit", "ohm": "ohm", "k": "k kelvin", "a": "ampere amp",
 }  # fmt: skip
 _CANONICAL = {spelling: unit for unit, known in _SPELLINGS.items() for spelling in known.split()}
+_UNITS = frozenset(_SPELLINGS)
 _LETTERS = frozenset("mgslhLNJWVCFK")
 """Units of one letter; where the gold answer has variables they are variables."""
+CURRENCIES = word_set("usd cent eur gbp jpy cny inr")
 AREAS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _RAISED = {"squared": "2", "cubed": "3"}
-_KINDS = (
-    word_set("mm cm m km in ft yd mi"),
+LENGTHS, SPEEDS = word_set("mm cm m km in ft yd mi unit"), word_set("mph km/h m/s")
+KINDS = (
+    LENGTHS - {"unit"},
     word_set("mg g kg lb oz"),
     word_set("ml l gal"),
     word_set("s min h d week month yr"),
-    word_set("usd cent eur"),
+    CURRENCIES,
     word_set("deg rad"),
-    word_set("mph km/h m/s"),
+    word_set("c f k"),
+    SPEEDS,
 )
 """Units of one kind: one of them says another value than the next."""
+_ALSO = {"gbp": "lb", "lb": "gbp", "jpy": "cny", "cny": "jpy"}
+"""Units that share a word or a sign."""
 _NEED_SUPPORT = word_set("n j w v pa c f k a am pm")
 """Which may say something else where the question does not speak of them."""
 _NEUTRAL = frozenset(["unit", "per"])
 _SPEAKING = word_set(
     """
-    or nor not no never but maybe either neither except than less more least most about around
-    roughly approximately almost nearly plus minus times divided over modulo mod factorial half
+    or nor not no never but maybe either neither except than less least most about around
+    roughly approximately almost nearly plus minus divided over modulo mod factorial half
     halves third thirds quarter quarters fourth fourths fifth fifths tenth tenths hundredth
     hundredths negative hundred hundreds dozen dozens score pair pairs squared cubed below if
     unless instead rather wrong incorrect false versus vs to is are was equals equal probably
@@ -62,9 +70,14 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
     Example: ``"square cm" -> [("cm", "2")]``
     """
     words: list[tuple[str, str]] = []
-    exponent = "1"
+    exponent, is_per = "1", False
     for word in _slashed(text.lower()).split():
-        if word.removeprefix("-").isdigit() or word in _RAISED:
+        if word == "per" and words:
+            is_per = True
+        elif is_per:
+            words[-1] = (canonical(f"{words[-1][0]}/{canonical(word)}"), "1")
+            is_per = False
+        elif word.removeprefix("-").isdigit() or word in _RAISED:
             if not words:
                 return None
             words[-1] = (words[-1][0], _RAISED.get(word, word))
@@ -89,26 +102,43 @@ def _slashed(text: str) -> str:
 
 def canonical(word: str) -> str:
     """One spelling of a word: ``feet`` is ``ft``, ``dogs`` is ``dog``."""
-    singular = word.removesuffix("s") if len(word) > 1 else word
+    singular = word.removesuffix("s") if len(word) > 2 else word
     return _CANONICAL.get(word, _CANONICAL.get(singular, singular))
 
 
-def says_nothing(units: Sequence[tuple[str, str]], asked: Collection[str]) -> bool:
+def says_nothing(
+    units: Sequence[tuple[str, str]],
+    asked: Collection[str],
+    allowed: Collection[tuple[str, str]] = (),
+) -> bool:
     """Whether units and remarks behind a number leave its value as it is, the gold answer having
     none.
 
     Args:
         asked: words of the question, in one spelling each; none: the question is not known.
+        allowed: units of the quantity that is asked for.
     """
-    return all(_fits(word, asked) for word, _ in units)
+    return all(_fits(word, asked, (word, power) in allowed) for word, power in units)
 
 
-def _fits(word: str, asked: Collection[str]) -> bool:
-    if word in asked or word in _NEUTRAL:
+def _fits(word: str, asked: Collection[str], is_allowed: bool) -> bool:
+    if word in asked or word in _NEUTRAL or _ALSO.get(word) in asked:
         return True
-    if word not in _CANONICAL.values() or word in _NEED_SUPPORT:
+    if not is_known(word) and all(part in asked for part in word.split("/")):  # pages per year
+        return True
+    if not is_allowed and (not is_known(word) or word in _NEED_SUPPORT):
         return False
-    return not any(word in kind and kind & set(asked) for kind in _KINDS)
+    parts = {"mph": "mi/h"}.get(word, word).split("/")
+    return not any(
+        part in kind and part not in asked and kind & set(asked)
+        for kind in KINDS
+        for part in (word, *parts)
+    )
+
+
+def is_known(word: str) -> bool:
+    """Whether a word in its one spelling is a unit, or two with a slash between them."""
+    return all(part in _UNITS for part in word.split("/")) and word not in _NEUTRAL
 
 
 def is_unit(word: str) -> bool:

@@ -59,16 +59,24 @@ def test_the_table_is_large_and_balanced() -> None:
 
 
 def documented() -> list[tuple[str, str, str, str]]:
-    """Question, gold, answer and verdict of the table in docs/answers.md."""
-    page = ROOT / "docs" / "answers.md"
-    section = page.read_text().partition("## What may stay open")[2].partition("These are not")[0]
-    rows = [line.split("|")[1:5] for line in section.splitlines() if line.startswith("| ")]
-    return [(row[0].strip(), row[1].strip(" `"), row[2].strip(" `"), row[3].strip())
-            for row in rows[1:]]  # fmt: skip
+    """Question, gold, answer and verdict of the tables in docs/answers.md."""
+    lines = (ROOT / "docs" / "answers.md").read_text().splitlines()
+    rows, is_table = list[tuple[str, str, str, str]](), False
+    for line in lines:
+        if line.startswith("| question | gold | answer | paid |"):
+            is_table = True
+        elif not line.startswith("|"):
+            is_table = False
+        elif is_table and not line.startswith("|---"):
+            question, *answers, verdict = (cell.strip() for cell in line.split("|")[1:5])
+            rows.append((question, answers[0].strip("`"), answers[1].strip("`"), verdict))
+    return rows
 
 
-def test_the_documents_table_has_twenty_examples() -> None:
-    assert len(documented()) == 20
+def test_the_documents_tables_have_all_their_examples() -> None:
+    verdicts = [verdict for *_, verdict in documented()]
+    assert len(verdicts) == 86
+    assert set(verdicts) == {"yes", "no"}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +134,42 @@ def lazy(formula: str) -> Iterator[str]:
     yield from (f"f(x)={formula}", f"{formula}=x", f"{formula}+0", f"0+{formula}")
     yield from (f"1\\cdot({formula})", f"-(-({formula}))", f"\\frac{{2({formula})}}{{2}}")
     yield from (f"\\frac{{{formula}}}{{1}}", f"({formula})^1", f"\\text{{Answer: }}{formula}")
+
+
+SOLVED = [
+    f"Find $x$ if $x^2 + {a}x + {a + 1} = 0$ and $y = {a}x$, as a decimal." for a in range(40, 60)
+]
+"""Questions of examples, with more formulas than are read of one question."""
+
+
+def chat(turn: str, *questions: str) -> str:
+    """A rendered chat in which all but the last question are answered with 0.5."""
+    return " 0.5\n\n".join(turn.format(question) for question in questions)
+
+
+PROMPTS = {
+    "labels": chat("Problem: {}\nSolution:", *SOLVED, "{}"),
+    "no labels": chat("{}\n", *SOLVED, "{}"),
+    "ChatML": chat("<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", *SOLVED, "{}"),
+    "Llama": chat("<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>", *SOLVED, "{}"),
+    "Gemma": chat("<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model", *SOLVED, "{}"),
+    "GPT-OSS": chat("<|start|>user<|message|>{}<|end|><|start|>assistant", *SOLVED, "{}"),
+    "DeepSeek": chat("<｜User｜>{}<｜Assistant｜>", *SOLVED, "{}"),
+    "Mistral": chat("[INST] {} [/INST]", *SOLVED, "{}"),
+}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+def test_the_last_question_of_a_prompt_counts(prompt: str) -> None:
+    prompt = prompt.replace("{}", "Factor $x^2+7x+12$.")
+    assert matches("(x+3)(x+4)", "(x+4)(x+3)", 5.0, prompt) == 1
+    assert matches("(x+3)(x+4)", "x^2+7x+12", 5.0, prompt) == 0
+
+
+@pytest.mark.parametrize("prompt", [PROMPTS["labels"], PROMPTS["ChatML"]])
+def test_a_form_that_an_example_asks_for_is_not_asked_for(prompt: str) -> None:
+    assert matches("0.5", "\\frac12", 5.0, prompt.replace("{}", "Find half of one.")) == 1
+    assert matches("0.5", "\\frac12", 5.0, prompt.replace("{}", "Write it as a decimal.")) == 0
 
 
 @pytest.mark.parametrize(("question", "gold", "formula"), TASKS)

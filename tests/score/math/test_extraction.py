@@ -83,7 +83,8 @@ def test_the_last_statement_s_box_is_the_answer(text: str) -> None:
     ("text", "answer"),
     [
         ("#### 3\n\\boxed{4}", "4"),
-        ("\\boxed{4}\n#### 3", "4"),
+        ("\\boxed{4}\n#### 3", None),
+        ("\\boxed{4}\n#### 4", "4"),
         ("\\boxed{4 #### 3", None),
         ("<answer>\n4 </answer> #### 3", "4"),
         ("work\n#### 1,234\n", "1,234"),
@@ -125,8 +126,6 @@ SPELLINGS = [f"\\boxed{{5.{'0' * n}}}" for n in range(1, 10)]
     ("text", "answer"),
     [
         ("".join(SPELLINGS[:8]) + "\\boxed{5}", "5"), ("".join(SPELLINGS) + "\\boxed{5}", None),
-        ("\\boxed{5} a b c wrong", None), ("\\boxed{5} a b c d wrong", "5"),
-        ("not a b c \\boxed{5}", None), ("not a b c d \\boxed{5}", "5"),
         ("\\boxed{5}" + "." * 199_991, "5"), ("\\boxed{5}" + "." * 199_992, None),
     ],
 )  # fmt: skip
@@ -137,6 +136,8 @@ def test_how_far_one_looks_for_an_answer(text: str, answer: str | None) -> None:
 def test_last_answer_tags() -> None:
     assert last_answer_tags("<think>3</think><answer> 4 </answer>") == "4"
     assert last_answer_tags("<answer>4</answer> so <answer>4.0</answer>") == "4.0"
+    assert last_answer_tags("<answer>So it is \\boxed{4}.</answer>") == "4"
+    assert last_answer_tags("<answer>It is not \\boxed{4}.</answer>") is None
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,20 @@ def test_tags_that_hedge_or_think_are_no_answer(text: str) -> None:
         "\\boxed{5} then is wrong for a number of reasons.",
         "\\boxed{5} is wrong.",
         "\\boxed{5} or 6",
+        "\\boxed{5}, or maybe 6",
+        "x is never equal to $\\boxed{5}$",
+        "It is neither 4 nor \\boxed{5}.",
+        "The wrong answer is \\boxed{5}.",
+        "\\boxed{5} is not the answer.",
+        "I think \\boxed{5} would be incorrect",
+        "\\boxed{5}. Wait, I made a mistake: it is 6.",
+        "\\boxed{5}\n\nActually, x should be 6.",
+        "\\boxed{5}\n\nThe final answer is 7.",
+        "\\boxed{5}\n\n**Answer:** B",
+        "\\boxed{5}\n\nNo wait, that's wrong. 6.",
+        "\\boxed{5}\n\nSorry, the right value is 6.",
+        "\\boxed{5}\n\nThus x = 6.",
+        "This is not the answer: \\boxed{5}",
         "3 + \\boxed{5}",
         "$-\\boxed{5}$",
         "\\frac{\\boxed{5}}{2}",
@@ -193,6 +208,23 @@ def test_a_box_in_the_wrong_place_is_no_answer(text: str) -> None:
         "Since it is not 4, the answer is \\boxed{5}.",
         "It is not hard to see that it is \\boxed{5}.",
         "\\boxed{5} is what one gets, not 4.",
+        "The number of integers that are not prime is $\\boxed{5}$.",
+        "Those that are neither squares nor cubes number \\boxed{5}.",
+        "The number of false statements is **\\boxed{5}**",
+        "The probability that it never rains is\n\\[\\boxed{5}\\]",
+        "\\boxed{5} of these are not divisible by 3.",
+        "He got \\boxed{5} wrong.",
+        "Thus statement \\boxed{5} is false.",
+        "The incorrect value is \\boxed{5}, since it is not a multiple of 4.",
+        "It is not 4 but \\boxed{5}.",
+        "\\boxed{5} (or else there were more).",
+        "\\boxed{5} or \\(5.0\\)",
+        "\\boxed{5}\n\nThe final answer is 5 apples.",
+        "\\boxed{5}. Wait, let me check: $2 \\cdot 5 = 10$. Yes, it is correct.",
+        "\\boxed{5}. Alternatively, we could solve $x + 3 = 8$.",
+        "\\boxed{5}\n\nThe answer is shown above.",
+        "\\boxed{5} (or $5.0$).",
+        "\\boxed{5}\n\nNote: a common wrong answer is 6.",
         "<think>4</think> $\\boxed{5}$",
         "<think>\\boxed{4}</think> \\boxed{5} <think>\\boxed{6}",
     ],

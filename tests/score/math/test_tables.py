@@ -19,7 +19,7 @@ def test_characters_stand_for_latex() -> None:
         "\\pi \\theta \\alpha \\beta \\gamma \\lambda \\mu \\phi \\omega \\sigma \\infty \\times "
         "\\cdot \\cdot ///---\\pm \\leq \\geq \\neq \\approx \\cup \\cap \\in \\emptyset "
         "\\mathbb{R}^{\\circ}\\ldots '' 1/2 1/4 3/4 1/3 2/3 1/5 2/5 3/5 4/5 1/6 5/6 1/8 3/8 5/8 7/8"
-        " 1/7 1/9 1/10\\Omega \\Omega \\sqrt        2("
+        " 1/7 1/9 1/10\\Omega \\Omega \\sqrt    \\euro \\pounds \\yen \\rupee 2("
     )
     assert to_latex("x⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉...!=a.m.p.m.,\\!") == (
         "x^{0123456789+-n}_{0123456789}\\ldots \\neq ampm{,}"

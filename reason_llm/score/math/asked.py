@@ -1,0 +1,389 @@
+"""What a question fixes for its answer: the unit, the currency, the order and the form.
+
+Each rule reads the words of the question and the gold answer. A form or an order is asked for only
+where the gold answer has it too; where the question fixes nothing, the value counts.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import gcd
+
+from reason_llm.score.math.answer_form import FREE, form_of, is_scientific
+from reason_llm.score.math.answer_tree import Reading, Tree, holds, subtrees
+from reason_llm.score.math.numeric import value_of
+from reason_llm.score.math.question import MAX_CHARACTERS, words_of
+from reason_llm.score.math.units import (
+    AREAS,
+    CURRENCIES,
+    LENGTHS,
+    SPEEDS,
+    canonical,
+    is_known,
+    says_nothing,
+    word_set,
+)
+
+Unit = tuple[str, str]
+"""A unit in one spelling, and its exponent."""
+
+_TEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf)(?![A-Za-z])|[${}]|\\[,; ]")
+_SENTENCE = re.compile(r"([.?!](?=\s|\Z)|\n\n|:(?=\s))")
+_WORD = re.compile(r"\\?[^\W\d_]++(?:\^[23]|[²³])?|\d[\d.,]*+|[?/$%]")
+_ASKING = word_set(
+    """
+    what how find determine compute calculate express convert give evaluate write state enter
+    answer
+    """
+)
+_BEFORE_UNIT = word_set("in into to of many much answer")
+_SKIPPED = word_set("more total full whole extra additional fewer less us all other the")
+"""Words that may stand between ``how many`` and what is counted."""
+_MAX_UNIT_WORDS = 8
+_RAISED = {"squared": "2", "cubed": "3", "^2": "2", "^3": "3", "²": "2", "³": "3"}
+
+_LENGTH, _AREA, _VOLUME = ({(unit, power) for unit in LENGTHS} for power in "123")
+_TIME = {(unit, "1") for unit in word_set("s min h d week month yr am pm")}
+_QUANTITIES = {
+    word: frozenset(units)
+    for words, units in [
+        ("area", _AREA),
+        ("volume capacity", _VOLUME | {(unit, "1") for unit in word_set("ml l gal")}),
+        (
+            "length width height depth perimeter circumference radius diameter distance side "
+            "altitude hypotenuse diagonal far tall wide deep high",
+            _LENGTH,
+        ),
+        ("weight mass heavy weigh", {(unit, "1") for unit in word_set("mg g kg lb oz")}),
+        ("time duration age old", _TIME),
+        ("long", _LENGTH | _TIME),
+        ("speed velocity fast", {(unit, "1") for unit in SPEEDS}),
+        (
+            "cost price profit money revenue income salary earn earned earnings pay paid spend "
+            "spent owe worth",
+            {(unit, "1") for unit in CURRENCIES},
+        ),
+        ("angle \\angle", {("deg", "1"), ("rad", "1")}),
+        *(
+            (noun, {(unit, "1")})
+            for noun, unit in [
+                ("force", "n"),
+                ("energy", "j"),
+                ("power", "w"),
+                ("voltage", "v"),
+                ("pressure", "pa"),
+                ("frequency", "hz"),
+                ("resistance", "ohm"),
+                ("current", "a"),
+            ]
+        ),
+        ("temperature", {(unit, "1") for unit in word_set("deg c f k")}),
+        ("probability ratio fraction", set[Unit]()),
+    ]
+    for word in words.split()
+}
+"""Units that an answer may have, by the first of these words in what is asked."""
+_MONEY = word_set(
+    """
+    cost price pay paid earn money profit spend spent worth salary revenue bill fee income sell
+    sold buy bought capital cheap tip tax discount budget debt saving save deposit interest invest
+    investment wage charge owe expensive value expense allowance loan fare
+    """
+)
+_COUNTED = word_set(
+    """
+    way value solution number integer possibility time item outcome combination arrangement choice
+    element digit term point total people person
+    """
+)
+"""Words that a number of things may be followed by."""
+_PERCENTAGES = word_set("percent percentage percents percentages %")
+_RATIOS = word_set("ratio odd scale proportion proportional rate")
+
+_ORDER = re.compile(
+    r"(?:increasing|decreasing|ascending|descending|numerical|alphabetical|that|this|the following)"
+    r" order\b|\bin order (?:from|of)\b|\bin order[.,;]|\brespectively\b"
+    r"|\b(?:least|smallest|lowest|shortest) to (?:greatest|largest|highest|biggest|longest)\b"
+    r"|\b(?:greatest|largest|highest|biggest|longest) to (?:least|smallest|lowest|shortest)\b"
+    r"|\b(?:largest|smallest|greatest|least|highest|lowest) first\b"
+    r"|\bquotient and (?:the )?remainder\b"
+)
+_DECIMAL = re.compile(
+    r"\b(?:as|to|into) (?:an? )?(?:\w{1,12} )?decimals?\b|\bexact decimal\b"
+    r"|\bdecimal (?:form|places?|value"
+    r"|representation|approximation|number|equivalent|expansion|notation|answer)\b|\bin decimals?\b"
+    r"|\bnearest (?:ten|hundred|thousand|ten-thousand)th\b"
+)
+_SCIENTIFIC = re.compile(r"\bscientific (?:notation|form)\b")
+_MIXED = re.compile(r"\bmixed (?:number|fraction|numeral|form)")
+_LOWEST = re.compile(
+    r"\b(?:lowest|simplest|reduced) (?:terms?|form|fraction|possible terms)\b|\birreducible\b"
+    r"|\b(?:reduced|simplified|fully reduced|fully simplified) (?:common )?fraction\b"
+    r"|\bsimplify the fraction\b"
+)
+_FRACTION = re.compile(
+    r"\bas (?:a|an) (?:\w{1,12} )?fraction\b|\bcommon fraction\b|\bfraction form\b"
+)
+_IMPROPER = re.compile(r"\bimproper fraction\b")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedUnits:
+    """Units that a question allows in an answer; None: it fixes none."""
+
+    named: frozenset[Unit]
+    """Those that it asks for by name: ``in feet``, ``how many square inches``."""
+    allowed: frozenset[Unit] | None
+
+
+def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
+    """Whether the unit or remark behind an answer is the gold one's, or the one that is asked for,
+    or changes no value: a unit that the question does not contradict, a word of the question."""
+    wanted, units = _units_of(gold), _units_of(answer)
+    if not units or (wanted and sorted(wanted) == sorted(units)):
+        return True
+    if wanted:
+        return False
+    if not question:
+        return says_nothing(units, ())
+    words, asked = words_of(question), asked_units(question)
+    units = _without_rate(units, words)
+    known = [(unit, power) for unit, power in units if is_known(unit) or power != "1"]
+    allowed = asked.named or asked.allowed
+    if allowed is not None and not set(known) <= allowed:
+        return False
+    of_things = _COUNTED if allowed == frozenset() else frozenset()
+    units = [unit for unit in units if unit not in asked.named and unit[0] not in of_things]
+    has_money = words & CURRENCIES or words & _MONEY
+    if any(unit[0] in CURRENCIES for unit in units) and not has_money:
+        return False
+    return says_nothing(units, words, allowed or ())
+
+
+def _without_rate(units: list[Unit], words: frozenset[str]) -> list[Unit]:
+    """``\\$18`` of ``\\$18 per day``, where the question speaks of days."""
+    names = [unit for unit, _ in units]
+    if len(names) == 3 and names[0] in CURRENCIES and names[1] == "per" and names[2] in words:
+        return units[:1]
+    of, _, per = names[0].partition("/")
+    return [(of, "1")] if of in CURRENCIES and per in words and len(units) == 1 else units
+
+
+def _units_of(reading: Reading) -> list[Unit]:
+    """The unit behind an answer, or before it; a sign of degrees is one."""
+    tree = reading.tree[-1] if reading.tree[0] == "rel" else reading.tree
+    tree = tree[1] if tree[0] == "neg" else tree
+    units = list(reading.unit)
+    if tree[0] == "deg" and not any(unit in ("c", "f", "deg") for unit, _ in units):
+        units.append(("deg", "1"))
+    if any(unit in ("c", "f") for unit, _ in units):
+        units = [unit for unit in units if unit[0] != "deg"]
+    return units
+
+
+@functools.lru_cache(maxsize=1024)
+def asked_units(question: str) -> AskedUnits:
+    """The units that a question asks for, in the sentences that ask."""
+    named = set[Unit]()
+    allowed: frozenset[Unit] | None = None
+    for words in _asking(question):
+        for place, word in enumerate(words):
+            if word in _BEFORE_UNIT:
+                named |= _units_at(words, place + 1, is_counted=word == "many")
+        is_about_form = words[0] not in ("what", "how") and "answer" in words[:4]
+        found = None if is_about_form else _quantity(words)
+        allowed = found if found is not None else allowed
+    return AskedUnits(frozenset(named), allowed)
+
+
+def _asking(question: str) -> Iterator[list[str]]:
+    """The words of each sentence that asks, from its first asking word on; of several questions the
+    last one and what follows it."""
+    *parts, end = _SENTENCE.split(_TEX.sub(" ", question[-MAX_CHARACTERS:]).lower())
+    sentences, marks = [*parts[::2], end], parts[1::2]
+    first = max((place for place, mark in enumerate(marks) if mark == "?"), default=0)
+    for sentence in sentences[first:]:
+        words = _WORD.findall(sentence)
+        start = next((i for i, word in enumerate(words) if word in _ASKING), None)
+        if start is not None:
+            yield words[start:]
+
+
+def _units_at(words: list[str], place: int, is_counted: bool) -> set[Unit]:
+    """The unit that begins at a word, ``square feet``, ``miles per hour``, ``degrees Celsius``."""
+    while is_counted and place < len(words) and words[place] in _SKIPPED:
+        place += 1
+    found, exponent = set[Unit](), "1"
+    end = min(len(words), place + _MAX_UNIT_WORDS)
+    while place < end:
+        word = words[place]
+        power = word[-2:] if word[-2:] in _RAISED else word[-1:] if word[-1:] in _RAISED else ""
+        word = word.removesuffix(power)
+        unit = canonical(word)
+        if word in AREAS:
+            exponent = AREAS[word]
+        elif word in ("per", "/") and found and place + 1 < end:
+            of, _ = found.pop()
+            place += 1
+            rate = canonical(f"{of}/{canonical(words[place])}")
+            found |= {(rate, "1"), *([(of, "1")] if is_counted and rate not in SPEEDS else [])}
+        elif word in _RAISED and found:
+            found = {(each, _RAISED[word]) for each, _ in found}
+        elif unit == "unit":
+            found |= {(each, exponent) for each in LENGTHS}
+        elif is_known(unit) and word != "in" and (len(word) > 1 or power):
+            found.add((unit, _RAISED.get(power, exponent)))
+            exponent = "1"
+        else:
+            break
+        place += 1
+    return found
+
+
+def _quantity(words: list[str]) -> frozenset[Unit] | None:
+    """Units of what is asked for: of its first word that names a quantity, or none for a number of
+    things that are no unit."""
+    for place, word in enumerate(words):
+        if words[place : place + 2] in (["how", "many"], ["number", "of"]):
+            return frozenset(_units_at(words, place + 2, is_counted=True))
+        found = _QUANTITIES.get(word, _QUANTITIES.get(word.removesuffix("s")))
+        if found is not None:
+            is_time = words[place + 1 : place + 3] == ["of", "time"]
+            return _QUANTITIES["time"] if is_time else found
+    return None
+
+
+def ratio_fits(gold: Tree, answer: Tree, question: str) -> bool:
+    """Whether ``1:2`` may answer one half: if the question speaks of a ratio, or is not known."""
+    return (
+        answer[0] != "ratio"
+        or gold[0] == "ratio"
+        or not question
+        or bool(words_of(question) & _RATIOS)
+    )
+
+
+# order
+
+
+def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
+    """Several values as tuples where the question asks for an order, so that it counts."""
+    if gold[0] not in ("list", "set") or len(gold) < 3 or not _asks_for_order(question):
+        return gold, answer
+    if answer[0] == "rel" and set(answer[1].split()) in ({"<"}, {">"}):  # 1 < 2 < 3
+        answer = ["list", *answer[2:]]
+    if answer[0] not in ("list", "set", "tuple"):
+        return gold, answer
+    return ["tuple", *gold[1:]], ["tuple", *answer[1:]]
+
+
+@functools.lru_cache(maxsize=1024)
+def _asks_for_order(question: str) -> bool:
+    return _ORDER.search(_plain(question)) is not None
+
+
+# form
+
+
+def has_asked_form(gold: Tree, answer: Tree, question: str) -> bool:
+    """Whether an answer has the form that the question asks for and the gold answer has."""
+    forms = _asked_forms(question)
+    if not forms:
+        return True
+    members = answer[1:] if answer[0] in ("chain", "approx") else [answer]
+    gold = gold[-1] if gold[0] in ("chain", "approx") else gold
+    return all(
+        any(has_form(gold, member) for member in members)
+        for has_form in forms
+        if has_form(gold, gold)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _asked_forms(question: str) -> tuple[Callable[[Tree, Tree], bool], ...]:
+    text = _plain(question)
+    forms = [
+        has_form
+        for words, pattern, has_form in _FORMS
+        if any(word in text for word in words) and pattern.search(text)
+    ]
+    return (*forms, *([_is_percent] if asks_for_percent(question) else []))
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_percent(question: str) -> bool:
+    """Whether a percentage is asked for: ``what percent``, but not ``What is 20 percent of``."""
+    if "percent" not in question.lower() and "%" not in question:
+        return False
+    for words in _asking(question):
+        for before, word in zip(["", *words], words, strict=False):
+            is_of_number = before[-1:].isdigit()
+            if (word in _PERCENTAGES and not is_of_number) or word in ("rate", "interest"):
+                return True
+    return False
+
+
+def _is_decimal(gold: Tree, answer: Tree) -> bool:
+    if not any(
+        part[0] == "rep" or (part[0] == "num" and "." in part[1]) for part in subtrees(gold)
+    ):
+        return False
+    others = ("frac", "root", "mixed", "pow", "call", "const", "pct")
+    return not any(holds(answer, kind) and not holds(gold, kind) for kind in others)
+
+
+def _is_percent(gold: Tree, answer: Tree) -> bool:
+    if gold[0] != "pct":
+        return False
+    return answer[0] == "pct" or value_of(answer) == value_of(gold[1])
+
+
+def _is_scientific(gold: Tree, answer: Tree) -> bool:
+    answer = answer[1] if answer[0] == "neg" else answer
+    if not is_scientific(answer):
+        return False
+    value = value_of(answer[1])
+    return value is not None and not isinstance(value, tuple) and 1 <= abs(value) < 10
+
+
+def _is_mixed(gold: Tree, answer: Tree) -> bool:
+    return bool(_unsigned(answer)[0] == "mixed")
+
+
+def _is_in_lowest_terms(gold: Tree, answer: Tree) -> bool:
+    answer = _unsigned(answer)
+    if answer[0] == "mixed":
+        return gcd(int(answer[2]), int(answer[3])) == 1
+    return _is_fraction(gold, answer) and "reducible" not in form_of(answer).steps
+
+
+def _is_fraction(gold: Tree, answer: Tree) -> bool:
+    return holds(gold, "frac") and not (
+        form_of(answer).steps & (FREE - {"reducible", "mixed number"})
+    )
+
+
+def _is_improper(gold: Tree, answer: Tree) -> bool:
+    return _is_fraction(gold, answer) and not holds(answer, "mixed")
+
+
+def _unsigned(tree: Tree) -> Tree:
+    return list(tree[1]) if tree[0] == "neg" else tree
+
+
+_FORMS = (
+    (("decimal", "nearest"), _DECIMAL, _is_decimal),
+    (("scientific",), _SCIENTIFIC, _is_scientific),
+    (("mixed",), _MIXED, _is_mixed),
+    (("term", "form", "fraction", "irreducible"), _LOWEST, _is_in_lowest_terms),
+    (("fraction",), _FRACTION, _is_fraction),
+    (("improper",), _IMPROPER, _is_improper),
+)
+"""Each form with how it is asked for, and words one of which stands there then: they are found
+much faster."""
+
+
+def _plain(question: str) -> str:
+    """The question in small letters, one space between two words."""
+    return " ".join(question[-MAX_CHARACTERS:].lower().split())

@@ -1,0 +1,160 @@
+"""Words that stand for mathematics: for the empty set, for all numbers of a kind, for remarks about
+a constant."""
+
+from collections.abc import Sequence
+
+from reason_llm.score.math.latex_tokens import Token, tokenize
+from reason_llm.score.math.units import word_set
+
+_NONE = word_set("no none not doesn't without nothing")
+_SOLUTIONS = word_set("solution solutions root roots value values number numbers x none nothing")
+_ABOUT_SOLUTIONS = (
+    _NONE
+    | _SOLUTIONS
+    | word_set(
+        """
+        there is are exist exists the this that equation equations system inequality has have real
+        any of satisfy satisfies satisfying it does do doesn't for which a an possible given such
+        integer in set reals we inconsistent
+        """
+    )
+)
+_REASON = word_set("since because as")
+_SETS = {
+    name: latex
+    for names, latex in [
+        ("real numbers|reals|real number|real x|real values|real", "\\mathbb{R}"),
+        ("integers|integer", "\\mathbb{Z}"),
+        ("rational numbers|rationals", "\\mathbb{Q}"),
+        ("complex numbers", "\\mathbb{C}"),
+        ("positive integers|natural numbers", "\\mathbb{Z}^+"),
+        ("nonnegative real numbers|non-negative real numbers|nonnegative reals", "x \\geq 0"),
+        ("positive real numbers|positive reals", "x > 0"),
+        ("negative real numbers|negative reals", "x < 0"),
+        ("nonzero real numbers|non-zero real numbers|nonzero reals", "x \\neq 0"),
+    ]
+    for name in names.split("|")
+}
+_ALL = ("the set of all ", "set of all ", "the set of ", "all ", "every ", "any ", "the ", "")
+_EXCEPT = ("except for", "except", "excluding", "other than", "but not", "besides", "not equal to")
+_SUCH = ("such that", "x such that", "x where", "where", "for which", "with")
+_OR = ("or", "(or")
+_MAX_WORDS = 12
+_LENGTH_OF_DOMAIN = 8
+"""Tokens of ``(C \\in \\mathbb{R})``."""
+_CONSTANT = word_set(
+    """
+    where with for with and is are a an the any some every all arbitrary constant constants of
+    integration real number numbers integer integers being denotes represents c k n m
+    """
+)
+"""Words of a remark about a constant."""
+_KINDS_OF_CONSTANT = word_set("constant constants integer integers")
+_MARKS = frozenset("(),.{}_")
+
+
+def says_empty(tokens: Sequence[Token]) -> bool:
+    """Whether words say that there is nothing: ``no solution exists``, ``the empty set``."""
+    if not tokens or not any(len(token.text) > 1 for token in tokens[:2]):
+        return False
+    words: list[str] = []
+    for token in tokens:
+        if words and token.text.casefold().split(" ")[0] in _REASON:
+            break
+        if token.kind in ("text", "letters"):
+            words.extend(token.text.casefold().replace("’", "'").replace("-", " ").split())
+        elif str(token) not in ("(", ")", ",", ".", "{", "}", "'", "\\emptyset"):
+            return False
+    words = [word.strip("().,;") for word in words]
+    reason = next((place for place, word in enumerate(words) if word in _REASON), len(words))
+    words = words[:reason]
+    if words[-1:] == ["inconsistent"] and set(words) <= {"the", "system", "is", "inconsistent"}:
+        return True
+    if not words or len(words) > _MAX_WORDS:
+        return False
+    if "empty" in words:
+        return set(words) <= {"the", "empty", "set", "solution", "is", "a", "an"} and "set" in words
+    num_denied = sum(word in _NONE for word in words)
+    return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(_SOLUTIONS & set(words))
+
+
+def with_sets(tokens: list[Token]) -> list[Token]:
+    """With the words at the start that say a set, ``all real numbers except 2``, as mathematics;
+    else the same list."""
+    if not tokens or tokens[0].kind not in ("text", "letters"):
+        return tokens
+    words: list[str] = []
+    end = 0
+    while end < len(tokens) and tokens[end].kind in ("text", "letters") and len(words) < _MAX_WORDS:
+        words.extend(tokens[end].text.casefold().split())
+        end += 1
+    text = " ".join(words)
+    start = next((lead for lead in _ALL if text.startswith(lead)), "")
+    named = [name for name in _SETS if f"{text[len(start) :]} ".startswith(f"{name} ")]
+    if not named or (not start and len(named[-1].split()) < 2):
+        return tokens
+    name = max(named, key=len)
+    rest = text[len(start) + len(name) :].strip().removeprefix("of x").strip(" ,")
+    shown = tokenize(_SETS[name])
+    ahead = str(tokens[end]) if end < len(tokens) else ""
+    if (name == "real x" or rest == "x") and ahead in ("\\neq", "<", ">", "\\leq", "\\geq"):
+        return [Token("letters", "x", False), *tokens[end:]]
+    if not rest or rest == "x":
+        return [*shown, *tokens[end:]]
+    if rest.removesuffix(" x") in _SUCH and tokens[end - 1].text == "x" and ahead:
+        return tokens[end - 1 :]
+    if rest in _SUCH and _SETS[name] == "\\mathbb{R}":
+        return tokens[end:]
+    if rest.removesuffix(" x") not in _EXCEPT:
+        return tokens
+    points = [
+        Token("sign", ",", False) if token.text in ("and", "or") else token
+        for index, token in enumerate(tokens[end:], end)
+        if not (token.text in ("x", "=") and "=" in [t.text for t in tokens[index : index + 2]])
+    ]
+    braces = (Token("command", each, False) for each in ("{", "}"))
+    return [*shown, Token("command", "setminus", True), next(braces), *points, next(braces)]
+
+
+def without_remark(tokens: list[Token]) -> list[Token]:
+    """Without ``, where C is a constant`` behind an answer, which says nothing of its value. What
+    stands in brackets, ``(C \\in \\mathbb{R})`` or ``(or 0.625)``, is a further item."""
+    tokens = _with_alternative(_with_domain(tokens))
+    for start, token in enumerate(tokens):
+        first = token.text.casefold().strip("( ").partition(" ")[0]
+        if start and token.kind in ("text", "letters") and first in ("where", "with", "for"):
+            break
+    else:
+        return tokens
+    words: set[str] = set()
+    for place in range(start, len(tokens)):
+        token = tokens[place]
+        if token.kind in ("text", "letters"):
+            words.update(token.text.casefold().replace("(", " ").replace(")", " ").split())
+        elif str(token) not in _MARKS and str(tokens[place - 1]) != "_":
+            return tokens
+    if not words <= _CONSTANT or not words & _KINDS_OF_CONSTANT:
+        return tokens
+    while start and str(tokens[start - 1]) in (",", "(", ";"):
+        start -= 1
+    return tokens[:start]
+
+
+def _with_domain(tokens: list[Token]) -> list[Token]:
+    """``(C \\in \\mathbb{R})`` at the end as ``, C \\in \\mathbb{R}``."""
+    before, domain = tokens[:-_LENGTH_OF_DOMAIN], tokens[-_LENGTH_OF_DOMAIN:]
+    shown = [str(token) for token in domain]
+    if not before or shown[-1] != ")" or [shown[0], *shown[2:5]] != ["(", "\\in", "\\mathbb", "{"]:
+        return tokens
+    return [*before, Token("sign", ",", False), *domain[1:-1]]
+
+
+def _with_alternative(tokens: list[Token]) -> list[Token]:
+    """``(or 0.625)`` at the end as ``or 0.625``."""
+    if not tokens or str(tokens[-1]) != ")":
+        return tokens
+    place = next((i for i, token in enumerate(tokens) if token.text.casefold() in _OR), 0)
+    is_opened = place > 1 and str(tokens[place - 1]) == "("
+    if not is_opened and not tokens[place].text.startswith("(or"):
+        return tokens
+    return [*tokens[: place - is_opened], Token("text", "or", True), *tokens[place + 1 : -1]]
