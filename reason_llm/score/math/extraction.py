@@ -245,8 +245,8 @@ def _is_withdrawn(answer: str, tail: str) -> bool:
         if not _FALSE_BEFORE.search(tail[max(0, phrase.start() - _MAX_AROUND) : phrase.start()])
     ]
     stated = [_phrase_answer(rest[:_MAX_AROUND].lstrip().partition("\n")[0]) for rest in stated]
-    if hashed := _last_hashed(tail):
-        stated.append(_hash_answer(hashed))
+    if (hashed := hashed_answer(tail)) is not None:
+        stated.append(hashed)
     if stated and not _is_restated(answer, stated[-1]):
         return True
     retraction = _RETRACTION.search(tail)
