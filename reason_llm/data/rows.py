@@ -7,7 +7,7 @@ one batch of a Parquet file unpacks to is not bounded.
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -227,6 +227,19 @@ def _hub_rows(source: str, split: str) -> Read:
     yield from _numbered(source, map(dict, rows))
 
 
+def gym_maker(source: str) -> Callable[[], Any]:
+    """A function that makes the data set of ``gym_tasks`` and can be pickled.
+
+    Raises:
+        ImportError: reasoning-gym is not installed. ValueError: an option has no value.
+    """
+    import reasoning_gym
+
+    name, _, asked = source.removeprefix(GYM).partition("?")
+    options = {"size": GYM_SIZE, "seed": 0} | options_of(asked)
+    return partial(reasoning_gym.create_dataset, name, **options)
+
+
 @cache
 def gym_tasks(source: str) -> Any:
     """The data set that a generator of ``reasoning-gym`` makes, by number from 0, for
@@ -235,13 +248,8 @@ def gym_tasks(source: str) -> Any:
     Raises:
         DataError: it makes no such tasks, or is not installed.
     """
-    name, _, asked = source.removeprefix(GYM).partition("?")
     try:
-        import reasoning_gym
-
-        return reasoning_gym.create_dataset(
-            name, **{"size": GYM_SIZE, "seed": 0} | options_of(asked)
-        )
+        return gym_maker(source)()
     except ImportError as error:
         raise DataError(
             f"{source} needs the package reasoning-gym; install it with: "

@@ -21,6 +21,7 @@ from reason_llm.config import ScoreSection
 from reason_llm.data import place_of
 from reason_llm.errors import ConfigError, DataError, ReasonError, RewardError, one_line
 from reason_llm.rollout import Completion, Group
+from reason_llm.score.code import checker_faults
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import Context, Reward, make_reward
 
@@ -81,7 +82,7 @@ class Scorer:
         threads = min(MOST_THREADS, 4 * (os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="score")
         self._errors = 0
-        self._timeouts_before = default_judge().num_timed_out
+        self._before = _faults()
 
     def __enter__(self) -> Self:
         return self
@@ -186,13 +187,13 @@ class Scorer:
         return replace(completion, rewards=in_order, reward=_total(self.rewards, in_order))
 
     def take_counts(self) -> dict[str, float]:
-        """Number of errors and timed-out comparisons since the last call."""
-        timeouts = default_judge().num_timed_out
+        """Number of errors, and of comparisons and checkers that timed out, since the last call."""
+        (failed, late), (failed_before, late_before) = (now := _faults()), self._before
         counts = {
-            "score/errors": float(self._errors),
-            "score/timeouts": float(timeouts - self._timeouts_before),
+            "score/errors": float(self._errors + failed - failed_before),
+            "score/timeouts": float(late - late_before),
         }
-        self._errors, self._timeouts_before = 0, timeouts
+        self._errors, self._before = 0, now
         return counts
 
     def _values(
@@ -231,6 +232,12 @@ class Scorer:
             self._errors += 1
             log.warning("the reward %s failed on %s and counts 0: %s%s", name, rollout, error, at)
             return zero
+
+
+def _faults() -> tuple[int, int]:
+    """How many checkers failed, and how many of them and of comparisons timed out, so far."""
+    failed, late = checker_faults()
+    return failed, late + default_judge().num_timed_out
 
 
 def _of_whole(completion: Completion, value: float) -> float:
