@@ -82,7 +82,10 @@ class Sessions:
                     break
                 done = dict(batch.step(lambda tokens, ended: progress(tokens, 0)))
                 server.answer(list(done), [completion for (completion,) in done.values()])
-        groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+        groups = [
+            [seat for each in rollouts[start : start + size] for seat in each.seats or [each]]
+            for start in range(0, len(rollouts), size)
+        ]
         for group in groups:
             self._speak(group, wave)
         return [self._group(group) for group in groups]

@@ -640,6 +640,38 @@ def test_what_is_rendered_anew_is_a_row_for_each_turn(
 
 
 @long
+def test_each_seat_is_paid_by_its_own_trace() -> None:
+    """White says the longer text, and the judge, which is not trained, the longest."""
+    own = sessions("verifiers")
+    sampler = Told(
+        "it is 46, so it is", "it is 42", "white has won, as it said more", numbered=False
+    )
+    prompts = [a_prompt(n, "verifiers:duel_taskset:row {}") for n in (1, 2)]
+    groups = play(own, sampler, prompts, each=2)
+    for group in groups:
+        assert [
+            (c.environment["seat"], c.environment["reward"], c.environment["rewards"], c.last_turn)
+            for c in group.completions
+        ] == [
+            ("white", 1.0, {"won": 1.0}, "it is 46, so it is"),
+            ("black", -1.0, {"won": -1.0}, "it is 42"),
+        ] * 2
+        for completion in group.completions:
+            assert completion.others == ()
+            said = list(completion.sampled_ids)
+            assert said == [*ids_of(completion.last_turn), END]
+
+
+@long
+def test_seats_that_cannot_be_told_apart_are_refused() -> None:
+    own = sessions("verifiers")
+    source = "verifiers:duel_taskset?same=true:row {}"
+    (group,) = play(own, Told("it is 42", numbered=False), [a_prompt(1, source)])
+    assert "let each seat's prompt name the seat" in group.completions[0].environment["problem"]
+    assert group.completions[0].finish_reason == "error"
+
+
+@long
 @pytest.mark.filterwarnings("default")  # of libraries of its tool servers
 @pytest.mark.parametrize(
     "environment", ["verifiers", "verifiers?renderer=default&tool_parser=qwen3"]

@@ -13,7 +13,7 @@ from reason_llm.score.code.checkers import (
     finite,
 )
 from reason_llm.score.code.code_tests import TIMEOUT_SECONDS, CodeTests, Outcome
-from reason_llm.score.code.sandbox import Sandbox
+from reason_llm.score.code.sandbox import Mode, Sandbox
 
 __all__ = [
     "BESIDE",
@@ -22,6 +22,7 @@ __all__ = [
     "CheckerError",
     "Checkers",
     "CodeTests",
+    "Mode",
     "Outcome",
     "Sandbox",
     "Subject",

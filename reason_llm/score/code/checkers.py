@@ -13,6 +13,7 @@ import base64
 import functools
 import hashlib
 import importlib.util
+import io
 import logging
 import math
 import os
@@ -108,7 +109,7 @@ class Checkers:
         Raises:
             CheckerError: it cannot be imported there, or needs files, packages or a network.
         """
-        content = base64.b64encode(pickle.dumps((arguments, dict(named or {})))).decode()
+        content = base64.b64encode(_pickled((arguments, dict(named or {})))).decode()
         request = {
             "call": subject.key, "method": method, "arguments": content, "seconds": seconds,
         }  # fmt: skip
@@ -167,6 +168,23 @@ def finite(value: Any) -> float:
     return float(value)
 
 
+class _Pickler(pickle.Pickler):
+    """Writes classes that pydantic made of a generic one, which no module holds, by their parts."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """How such a class is written; all else as usual."""
+        made = getattr(value, "__pydantic_generic_metadata__", None)
+        if isinstance(value, type) and made and made["origin"] is not None:
+            return made["origin"].__class_getitem__, (made["args"],)
+        return NotImplemented
+
+
+def _pickled(value: Any) -> bytes:
+    content = io.BytesIO()
+    _Pickler(content).dump(value)
+    return content.getvalue()
+
+
 class Subject:
     """A function or an object whose method is called, as workers load it once each.
 
@@ -176,7 +194,7 @@ class Subject:
     """
 
     def __init__(self, value: Any, is_maker: bool = False) -> None:
-        content = pickle.dumps(value)
+        content = _pickled(value)
         self.key = hashlib.sha256(content).hexdigest() + str(is_maker)
         self.request = {
             "prepare": self.key,
