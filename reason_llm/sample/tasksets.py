@@ -248,7 +248,7 @@ def _confined(function: Callable[..., Any], mode: Mode) -> Callable[..., Any]:
         except (CheckerError, pickle.PicklingError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{function.__name__} cannot be called in the sandbox ({one_line(error)}); if "
-                f"it asks a judge or reads files, use sample.environment=verifiers?scoring={TRAINER}"
+                f"it asks a judge or reads files, set verifiers?scoring={TRAINER}"
             ) from error
 
     @wraps(function)
