@@ -106,10 +106,19 @@ Example = Problem | Learned
 
 
 def read_problem(
-    where: str, row: Row, columns: ColumnsSection, *, tests: bool = False, answer: bool = True
+    where: str,
+    row: Row,
+    columns: ColumnsSection,
+    *,
+    tests: bool = False,
+    answer: bool = True,
+    prompt: bool = True,
 ) -> Problem:
     """A row with a prompt and, unless ``answer`` is False, a gold answer: of code rewards the
-    row's tests."""
+    row's tests. Unless ``prompt`` is True, a row without one has an empty message of the user."""
+    if not prompt and _found(row, (columns.prompt,) if columns.prompt else PROMPT_COLUMNS) is None:
+        gold = _answer(where, row, columns) if answer else ""
+        return Problem(where, [{"role": "user", "content": ""}], gold)
     column = column_of(where, row, columns.prompt, PROMPT_COLUMNS, "data.columns.prompt")
     messages = _talk(where, row, column, "user")
     text = row[column] if isinstance(row[column], str) else None

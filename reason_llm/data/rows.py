@@ -26,6 +26,7 @@ MOST_LINE_CHARACTERS = 16 * MIB
 """Of a line, and of a field of a CSV file; Python takes up to thirty times as much memory."""
 MOST_JSON_BYTES = 2048 * MIB
 GYM, GYM_SIZE = "gym:", 2000
+OF_ENVIRONMENT = "environment"
 """What a source of tasks from ``reasoning-gym`` begins with, and how many there are."""
 PARQUET_BATCH_ROWS = 1024
 EMPTY: Mapping[str, Rows] = {}
@@ -69,6 +70,9 @@ def _read(source: str, split: str, given: Mapping[str, Rows]) -> Read:
     if source.startswith(GYM):
         asked = ("question", "answer")
         yield from _numbered(source, ({n: task[n] for n in asked} for task in gym_tasks(source)))
+        return
+    if is_of_environment(source):
+        yield from _numbered(source, _seeds(source))
         return
     if source.startswith(TASKSET):
         yield from _numbered(source, rows_of_tasks(source))
@@ -225,6 +229,25 @@ def _hub_rows(source: str, split: str) -> Read:
     finally:
         datasets.config.HF_HUB_OFFLINE = was_offline
     yield from _numbered(source, map(dict, rows))
+
+
+def is_of_environment(source: str) -> bool:
+    """Whether the prompts are what ``reset`` of the environment gives: ``environment?size=64``."""
+    return source.partition("?")[0] == OF_ENVIRONMENT
+
+
+def _seeds(source: str) -> Iterator[dict[str, Any]]:
+    """A row with a seed for each of so many prompts, of which the first are left out."""
+    try:
+        options = {"size": GYM_SIZE, "skip": 0} | options_of(source.partition("?")[2])
+        size, skip = (options.pop(name) for name in ("size", "skip"))
+        if options or type(size) is not int or type(skip) is not int or min(size - 1, skip) < 0:
+            raise ValueError("size is 1 or more, skip is 0 or more, and there are no others")
+    except ValueError as error:
+        raise DataError(
+            f"{source}: {one_line(error)}; write environment?size=256&skip=0"
+        ) from error
+    return ({"seed": skip + number} for number in range(size))
 
 
 def gym_maker(source: str) -> Callable[[], Any]:

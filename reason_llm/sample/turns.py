@@ -314,6 +314,9 @@ class _Rollout:
             return self.environment.reset(**_taken(self.environment.reset, row, hidden))
 
         self.text, self.opening = self._call("reset", reset, _begin) or ("", [])
+        has_prompt: Any = self.text or self.opening or self.prompt.extra[CHAT][-1]["content"]
+        if self.finish is None and not has_prompt:
+            self.fail("reset gave no prompt, and the row has none")
 
     def opened(self, new_tokens: int) -> Prompt:
         """The prompt with what ``reset`` said."""

@@ -120,3 +120,32 @@ def test_killed_in_a_wave_it_has_the_same_bits(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     ended(broken, "reason_llm.sample.turns:Environments._reply", "6")
     assert ended(broken) == whole
+
+
+OWNS_PROMPTS = '''
+class Sums:
+    """Gives the prompt itself."""
+
+    def reset(self, seed):
+        self.total = 2 * seed
+        return [{"role": "user", "content": f"{seed} + {seed} = ?"}]
+
+    def step(self, text):
+        return "", True, float(str(self.total) in text)
+'''
+
+
+def test_reset_gives_the_prompts_of_a_run_without_data(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(OWNS_PROMPTS)
+    config = small_config(
+        tmp_path, run__steps=1, score__rewards=["environment"], data__train="environment?size=6",
+        data__eval="environment?size=2&skip=6", sample__max_new_tokens=12,
+        sample__environment=f"{tmp_path}/sums.py:Sums",
+    )  # fmt: skip
+    run_training(config, Console("quiet"))
+    groups = orjson.loads((tmp_path / "buffer.json").read_bytes())["groups"]
+    asked = {group["prompt"]["id"]: group["prompt"]["text"] for group in groups}
+    for where, text in asked.items():
+        seed = int(where.rpartition(" ")[2]) - 1
+        assert f"{seed} + {seed} = ?" in text
+    assert environment_errors(config) == [0.0]

@@ -207,8 +207,8 @@ exec(compile(open('program.py', encoding='utf-8').read(), 'program.py', 'exec'))
 def refusal(mode: Mode, what: str, problem: str) -> ConfigError:
     """The error where nothing can be isolated, or run, here."""
     advice = (
-        f"isolated here ({problem}); allow user namespaces (sysctl -a | grep userns; Linux 5.12 or "
-        f"later), or set score.sandbox=limits_only if every {what} is trusted"
+        f"isolated here ({problem}); allow user namespaces (sysctl -a | grep userns; Linux "
+        "5.12 or later), or set score.sandbox=limits_only if every program is trusted"
     )
     if mode == "limits_only":
         advice = f"run here ({problem}); remove that cause"
