@@ -22,7 +22,7 @@ import torch
 from transformers.utils import get_json_schema
 
 from chat_templates import CHATML, DROPS_THINKING, SHIPPED, of_family, renderer
-from conftest import TINY
+from conftest import ROOT, TINY
 from families import SIZES
 from reason_llm.config import AdapterSection, Config, ModelSection, ScoreSection
 from reason_llm.config.algorithms import resolve
@@ -356,6 +356,19 @@ def test_one_that_failed_is_closed_and_not_used_again(seats: Environments) -> No
     (group,) = play(Told(["over"] * 4), seats, [a_prompt()], 4)
     assert [c.environment.get("reward") for c in group.completions] == [1.0] * 4
     assert (Seat.made, Seat.open) == (6, 4)
+
+
+def test_the_page_s_example_pays_for_solved_games_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where its turns or tokens ran out, or before the first guess."""
+    page = (ROOT / "docs" / "environments.md").read_text()
+    code = page.partition("```python\n# my_game.py")[2].partition("```")[0]
+    exec(code, names := {})
+    played = environments(names["Guess"], monkeypatch, turns=2)
+    sampler = Told(["42", "7", "9", "x" * 300], ["42", "8"])
+    groups = play(sampler, played, [a_prompt(n, answer="42") for n in range(4)], most=250)
+    ended = [group.completions[0] for group in groups]
+    assert [c.finish_reason for c in ended] == ["environment", "environment", "turns", "length"]
+    assert [c.environment["reward"] for c in ended] == [1.0, 0.5, 0.0, 0.0]
 
 
 def test_get_reward_knows_why_the_rollout_ended(monkeypatch: pytest.MonkeyPatch) -> None:

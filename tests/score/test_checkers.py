@@ -111,6 +111,7 @@ def test_a_checker_that_raises_pays_0_and_is_counted(task: str, answer: str, rai
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("default")  # of the generators
 def test_no_answer_to_any_task_ends_the_run() -> None:
     answers = ("7", "2 x 3", "{}", "[]", "[[1]]", "null", "x", "1/2", "heads", "2^3 × a", "1e999")
     failed = 0.0
@@ -118,7 +119,6 @@ def test_no_answer_to_any_task_ends_the_run() -> None:
         values, counts = scored(f"gym:{task}?size=1&seed=1", *answers)
         assert all(0 <= value <= 1 for value in values), task
         failed += counts["score/errors"]
-        assert scored(f"gym:{task}?size=1&seed=1")[0] == [1.0] or task == "rearc", task
     assert failed > 10
 
 
