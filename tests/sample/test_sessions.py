@@ -640,6 +640,25 @@ def test_what_is_rendered_anew_is_a_row_for_each_turn(
 
 
 @long
+def test_rewards_of_a_taskset_are_called_in_the_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The witness is a file that the text makes, evaluated with our rights."""
+    monkeypatch.chdir(tmp_path)
+    witness, text = tmp_path / "w", "len([__import__('pathlib').Path('w').touch()])"
+    assert TOKENIZER.decode(ids_of(text)) == text
+    prompts = [a_prompt(1, "verifiers:evaluating_taskset?size=2:row {}")]
+    for scoring, is_made in (("trainer", True), ("sandbox", False)):
+        own = sessions(f"verifiers?scoring={scoring}&renderer=auto")
+        (group,) = play(own, Told(text, numbered=False), prompts)
+        assert group.completions[0].environment["reward"] == 1.0
+        assert witness.exists() == is_made
+        witness.unlink(missing_ok=True)
+    (group,) = play(sessions("verifiers"), Told("1 + 1", numbered=False), prompts)
+    assert group.completions[0].environment["reward"] == 2.0
+
+
+@long
 def test_each_seat_is_paid_by_its_own_trace() -> None:
     """White says the longer text, and the judge, which is not trained, the longest."""
     own = sessions("verifiers")
