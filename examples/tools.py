@@ -61,7 +61,8 @@ class Tools:
 
 class Python(Tools):
     """A session: names of earlier calls are there. Each call runs the rollout's earlier programs
-    again before its own, silently, so its 6 seconds of CPU time are for all of them."""
+    again before its own, silently, so its 6 seconds of CPU time are for all of them. A program that
+    was stopped at a limit is not run again."""
 
     def python(self, code: str) -> str:
         """
@@ -71,9 +72,10 @@ class Python(Tools):
         Args:
             code: The program.
         """
-        self.programs.append(code)
-        files = {"programs.json": json.dumps(self.programs)}
-        ended = sandbox().run(SESSION, files=files)
+        programs = [*self.programs, code]
+        ended = sandbox().run(SESSION, files={"programs.json": json.dumps(programs)})
+        if ended.limit is None:
+            self.programs = programs
         said = ended.stdout
         if ended.limit is not None:
             said += f"stopped: too much {ended.limit}"

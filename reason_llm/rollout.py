@@ -184,6 +184,11 @@ class Completion:
         return record_from_json(tuple[Number, ...], self.environment.get("turn_rewards", ()))
 
     @property
+    def num_turns(self) -> int:
+        """Number of the model's turns: the runs of tokens around the spans."""
+        return len(self.spans) + (not self.spans or self.spans[0].start > 0)
+
+    @property
     def earned(self) -> list[float]:
         """The sum of the turns' rewards before each turn; only a 0 where turns have none."""
         return list(accumulate(self.turn_rewards[:-1], initial=0.0))
@@ -194,6 +199,8 @@ class Completion:
         found = [0.0] * len(self.token_ids)
         starts = [0, *(span.end for span in self.spans)]
         ends = [*(span.start for span in self.spans), len(found)]
+        if len(starts) > self.num_turns:  # it begins with the end of its own prompt
+            starts, ends = starts[1:], ends[1:]
         for value, start, end in zip(values, starts, ends, strict=True):
             found[start:end] = [value] * (end - start)
         return found
@@ -260,7 +267,7 @@ def check_lengths(group: Group) -> None:
         if completion.routes is not None:
             read = len(group.prompt.token_ids) + len(completion.token_ids) - 1
             routes_from_text(completion.routes, read)
-        turns = len(completion.spans) + 1
+        turns = completion.num_turns
         for of_turns in (completion.turn_rewards, completion.turn_advantages):
             if len(of_turns) not in (0, turns):
                 raise ValueError(f"{where}: {len(of_turns)} numbers for {turns} turns")

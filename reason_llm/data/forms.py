@@ -145,11 +145,21 @@ Example = Problem | Learned
 
 
 def read_problem(
-    where: str, row: Row, columns: ColumnsSection, *, tests: bool = False, answer: bool = True
+    where: str,
+    row: Row,
+    columns: ColumnsSection,
+    *,
+    tests: bool = False,
+    answer: bool = True,
+    prompt: bool = True,
 ) -> Problem:
     """A row with a prompt and, unless ``answer`` is False, a gold answer: of code rewards the
-    row's tests."""
+    row's tests. Unless ``prompt`` is True, a row without one has an empty message of the user."""
     cells = Cells(where, row, columns)
+    names = PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,)
+    if not prompt and cells.find(names) is None:
+        gold = read_gold(cells)[0] if answer else ""
+        return Problem(where, [{"role": "user", "content": ""}], gold, ignored=cells.ignored())
     asked = _read_prompt(cells, _prompt_column(cells, PROMPT_COLUMNS))
     gold, doubt = "", ""
     if tests and answer:

@@ -36,7 +36,15 @@ from reason_llm.data.golds import has_answer
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.render import Renderer
-from reason_llm.data.rows import READERS, Fault, Row, check_made, raise_fault, read_rows
+from reason_llm.data.rows import (
+    READERS,
+    Fault,
+    Row,
+    check_made,
+    is_of_environment,
+    raise_fault,
+    read_rows,
+)
 from reason_llm.data.sets import Data, DataSet, question_key
 from reason_llm.data.tasksets import TASKSET
 from reason_llm.data.templates import chat_template, system_prompt
@@ -397,11 +405,15 @@ class _Reader:
         if not data_set.is_asked:
             return LEARNED[data_set.form](where, row, columns)
         judge = self.config.score.rewards[0]
-        answer = data_set.form == "problems" and not data_set.source.startswith(TASKSET)
+        answer = data_set.form == "problems" and not (
+            data_set.source.startswith(TASKSET) or is_of_environment(data_set.source)
+        )
         if self.config.data.form == "prompts" and judge.custom is not None:
             answer = answer and has_answer(Cells(where, row, columns))
         tests = judge.kind in CODE_REWARDS
-        problem = read_problem(where, row, columns, tests=tests, answer=answer)
+        played = self.config.sample.environment
+        needs_prompt = played is None or bool(own_session(played)[0])  # else reset may give it
+        problem = read_problem(where, row, columns, tests=tests, answer=answer, prompt=needs_prompt)
         return self._with_extra(problem, row)
 
     def _read_elsewhere(self, data_set: DataSet, row: Row) -> set[str]:

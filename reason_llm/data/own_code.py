@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,17 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
         raise ConfigError(f"{option}={where!r} must be path/to/file.py:function; write it so")
     if not path.is_file():
         raise ConfigError(f"{option}={where}: {path} does not exist; check the path")
+    installed = _installed_name(path)
     spec = importlib.util.spec_from_file_location(f"reason_llm_custom_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if (home := str(installation.HOME)) not in sys.path:
         sys.path.append(home)  # own classes are made of those in examples/tools.py
     try:
-        spec.loader.exec_module(module)
+        if installed is not None:
+            module = importlib.import_module(installed)
+        else:
+            spec.loader.exec_module(module)
     except (Exception, SystemExit, GeneratorExit) as error:
         place = None if isinstance(error, SyntaxError) else place_of(error)  # it tells its own
         raise ConfigError(
@@ -48,12 +53,37 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
         ) from error
     loaded: Callable[..., Any] | None = vars(module).get(function)
     if not callable(loaded):
-        known = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == spec.name]
+        of = module.__name__
+        known = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == of]
         raise ConfigError(
             f"{option}={where}: {path} has no function {function!r}; it has "
             f"{', '.join(known) or 'none'}"
         )
     return loaded
+
+
+def _installed_name(path: Path) -> str | None:
+    """The name of a module in a file of an installed package; None for other files."""
+    for folder in map(Path, sys.path):
+        if folder.name in _INSTALLED and path.is_relative_to(folder):
+            return ".".join(path.relative_to(folder).with_suffix("").parts)
+    return None
+
+
+def is_published(function: Any) -> bool:
+    """Whether a function, or an object that is called, is one of an installed package."""
+    while isinstance(function, partial):
+        function = function.func
+    name = str(getattr(function, "__module__", None))
+    module = (
+        None if name == "__main__" else sys.modules.get(name)
+    )  # of a notebook it is ipykernel's
+    file = getattr(module, "__file__", None)
+    return (
+        file is not None
+        and not Path(file).is_relative_to(_PACKAGE)
+        and bool(_INSTALLED.intersection(Path(file).parts))
+    )
 
 
 def place_of(error: BaseException) -> str | None:

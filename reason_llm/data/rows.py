@@ -7,7 +7,7 @@ one batch of a Parquet file unpacks to is not bounded.
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -26,6 +26,7 @@ MOST_LINE_CHARACTERS = 16 * MIB
 """Of a line, and of a field of a CSV file; Python takes up to thirty times as much memory."""
 MOST_JSON_BYTES = 2048 * MIB
 GYM, GYM_SIZE = "gym:", 2000
+OF_ENVIRONMENT = "environment"
 """What a source of tasks from ``reasoning-gym`` begins with, and how many there are."""
 PARQUET_BATCH_ROWS = 1024
 EMPTY: Mapping[str, Rows] = {}
@@ -69,6 +70,9 @@ def _read(source: str, split: str, given: Mapping[str, Rows]) -> Read:
     if source.startswith(GYM):
         asked = ("question", "answer")
         yield from _numbered(source, ({n: task[n] for n in asked} for task in gym_tasks(source)))
+        return
+    if is_of_environment(source):
+        yield from _numbered(source, _seeds(source))
         return
     if source.startswith(TASKSET):
         yield from _numbered(source, rows_of_tasks(source))
@@ -267,6 +271,38 @@ def _read_stored(feature: Any, value: Any) -> Any:
     return value if is_number and json.dumps(found) != value else found
 
 
+def is_of_environment(source: str) -> bool:
+    """Whether the prompts are what ``reset`` of the environment gives: ``environment?size=64``."""
+    return source.partition("?")[0] == OF_ENVIRONMENT
+
+
+def _seeds(source: str) -> Iterator[dict[str, Any]]:
+    """A row with a seed for each of so many prompts, of which the first are left out."""
+    try:
+        options = {"size": GYM_SIZE, "skip": 0} | options_of(source.partition("?")[2])
+        size, skip = (options.pop(name) for name in ("size", "skip"))
+        if options or type(size) is not int or type(skip) is not int or min(size - 1, skip) < 0:
+            raise ValueError("size is 1 or more, skip is 0 or more, and there are no others")
+    except ValueError as error:
+        raise DataError(
+            f"{source}: {one_line(error)}; write environment?size=256&skip=0"
+        ) from error
+    return ({"seed": skip + number} for number in range(size))
+
+
+def gym_maker(source: str) -> Callable[[], Any]:
+    """A function that makes the data set of ``gym_tasks`` and can be pickled.
+
+    Raises:
+        ImportError: reasoning-gym is not installed. ValueError: an option has no value.
+    """
+    import reasoning_gym
+
+    name, _, asked = source.removeprefix(GYM).partition("?")
+    options = {"size": GYM_SIZE, "seed": 0} | options_of(asked)
+    return partial(reasoning_gym.create_dataset, name, **options)
+
+
 @cache
 def gym_tasks(source: str) -> Any:
     """The data set that a generator of ``reasoning-gym`` makes, by number from 0, for
@@ -275,13 +311,8 @@ def gym_tasks(source: str) -> Any:
     Raises:
         DataError: it makes no such tasks, or is not installed.
     """
-    name, _, asked = source.removeprefix(GYM).partition("?")
     try:
-        import reasoning_gym
-
-        return reasoning_gym.create_dataset(
-            name, **{"size": GYM_SIZE, "seed": 0} | options_of(asked)
-        )
+        return gym_maker(source)()
     except ImportError as error:
         raise DataError(
             f"{source} needs the package reasoning-gym; install it with: "

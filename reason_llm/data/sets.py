@@ -180,10 +180,11 @@ def _rows(count: int) -> str:
 def question_key(example: Example) -> str:
     """Key of a question, equal for two examples that ask the same: the text of their messages,
     without a system message, letter case, Unicode variants, and layout (white space, LaTeX's
-    formula marks, braces, punctuation outside of numbers)."""
+    formula marks, braces, punctuation outside of numbers). A row that leaves the question to its
+    environment asks like no other."""
     if isinstance(example, Document):
         text = example.text
     else:
         text = "\n".join(each["content"] for each in example.messages if each["role"] != "system")
     folded = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return "".join(folded.split()) or text
+    return "".join(folded.split()) or text or example.where

@@ -56,6 +56,7 @@ from reason_llm.sample import (
     Progress,
     Sampler,
     SamplingParams,
+    closing,
     environments_of,
     in_environment,
     prove_sampler_is_policy,
@@ -300,6 +301,7 @@ def _run_stage(
             total = sum(len(wave.prompts) for wave in todo) * (has_greedy + request.num_samples)
             with (
                 sampling(model, plan.cache_tokens) as sampler,
+                closing(stage.environments),
                 watch.phase(target.label, total) as progress,
             ):
                 if model.engine is not None:

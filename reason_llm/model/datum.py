@@ -120,7 +120,7 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
         name, advantage = f"{prompt.id}#{i}", c.advantage or 0.0
         columns = {
             "sampler_logprobs": c.logprobs,
-            "advantages": c.of_turns(c.turn_advantages or [advantage] * (len(c.spans) + 1)),
+            "advantages": c.of_turns(c.turn_advantages or [advantage] * c.num_turns),
         }
         if c.turn_rewards:
             columns["earned"] = c.of_turns(c.earned)

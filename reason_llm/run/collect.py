@@ -7,6 +7,7 @@ prompts are drawn until the step is full or the bound is reached. Source: arXiv:
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Protocol, Self
 
 from reason_llm.config import Algorithm, Config, is_right
 from reason_llm.data import informative_order, order
+from reason_llm.errors import TrainingError, printable
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run.judges.reward_models import RewardModelFolder
 from reason_llm.run.start.prepare import Job
@@ -26,6 +28,9 @@ from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Sampler, SamplingParams
 from reason_llm.train import varies_enough, with_advantages
+
+MOST_FAILED_STEPS = 3
+"""Steps in a row whose rollouts all failed, at which a run ends."""
 
 ModelScores = Callable[[RewardModelFolder, Sequence[Group]], Sequence[float]]
 """Computes a reward model's scores of the groups' completions."""
@@ -61,6 +66,8 @@ class Step:
     watch: Watch
     record: Record
     """The step's record, to which collecting adds."""
+    failed_before: int = 0
+    """Number of steps in a row before it in which the environment failed in all rollouts."""
 
     @property
     def config(self) -> Config:
@@ -133,6 +140,7 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
                 sampled = sampler.sample(
                     prompts[part], params, seed=seed.getrandbits(63), progress=progress
                 )
+            _check_environment(step, [*collected.together()[0], *sampled])
             fresh_tokens += sum(len(c.sampled_ids) for group in sampled for c in group.completions)
             collected.add(sampled)
             step.save(*collected.together())
@@ -144,6 +152,23 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
         step.save(*collected.together())
         return scored
     return _finished(step, scored, collected.drawn, collected.counts)
+
+
+def _check_environment(step: Step, groups: Sequence[Group]) -> None:
+    """Raise TrainingError at the last wave of the third step in a row in which all rollouts failed.
+    The wave is not saved, so that the same command samples it again."""
+    found = [completion for group in groups for completion in group.completions]
+    is_whole = len(groups) >= step.config.sample.prompts_per_step
+    if step.failed_before + 1 < MOST_FAILED_STEPS or not is_whole:
+        return
+    if all(each.finish_reason == "error" for each in found):
+        problems = Counter(str(each.environment.get("problem")) for each in found)
+        ((problem, _),) = problems.most_common(1)
+        raise TrainingError(
+            f"the environment failed in all rollouts of the last {MOST_FAILED_STEPS} steps: "
+            f"{printable(problem)[:300]}; fix sample.environment={step.config.sample.environment}, "
+            "and the same command goes on"
+        )
 
 
 def sampled_before(step: Step) -> list[Group] | None:

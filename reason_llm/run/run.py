@@ -34,7 +34,7 @@ from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team.alone import Team
 from reason_llm.run.watch import Begun, Watch
-from reason_llm.sample import Sampler, in_environment, prove_sampler_is_policy, sampling
+from reason_llm.sample import Sampler, closing, in_environment, prove_sampler_is_policy, sampling
 from reason_llm.train import (
     Learners,
     learning,
@@ -56,6 +56,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
     meter = Meter(default_device())  # memory in use so far is not the run's
     with (
         job.scorer,
+        closing(job.run.environments),
         _locked(job) as (buffer, writer),
         _team_of(job, watch) as team,
         Model(
@@ -194,6 +195,7 @@ class Run:
             number, self.state.drawn, self.state.deviations, self._team.version_of(number),
             None if self._saved is None else str(self._saved.folder),
             self.job, self._buffer, self._stop, self._watch, self.record,
+            metrics.failed_steps(self._log.records()),
         )  # fmt: skip
 
     def batch(self, step: int) -> list[Datum]:

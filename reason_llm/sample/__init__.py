@@ -12,7 +12,7 @@ from reason_llm.sample.shards import (
     sample_lot,
 )
 from reason_llm.sample.transformers_sampler import TransformersSampler, stop_strings, stream
-from reason_llm.sample.turns import environments_of, in_environment
+from reason_llm.sample.turns import closing, environments_of, in_environment
 from reason_llm.sample.vllm_sampler import VllmSampler
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "ShardedSampler",
     "TransformersSampler",
     "VllmSampler",
+    "closing",
     "environments_of",
     "in_environment",
     "lots",

@@ -4,8 +4,9 @@ when all live rollouts ask. Equal batches have equal bits, whoever came first.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 from reason_llm.rollout import Completion, Prompt
@@ -16,6 +17,12 @@ from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
 def turn_seed(seed: int, rollout: int, turn: int) -> int:
     """Seed of a turn, from its wave's, the rollout's number there and its own."""
     return random.Random(f"{seed}/{rollout}/turn/{turn}").getrandbits(62)
+
+
+def common_prefix(ids: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The tokens with which all of these begin."""
+    same = takewhile(lambda column: len(set(column)) == 1, zip(*ids, strict=False))
+    return tuple(column[0] for column in same)
 
 
 class Barrier:

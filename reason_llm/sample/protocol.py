@@ -61,3 +61,6 @@ class Episodes(Protocol):
 
     def play(self, wave: Wave) -> list[Group]:
         """As ``Sampler.sample``: the same tokens where the environments do the same."""
+
+    def close(self) -> None:
+        """Close what is held between waves; another wave makes it anew."""

@@ -21,7 +21,6 @@ from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from itertools import takewhile
 from typing import Any
 
 from reason_llm.config import Config
@@ -29,7 +28,7 @@ from reason_llm.data import Renderer, abandon, load_function, own_session
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Span
-from reason_llm.sample.batches import batch_of, turn_seed
+from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
 from reason_llm.sample.mcp_tools import mcp_tools
 from reason_llm.sample.protocol import Wave
 from reason_llm.sample.tasksets import tasksets
@@ -82,10 +81,16 @@ class Sessions:
                     break
                 done = dict(batch.step(lambda tokens, ended: progress(tokens, 0)))
                 server.answer(list(done), [completion for (completion,) in done.values()])
-        groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+        groups = [
+            [seat for each in rollouts[start : start + size] for seat in each.seats or [each]]
+            for start in range(0, len(rollouts), size)
+        ]
         for group in groups:
             self._speak(group, wave)
         return [self._group(group) for group in groups]
+
+    def close(self) -> None:
+        """Nothing is held between waves."""
 
     def _speak(self, group: list[Session], wave: Wave) -> None:
         """A token for each rollout that never asked, since a completion has one at least."""
@@ -106,8 +111,7 @@ class Sessions:
     def _group(self, group: list[Session]) -> Group:
         """The completions after what their prompts have in common."""
         prompts = [each.learned.prompt for each in group]
-        same = takewhile(lambda ids: len(set(ids)) == 1, zip(*prompts, strict=False))
-        common = tuple(ids[0] for ids in same)
+        common = common_prefix(prompts)
         prompt = group[0].prompt
         if not common:
             raise DataError(

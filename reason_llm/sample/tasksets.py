@@ -1,17 +1,21 @@
 """Rollouts in environments of verifiers 0.4, as they come, and their rewards.
 
-verifiers runs a task's own code in this process, and its tool servers beside it. It asks the token
-server through its training client, with our renderer or with one of its own that was named. In the
-place of its harness for plain chats, which starts a process for each rollout, stands one that asks
-from here; a taskset that ships a harness keeps it.
+verifiers runs a task's own code in this process, and its tool servers in processes; rewards and
+metrics of what the model wrote are called in the sandbox. It asks the token server through its
+training client, with our renderer or with one of its own that was named. In the place of its
+harness for plain chats, which starts a process for each rollout, stands one that asks from here; a
+taskset that ships a harness keeps it.
 """
 
+import asyncio
 import copy
+import inspect
+import pickle
 import sys
-from collections.abc import AsyncIterator, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, wraps
 from threading import Lock
 from types import ModuleType
 from typing import Any
@@ -32,10 +36,21 @@ from reason_llm.data import (
 from reason_llm.errors import ConfigError, ReasonError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.sample.mcp_tools import client, converse
-from reason_llm.sample.token_server import MODEL, Endpoint, Play, Plays, Session, TokenServer
+from reason_llm.sample.token_server import (
+    MODEL,
+    Branch,
+    Endpoint,
+    Play,
+    Plays,
+    Session,
+    TokenServer,
+)
+from reason_llm.score.code import CheckerError, Mode, Subject, checkers_of, finite
 
 HARNESS = "reason_llm_chat"
 """The module by whose name verifiers finds our harness."""
+SANDBOX, TRAINER = "sandbox", "trainer"
+"""Where rewards are called."""
 TURNS = "reason_llm_turns"
 """The module by whose name it finds our renderer."""
 
@@ -58,8 +73,12 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
             f"{installation.install('verifiers')}"
         ) from error
     try:
-        options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {"renderer": "auto"}
-        named: dict[str, Any] = {"name": options.pop("renderer"), **options}
+        options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {}
+        scoring = options.pop("scoring", SANDBOX)
+        if scoring not in (SANDBOX, TRAINER):
+            raise ValueError(f"scoring={scoring} is neither {SANDBOX} nor {TRAINER}")
+        name = options.pop("renderer") if options else "auto"
+        named: dict[str, Any] = {"name": name, **options}
         if named["name"] in ("auto", "default"):
             sys.modules[TURNS] = _turns(own, ends)
             named |= {"name": "custom", "import_path": f"{TURNS}.Turns"}
@@ -87,6 +106,7 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
             ),
         )
         async with AsyncExitStack() as stack:
+            stack.enter_context(_scoring_in(config.score.sandbox if scoring == SANDBOX else None))
             sources = {_place(session)[0] for session in server.sessions}
             opened = {each: _environment(each, config.sample.turns) for each in sorted(sources)}
             for environment in opened.values():
@@ -136,17 +156,121 @@ def _environment(source: str, turns: int) -> Any:
 
 
 def _reward(session: Session, episode: Any) -> float | None:
-    """The reward of an episode, whose parts go to the rollout's notes."""
+    """The reward of an episode with one trained seat, whose parts go to the rollout's notes. With
+    several seats each is a rollout of the group, with its own conversations and its own reward."""
     if not episode.ok:
         errors = [*episode.errors, *(each for t in episode.traces for each in t.errors)]
         raise ValueError(f"{errors[0].type}: {errors[0].message}" if errors else "it has no reward")
-    rewards: dict[str, float] = {}
-    metrics: dict[str, Any] = {}
-    for trace in episode.traces:
-        rewards |= {n: float(each.value) for n, each in trace.rewards.items() if each is not None}
-        metrics |= trace.metrics
-    session.notes |= {"rewards": rewards, "metrics": metrics}
-    return sum(rewards.values()) if rewards else None
+    traces = [trace for trace in episode.traces if trace.agent.trainable]
+    said = _conversations(session.branches, episode.traces)
+    if len(traces) == 1:
+        (trace,) = traces
+        session.branches = said[trace.id]
+        session.notes |= _notes(trace)
+        return _paid(trace)
+    for trace in traces:
+        if not said[trace.id]:
+            continue  # it never asked the model
+        turns = sum(call.node is not None for call in trace.calls)
+        notes = {"turns": turns, "seat": trace.agent.name} | _notes(trace)
+        if (paid := _paid(trace)) is not None:
+            notes["reward"] = paid
+        is_cut = bool(trace.calls) and trace.calls[-1].finish_reason == "length"
+        part = Session(session.prompt, branches=said[trace.id], is_cut=is_cut, notes=notes)
+        session.seats.append(part)
+    if not session.seats:
+        session.branches = []  # of seats that are not trained
+    return None
+
+
+def _conversations(branches: list[Branch], traces: list[Any]) -> dict[str, list[Branch]]:
+    """The token server's conversations of each trace, which has the same tokens.
+
+    Raises:
+        ValueError: two traces have the same conversation, and are paid or trained differently.
+    """
+    owners: dict[tuple[int, ...], list[Any]] = {}
+    for trace in traces:
+        for branch in trace.branches:
+            ids, is_sampled = branch.token_ids, branch.sampled_mask
+            end = len(ids) - next(
+                (n for n, own in enumerate(reversed(is_sampled)) if own), len(ids)
+            )
+            owners.setdefault(tuple(ids[:end]), []).append(trace)
+    found: dict[str, list[Branch]] = {trace.id: [] for trace in traces}
+    for branch in branches:
+        those = owners.get((*branch.prompt, *branch.ids), [])
+        kinds = {(trace.agent.trainable, _paid(trace)) for trace in those}
+        if len(kinds) > 1 or (not those and len(traces) > 1):
+            raise ValueError(
+                "a conversation of this episode is that of no seat, or of two seats that are paid "
+                "differently; let each seat's prompt name the seat"
+            )
+        owner = min(those or traces, key=lambda trace: len(found[trace.id]))
+        found[owner.id].append(branch)
+    return found
+
+
+def _paid(trace: Any) -> float | None:
+    rewards = [each.value for each in trace.rewards.values() if each is not None]
+    return float(sum(rewards)) if rewards else None
+
+
+def _notes(trace: Any) -> dict[str, Any]:
+    rewards = {n: float(each.value) for n, each in trace.rewards.items() if each is not None}
+    return {"rewards": rewards, "metrics": dict(trace.metrics)}
+
+
+@contextmanager
+def _scoring_in(mode: Mode | None) -> Iterator[None]:
+    """Context in which rewards and metrics of tasks are called in the sandbox; None: here."""
+    from verifiers.v1.task import Task
+
+    hooks = Task.hooks
+
+    def confined(task: Any, kind: str) -> list[Callable[..., Any]]:
+        found: list[Callable[..., Any]] = hooks(task, kind)
+        return found if kind == "stop" or mode is None else [_confined(f, mode) for f in found]
+
+    Task.hooks = confined
+    try:
+        yield
+    finally:
+        Task.hooks = hooks
+
+
+def _confined(function: Callable[..., Any], mode: Mode) -> Callable[..., Any]:
+    """A reward or metric, called in the sandbox; one that asks the task's runtime itself, here."""
+    runtime = inspect.signature(function).parameters.get("runtime")
+    if runtime is not None and runtime.default is runtime.empty:
+        return function
+
+    def call(named: dict[str, Any]) -> float | dict[str, float] | None:
+        own = getattr(function, "__func__", function)
+        task = (function.__self__,) if inspect.ismethod(function) else ()
+        modules = {own.__module__, *(type(each).__module__ for each in task)}
+        try:
+            checkers = checkers_of(mode, *sorted(modules))
+            return checkers.call(Subject(own), task, named, read=_scores)
+        except (CheckerError, pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{function.__name__} cannot be called in the sandbox ({one_line(error)}); if "
+                f"it asks a judge or reads files, set verifiers?scoring={TRAINER}"
+            ) from error
+
+    @wraps(function)
+    async def called(**named: Any) -> float | dict[str, float]:
+        named.pop("runtime", None)
+        found = await asyncio.to_thread(call, named)
+        return 0.0 if found is None else found
+
+    return called
+
+
+def _scores(value: Any) -> float | dict[str, float]:
+    if isinstance(value, dict):
+        return {str(name): finite(each) for name, each in value.items()}
+    return finite(value)
 
 
 def _turns(own: Renderer, ends: Collection[int]) -> ModuleType:

@@ -95,6 +95,8 @@ class Session:
     """Whether its last turn had no end."""
     notes: dict[str, Any] = field(default_factory=lambda: {"turns": 0})
     cancel: Callable[[], Any] = lambda: None
+    seats: list["Session"] = field(default_factory=list)
+    """Of an episode with several trained seats: each as a rollout, with its own reward."""
 
     @property
     def why(self) -> FinishReason:

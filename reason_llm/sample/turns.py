@@ -1,10 +1,11 @@
 """Rollouts of several turns in an environment of the user's own, over any sampler.
 
     class Guess:                                  # sample.environment: path/to/file.py:Guess
-        def reset(self, **row) -> str | None: ...           # ends the prompt's last message
+        def reset(self, **row) -> str | list | None: ...    # ends the prompt
         def step(self, text: str) -> tuple[str, bool]: ...  # a turn -> the reply, is it over
         def get_reward(self) -> float: ...                  # optional: of the whole rollout
         notes: dict[str, Any]                               # optional: what it tells at the end
+        def close(self) -> None: ...                        # optional: at the end of the run
 
 ``step`` may give a third value, the turn's reward, where gym has it second. The reward
 ``environment`` is the sum of these and of what ``get_reward`` gives.
@@ -17,15 +18,20 @@ What the model sampled is never encoded again: a reply's tokens are put after th
 environment that raises, or takes longer than ``sample.environment_seconds``, ends its rollout with
 the reason ``error``, which teaches nothing; a tool's error is told to the model.
 
-Source: ``environment_factory`` of ``GRPOTrainer`` of trl 1.14.2. Differs: there is an object for
-each rollout and no pool; ``reset`` gives a text or None.
+Objects are made as a wave needs them and used again, the n-th one for the n-th rollout: ``reset``
+must begin anew. One that failed is closed and never used again; the others are closed at the end.
+
+Source: ``environment_factory`` of ``GRPOTrainer`` of trl 1.14.2. Differs: ``close`` is called;
+``reset`` may give messages; ``get_reward`` is told why the rollout ended, where it takes ``ended``.
 """
 
 import asyncio
 import inspect
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,13 +56,19 @@ from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
-from reason_llm.sample.batches import batch_of, turn_seed
+from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
 from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
 
 AT_A_TIME = 32
 MOST_CHARACTERS = 1 << 16
 """Of a reply."""
+MOST_MESSAGES = 64
+"""Of what ``reset`` gives."""
 MOST_NOTES_BYTES = 1 << 16
+ENDED = "ended"
+"""A parameter of ``get_reward``: the rollout's finish reason."""
+
+log = logging.getLogger(__name__)
 
 
 def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> Episodes | None:
@@ -93,6 +105,16 @@ class _Playing:
         return self.sampler.prompts_at_once(prompts, params)
 
 
+@contextmanager
+def closing(environments: Episodes | None) -> Iterator[None]:
+    """Context at whose end the environments are closed."""
+    try:
+        yield
+    finally:
+        if environments is not None:
+            environments.close()
+
+
 def in_environment(sampler: Sampler, environments: Episodes | None) -> Sampler:
     """The Sampler of whole rollouts in these environments; without any, the sampler itself."""
     return sampler if environments is None else _Playing(environments, sampler)
@@ -109,6 +131,8 @@ class _Kind:
     renderer: Renderer
     pays_turns: bool
     """Whether ``step`` must give each turn's reward, as there is no other."""
+    pool: list[Any] = field(default_factory=list)
+    """Objects to be used again, in the order of a wave's rollouts."""
 
     def reply(self, text: str, name: str = "tool") -> Messages:
         """An environment's or a tool's reply as messages."""
@@ -144,40 +168,53 @@ class Environments:
         size = wave.params.num_completions
         rollouts = [_Rollout(self, prompt) for prompt in wave.prompts for _ in range(size)]
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+        for kind in self.kinds.values():
+            those = [each for each in rollouts if each.kind is kind]
+            for each, environment in zip(those, kind.pool, strict=False):
+                each.environment = environment
         with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="environment") as threads:
-            list(threads.map(_Rollout.begin, rollouts))
             try:
+                list(threads.map(_Rollout.begin, rollouts))
                 for group in groups:
                     self._tell(group, wave.params.max_new_tokens)
                 self._play(rollouts, threads, wave)
             except BaseException:  # Ctrl-C too
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
+            finally:
+                for kind in self.kinds.values():
+                    made = [each.environment for each in rollouts if each.kind is kind]
+                    made = [each for each in made if each is not None]
+                    kind.pool[: len(made)] = made
             list(threads.map(_Rollout.end, rollouts))
-        return [Group(g[0].prompt, tuple(each.completion() for each in g)) for g in groups]
+            failed = [each for each in rollouts if each.finish == "error"]
+            list(threads.map(_Rollout.discard, failed))
+        return [_group(group) for group in groups]
+
+    def close(self) -> None:
+        """Close the environments, as far as they let themselves be closed."""
+        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="environment") as threads:
+            for kind in self.kinds.values():
+                list(threads.map(self._close, kind.pool))
+                kind.pool.clear()
+
+    def _close(self, environment: Any) -> None:
+        if callable(close := getattr(environment, "close", None)):
+            try:
+                self.call("close", close, lambda value: None)
+            except ValueError as error:
+                log.warning("sample.environment: %.300s", error)
 
     def _tell(self, group: "list[_Rollout]", new_tokens: int) -> None:
-        """Put what ``reset`` said at the end of the prompt, which the group shares."""
-        texts = {each.text for each in group if each.finish is None}
-        prompt = group[0].prompt
-        if len(texts) > 1:
-            raise DataError(
-                f"{prompt.id}: reset said {texts.pop()!r:.60} and {texts.pop()!r:.60} for one row, "
-                "whose completions are compared with each other; let it depend on the row alone"
-            )
-        if not any(texts):
-            return
-        talk = [dict(message) for message in prompt.extra[CHAT]]
-        talk[-1]["content"] = f"{talk[-1]['content']}{texts.pop()}"
-        told = group[0].kind.renderer.prompt(prompt.id, talk, prompt.answer)
-        told = replace(told, extra=prompt.extra)
-        if len(told.token_ids) + new_tokens > self.context_tokens:
-            raise DataError(
-                f"{prompt.id}: with what reset says the prompt has {len(told.token_ids)} tokens; "
-                f"the context of {self.context_tokens} leaves {self.context_tokens - new_tokens}"
-            )
+        """Put what ``reset`` said at the end of each rollout's prompt."""
+        begun = [each for each in group if each.finish is None]
+        made: dict[str, Prompt] = {}
+        for each in begun:
+            said = str((each.text, each.opening))
+            made[said] = each.prompt = made.get(said) or each.opened(new_tokens)
         for each in group:
-            each.prompt = told
+            if begun and each.finish is not None:
+                each.prompt = begun[0].prompt
 
     def _play(self, rollouts: "list[_Rollout]", threads: ThreadPoolExecutor, wave: Wave) -> None:
         """Ask the model for a turn of each, have the environments answer, and ask for the next."""
@@ -255,6 +292,8 @@ class _Rollout:
     """None for a turn that ``step`` gave no reward, or was not told of, as it was cut off."""
     text: str = ""
     """What ``reset`` said, then the model's last turn."""
+    opening: Messages = field(default_factory=list)
+    """Messages that ``reset`` gave."""
     calls: list[Call | None] = field(default_factory=list)
     notes: dict[str, Any] = field(init=False)
     finish: FinishReason | None = None
@@ -266,15 +305,37 @@ class _Rollout:
         self.notes = {"turns": 0} | ({"calls": 0} if self.kind.tools else {})
 
     def begin(self) -> None:
-        """Make the environment and reset it."""
+        """Reset the environment, which is made where the pool had none."""
         row = deepcopy(self.prompt.extra[ROW]["columns"])
         hidden = ENVIRONMENT if self.kind.name else None
 
         def reset() -> Any:
-            self.environment = self.kind.make()
+            if self.environment is None:
+                self.environment = self.kind.make()
             return self.environment.reset(**_taken(self.environment.reset, row, hidden))
 
-        self.text = self._call("reset", reset, _begin) or ""
+        self.text, self.opening = self._call("reset", reset, _begin) or ("", [])
+        has_prompt: Any = self.text or self.opening or self.prompt.extra[CHAT][-1]["content"]
+        if self.finish is None and not has_prompt:
+            self.fail("reset gave no prompt, and the row has none")
+
+    def opened(self, new_tokens: int) -> Prompt:
+        """The prompt with what ``reset`` said."""
+        prompt = self.prompt
+        if not self.text and not self.opening:
+            return prompt
+        talk = [dict(message) for message in prompt.extra[CHAT]]
+        talk[-1]["content"] = f"{talk[-1]['content']}{self.text}"
+        if not talk[-1]["content"] and self.opening:
+            talk.pop()  # the prompt of a row that has none
+        told = self.kind.renderer.prompt(prompt.id, [*talk, *self.opening], prompt.answer)
+        context = self.environments.context_tokens
+        if len(told.token_ids) + new_tokens > context:
+            raise DataError(
+                f"{prompt.id}: with what reset says the prompt has {len(told.token_ids)} tokens; "
+                f"the context of {context} leaves {context - new_tokens}"
+            )
+        return replace(told, extra=prompt.extra)
 
     def take(self, completion: Completion, most: int) -> None:
         """Add a turn of the model, cut where the rollout has ``most`` tokens."""
@@ -353,7 +414,8 @@ class _Rollout:
             return
         environment = self.environment
         reward = getattr(environment, "get_reward", lambda: None)
-        value = self._call("get_reward", reward, _number)
+        ended = {ENDED: self.finish}
+        value = self._call("get_reward", lambda: reward(**_taken(reward, ended, None)), _number)
         notes = self._call("notes", lambda: getattr(environment, "notes", {}), _json)
         if self.kind.pays_turns or any(reward is not None for reward in self.turn_rewards):
             paid = self.notes["turn_rewards"] = [reward or 0.0 for reward in self.turn_rewards]
@@ -364,6 +426,13 @@ class _Rollout:
             self.notes["reward"] = value
         if notes:
             self.notes["notes"] = notes
+
+    def discard(self) -> None:
+        """Close the environment, which failed, and use it never again."""
+        if self.environment is not None:
+            pool = self.kind.pool
+            pool[:] = [each for each in pool if each is not self.environment]
+            self.environments._close(self.environment)
 
     def fail(self, problem: str) -> None:
         """End it by a fault of the environment."""
@@ -376,14 +445,33 @@ class _Rollout:
             self.fail(str(error))
             return None
 
-    def completion(self) -> Completion:
-        """The whole of it."""
+    def completion(self, common: int) -> Completion:
+        """The whole of it, after the tokens that its group's prompts have in common."""
         assert self.finish is not None
-        (text,) = decode(self.kind.renderer.tokenizer, [self.ids], self.environments.end_token_ids)
+        own = self.prompt.token_ids[common:]
+        ids = (*own, *self.ids)
+        spans = [Span(0, len(own))] if own else []
+        spans += [Span(len(own) + each.start, len(own) + each.end) for each in self.spans]
+        ends = self.environments.end_token_ids
+        (text,) = decode(self.kind.renderer.tokenizer, [list(ids)], ends)
         return Completion(
-            tuple(self.ids), text, tuple(self.logprobs), self.finish,
-            spans=tuple(self.spans), environment=self.notes, last_turn=self.text,
+            ids, text, (*[0.0] * len(own), *self.logprobs), self.finish,
+            spans=tuple(spans), environment=self.notes, last_turn=self.text,
         )  # fmt: skip
+
+
+def _group(group: list[_Rollout]) -> Group:
+    """The completions of a prompt, each after its own where ``reset`` said different things."""
+    prompt, common = group[0].prompt, common_prefix([each.prompt.token_ids for each in group])
+    if not common:
+        raise DataError(
+            f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be compared "
+            "with each other; let what reset says begin alike"
+        )
+    if common != prompt.token_ids:
+        (text,) = decode(group[0].kind.renderer.tokenizer, [list(common)])
+        prompt = replace(prompt, token_ids=common, text=text)
+    return Group(prompt, tuple(each.completion(len(common)) for each in group))
 
 
 def _taken(
@@ -404,10 +492,23 @@ def _text(value: Any) -> str:
     return str(value)[:MOST_CHARACTERS].encode(errors="replace").decode()
 
 
-def _begin(value: Any) -> str:
-    if not isinstance(value, str | None):
-        raise _WrongError(f"{value!r:.60}, and not a text or None")
-    return _text(value or "")
+def _begin(value: Any) -> tuple[str, Messages]:
+    """A text for the end of the prompt's last message, and messages after it."""
+    if not isinstance(value, list):
+        value = [] if value is None else [value]
+    text, messages = "", list[dict[str, Any]]()
+    for part in value:
+        match part:
+            case str(said) | {"type": "text", "text": str(said)} if not messages:
+                text += said
+            case {"role": "system" | "user" | "assistant" as role, "content": str(content)}:
+                messages.append({"role": role, "content": _text(content)})
+            case _:
+                raise _WrongError(
+                    f"{part!r:.60}, and not a text, messages with role and content, parts of type "
+                    "text, or None"
+                )
+    return _text(text), messages[:MOST_MESSAGES]
 
 
 def _reply(value: Any) -> tuple[str, bool, float | None]:

@@ -73,7 +73,7 @@ class CustomReward:
     ) -> None:
         self.where = where
         self.timeout_seconds = timeout_seconds
-        self._function = _loaded(where) if function is None else function
+        self._function = load_reward(where) if function is None else function
         parameters = list(inspect.signature(self._function).parameters.values())
         if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
             raise ConfigError(
@@ -244,7 +244,8 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _loaded(where: str) -> Callable[..., Any]:
+def load_reward(where: str) -> Callable[..., Any]:
+    """The function that ``custom`` names; ConfigError if there is none."""
     if where.startswith(PYTHON):
         name = where.rpartition(".")[2]
         raise ConfigError(

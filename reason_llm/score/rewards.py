@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,11 +28,19 @@ from reason_llm.config import (
     nearest,
     wrong,
 )
-from reason_llm.data import GYM, gym_tasks, within
-from reason_llm.errors import ConfigError, DataError
+from reason_llm.data import GYM, gym_maker, gym_tasks, is_published
+from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt
-from reason_llm.score.code import TIMEOUT_SECONDS as TEST_SECONDS, CodeTests, last_code_block
-from reason_llm.score.custom import CustomReward
+from reason_llm.score.code import (
+    CHECK_SECONDS,
+    TIMEOUT_SECONDS as TEST_SECONDS,
+    CodeTests,
+    Subject,
+    checkers_of,
+    finite,
+    last_code_block,
+)
+from reason_llm.score.custom import CustomReward, load_reward
 from reason_llm.score.llm_judge import JudgeOptions, LanguageModelJudge
 from reason_llm.score.math import (
     TIMEOUT_SECONDS as COMPARISON_SECONDS,
@@ -43,6 +52,8 @@ from reason_llm.score.math import (
 
 log = logging.getLogger(__name__)
 CUSTOM_SECONDS = 60.0
+MOST_WAITING_SECONDS = 3600.0
+"""Of a call that has its own limit of processor time."""
 PATTERN_SECONDS = 1.0
 """Seconds of one search of the regex reward, whose pattern and text are not trusted."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -289,7 +300,9 @@ def _answer(find: Callable[[str], str | None], options: AnswerOptions, context: 
 
 
 def _gym(options: Section, context: Context) -> Reward:
-    seconds = context.score.timeout_seconds or CUSTOM_SECONDS
+    seconds, subjects = context.score.timeout_seconds or CHECK_SECONDS, dict[str, Subject]()
+    if context.runs_programs:
+        checkers_of(context.score.sandbox)
 
     def find(text: str) -> str | None:
         return last_answer_tags(text) if "<answer>" in text else final_boxed(text)
@@ -298,9 +311,12 @@ def _gym(options: Section, context: Context) -> Reward:
         source, _, number = prompt.id.rpartition(":row ")
         if not source.startswith(GYM):
             raise ValueError("the reward gym judges rows of data.train=gym:NAME alone")
-        tasks, answer = gym_tasks(source), find(prompt.continued_by(completion))
-        entry = tasks[int(number) - 1]
-        return within(seconds, "reasoning-gym", lambda: float(tasks.score_answer(answer, entry)))
+        subject = subjects.get(source) or Subject(gym_maker(source), is_maker=True)
+        subjects[source] = subject
+        asked = find(prompt.continued_by(completion)), gym_tasks(source)[int(number) - 1]
+        checkers = checkers_of(context.score.sandbox)
+        paid = checkers.call(subject, asked, method="score_answer", seconds=seconds, read=finite)
+        return 0.0 if paid is None else paid
 
     return Reward(of_one, answer=find)
 
@@ -416,8 +432,11 @@ def _environment(options: EnvironmentOptions, context: Context) -> Reward:
 
 
 def _custom(spec: RewardSpec, context: Context) -> Reward:
-    seconds = context.score.timeout_seconds or CUSTOM_SECONDS
-    function = CustomReward(str(spec.custom), seconds, spec.function)
+    where, seconds = str(spec.custom), context.score.timeout_seconds or CUSTOM_SECONDS
+    found = load_reward(where) if spec.function is None else spec.function
+    if is_published(found):
+        found, seconds = _published(where, found, context), MOST_WAITING_SECONDS
+    function = CustomReward(where, seconds, found)
     columns = function.columns
     if function.takes_group:
         return Reward(
@@ -427,6 +446,55 @@ def _custom(spec: RewardSpec, context: Context) -> Reward:
             take_logged=function.take_logged,
         )
     return Reward(function.one, is_custom=True, columns=columns)
+
+
+def _published(where: str, function: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """A function of an installed package, called in the sandbox. A group on which it fails is asked
+    of it one by one, and what it fails on earns 0."""
+    try:
+        subject = Subject(function)
+    except Exception as error:  # of pickle, or of the object's own
+        raise ConfigError(
+            f"score.rewards: {where} is of an installed package, and cannot be sent to the sandbox "
+            f"in which such functions are called ({one_line(error)[:200]}); write a function of "
+            "your own that calls it"
+        ) from error
+    if context.runs_programs:
+        checkers_of(context.score.sandbox)
+
+    def ask(named: dict[str, Any], count: int) -> list[float | None] | None:
+        def read(value: Any) -> list[float | None]:
+            values = value if isinstance(value, list) else [value]
+            if len(values) != count:
+                raise ValueError(f"{len(values)} numbers for {count} completions")
+            return [None if each is None else finite(each) for each in values]
+
+        return checkers_of(context.score.sandbox).call(
+            subject, named=named, read=read,
+            seconds=context.score.timeout_seconds or count * CHECK_SECONDS,
+        )  # fmt: skip
+
+    @wraps(function)
+    def asked(**named: Any) -> Any:
+        named = {name: value for name, value in named.items() if not callable(value)}
+        texts = named.get("completions", named.get("completion_ids", named.get("all_token_ids")))
+        if texts is None:
+            (given,) = ask(named, 1) or [0.0]
+            return given
+        count = len(texts)
+        if count == 1 or (values := ask(named, count)) is None:
+            values = []
+            for number in range(count):
+                one = {
+                    name: each[number : number + 1]
+                    if isinstance(each, list) and len(each) == count
+                    else each
+                    for name, each in named.items()
+                }
+                values += ask(one, 1) or [0.0]
+        return values
+
+    return asked
 
 
 REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {

@@ -21,6 +21,7 @@ from reason_llm.config import ScoreSection
 from reason_llm.data import place_of
 from reason_llm.errors import ConfigError, DataError, ReasonError, RewardError, one_line
 from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group, Prompt
+from reason_llm.score.code import checker_faults
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import Context, Reward, make_reward
 
@@ -91,7 +92,7 @@ class Scorer:
         threads = min(MOST_THREADS, 4 * (os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="score")
         self._errors = 0
-        self._timeouts_before = default_judge().num_timed_out
+        self._before = _faults()
 
     def __enter__(self) -> Self:
         return self
@@ -229,15 +230,15 @@ class Scorer:
         return replace(completion, rewards=in_order, reward=_total(self.rewards, in_order))
 
     def take_counts(self) -> dict[str, float]:
-        """Number of errors and timed-out comparisons since the last call, and of each metric that
-        a function logged the sum and the number of values, of which ``metrics.with_means`` makes
-        its mean."""
-        timeouts = default_judge().num_timed_out
+        """Number of errors, and of comparisons and checkers that timed out, since the last call;
+        and of each metric that a function logged the sum and the number of values, of which
+        ``metrics.with_means`` makes its mean."""
+        (failed, late), (failed_before, late_before) = (now := _faults()), self._before
         counts = {
-            "score/errors": float(self._errors),
-            "score/timeouts": float(timeouts - self._timeouts_before),
+            "score/errors": float(self._errors + failed - failed_before),
+            "score/timeouts": float(late - late_before),
         }
-        self._errors, self._timeouts_before = 0, timeouts
+        self._errors, self._before = 0, now
         for reward in self.rewards:
             for name, values in reward.reward.take_logged().items():
                 numbers = [value for value in values if not math.isnan(value)]
@@ -286,6 +287,12 @@ class Scorer:
                 name, rollout, problem, at, fix,
             )  # fmt: skip
             return zero
+
+
+def _faults() -> tuple[int, int]:
+    """How many checkers failed, and how many of them and of comparisons timed out, so far."""
+    failed, late = checker_faults()
+    return failed, late + default_judge().num_timed_out
 
 
 def _problem_and_fix(error: Exception) -> tuple[str, str]:

@@ -43,6 +43,15 @@ def test_programs_of_a_rollout_share_their_names(kind: Any) -> None:
     assert one.python("this is no program").startswith("SyntaxError")
 
 
+@pytest.mark.long
+def test_a_program_without_end_costs_its_own_call_alone(kind: Any) -> None:
+    tool = kind()
+    tool.reset()
+    assert tool.python("x = 20") == "(nothing was printed)"
+    assert tool.python("x = 1\nwhile True: pass").startswith("stopped: too much")
+    assert tool.python("x + 1") == "21\n"
+
+
 def test_it_is_walled_in(kind: Any) -> None:
     tool = kind()
     tool.reset()

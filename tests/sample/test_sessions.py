@@ -640,6 +640,57 @@ def test_what_is_rendered_anew_is_a_row_for_each_turn(
 
 
 @long
+def test_rewards_of_a_taskset_are_called_in_the_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The witness is a file that the text makes, evaluated with our rights."""
+    monkeypatch.chdir(tmp_path)
+    witness, text = tmp_path / "w", "len([__import__('pathlib').Path('w').touch()])"
+    assert TOKENIZER.decode(ids_of(text)) == text
+    prompts = [a_prompt(1, "verifiers:evaluating_taskset?size=2:row {}")]
+    for scoring, is_made in (("trainer", True), ("sandbox", False)):
+        own = sessions(f"verifiers?scoring={scoring}&renderer=auto")
+        (group,) = play(own, Told(text, numbered=False), prompts)
+        assert group.completions[0].environment["reward"] == 1.0
+        assert witness.exists() == is_made
+        witness.unlink(missing_ok=True)
+    (group,) = play(sessions("verifiers"), Told("1 + 1", numbered=False), prompts)
+    assert group.completions[0].environment["reward"] == 2.0
+
+
+@long
+def test_each_seat_is_paid_by_its_own_trace() -> None:
+    """White says the longer text, and the judge, which is not trained, the longest."""
+    own = sessions("verifiers")
+    sampler = Told(
+        "it is 46, so it is", "it is 42", "white has won, as it said more", numbered=False
+    )
+    prompts = [a_prompt(n, "verifiers:duel_taskset:row {}") for n in (1, 2)]
+    groups = play(own, sampler, prompts, each=2)
+    for group in groups:
+        assert [
+            (c.environment["seat"], c.environment["reward"], c.environment["rewards"], c.last_turn)
+            for c in group.completions
+        ] == [
+            ("white", 1.0, {"won": 1.0}, "it is 46, so it is"),
+            ("black", -1.0, {"won": -1.0}, "it is 42"),
+        ] * 2
+        for completion in group.completions:
+            assert completion.others == ()
+            said = list(completion.sampled_ids)
+            assert said == [*ids_of(completion.last_turn), END]
+
+
+@long
+def test_seats_that_cannot_be_told_apart_are_refused() -> None:
+    own = sessions("verifiers")
+    source = "verifiers:duel_taskset?same=true:row {}"
+    (group,) = play(own, Told("it is 42", numbered=False), [a_prompt(1, source)])
+    assert "let each seat's prompt name the seat" in group.completions[0].environment["problem"]
+    assert group.completions[0].finish_reason == "error"
+
+
+@long
 @pytest.mark.filterwarnings("default")  # of libraries of its tool servers
 @pytest.mark.parametrize(
     "environment", ["verifiers", "verifiers?renderer=default&tool_parser=qwen3"]

@@ -22,7 +22,7 @@ import torch
 from transformers.utils import get_json_schema
 
 from chat_templates import CHATML, DROPS_THINKING, SHIPPED, of_family, renderer
-from conftest import TINY
+from conftest import ROOT, TINY
 from families import SIZES
 from reason_llm.config import AdapterSection, Config, ModelSection, ScoreSection
 from reason_llm.config.algorithms import resolve
@@ -231,14 +231,155 @@ def test_reset_ends_the_prompt_which_the_group_shares(monkeypatch: pytest.Monkey
     assert group.prompt.token_ids == tuple(ids_of(group.prompt.text))
     with pytest.raises(DataError, match="leaves 700"):
         play(Told(), environments(Begins, monkeypatch), [a_prompt(hint="7" * 900)], most=300)
-    numbers = iter(range(9))
 
-    class Differs(Echo):
-        def reset(self, **row: Any) -> str:
-            return f"{next(numbers)}"
 
-    with pytest.raises(DataError, match="for one row"):
-        play(Told(), environments(Differs, monkeypatch), [a_prompt()], 2)
+def test_reset_may_say_something_else_to_each_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group stays, after the tokens that its prompts have in common; each rollout is asked with
+    its own prompt, of which nothing is learned."""
+    numbers = iter(["7", "12"])
+
+    class Differs(Pays):
+        def reset(self) -> str:
+            return f" It is {next(numbers)}."
+
+    monkeypatch.setattr(turns, "AT_A_TIME", 1)
+    sampler = Told(["1", "2.5"], ["-2", "0"])
+    played = environments(Differs, monkeypatch, turns=2)
+    (group,) = play(sampler, played, [a_prompt()], 2)
+    for number, completion in enumerate(group.completions):
+        prompt = sampler.asked[0][number]
+        assert f"Question 0? It is {('7', '12')[number]}.<|im_end|>" in prompt.text
+        whole = (*group.prompt.token_ids, *completion.token_ids)
+        assert whole[: len(prompt.token_ids)] == prompt.token_ids
+        own = len(prompt.token_ids) - len(group.prompt.token_ids)
+        assert own > 0 and completion.spans[0] == Span(0, own)
+        assert not any(completion.is_sampled[:own]) and completion.is_sampled[own]
+        assert completion.logprobs[: own + 1] == (0.0,) * own + (-1.0,)
+    assert "It is" in group.prompt.text and "7" not in group.prompt.text
+    paid = [completion.turn_rewards for completion in group.completions]
+    assert paid == [(1, -2), (2.5, 0)]
+    scored = replace(group.completions[0], advantage=0.5, turn_advantages=(3.0, 4.0))
+    (datum,) = to_data([replace(group, completions=(scored,))])
+    advantages = datum.columns["advantages"].tolist()
+    assert sorted(set(advantages)) == [0.0, 3.0, 4.0]
+    assert advantages[datum.trained.index(True)] == 3.0
+    assert advantages[-1] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            [{"role": "user", "content": "Draw?"}, {"role": "assistant", "content": "No."}],
+            ["user\nQuestion 0?", "user\nDraw?", "assistant\nNo."],
+        ),
+        ([{"type": "text", "text": " Go"}, "on."], ["user\nQuestion 0? Goon."]),
+        ([], ["user\nQuestion 0?"]),
+    ],
+)
+def test_reset_may_give_a_list(
+    given: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Begins(Echo):
+        def reset(self, **row: Any) -> Any:
+            super().reset()
+            return given
+
+    (group,) = play(Told(["over"] * 2), environments(Begins, monkeypatch), [a_prompt()], 2)
+    turns_of = [part.partition("<|im_end|>")[0] for part in group.prompt.text.split("<|im_start|>")]
+    assert [each for each in turns_of if each and "system" not in each][:-1] == expected
+
+
+def test_reset_cannot_give_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shows(Echo):
+        def reset(self, **row: Any) -> Any:
+            return [{"type": "image", "image": b"x"}]
+
+    (group,) = play(Told(["over"]), environments(Shows, monkeypatch), [a_prompt()])
+    assert "and not a text, messages" in group.completions[0].environment["problem"]
+
+
+class Seat:
+    """Of a server with room for four clients at once, as OpenEnv's has."""
+
+    room = 4
+    open = 0
+    made = 0
+
+    def __init__(self) -> None:
+        if Seat.open == Seat.room:
+            raise ConnectionError("Server at capacity: 4/4 sessions active")
+        Seat.open, Seat.made = Seat.open + 1, Seat.made + 1
+
+    def reset(self) -> None:
+        self.turns = 0
+
+    def step(self, text: str) -> tuple[str, bool]:
+        if text == "break":
+            raise OSError("connection lost")
+        self.turns += 1
+        return "", text == "over"
+
+    def get_reward(self) -> float:
+        return float(self.turns)
+
+    def close(self) -> None:
+        Seat.open -= 1
+
+
+@pytest.fixture
+def seats(monkeypatch: pytest.MonkeyPatch) -> Environments:
+    monkeypatch.setattr(Seat, "open", 0)
+    monkeypatch.setattr(Seat, "made", 0)
+    monkeypatch.setattr(turns, "AT_A_TIME", 1)
+    return environments(Seat, monkeypatch, turns=2)
+
+
+def test_environments_are_used_again_and_closed(seats: Environments) -> None:
+    for _ in range(5):  # more waves than a server has room for, without closing
+        (group,) = play(Told(["over"] * 4), seats, [a_prompt()], 4)
+        assert [c.environment for c in group.completions] == [{"turns": 1, "reward": 1.0}] * 4
+    assert (Seat.made, Seat.open) == (4, 4)
+    with turns.closing(seats):
+        play(Told(["over"]), seats, [a_prompt()], 1)
+    assert (Seat.made, Seat.open) == (4, 0)
+    with pytest.raises(KeyboardInterrupt), turns.closing(seats):  # after an error, too
+        play(Told(["over"] * 2), seats, [a_prompt()], 2)
+        raise KeyboardInterrupt
+    assert (Seat.made, Seat.open) == (6, 0)
+
+
+def test_one_that_failed_is_closed_and_not_used_again(seats: Environments) -> None:
+    (group,) = play(Told(["over", "break", "over", "break"]), seats, [a_prompt()], 4)
+    assert [c.finish_reason for c in group.completions] == ["environment", "error"] * 2
+    assert (Seat.made, Seat.open) == (4, 2)
+    (group,) = play(Told(["over"] * 4), seats, [a_prompt()], 4)
+    assert [c.environment.get("reward") for c in group.completions] == [1.0] * 4
+    assert (Seat.made, Seat.open) == (6, 4)
+
+
+def test_the_page_s_example_pays_for_solved_games_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where its turns or tokens ran out, or before the first guess."""
+    page = (ROOT / "docs" / "environments.md").read_text()
+    code = page.partition("```python\n# my_game.py")[2].partition("```")[0]
+    exec(code, names := {})
+    played = environments(names["Guess"], monkeypatch, turns=2)
+    sampler = Told(["42", "7", "9", "x" * 300], ["42", "8"])
+    groups = play(sampler, played, [a_prompt(n, answer="42") for n in range(4)], most=250)
+    ended = [group.completions[0] for group in groups]
+    assert [c.finish_reason for c in ended] == ["environment", "environment", "turns", "length"]
+    assert [c.environment["reward"] for c in ended] == [1.0, 0.5, 0.0, 0.0]
+
+
+def test_get_reward_knows_why_the_rollout_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asks(Echo):
+        def get_reward(self, ended: str) -> float:  # type: ignore[override]
+            return {"environment": 1.0, "turns": 2.0, "length": 3.0}[ended]
+
+    sampler = Told(["over", "one", "x" * 90], ["two"])
+    played = environments(Asks, monkeypatch, turns=2)
+    groups = play(sampler, played, [a_prompt(n) for n in range(3)], most=80)
+    assert [g.completions[0].environment["reward"] for g in groups] == [1.0, 2.0, 3.0]
 
 
 def test_any_sampler_plays(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
@@ -750,7 +891,7 @@ def nested(levels: int) -> Any:
 HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"reset": raising(KeyboardInterrupt("now"))}, "reset raised KeyboardInterrupt: now"),
     ({"reset": recursing}, "reset raised RecursionError"),
-    ({"reset": lambda self, **row: 5}, "reset gave 5, and not a text or None"),
+    ({"reset": lambda self, **row: 5}, "reset gave 5, and not a text, messages"),
     ({"__init__": raising(OSError("no room"))}, "reset raised OSError: no room"),
     ({"step": raising(MemoryError())}, "step raised MemoryError"),
     ({"step": raising(GeneratorExit())}, "step raised GeneratorExit"),

@@ -15,7 +15,7 @@ from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Prompt
 from reason_llm.run.store import metrics
-from reason_llm.score import Scorer, rewards
+from reason_llm.score import Scorer
 
 SOURCE = "gym:chain_sum?size=20&seed=4&min_terms=2&max_terms=3"
 
@@ -75,18 +75,8 @@ def test_a_held_out_set_of_the_training_tasks_is_told_with_the_seed_that_is_not(
     assert told in warning if told and warning else warning is told, warning
 
 
-@pytest.mark.parametrize("seconds", [None, 2.5])
-def test_its_checker_is_the_reward(
-    seconds: float | None, small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = []
-
-    def seen(limit: float, what: str, call: Callable[[], float]) -> float:
-        limits.append(limit)
-        return call()
-
-    monkeypatch.setattr(rewards, "within", seen)
-    config = small_run(data__train=SOURCE, score__rewards=["gym"], score__timeout_seconds=seconds)
+def test_its_checker_is_the_reward(small_run: Callable[..., Config]) -> None:
+    config = small_run(data__train=SOURCE, score__rewards=["gym"])
     where, row = rows(SOURCE)[7]
     prompt = Prompt(where, "x", (1,), row["answer"])
     with Scorer(config.score, 32) as scorer:
@@ -102,7 +92,6 @@ def test_its_checker_is_the_reward(
         bare = Prompt("x.jsonl:1", "x", (1,), "1")
         with pytest.raises(ValueError, match=r"data\.train=gym:NAME alone"):
             of_one(bare, Completion((1,), "<answer>1</answer>", (0.0,), "stop"))
-    assert limits == [seconds or 60.0] * 4
 
 
 def test_a_run(small_run: Callable[..., Config]) -> None:

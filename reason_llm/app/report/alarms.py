@@ -401,10 +401,16 @@ ENVIRONMENT_FAILS = {
 
 
 def environment_fails(seen: Evidence) -> Finding:
-    """Rollouts that end by a fault of the environment, failed calls, turns that run out."""
+    """Rollouts that end by a fault of the environment, failed calls, turns that run out. A step in
+    which all rollouts failed is enough."""
     last = seen.trained[-RECENT_STEPS:]
-    all_fail = last and all(r.get("sample/environment_error_fraction") == 1 for r in last)
-    if len(last) < DEAD_STEPS and not all_fail:
+    key = "sample/environment_error_fraction"
+    failed = [int(record["step"]) for record in last if record.get(key) == 1]
+    if failed:
+        where = f"{len(failed)} of the last {len(last)} steps"
+        text = f"The environment failed in all rollouts of {where}."
+        return alarm(text, failed, seen.recent(seen.groups)[-MOST_GROUPS:], charts=(key,))
+    if len(last) < DEAD_STEPS:
         return unknown(f"fewer than {DEAD_STEPS} steps")
     found = {key: series(last, key)[1] for key in ENVIRONMENT_FAILS}
     means = {key: fmean(values) for key, values in found.items() if values}

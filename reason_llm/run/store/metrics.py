@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from statistics import pstdev
 from typing import Any
@@ -226,6 +227,12 @@ def _of_turns(completions: Sequence[Completion]) -> Record:
     if offered:
         record["sample/no_calls_fraction"] = offered.count(0) / len(offered)
     return record | ({"sample/failed_calls_fraction": failed / calls} if calls else {})
+
+
+def failed_steps(records: Sequence[Record]) -> int:
+    """Number of the last steps in a row in which the environment failed in all rollouts."""
+    parts = [r["sample/environment_error_fraction"] for r in records if "sample/turns" in r]
+    return sum(1 for _ in takewhile(lambda part: part == 1, reversed(parts)))
 
 
 def added(one: Record, other: Record) -> Record:

@@ -1,22 +1,40 @@
-"""Programs that a model wrote, run against tests in a sandbox. Stands alone: of the rest of the
+"""Programs that a model wrote, run against tests in a sandbox, and checkers of other packages,
+which are called there. Stands alone: of the rest of the
 package it imports ``errors`` and ``files``."""
 
 from reason_llm.score.code.cases import BESIDE, answer_of_row, column_of_tests
+from reason_llm.score.code.checkers import (
+    CHECK_SECONDS,
+    CheckerError,
+    Checkers,
+    Subject,
+    checker_faults,
+    checkers_of,
+    finite,
+)
 from reason_llm.score.code.code_tests import (
     TIMEOUT_SECONDS,
     CodeTests,
     Outcome,
     last_code_block,
 )
-from reason_llm.score.code.sandbox import Sandbox
+from reason_llm.score.code.sandbox import Mode, Sandbox
 
 __all__ = [
     "BESIDE",
+    "CHECK_SECONDS",
     "TIMEOUT_SECONDS",
+    "CheckerError",
+    "Checkers",
     "CodeTests",
+    "Mode",
     "Outcome",
     "Sandbox",
+    "Subject",
     "answer_of_row",
+    "checker_faults",
+    "checkers_of",
     "column_of_tests",
+    "finite",
     "last_code_block",
 ]

@@ -87,9 +87,9 @@ class Sandbox:
 
     def __init__(self, mode: Mode = "auto", num_workers: int | None = None) -> None:
         self.num_workers = num_workers or min(os.cpu_count() or 1, 32)
-        self._setup = _setup(mode)
-        self._launchers = [_Launcher(self._setup) for _ in range(self.num_workers)]
-        self._idle: queue.LifoQueue[_Launcher] = queue.LifoQueue()
+        self._setup = setup_of(mode, _packages())
+        self._launchers = [Launcher(self._setup) for _ in range(self.num_workers)]
+        self._idle: queue.LifoQueue[Launcher] = queue.LifoQueue()
         for launcher in self._launchers:
             self._idle.put(launcher)
         self._is_closed = False
@@ -155,13 +155,7 @@ class Sandbox:
         problem = self._problem()
         if problem is not None:
             self.close()
-            advice = (
-                f"isolated here ({problem}); allow user namespaces (sysctl -a | grep userns; Linux "
-                "5.12 or later), or set score.sandbox=limits_only if every program is trusted"
-            )
-            if mode == "limits_only":
-                advice = f"run here ({problem}); remove that cause"
-            raise ConfigError(f"score.sandbox={mode}: programs cannot be {advice}")
+            raise refusal(mode, "program", problem)
         filtered = "seccomp filter" if seccomp.is_available() else "no seccomp filter"
         if mode == "limits_only":
             return f"code sandbox: limits only, {filtered}; programs can reach the host's files"
@@ -210,16 +204,34 @@ exec(compile(open('program.py', encoding='utf-8').read(), 'program.py', 'exec'))
 """
 
 
-def _setup(mode: Mode) -> dict[str, Any]:
+def refusal(mode: Mode, what: str, problem: str) -> ConfigError:
+    """The error where nothing can be isolated, or run, here."""
+    advice = (
+        f"isolated here ({problem}); allow user namespaces (sysctl -a | grep userns; Linux "
+        "5.12 or later), or set score.sandbox=limits_only if every program is trusted"
+    )
+    if mode == "limits_only":
+        advice = f"run here ({problem}); remove that cause"
+    return ConfigError(f"score.sandbox={mode}: {what}s cannot be {advice}")
+
+
+def setup_of(mode: Mode, packages: Mapping[str, Path], folders: int = 0) -> dict[str, Any]:
+    """The first message to a launcher.
+
+    Args:
+        packages: files and folders that programs see, by name. Their Python finds modules in the
+            folder of these names, and in those whose names are the first ``folders`` numbers.
+    """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = Path(sys.base_prefix)
     python = base / "bin" / version
     if not python.exists():
         python = Path(sys.executable)
-    python, packages = python.resolve(), _packages()
+    python = python.resolve()
     if mode == "limits_only":
-        folders = dict.fromkeys(str(path.parent) for path in packages.values())
-        environment = {"PYTHONPATH": os.pathsep.join(folders)}
+        found = [packages[str(number)] for number in range(folders)]
+        found += [path.parent for name, path in packages.items() if not name.isdecimal()]
+        environment = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, found)))}
         return {"isolated": False, "python": str(python), "environment": environment}
     inside = isolation.PYTHON / "bin" / version
     libraries = {folder: base / folder for folder in ("lib", sys.platlibdir)}
@@ -228,11 +240,13 @@ def _setup(mode: Mode) -> dict[str, Any]:
         **{isolation.PYTHON / name: path for name, path in libraries.items() if path.exists()},
         **{isolation.PACKAGES / name: path for name, path in packages.items()},
     }
+    found = [isolation.PACKAGES / str(number) for number in range(folders)]
+    found += [isolation.PACKAGES] if packages else []
     return {
         "isolated": True,
         "python": str(inside),
         "environment": {
-            "PYTHONPATH": str(isolation.PACKAGES) if packages else "",
+            "PYTHONPATH": os.pathsep.join(map(str, found)),
             "LD_LIBRARY_PATH": str(isolation.PYTHON / "lib"),  # for a Python that is a library
         },
         "visible": {str(at): str(path.resolve()) for at, path in shown.items()},
@@ -251,11 +265,11 @@ def _packages() -> dict[str, Path]:
     return {name: path for name, path in visible.items() if path is not None}
 
 
-class _Launcher:
+class Launcher:
     """One launcher process, started when first needed and again whenever it fails."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        self._setup = setup
+        self.setup = setup
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
 
@@ -275,7 +289,13 @@ class _Launcher:
         if (process := self._process) is not None:
             process.kill()
 
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and was not ended from here."""
+        return self._process is not None
+
     def close(self) -> None:
+        """End it; it can be started again."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -284,14 +304,15 @@ class _Launcher:
     def _ask(self, request: dict[str, Any]) -> Finished:
         wait = request["limits"]["wall_seconds"] + _GRACE_SECONDS
         if self._process is None:
-            self._start()
-        if self._setup["isolated"]:
-            return Finished(**self._exchange(request, wait))
+            self.start()
+        if self.setup["isolated"]:
+            return Finished(**self.exchange(request, wait))
         made = tempfile.TemporaryDirectory(prefix="reason_llm-", ignore_cleanup_errors=True)
         with made as folder:
-            return Finished(**self._exchange({**request, "folder": folder}, wait))
+            return Finished(**self.exchange({**request, "folder": folder}, wait))
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the process, up to the walls that all of its programs share."""
         root = str(Path(__file__).resolve().parent)  # "jail" alone, without what is above it
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", _BOOTSTRAP.format(root=root)],
@@ -306,9 +327,10 @@ class _Launcher:
             self.close()
             raise SandboxError("the sandbox is closed")
         user = _FIRST_USER + self._process.pid % _NUM_USERS
-        self._exchange({**self._setup, "user": user}, _GRACE_SECONDS)
+        self.exchange({**self.setup, "user": user}, _GRACE_SECONDS)
 
-    def _exchange(self, message: dict[str, Any], wait_seconds: float) -> dict[str, Any]:
+    def exchange(self, message: dict[str, Any], wait_seconds: float) -> dict[str, Any]:
+        """The answer to a message; the process is ended where none comes in time."""
         assert self._process is not None and self._process.stdin and self._process.stdout
         body = json.dumps(message).encode()
         unsent = memoryview(struct.pack("<Q", len(body)) + body)

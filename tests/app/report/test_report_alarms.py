@@ -665,7 +665,9 @@ def test_an_environment_fails_above_its_bounds(key: str, most: float) -> None:
         assert raised(alarms.environment_fails(seen(records))) == is_raised
 
 
-@pytest.mark.parametrize(("fractions", "state"), [([1.0], "alarm"), ([1.0, 0.9], "unknown")])
+@pytest.mark.parametrize(
+    ("fractions", "state"), [([1.0], "alarm"), ([1.0, 0.0, 0.0], "alarm"), ([0.9, 0.9], "unknown")]
+)
 def test_an_environment_that_always_fails_is_told_at_once(
     fractions: list[float], state: str
 ) -> None:

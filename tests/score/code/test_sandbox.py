@@ -458,7 +458,7 @@ def test_the_refusal_names_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, request: object) -> None:
         raise SandboxError("mount_setattr: Function not implemented")
 
-    monkeypatch.setattr(sandbox_module._Launcher, "run", fail)
+    monkeypatch.setattr(sandbox_module.Launcher, "run", fail)
     with pytest.raises(ConfigError) as caught:
         Sandbox("auto", num_workers=1)
     assert str(caught.value) == (

@@ -5,6 +5,9 @@
       supervisor        one for each request, outside the walls: feeds, reads, counts, kills
         init            process 1 of the program's namespace: when it ends, all in there end
           the program   a fresh Python without privileges
+
+A request with ``serve`` is the last one: its program takes over stdin and stdout, and limits the
+calls that it makes itself (``check_server.py``).
 """
 
 import base64
@@ -55,6 +58,9 @@ def main() -> None:
         _write(answers, {"error": where + (error.strerror or str(error))})
         return
     while (request := _read(sys.stdin.buffer)) is not None:
+        if request.get("serve"):
+            _serve(setup, change_to, request, answers.fileno())
+            return
         answers.write(_supervised(setup, change_to, request))
         answers.flush()
 
@@ -71,6 +77,23 @@ def _write(stream: BinaryIO, message: Json) -> None:
     body = json.dumps(message).encode()
     stream.write(struct.pack("<Q", len(body)) + body)
     stream.flush()
+
+
+def _serve(setup: Json, change_to: int | None, request: Json, stdout: int) -> None:
+    """Run a program that talks with the other side itself, until it ends."""
+    if setup["isolated"]:
+        isolation.unshare_processes()
+    else:
+        isolation.adopt_orphans()
+    reported, status = os.pipe()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    init = os.fork()
+    if init == 0:
+        os.close(reported)
+        _init(setup, change_to, request, [(0, -1), (-1, stdout), (-1, nothing), (-1, status)])
+    for descriptor in (0, stdout, status, nothing):
+        os.close(descriptor)  # so that its end is seen on the other side
+    os.waitpid(init, 0)
 
 
 def _supervised(setup: Json, change_to: int | None, request: Json) -> bytes:

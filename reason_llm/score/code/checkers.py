@@ -1,0 +1,298 @@
+"""Scoring functions that others wrote, called in the sandbox with text that a model wrote.
+
+Checkers of published packages evaluate, parse and search such text as they like: those of the
+reward ``gym``, of TRL, of a taskset. They are called in the jail of ``sandbox.py``: no network, no
+file but the libraries and the installed packages, limits on time and memory. A worker imports a
+package once (``jail/check_server.py``), so that a call costs no start of Python, and a call in
+which an answer may have been evaluated is the last one of its process, so that no answer changes
+how the next is scored. An answer that a checker evaluates can still lie about its own reward.
+"""
+
+import atexit
+import base64
+import functools
+import hashlib
+import importlib.util
+import io
+import logging
+import math
+import os
+import pickle
+import queue
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dill
+
+from reason_llm.errors import apart, printable
+from reason_llm.files import MIB, read_bounded
+from reason_llm.score.code.jail import check_server
+from reason_llm.score.code.sandbox import (
+    Launcher,
+    Limits,
+    Mode,
+    SandboxError,
+    refusal,
+    setup_of,
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+CHECK_SECONDS = 5.0
+"""Processor time of a call, without imports."""
+IMPORT_SECONDS = 120.0
+MAX_WORKERS = 8
+_LIMITS = Limits(cpu_seconds=1 << 30, memory_bytes=4 << 30, file_bytes=1 << 20)
+"""Of a worker with all its calls. Each call has its own limit of time."""
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+class CheckerError(RuntimeError):
+    """A checker cannot be called at all: it needs what the sandbox lacks."""
+
+
+class Checkers:
+    """A pool of workers, started as they are needed. Usable from several threads at once.
+
+    Args:
+        mode: as of ``Sandbox``.
+        modules: names of packages and modules that are visible, though they are not installed.
+        num_workers: processes; None: one per CPU that this process may use, at most
+            ``MAX_WORKERS``.
+
+    Raises:
+        ConfigError: with ``auto``, where isolation cannot be had.
+    """
+
+    def __init__(
+        self, mode: Mode = "auto", modules: tuple[str, ...] = (), num_workers: int | None = None
+    ) -> None:
+        count = num_workers or min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+        setup = _setup(mode, modules, _package_folders())
+        self._workers = [_Worker(setup) for _ in range(count)]
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        for worker in reversed(self._workers):
+            self._idle.put(worker)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.num_failed = 0
+        """Calls that raised or gave no numbers."""
+        self.num_timed_out = 0
+        try:
+            self._workers[0].start()
+        except (SandboxError, OSError) as error:
+            self.close()
+            raise refusal(mode, "checker", str(error)) from error
+
+    def call(
+        self,
+        subject: "Subject",
+        arguments: tuple[Any, ...] = (),
+        named: Mapping[str, Any] | None = None,
+        *,
+        read: Callable[[Any], T],
+        method: str = "",
+        seconds: float = CHECK_SECONDS,
+    ) -> T | None:
+        """What a function gives; None, and counted, if it raises, gives something else or takes
+        too long.
+
+        Args:
+            read: takes a number, None, or a list or mapping of these, and raises ValueError where
+                it is not what is wanted.
+            method: of the subject, which is called; empty: it is called itself.
+
+        Raises:
+            CheckerError: it cannot be imported there, or needs files, packages or a network.
+        """
+        content = base64.b64encode(_pickled((arguments, dict(named or {})))).decode()
+        request = {
+            "call": subject.key, "method": method, "arguments": content, "seconds": seconds,
+        }  # fmt: skip
+        answer = apart(lambda: self._ask(subject, request))
+        if answer.get("of_walls"):
+            raise CheckerError(
+                f"{answer['problem']}; checkers of other packages have no network, no files but "
+                "installed packages, and no further processes"
+            )
+        if "value" in answer:
+            try:
+                return read(answer["value"])
+            except (TypeError, ValueError) as error:
+                answer = {"problem": f"it gave {error}"}
+        told = answer.get("problem", f"it took longer than {seconds:g} s")
+        with self._lock:
+            is_first = not self.num_timed_out + self.num_failed
+            self.num_timed_out += "limit" in answer
+            self.num_failed += "problem" in answer
+        if is_first:
+            log.warning(
+                "a checker failed on what the model wrote (%.200s); this counts 0, as score/errors "
+                "and score/timeouts count all such answers", printable(str(told)),
+            )  # fmt: skip
+        return None
+
+    def _ask(self, subject: "Subject", request: dict[str, Any]) -> dict[str, Any]:
+        worker = self._idle.get()
+        try:
+            for _ in range(2):  # one that was killed from outside says nothing about the answer
+                try:
+                    return worker.ask(subject, request)
+                except (SandboxError, OSError) as error:
+                    worker.close()
+                    if self._is_closed:
+                        raise CheckerError("the checkers are closed") from error
+        finally:
+            self._idle.put(worker)
+        return {"limit": "its worker's end"}
+
+    def close(self) -> None:
+        """End the workers and whatever runs in them."""
+        was_closed, self._is_closed = self._is_closed, True
+        for worker in self._workers:
+            worker.kill()
+        if not was_closed:
+            for worker in [self._idle.get() for _ in self._workers]:
+                worker.close()
+                self._idle.put(worker)
+
+
+def finite(value: Any) -> float:
+    """A number that is finite; ValueError for anything else."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{str(value)[:60]!r}, which is no finite number")
+    return float(value)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes classes that pydantic made of a generic one, which no module holds, by their parts."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """How such a class is written; all else as usual."""
+        made = getattr(value, "__pydantic_generic_metadata__", None)
+        if isinstance(value, type) and made and made["origin"] is not None:
+            return made["origin"].__class_getitem__, (made["args"],)
+        return NotImplemented
+
+
+def _pickled(value: Any) -> bytes:
+    content = io.BytesIO()
+    _Pickler(content).dump(value)
+    return content.getvalue()
+
+
+class Subject:
+    """A function or an object whose method is called, as workers load it once each.
+
+    Args:
+        value: of installed packages and plain data, so that it can be pickled; a function that a
+            factory made, as TRL's ``get_*``, is pickled by its code.
+        is_maker: whether it is called without arguments, once, for the object that is meant.
+    """
+
+    def __init__(self, value: Any, is_maker: bool = False) -> None:
+        try:
+            content = _pickled(value)
+        except (pickle.PicklingError, AttributeError):  # the latter up to Python 3.12
+            content = dill.dumps(value)
+        self.key = hashlib.sha256(content).hexdigest() + str(is_maker)
+        self.request = {
+            "prepare": self.key,
+            "subject": base64.b64encode(content).decode(),
+            "is_maker": is_maker,
+        }
+
+
+class _Worker(Launcher):
+    """A launcher whose one program is the server of calls."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        super().__init__(setup)
+        self._prepared: set[str] = set()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def ask(self, subject: Subject, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request."""
+        self.start()
+        if subject.key not in self._prepared:
+            answer = self.exchange(subject.request, IMPORT_SECONDS)
+            if "problem" in answer:
+                raise CheckerError(f"it cannot be loaded in the sandbox: {answer['problem']}")
+            self._prepared.add(subject.key)
+        wait = check_server.PATIENCE * request["seconds"] + 10
+        return self.exchange(request, wait)
+
+    def start(self) -> None:
+        """Start the server, where it does not run."""
+        if self.runs:
+            return
+        self._prepared.clear()
+        if not self.setup["isolated"]:
+            self._folder = self._folder or tempfile.TemporaryDirectory(prefix="reason_llm-")
+        super().start()
+        source = read_bounded(Path(check_server.__file__), MIB).decode()
+        self.exchange(
+            {
+                "serve": True, "files": {}, "bytes": {}, "limits": asdict(_LIMITS),
+                "arguments": ["-s", "-S", "-c", source],
+                "folder": self._folder and self._folder.name,
+            },
+            10 + check_server.PATIENCE,
+        )  # fmt: skip
+
+
+def _setup(mode: Mode, modules: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
+    """A launcher's setup that shows these folders of installed packages, and these modules."""
+    shown = {str(number): Path(folder) for number, folder in enumerate(folders)}
+    for name in modules:
+        path = _path_of(name.partition(".")[0])
+        if path is not None and not any(path.is_relative_to(folder) for folder in folders):
+            shown[path.name] = path
+    return setup_of(mode, shown, len(folders))
+
+
+def _package_folders() -> tuple[str, ...]:
+    own = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    shared = (path for path in sys.path if path.endswith(_PACKAGES))
+    return tuple(path for path in dict.fromkeys((*own, *shared)) if Path(path).is_dir())
+
+
+def _path_of(module: str) -> Path | None:
+    """The folder of a package, or the file of a module; None for one of the standard library."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or module in sys.stdlib_module_names:
+        return None
+    path = Path(spec.origin)
+    return path.parent if spec.submodule_search_locations is not None else path
+
+
+@functools.cache
+def _checkers(
+    process: int, mode: Mode, modules: tuple[str, ...], folders: tuple[str, ...]
+) -> Checkers:
+    made = Checkers(mode, modules)
+    atexit.register(lambda: made.close() if os.getpid() == process else None)
+    _made.append(made)
+    return made
+
+
+_made: list[Checkers] = []
+_making = threading.Lock()
+os.register_at_fork(after_in_child=_made.clear)  # they are the parent's
+
+
+def checkers_of(mode: Mode, *modules: str) -> Checkers:
+    """The process's own checkers, made when first asked for and closed at exit."""
+    with _making:
+        return _checkers(os.getpid(), mode, modules, _package_folders())
+
+
+def checker_faults() -> tuple[int, int]:
+    """How many calls of checkers failed, and timed out, in this process so far."""
+    return sum(each.num_failed for each in _made), sum(each.num_timed_out for each in _made)
