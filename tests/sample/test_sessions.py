@@ -263,6 +263,23 @@ def test_the_barrier_makes_batches_that_hang_on_no_clock() -> None:
 
 
 @long
+def test_requests_of_a_rollout_in_parallel_make_the_same_batches() -> None:
+    """Whichever comes first; those of a seed are drawn from it, alike in no two rollouts."""
+    own = sessions(f"agent:{AGENTS}:in_parallel")
+    seen = []
+    for _ in range(3):
+        sampler = Told("some words")
+        groups = play(own, sampler, [a_prompt(n) for n in range(3)], each=2)
+        assert [len(asked) for asked in sampler.asked] == [6, *[1] * 12, 6]
+        assert len(set(sampler.seeds)) == 2 + 6
+        for completion in (each for group in groups for each in group.completions):
+            assert completion.environment["turns"] == 4 and len(completion.others) == 3
+        asked = [[prompt.token_ids for prompt in prompts] for prompts in sampler.asked]
+        seen.append((groups, asked, sampler.seeds))
+    assert seen[0] == seen[1] == seen[2]
+
+
+@long
 def test_conversations_of_a_rollout_are_learned_each() -> None:
     own, said = (
         sessions(f"agent:{AGENTS}:begins_anew"),
@@ -382,27 +399,11 @@ def test_an_agent_that_goes_wrong_ends_its_rollout_alone(
 # 4. Refusals
 
 
-class Seen(Session):
-    """A rollout that tells when it begins to wait for the model, and when it no longer does."""
-
-    changed = threading.Condition()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "ask":
-            with self.changed:
-                self.changed.notify_all()
-
-    def comes_to_wait(self, waits: bool) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: (self.ask is not None) == waits, timeout=300)
-
-
 class Open:
     """A server with two rollouts, and a thread that answers."""
 
     def __init__(self, **options: Any) -> None:
-        self.sessions = [Seen(a_prompt(0)), Seen(a_prompt(1))]
+        self.sessions = [Session(a_prompt(0)), Session(a_prompt(1))]
         section = sessions(f"agent:{AGENTS}:two_turns", **options).section
         self.server = TokenServer(self.sessions, section, renderer(TOKENIZER), 100, 50, [END])
         self.sampler = Told("words")
@@ -424,6 +425,12 @@ class Open:
             self.server.end(session)
         self.thread.join()
         self.server.__exit__()
+
+    def has_open(self, count: int) -> None:
+        """Wait until the first rollout has that many open requests."""
+        asks, changed = self.sessions[0].asks, self.server._changed
+        with changed:
+            assert changed.wait_for(lambda: len(asks) == count, timeout=300)
 
     def ask(self, path: str, body: Any, key: str | None = None, **headers: str) -> httpx.Response:
         headers |= {"Authorization": f"Bearer {self.sessions[0].key if key is None else key}"}
@@ -454,7 +461,7 @@ def test_the_server_takes_and_refuses() -> None:
             (GENERATE, {"token_ids": [1] * 100}, 400, "no room in the context of 100"),
             (GENERATE, b"[" * 100_000, 400, ""),
             (GENERATE, b" " * (100 << 20), 413, f"{MOST_BYTES:,} bytes"),
-            (CHATS, {"messages": said, "stream": True}, 400, "stream=True is not offered"),
+            (CHATS, {"messages": said, "max_tokens": -100}, 400, "max_tokens=-100 is no number"),
         ]:  # fmt: skip
             refused = opened.ask(path, body)
             assert (refused.status_code, why in refused.json()["error"]["message"]) == (
@@ -475,7 +482,7 @@ def test_the_server_takes_and_refuses() -> None:
 
 
 @long
-def test_a_rollout_asks_once_at_a_time_and_a_client_that_goes_is_forgotten() -> None:
+def test_a_rollout_asks_in_parallel_and_a_client_that_goes_is_forgotten() -> None:
     with Open() as opened:
         first, second = opened.sessions
         body = {"token_ids": [1]}
@@ -486,15 +493,16 @@ def test_a_rollout_asks_once_at_a_time_and_a_client_that_goes_is_forgotten() -> 
                 f"Content-Length: {len(content)}\r\n\r\n".encode()
                 + content
             )
-            first.comes_to_wait(True)  # the second keeps it waiting
-        first.comes_to_wait(False)
-        thread = threading.Thread(target=opened.ask, args=(GENERATE, body))
-        thread.start()
-        first.comes_to_wait(True)
-        assert "ask one at a time" in opened.ask(GENERATE, body).text
+            opened.has_open(1)  # the second keeps it waiting
+        opened.has_open(0)
+        threads = [threading.Thread(target=opened.ask, args=(GENERATE, body)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        opened.has_open(2)
         opened.server.end(second)
-        thread.join()
-    assert first.notes["turns"] == 1
+        for thread in threads:
+            thread.join()
+    assert (first.notes["turns"], len(first.branches)) == (2, 2)
 
 
 # 5. MCP
