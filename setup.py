@@ -40,9 +40,12 @@ UNSLOTH = ["unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
 # trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
 TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
 GYM = ["reasoning-gym==0.1.25"]
-# It pins mcp, which reads MCP servers for us, too, and asks for an openai below 3; it needs the
-# renderers, with which turns are put together.
-VERIFIERS = ["verifiers==0.4.0", "renderers==0.1.12", "mcp==2.0.0"]
+# mcp 2.2 no longer opens addresses that a server's schema names (CVE-2026-116686); no call of ours
+# comes to that place in an older one.
+MCP = ["mcp>=2.2,<3"]
+# It pins mcp 2.0.0, so the extra mcp is installed without it (make extras), and asks for an openai
+# below 3; it needs the renderers, with which turns are put together.
+VERIFIERS = ["verifiers==0.4.0", "renderers==0.1.12"]
 # Ray's core alone. It needs click, filelock, jsonschema, msgpack, packaging, protobuf, pyyaml and
 # requests, all small; nothing of it touches torch.
 RAY = ["ray==2.60.0"]
@@ -126,6 +129,7 @@ setup(
         "trackers": TRACKERS,
         "ray": RAY,
         "gym": GYM,
+        "mcp": MCP,
         "verifiers": VERIFIERS,
         "test": TEST,
     },

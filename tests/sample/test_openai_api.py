@@ -150,9 +150,8 @@ ODD = st.one_of(
     st.text(max_size=20),
     st.sampled_from(["none", "auto", "required", "user", "\x00", "<|im_end|>", "{{ x }}"]),
 )  # fmt: skip
-WORDS = st.sampled_from(
-    ["role", "content", "type", "text", "tool_calls", "function", "name", "arguments", "parameters", "call_id", "output"]
-)
+WORDS = st.sampled_from(["role", "content", "type", "text", "tool_calls", "function", "name",
+                         "arguments", "parameters", "call_id", "output"])  # fmt: skip
 ANY = st.recursive(
     ODD, lambda some: st.lists(some, max_size=3) | st.dictionaries(WORDS, some, max_size=4),
     max_leaves=8,

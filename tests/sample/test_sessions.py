@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +172,8 @@ def test_messages_are_as_templates_read_them() -> None:
         (f"agent:{AGENTS}:no_such", "has no function"),
         ("mcp:", "write mcp:COMMAND"),
         ("mcp:no_such --x", "there is no program no_such"),
+        ("mcp:'python", "No closing quotation; quote it"),
+        ("mcp:no_such.json", "no_such.json"),
         pytest.param("verifiers?colour=red", "write verifiers, or", marks=long),
         pytest.param("verifiers?renderer=no_such", "write verifiers, or", marks=long),
     ],
@@ -195,13 +197,17 @@ def test_options_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     small(tmp_path, sample__environment="verifiers_x.py:A")
 
 
-@pytest.mark.parametrize("environment", ["mcp:python server.py", "verifiers"])
-def test_without_the_package_it_says_so(environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("environment", "extra"), [("mcp:python server.py", "mcp"), ("verifiers", "verifiers")]
+)
+def test_without_the_package_it_says_so(
+    environment: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("reason_llm.sample.mcp_tools.find_spec", lambda name: None)
     for name in [name for name in sys.modules if name.startswith("verifiers")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[verifiers\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install -e '\.\[{extra}\]'"):
         sessions(environment)
     with pytest.raises(DataError, match=r"pip install -e '\.\[verifiers\]'"):
         list(read_rows("verifiers:never_read", "train"))
@@ -517,29 +523,132 @@ def qwen() -> Renderer:
     return renderer(TOKENIZER, jinja)
 
 
+SERVER = str(FIXTURES / "mcp_server.py")
+
+
+@contextmanager
+def http_server(script: str = SERVER) -> Iterator[str]:
+    """The address of an MCP server over HTTP."""
+    command, env = [sys.executable, script, "http"], {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env=os.environ | env) as served:  # fmt: skip
+        try:
+            assert served.stdout is not None
+            url = served.stdout.readline().strip()
+            with httpx.Client(transport=httpx.HTTPTransport(retries=60)) as http:
+                http.get(url)  # until it listens
+            yield url
+        finally:
+            served.kill()
+
+
 @long
-def test_the_model_calls_the_tools_of_an_mcp_server() -> None:
-    path = f"PYTHONPATH={os.pathsep.join(sys.path)}"  # it gets no variables of ours
-    command = f"env {path} {sys.executable} {FIXTURES / 'mcp_server.py'}"
-    own = sessions(f"mcp:{command}", qwen(), context=3000)
-    texts = call("times", '{"first": 6, "second": 7}'), call("broken", "{}"), "it is 42"
-    (group,) = play(own, Told(*texts, numbered=False), [a_prompt()], each=2, most=600)
+@pytest.mark.parametrize("kind", ["program", "http", "file"])
+def test_the_model_calls_the_tools_of_an_mcp_server(kind: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        path = os.pathsep.join(sys.path)  # it gets no variables of ours
+        asked = f"env PYTHONPATH={path} {sys.executable} {SERVER}"
+        if kind != "program":
+            asked = stack.enter_context(http_server())
+        if kind == "file":
+            other = {"command": sys.executable, "args": ["-c", OTHER], "env": {"PYTHONPATH": path}}
+            servers = {"sums": {"type": "http", "url": asked}, "other": other}
+            (tmp_path / "servers.json").write_bytes(orjson.dumps({"mcpServers": servers}))
+            asked = str(tmp_path / "servers.json")
+        own = sessions(f"mcp:{asked}", qwen(), context=3000)
+        times = call("times", '{"first": 6, "second": 7}')
+        broken = call("broken", "{}") + "<tool_call>x</tool_call>"
+        texts = times, call("picture", "{}"), broken, call("greet", "{}"), "it is 42"
+        played = Told(*texts, numbered=False)
+        (group,) = play(own, played, [a_prompt()], each=2, most=900)
     for completion in group.completions:
         assert "<tool_response>\n42.\n</tool_response>" in completion.text
+        assert "a dot:\n[image/png of 12 bytes, left out]" in completion.text
         assert "out of order" in completion.text
+        assert ("hello" if kind == "file" else "Tool greet not found.") in completion.text
         assert completion.last_turn == "it is 42"
-        assert completion.environment == {"turns": 3, "calls": 2}
-        assert len(completion.spans) == 2
+        failed = 2 + (kind != "file")
+        assert completion.environment == {"turns": 5, "calls": 5, "failed_calls": failed}
+        assert len(completion.spans) == 4
+    assert metrics.describe([group])["sample/failed_calls_fraction"] == failed / 5
     tools = TOKENIZER.decode(group.prompt.token_ids)
     assert '"name": "times"' in tools
     assert "Multiply two numbers." in tools
 
 
+OTHER = """
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("other")
+server.tool(name="greet")(lambda: "hello")
+server.run("stdio")
+"""
+TWICE = '{"mcpServers": {"a": {"url": "URL"}, "b": {"url": "URL"}}}'
+
+
 @long
-def test_a_server_that_does_not_start_is_told() -> None:
-    own = sessions(f"mcp:{sys.executable} -c pass", environment_seconds=20)
-    (group,) = play(own, Told("x"), [a_prompt()])
-    assert "it could not begin" in group.completions[0].environment["problem"]
+def test_a_server_that_cannot_be_had_ends_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "servers.json"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{free.getsockname()[1]}/mcp"
+    for asked in (f"{sys.executable} -c pass", closed):
+        with pytest.raises(ConfigError, match="does not start or lists no tools") as raised:
+            sessions(f"mcp:{asked}")
+        assert "\n" not in str(raised.value)
+    with http_server() as url:
+        file.write_text(TWICE.replace("URL", url))
+        with pytest.raises(ConfigError, match="a and b both have a tool times"):
+            sessions(f"mcp:{file}")
+    for servers, says in (
+        ('{"a": {}}', "a needs a command or a url"), ("{}", "names no server in mcpServers"),
+        ('{"a": {"url": "ftp://x"}}', "url"), ('{"a": {"comand": "x"}}', "comand"),
+        ('{"a": {"url": "http://x", "headers": {"A": "${NO_SUCH_NAME}"}}}', "NO_SUCH_NAME is not"),
+    ):  # fmt: skip
+        file.write_text('{"mcpServers": ' + servers + "}")
+        with pytest.raises(ConfigError, match=says):
+            sessions(f"mcp:{file}")
+
+
+@long
+def test_an_address_in_a_tool_s_schema_is_not_opened(tmp_path: Path) -> None:
+    """CVE-2026-116686, in whichever version of the package."""
+    with socket.socket() as witness:
+        witness.bind(("127.0.0.1", 0))
+        witness.listen()
+        witness.setblocking(False)
+        ref = f"http://127.0.0.1:{witness.getsockname()[1]}/schema.json"
+        script = tmp_path / "server.py"
+        script.write_text(SCHEMA.replace("REF", ref))
+        path = os.pathsep.join(sys.path)
+        own = sessions(f"mcp:env PYTHONPATH={path} {sys.executable} {script}", qwen(), context=3000)
+        told = Told(call("see", "{}"), "well", numbered=False)
+        (group,) = play(own, told, [a_prompt()], most=600)
+        assert '"value"' in group.completions[0].text
+        with pytest.raises(BlockingIOError):
+            witness.accept()
+
+
+SCHEMA = """
+import anyio
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp_types import CallToolResult, ListToolsResult, Tool
+
+async def tools(context, params):
+    schema = {"type": "object", "$ref": "REF"}
+    tool = Tool(name="see", input_schema={"type": "object"}, output_schema=schema)
+    return ListToolsResult(tools=[tool])
+
+async def call(context, params):
+    return CallToolResult(content=[], structured_content={"value": 1})
+
+async def main():
+    server = Server("odd", on_list_tools=tools, on_call_tool=call)
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+anyio.run(main)
+"""
 
 
 # 6. verifiers
