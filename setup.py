@@ -42,10 +42,17 @@ TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
 GYM = ["reasoning-gym==0.1.25"]
 # mcp 2.2 no longer opens addresses that a server's schema names (CVE-2026-116686); no call of ours
 # comes to that place in an older one.
-MCP = ["mcp>=2.2,<3"]
+MCP = ["mcp>=2.2,<3", "mcp-types>=2.2,<3", "httpx2>=2.16,<3"]
 # It pins mcp 2.0.0, so the extra mcp is installed without it (make extras), and asks for an openai
 # below 3; it needs the renderers, with which turns are put together.
 VERIFIERS = ["verifiers==0.4.0", "renderers==0.1.12"]
+# Agents of docs/environments.md, which a test plays.
+FRAMEWORKS = [
+    "langchain-openai==1.7.4",
+    "langgraph==1.2.24",
+    "smolagents==1.26.0",
+    "instructor==1.17.0",
+]
 # Ray's core alone. It needs click, filelock, jsonschema, msgpack, packaging, protobuf, pyyaml and
 # requests, all small; nothing of it touches torch.
 RAY = ["ray==2.60.0"]
@@ -63,6 +70,7 @@ TEST = [
     *RAY,
     *GYM,
     *VERIFIERS,
+    *FRAMEWORKS,
 ]
 
 

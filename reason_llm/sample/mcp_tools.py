@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -26,7 +27,6 @@ import orjson
 from pydantic import Field
 
 from reason_llm.config import installation
-from reason_llm.data.time_limit import within
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_object
 from reason_llm.rollout import KNOWN_FIELDS_ONLY, record_from_json
@@ -244,8 +244,9 @@ def _told(error: BaseException) -> str:
     """The first error of a group of them, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    own = isinstance(error, ConfigError | TimeoutError)
-    return one_line(error) if own else f"{type(error).__name__}: {one_line(error)[:300]}"
+    if isinstance(error, ConfigError):
+        return one_line(error)
+    return f"{type(error).__name__}: {one_line(error)[:300]}"
 
 
 def _text(part: Any) -> str:
@@ -279,7 +280,14 @@ def mcp_tools(asked: str) -> Plays:
             pass
 
     try:
-        within(START_SECONDS, "the start", lambda: asyncio.run(tried()))
+        with ThreadPoolExecutor(1) as thread:  # a notebook's own has a loop already
+            started = asyncio.wait_for(tried(), START_SECONDS)
+            thread.submit(asyncio.run, started).result()
+    except TimeoutError as error:
+        raise ConfigError(
+            f"sample.environment=mcp:{asked}: the servers took more than {START_SECONDS:g} s to "
+            "start and to list their tools; start them by hand to see why"
+        ) from error
     except Exception as error:
         raise ConfigError(f"sample.environment=mcp:{asked}: {_told(error)}") from error
 

@@ -1,7 +1,7 @@
 """Rollouts of programs that ask for the model's turns themselves, over the token server.
 
     agent:path/to/file.py:function   an async function of the user's own, with any client of OpenAI
-    mcp:COMMAND ARGUMENTS            the model calls the tools of an MCP server
+    mcp:COMMAND, address or file     the model calls the tools of MCP servers
     verifiers                        tasks of ``data.train: verifiers:TASKSET``, with their rewards
 
 All programs of a wave run in one thread with one event loop. Each ends with what it returns: a

@@ -837,10 +837,9 @@ def test_a_published_taskset_unchanged(
 
 
 def small(folder: Path, **options: Any) -> Config:
-    return small_config(
-        folder, score__rewards=["environment"], sample__max_new_tokens=100,
-        sample__environment_seconds=60, **options,
-    )  # fmt: skip
+    usual = {"score__rewards": ["environment"], "sample__max_new_tokens": 100,
+             "sample__environment_seconds": 60}  # fmt: skip
+    return small_config(folder, **usual | options)
 
 
 @long
@@ -859,17 +858,30 @@ def test_a_run_of_a_taskset(tmp_path: Path) -> None:
 
 
 @long
-def test_killed_in_a_wave_it_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("environment", ["two_turns", "with_mcp", "mcp"])
+def test_killed_in_a_wave_it_goes_on_to_the_same_bits(environment: str, tmp_path: Path) -> None:
+    """Also with requests in parallel, and with MCP over HTTP, from the agent and as tools."""
+    with ExitStack() as stack:
+        url = "" if environment == "two_turns" else stack.enter_context(http_server())
+        killed_and_whole(environment, url, tmp_path)
+
+
+def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
+    is_mcp = environment == "mcp"
+
     def adapter(folder: Path, *killed: str) -> tuple[bytes, Any]:
         folder.mkdir(exist_ok=True)
         config = small(
-            folder, sample__environment=f"agent:{AGENTS}:two_turns", sample__prompts_per_wave=2
-        )
+            folder, sample__prompts_per_wave=2,
+            sample__environment=f"mcp:{url}" if is_mcp else f"agent:{AGENTS}:{environment}",
+            **({"score__rewards": ["tag_count"]} if is_mcp else {}),
+        )  # fmt: skip
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
         script = [str(FIXTURES / "die_at.py"), *killed] if killed else ["scripts/train.py"]
         command = [sys.executable, *script, str(path), "--log.console", "plain"]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        env = os.environ | {"MCP_URL": url}
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
         assert ended.returncode == (-9 if killed else 0), ended.stderr
         run = folder / "runs" / "small"
         weights = run / "adapter" / "adapter_model.safetensors"
