@@ -45,13 +45,15 @@ check: $(VLLM_CPU)
 	$(VENV)/bin/mypy
 	$(PYTEST) $(BY_FILE)
 
-# The extras of setup.py, together and the one that contradicts others apart, resolved for each Python
-# that they are for; nothing is installed but uv, which resolves.
-TOGETHER := vllm unsloth gpu trackers ray gym verifiers test
+# The extras of setup.py, those that contradict others apart, resolved for each Python that they are
+# for; nothing is installed but uv, which resolves. verifiers pins an mcp that the extra mcp refuses,
+# and openenv needs an older one than either.
+APART := --extra vllm --extra unsloth --extra gpu --extra trackers --extra ray --extra gym
 extras: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet uv
 	for version in 3.11 3.12 3.13 3.14; do echo "make: Python $$version"; \
-		for extras in "$(TOGETHER:%=--extra %)" "--extra openenv"; do \
+		for extras in "$(APART) --extra mcp" "$(APART) --extra verifiers --extra test" \
+				"--extra openenv"; do \
 			$(VENV)/bin/uv pip compile --quiet $$extras --python-version $$version setup.py \
 				> /dev/null || exit 1; done; done
 

@@ -41,13 +41,23 @@ UNSLOTH = ["unsloth==2026.10.7", "unsloth-zoo==2026.10.7"]
 # trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
 TRACKERS = ["tensorboard==2.21.0", "wandb==0.31.0", "trackio==0.43.0"]
 GYM = ["reasoning-gym==0.1.25"]
-# It pins mcp, which reads MCP servers for us, too, and asks for an openai below 3; it needs the
-# renderers, with which turns are put together.
-VERIFIERS = ["verifiers==0.4.0", "renderers==0.1.12", "mcp==2.0.0"]
+# mcp 2.2 no longer opens addresses that a server's schema names (CVE-2026-116686); no call of ours
+# comes to that place in an older one.
+MCP = ["mcp>=2.2,<3", "mcp-types>=2.2,<3", "httpx2>=2.16,<3"]
+# It pins mcp 2.0.0, so the extra mcp is installed without it (make extras), and asks for an openai
+# below 3; it needs the renderers, with which turns are put together.
+VERIFIERS = ["verifiers==0.4.0", "renderers==0.1.12"]
 # For clients of OpenEnv's servers in one's own environments. It needs fastmcp below 4, and so mcp
 # below 2, where verifiers 0.4.0 pins mcp 2.0.0 and vLLM 0.31 needs mcp 2: an installation has this
 # one, or those. verifiers[openenv] brings OpenEnv 0.4.1.
 OPENENV = ["openenv==0.10.0"]
+# Agents of docs/environments.md, which a test plays.
+FRAMEWORKS = [
+    "langchain-openai==1.7.4",
+    "langgraph==1.2.24",
+    "smolagents==1.26.0",
+    "instructor==1.17.0",
+]
 # Ray's core alone. It needs click, filelock, jsonschema, msgpack, packaging, protobuf, pyyaml and
 # requests, all small; nothing of it touches torch.
 RAY = ["ray==2.60.0"]
@@ -65,6 +75,7 @@ TEST = [
     *RAY,
     *GYM,
     *VERIFIERS,
+    *FRAMEWORKS,
 ]
 
 
@@ -131,6 +142,7 @@ setup(
         "trackers": TRACKERS,
         "ray": RAY,
         "gym": GYM,
+        "mcp": MCP,
         "verifiers": VERIFIERS,
         "openenv": OPENENV,
         "test": TEST,

@@ -56,6 +56,8 @@ OWNERS = {
     "ray": {"run"},
     "aiohttp": {"sample"},
     "mcp": {"sample"},
+    "mcp_types": {"sample"},
+    "httpx2": {"sample"},
     "verifiers": {"data", "sample"},
     "renderers": {"data", "sample"},
 }
@@ -172,7 +174,7 @@ def test_what_is_imported_is_declared() -> None:
     roots -= {*sys.stdlib_module_names, "reason_llm"}
     imported = {canonicalize_name(IMPORTED_AS.get(root, root)) for root in roots}
     names = {key: {canonicalize_name(r.name) for r in rows} for key, rows in declared().items()}
-    extras = "VLLM", "UNSLOTH", "TRACKERS", "RAY", "GYM", "VERIFIERS"
+    extras = "VLLM", "UNSLOTH", "TRACKERS", "RAY", "GYM", "MCP", "VERIFIERS"
     optional = set().union(*(names[extra] for extra in extras))
     optional.add("triton")  # comes with torch for CUDA
     assert imported - optional - names["BASE"] == set()

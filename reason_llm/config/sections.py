@@ -260,7 +260,8 @@ class SampleSection(Section):
     """path/to/file.py:Class, which answers what the model writes, turn by turn, or whose methods
     are tools that the model may call. {name: path/to/file.py:Class}: the column environment of each
     row names its own. agent:path/to/file.py:function, an async function that asks the model itself;
-    mcp:COMMAND, the tools of an MCP server; verifiers, for tasks of data.train=verifiers:TASKSET
+    mcp:COMMAND, mcp:https://… or mcp:servers.json, tools of MCP servers; verifiers, for tasks of
+    data.train=verifiers:TASKSET
     (docs/environments.md). All run in this process or beside it: it is your own code. null: one
     answer and no more."""
     turns: Count = 8

@@ -14,8 +14,8 @@ from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
 from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
 
 
-def turn_seed(seed: int, rollout: int, turn: int) -> int:
-    """Seed of a turn, from its wave's, the rollout's number there and its own."""
+def turn_seed(seed: int, rollout: int, turn: int | str) -> int:
+    """Seed of a turn, from its wave's, the rollout's number there and its own number or name."""
     return random.Random(f"{seed}/{rollout}/turn/{turn}").getrandbits(62)
 
 
@@ -34,11 +34,14 @@ class Barrier:
         self._sampler = sampler
         self._seed = seed
         self._number = 0
-        self.keys: dict[Any, tuple[Prompt, SamplingParams]] = {}
+        self.keys: dict[Any, tuple[Prompt, SamplingParams, int | None]] = {}
 
-    def add(self, key: Any, prompt: Prompt, params: SamplingParams, seed: int) -> None:
-        """Add a request to the next batch, which has a seed of its own."""
-        self.keys[key] = prompt, params
+    def add(
+        self, key: Any, prompt: Prompt, params: SamplingParams, seed: int, fixed: bool = False
+    ) -> None:
+        """Add a request to the next batch. All share the batch's seed but those of a fixed seed,
+        which are sampled one by one."""
+        self.keys[key] = prompt, params, seed if fixed else None
 
     def keep(self, is_wanted: Callable[[Any], bool]) -> None:
         """Nothing is under way between the batches."""
@@ -46,17 +49,23 @@ class Barrier:
     def step(self, progress: Progress) -> list[tuple[Any, tuple[Completion, ...]]]:
         """Sample the batch."""
         asked, self.keys = self.keys, {}
-        if not asked:
-            return []
-        number = f"{self._seed}/turn/{self._number}"
-        self._number += 1
-        groups = self._sampler.sample(
-            [prompt for prompt, _ in asked.values()],
-            max((own for _, own in asked.values()), key=lambda own: own.max_new_tokens),
-            random.Random(number).getrandbits(63),
-            progress,
-        )
-        return [(key, group.completions) for key, group in zip(asked, groups, strict=True)]
+        shared = {key: (p, params) for key, (p, params, seed) in asked.items() if seed is None}
+        found: dict[Any, tuple[Completion, ...]] = {}
+        if shared:
+            number = f"{self._seed}/turn/{self._number}"
+            self._number += 1
+            groups = self._sampler.sample(
+                [prompt for prompt, _ in shared.values()],
+                max((own for _, own in shared.values()), key=lambda own: own.max_new_tokens),
+                random.Random(number).getrandbits(63),
+                progress,
+            )
+            found |= {key: group.completions for key, group in zip(shared, groups, strict=True)}
+        for key, (prompt, params, seed) in asked.items():
+            if seed is not None:
+                (group,) = self._sampler.sample([prompt], params, seed, progress)
+                found[key] = group.completions
+        return [(key, found[key]) for key in asked]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Rollouts of programs that ask for the model's turns themselves, over the token server.
 
     agent:path/to/file.py:function   an async function of the user's own, with any client of OpenAI
-    mcp:COMMAND ARGUMENTS            the model calls the tools of an MCP server
+    mcp:COMMAND, address or file     the model calls the tools of MCP servers
     verifiers                        tasks of ``data.train: verifiers:TASKSET``, with their rewards
 
 All programs of a wave run in one thread with one event loop. Each ends with what it returns: a
@@ -19,6 +19,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -74,9 +75,12 @@ class Sessions:
                 for session, ask in asked:
                     prompt = replace(session.prompt, token_ids=ask.ids)
                     own = replace(params, num_completions=1, max_new_tokens=ask.most)
-                    number = rollouts.index(session)
-                    own_seed = turn_seed(seed, number, session.notes["turns"])
-                    batch.add((session, ask), prompt, own, own_seed)
+                    if batch.joins:  # else the answer is cut when it is whole
+                        own = replace(own, stop=(*params.stop, *ask.stop))
+                    turn = session.drawn if ask.seed is None else f"seed {ask.seed}"
+                    session.drawn += 1
+                    own_seed = turn_seed(seed, rollouts.index(session), turn)
+                    batch.add((session, ask), prompt, own, own_seed, ask.seed is not None)
                 if not batch.keys:
                     break
                 done = dict(batch.step(lambda tokens, ended: progress(tokens, 0)))
@@ -103,7 +107,9 @@ class Sessions:
         asks = [prompt] * len(silent)
         said = wave.sampler.sample(asks, one, wave.seed, lambda tokens, ended: None)
         for each, (completion,) in zip(silent, (g.completions for g in said), strict=True):
-            if each.finish is None:
+            if each.notes["turns"]:
+                each.fail("all answers of the model were cut before their first token by stop")
+            elif each.finish is None:
                 each.fail("it never asked the model")
             ids, logprobs = list(completion.token_ids), list(completion.logprobs)
             each.branches.append(Branch(prompt.token_ids, ids, logprobs, text=completion.text))
@@ -150,9 +156,24 @@ def _agents() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     """The loop in which programs run, and its thread: one for all waves, since some libraries keep
     what belongs to the first loop that they meet."""
     loop = asyncio.new_event_loop()
+    loop.set_task_factory(_task)
     thread = threading.Thread(target=_run, args=(loop,), name="agents", daemon=True)
     thread.start()
     return loop, thread
+
+
+_PLAYED: ContextVar[tuple[TokenServer, Session] | None] = ContextVar("_PLAYED", default=None)
+"""The rollout to which a task and those that it starts belong."""
+
+
+def _task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> "asyncio.Task[Any]":
+    """A task, counted where it is of a rollout."""
+    task = asyncio.Task(work, loop=loop, **options)
+    context = options.get("context")
+    if (played := context.get(_PLAYED) if context is not None else _PLAYED.get()) is not None:
+        server, session = played
+        server.begins(session, task, asyncio.current_task(loop))
+    return task
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -192,6 +213,8 @@ async def _play_all(own: Sessions, server: TokenServer) -> None:
         assert task is not None
         endpoint = Endpoint(server.url, session.key, list(session.prompt.extra[CHAT]))
         session.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        _PLAYED.set((server, session))
+        server.begins(session, task, None)
         try:
             _end(session, await play(session, endpoint))
         except asyncio.CancelledError:

@@ -1,7 +1,8 @@
 """The policy behind a port of this machine, while rollouts are sampled.
 
     POST /inference/v1/generate   token ids in, token ids and log-probs out; vLLM's form
-    POST /v1/chat/completions     messages in, a message out; OpenAI's form, not streamed
+    POST /v1/chat/completions     messages in, a message out; OpenAI's form
+    POST /v1/responses            items in, items out; OpenAI's form
     GET  /v1/models               the one model and its context
 
 The port is of 127.0.0.1 and open while one wave is sampled. Who asks names a rollout of that wave:
@@ -10,20 +11,25 @@ by the rollout's own key, or by the wave's key and ``X-Session-ID``. Keys are ne
 **The barrier.** The model is asked when every live rollout waits for it, in the rollouts' order, so
 that what is drawn does not depend on who came first. With vLLM a request joins the batch under way.
 Who keeps all others waiting for too long is ended. What was sampled is never encoded again: a chat
-that goes on from an earlier answer is asked with the ids so far and those of the reply.
+that goes on from an earlier answer is asked with the ids so far and those of the reply. A rollout
+may ask in parallel: each request is a conversation, and it waits once all its tasks do.
 
 Source: the request and the answer of ``renderers`` 0.1.12 (``client.py``), which verifiers 0.4 and
-vLLM's ``/inference/v1/generate`` share. Differs: temperature and filters of a request are ignored,
-since what is learned must be drawn from the policy.
+vLLM's ``/inference/v1/generate`` share. Differs: a request's temperature and filters are ignored
+with a warning, and what else would change the distribution is refused (``openai_api``), since what
+is learned must be drawn from the policy.
 """
 
 import asyncio
 import hmac
 import secrets
 import threading
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -35,13 +41,26 @@ from reason_llm.errors import ReasonError, one_line
 from reason_llm.files import MIB
 from reason_llm.model import decode
 from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
+from reason_llm.sample.openai_api import (
+    FORMS,
+    MODEL,
+    ChatAnswer,
+    ChatRequest,
+    Draw,
+    body_of,
+    check_members,
+    draw_of,
+    limited,
+)
 
-MODEL = "policy"
 MOST_BYTES = 8 * MIB
 """Of a request."""
 MOST_CONNECTIONS = 1024
 """Of connections beside one for each rollout."""
 SESSION = "X-Session-ID"
+SETTLE_SECONDS = 0.3
+"""How long the barrier waits for tasks of a rollout that has asked, and may ask in parallel. A task
+that is idle for longer (of a client's own, say) is waited for no more."""
 
 
 @dataclass(slots=True)
@@ -57,11 +76,23 @@ class Branch:
     """Of the model's last turn."""
     messages: Messages = field(default_factory=list)
     """Where it is a chat: as the client knows them, the model's last answer included."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Where it is a chat: the tools in its prompt."""
 
     @property
     def sampled(self) -> int:
         """Number of tokens that the model wrote."""
         return len(self.ids) - sum(span.end - span.start for span in self.spans)
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Add ids that the model did not write."""
+        start, end = len(self.ids), len(self.ids) + len(ids)
+        if self.spans and self.spans[-1].end == start:
+            start = self.spans.pop().start
+        if end > start:
+            self.spans.append(Span(start, end))
+        self.ids += ids
+        self.logprobs += [0.0] * len(ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,11 +104,18 @@ class Ask:
     """Ids after those of the branch, which the model did not write."""
     most: int
     answer: "asyncio.Future[Completion]"
+    stop: tuple[str, ...] = ()
+    """Strings before which the answer is cut."""
+    seed: int | None = None
+    """Its own, where the request has one."""
+    ids: tuple[int, ...] = field(init=False)
+    """All that the model reads."""
+    known: int = field(init=False)
+    """Number of the branch's ids among them."""
 
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """All that the model reads."""
-        return (*self.branch.prompt, *self.branch.ids, *self.added)
+    def __post_init__(self) -> None:
+        self.ids = (*self.branch.prompt, *self.branch.ids, *self.added)
+        self.known = len(self.branch.ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +125,14 @@ class Session:
     prompt: Prompt
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     branches: list[Branch] = field(default_factory=list)
-    ask: Ask | None = None
+    asks: list[Ask] = field(default_factory=list)
+    """Its open requests."""
+    drawn: int = 0
+    """Number of answers that were begun; they number the seeds."""
+    tasks: "dict[asyncio.Task[Any], int]" = field(default_factory=dict)
+    """Its running tasks, each with the number of those that it started."""
+    idle: "set[asyncio.Task[Any]]" = field(default_factory=set)
+    """Tasks that are not waited for."""
     finish: FinishReason | None = None
     """Why it asks no more, where that is known."""
     has_ended: bool = False
@@ -108,31 +153,37 @@ class Session:
         """The branch in which the model wrote most."""
         return max(self.branches, key=lambda branch: branch.sampled)
 
+    @property
+    def busy(self) -> "set[asyncio.Task[Any]]":
+        """Tasks of which each may ask; one that waits for others does not."""
+        return {task for task, started in self.tasks.items() if not started} - self.idle
+
+    @property
+    def waits(self) -> bool:
+        """Whether all that it does is to wait for the model."""
+        return bool(self.asks) and len(self.asks) >= len(self.busy)
+
     def fail(self, problem: str) -> None:
         """End it by a fault."""
         self.finish, self.notes["problem"] = "error", problem[:1000]
         self.notes.pop("reward", None)
 
-    def take(self, ask: Ask, completion: Completion) -> Completion:
-        """Add an answer of the model, cut where the rollout has no more room."""
-        branch = ask.branch
-        if not branch.ids:
-            self.branches.append(branch)
-        if ask.added:
-            end = len(branch.ids) + len(ask.added)
-            branch.spans.append(Span(len(branch.ids), end))
-            branch.ids += ask.added
-            branch.logprobs += [0.0] * len(ask.added)
-        if len(completion.token_ids) > (most := ask.most):
-            ids, logprobs = completion.token_ids[:most], completion.logprobs[:most]
-            completion = replace(
-                completion, token_ids=ids, logprobs=logprobs, finish_reason="length"
-            )
+    def take(self, ask: Ask, completion: Completion, rest: Sequence[int] = ()) -> None:
+        """Add an answer of the model, and ids of what it says after the last whole token."""
+        branch, added = ask.branch, ask.added
+        if len(branch.ids) > ask.known:  # another request went on from there
+            branch, added = Branch(ask.ids, tools=branch.tools), ()
+            ask.branch = branch
+        branch.add(added)
         branch.ids += completion.token_ids
         branch.logprobs += completion.logprobs
+        branch.add(rest)
+        branch.messages = []  # until the client has the answer
+        if branch.sampled and all(each is not branch for each in self.branches):
+            self.branches.append(branch)
         self.notes["turns"] += 1
-        self.ask, self.is_cut = None, completion.finish_reason == "length"
-        return completion
+        self.asks.remove(ask)
+        self.is_cut = completion.finish_reason == "length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +198,9 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Params:
-    max_tokens: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Generate:
     token_ids: TokenIds
-    sampling_params: _Params = _Params()
-
-
-@dataclass(frozen=True, slots=True)
-class _Chat:
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    stream: bool | None = None
-    stop: Any = None
-    response_format: Any = None
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -222,51 +255,132 @@ class TokenServer:
             session.has_ended = True
             self._changed.notify_all()
 
+    def begins(
+        self, session: Session, task: "asyncio.Task[Any]", parent: "asyncio.Task[Any] | None"
+    ) -> None:
+        """The rollout runs this task, too, which that one started."""
+        with self._changed:
+            session.tasks[task] = 0
+            if parent in session.tasks:
+                session.tasks[parent] += 1
+        task.add_done_callback(partial(self._done, session, parent))
+
+    def _done(
+        self, session: Session, parent: "asyncio.Task[Any] | None", task: "asyncio.Task[Any]"
+    ) -> None:
+        with self._changed:
+            del session.tasks[task]
+            session.idle.discard(task)
+            if parent in session.tasks:
+                session.tasks[parent] -= 1
+            if session.asks:
+                self._changed.notify_all()
+
     def wants(self, asked: tuple[Session, Ask]) -> bool:
         """Whether the rollout still waits for this."""
         session, ask = asked
-        return session.ask is ask and not session.has_ended
+        return ask in session.asks and not session.has_ended
 
     def waiting(
         self, under_way: Collection[tuple[Session, Ask]] = (), *, joins: bool = False
     ) -> list[tuple[Session, Ask]]:
-        """The rollouts that wait, once every live one does, and none when all have ended; while
-        others are under way, at once those that are not; with ``joins`` as soon as there is one."""
+        """Open requests, in an order that does not depend on which came first; blocks until every
+        live rollout waits, and gives none when all have ended. While others are under way, at once
+        those that are not; with ``joins`` as soon as there is one."""
         seconds = self.section.environment_seconds
         with self._changed:
             while True:
                 live = [each for each in self.sessions if not each.has_ended]
-                late = [each for each in live if each.ask is None]
-                asked = [(each, each.ask) for each in live if each.ask is not None]
-                asked = [each for each in asked if each not in under_way]
-                if not late or under_way or (joins and asked):
-                    return asked
-                if self._changed.wait(seconds):
+                late = [each for each in live if not each.asks]
+                part = [] if late or joins else [each for each in live if not each.waits]
+                if joins or under_way or not (late or part):
+                    asked = self._within_turns(live, under_way)
+                    if asked or under_way or not live:
+                        return asked
+                if self._changed.wait(SETTLE_SECONDS if part else seconds):
                     continue
+                for each in part:
+                    each.idle |= each.busy
                 for each in late:
                     each.fail(f"it took longer than {seconds:g} s to ask again or to end")
                     each.has_ended = True
                     each.cancel()
 
+    def _within_turns(
+        self, live: Sequence[Session], under_way: Collection[tuple[Session, Ask]]
+    ) -> list[tuple[Session, Ask]]:
+        """The open requests but for those under way; those beyond ``sample.turns`` are refused."""
+        begun = Counter(session for session, _ in under_way)
+        found: list[tuple[Session, Ask]] = []
+        for session in live:
+            asks = [each for each in session.asks if (session, each) not in under_way]
+            if len(asks) > 1:
+                asks.sort(key=lambda each: (each.ids, each.most, each.stop, each.seed or 0))
+            room = self.section.turns - session.notes["turns"] - begun[session]
+            for ask in asks[room:]:
+                session.asks.remove(ask)
+                self._loop.call_soon_threadsafe(_refuse, ask.answer, self._out_of_turns(session))
+            found += [(session, ask) for ask in asks[:room]]
+        return found
+
+    def _out_of_turns(self, session: Session) -> ValueError:
+        session.finish = session.finish or "turns"
+        return ValueError(f"the rollout had its {self.section.turns} turns (sample.turns)")
+
     def answer(self, asked: Sequence[tuple[Session, Ask]], answers: Sequence[Completion]) -> None:
         """Give each of these the model's answer; it is nothing to a client that has gone."""
-        given = []
-        with self._changed:
-            for (session, ask), completion in zip(asked, answers, strict=True):
-                if self.wants((session, ask)):
-                    given.append((ask, session.take(ask, completion)))
-        rows = [each.token_ids for _, each in given]
+        answers = [limited(c, ask.most) for c, (_, ask) in zip(answers, asked, strict=True)]
+        rows = [list(each.token_ids) for each in answers]
         texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
-        for (ask, completion), text in zip(given, texts, strict=True):
-            ask.branch.text = text
-            self._loop.call_soon_threadsafe(_give, ask.answer, replace(completion, text=text))
+        for (session, ask), completion, text in zip(asked, answers, texts, strict=True):
+            try:
+                completion, rest = self._before_stop(replace(completion, text=text), ask.stop)
+            except ReasonError as error:  # the tokenizer cannot write what is before the string
+                with self._changed:
+                    session.asks.remove(ask)
+                self._loop.call_soon_threadsafe(_refuse, ask.answer, error)
+                continue
+            with self._changed:
+                if not self.wants((session, ask)):
+                    continue
+                session.take(ask, completion, rest)
+                if ask.stop and len(completion.text) < len(text):
+                    session.notes["stops"] = session.notes.get("stops", 0) + 1
+            ask.branch.text = completion.text
+            self._loop.call_soon_threadsafe(_give, ask.answer, completion)
+
+    def _before_stop(
+        self, completion: Completion, stop: Sequence[str]
+    ) -> tuple[Completion, list[int]]:
+        """The completion up to the first of these strings, in whole tokens, and ids of the text
+        between the last of them and the string."""
+        text, ids = completion.text, completion.token_ids
+        ends = [at for each in stop if (at := text.find(each)) >= 0]
+        if not ends:
+            return completion, []
+        said = text[: min(ends)]
+
+        def begin(count: int) -> str:
+            (decoded,) = decode(self.renderer.tokenizer, [list(ids[:count])])
+            return decoded
+
+        kept = bisect_right(range(1, len(ids) + 1), len(said), key=lambda n: len(begin(n)))
+        while kept and not said.startswith(begin(kept)):  # of a character of several tokens
+            kept -= 1
+        rest = said[len(begin(kept)) :] if kept else said
+        completion = replace(
+            completion, token_ids=ids[:kept], logprobs=completion.logprobs[:kept], text=said,
+            finish_reason="stop",
+        )  # fmt: skip
+        return completion, self.renderer.token_ids("an answer", rest) if rest else []
 
     # In the server's own thread
 
     async def _open(self) -> None:
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_post("/inference/v1/generate", self._answered(self._generate))
-        app.router.add_post("/v1/chat/completions", self._answered(self._chat))
+        for path in FORMS:
+            app.router.add_post(path, self._answered(self._chat))
         app.router.add_get("/v1/models", self._answered(self._models))
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
@@ -290,7 +404,10 @@ class TokenServer:
     def _answered(self, handler: Callable[[Session, web.Request], Any]) -> Any:
         async def handle(request: web.Request) -> web.Response:
             try:
-                content = orjson.dumps(await handler(self._session(request), request))
+                answered = await handler(self._session(request), request)
+                if isinstance(answered, web.Response):
+                    return answered
+                content = orjson.dumps(answered)
                 return web.Response(body=content, content_type="application/json")
             except PermissionError as error:
                 status, text = 401, str(error)
@@ -298,6 +415,8 @@ class TokenServer:
                 status, text = 413, f"a request has at most {MOST_BYTES:,} bytes"
             except (ReasonError, ValueError) as error:
                 status, text = 400, one_line(error)
+            except Exception as error:  # noqa: BLE001  (whatever a request holds, the run continues)
+                status, text = 400, f"{type(error).__name__}: {one_line(error)[:300]}"
             problem = {"message": text, "type": "invalid_request_error", "code": status}
             return web.json_response({"error": problem}, status=status)
 
@@ -321,12 +440,22 @@ class TokenServer:
         return {"object": "list", "data": [model]}
 
     async def _generate(self, session: Session, request: web.Request) -> Any:
-        asked = record_from_json(_Generate, orjson.loads(await request.read()))
-        params = asked.sampling_params
-        if not set(params.stop_token_ids) <= set(self.end_token_ids):
+        body = body_of(await request.read())
+        given = body.pop("sampling_params", {})
+        if not isinstance(given, dict):
+            raise ValueError(f"sampling_params={given!r:.100} is no object")
+        params = {name: value for name, value in given.items() if value is not None}
+        if params.get("logprobs", 1) not in (0, 1):
+            raise ValueError("logprobs is not offered: only the sampled token's log-prob is known")
+        check_members(body, ("token_ids",), self.section)
+        read = ("max_tokens", "stop", "stop_token_ids", "seed", "logprobs")
+        check_members(params, read, self.section)
+        draw, ends = draw_of(params), params.get("stop_token_ids", ())
+        asked = record_from_json(_Generate, {**body, "stop_token_ids": ends})
+        if not set(asked.stop_token_ids) <= set(self.end_token_ids):
             raise ValueError(
-                f"stop_token_ids={list(params.stop_token_ids)} are not all of the model's end "
-                f"tokens {sorted(self.end_token_ids)}; take the renderer of this model"
+                f"stop_token_ids={list(asked.stop_token_ids)!r:.100} are not all of the model's "
+                f"end tokens {sorted(self.end_token_ids)}; take the renderer of this model"
             )
         if (last := len(self.renderer.tokenizer) - 1) < (largest := max(asked.token_ids)):
             raise ValueError(f"token_ids has {largest}; the vocabulary ends at {last}")
@@ -335,7 +464,7 @@ class TokenServer:
             so_far = (*each.prompt, *each.ids)
             if len(ids) > len(so_far) and ids[: len(so_far)] == so_far:
                 branch, added = each, ids[len(so_far) :]
-        completion = await self._sampled(session, branch, added, params.max_tokens)
+        completion, _ = await self._sampled(session, branch, added, draw)
         content: list[dict[str, Any]] = [
             {"token": f"token_id:{number}", "logprob": logprob, "bytes": None, "top_logprobs": []}
             for number, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
@@ -345,60 +474,63 @@ class TokenServer:
             "finish_reason": completion.finish_reason,
         }]}  # fmt: skip
 
-    async def _chat(self, session: Session, request: web.Request) -> Any:
-        asked = record_from_json(_Chat, orjson.loads(await request.read()))
-        for name, usual in (("n", 1), ("stream", False), ("stop", None), ("response_format", None)):
-            if (value := getattr(asked, name)) not in (None, usual):
-                raise ValueError(f"{name}={value!r:.100} is not offered; leave it out")
-        messages = plain_messages(asked.messages)
-        renderer = replace(self.renderer, tools=tuple(asked.tools or ()))
+    async def _chat(self, session: Session, request: web.Request) -> web.Response:
+        read, write = FORMS[request.path]
+        asked = read(body_of(await request.read()), self.section)
+        answer = await self._chat_answer(session, asked)
+        whole, lines = write(answer)
+        if not asked.stream:
+            return web.Response(body=orjson.dumps(whole), content_type="application/json")
+        content = b"".join(line + b"\n\n" for line in lines)
+        return web.Response(body=content, content_type="text/event-stream")
+
+    async def _chat_answer(self, session: Session, asked: ChatRequest) -> ChatAnswer:
+        messages, tokenizer = asked.messages, self.renderer.tokenizer
+        renderer = replace(self.renderer, tools=asked.tools)
         if asked.tools:
             renderer.check_tools("a request")
-        branch, added = Branch(()), list[int]()
+        branch, added = Branch((), tools=asked.tools), list[int]()
         for each in session.branches:
             known = len(each.messages)
             if known and known < len(messages) and messages[:known] == each.messages:
-                branch = each
+                branch = each if each.tools == asked.tools else branch
         if branch.ids:
             tail = messages[len(branch.messages) :]
             added = renderer.after(branch.ids, tail, self.section.reply_tokens)
         else:
-            branch = Branch(renderer.prompt("a chat", messages, "").token_ids)
-        most = asked.max_completion_tokens or asked.max_tokens
-        completion = await self._sampled(session, branch, tuple(added), most)
-        message: dict[str, Any] = {"role": "assistant"}
-        message["content"] = renderer.content_of(completion.text)
-        reason: str = completion.finish_reason
-        found = renderer.calls(completion.text, completion.token_ids) if asked.tools else []
-        if calls := [each for each in found if each]:
-            message["content"] = said_before(completion.text) or None
-            message["tool_calls"] = [
-                {"id": f"call_{session.notes['turns']}_{number}", "type": "function", "function": {
+            branch.prompt = renderer.prompt("a chat", messages, "").token_ids
+        completion, ask = await self._sampled(session, branch, tuple(added), asked.draw)
+        text, calls = completion.text, list[dict[str, Any]]()
+        if asked.tools and asked.may_call:
+            found = renderer.calls(text, completion.token_ids)
+            notes, unreadable = session.notes, found.count(None)
+            if found:
+                notes["calls"] = notes.get("calls", 0) + len(found)
+            if unreadable:
+                notes["failed_calls"] = notes.get("failed_calls", 0) + unreadable
+            calls = [
+                {"id": f"call_{notes['turns']}_{number}", "type": "function", "function": {
                     "name": name, "arguments": orjson.dumps(arguments).decode(),
-                }} for number, (name, arguments) in enumerate(calls)
+                }} for number, (name, arguments) in enumerate(filter(None, found))
             ]  # fmt: skip
-            reason = "tool_calls" if reason == "stop" else reason
-            session.notes["calls"] = session.notes.get("calls", 0) + len(calls)
-        branch.messages = [*messages, *plain_messages([message])]
-        read, wrote = len(branch.prompt) + len(branch.ids), len(completion.token_ids)
-        return {
-            "id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": 0,
-            "model": MODEL,
-            "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-            "usage": {
-                "prompt_tokens": read - wrote, "completion_tokens": wrote, "total_tokens": read,
-            },
-        }  # fmt: skip
+            text = said_before(text) if calls else renderer.content_of(text)
+        else:
+            text = renderer.content_of(text)
+        tokens = []
+        if asked.logprobs:
+            tokens = [tokenizer.decode([id]) for id in completion.token_ids]
+        answer = ChatAnswer(asked, completion, tokens, calls, text, len(ask.ids))
+        ask.branch.messages = [*messages, *plain_messages([answer.message])]
+        return answer
 
     async def _sampled(
-        self, session: Session, branch: Branch, added: tuple[int, ...], most: int | None
-    ) -> Completion:
+        self, session: Session, branch: Branch, added: tuple[int, ...], draw: Draw
+    ) -> tuple[Completion, Ask]:
         """The model's answer, once all rollouts wait."""
         section, own = self.section, self.most_tokens - len(branch.ids) - len(added)
         room = min(own, self.context_tokens - len(branch.prompt) - self.most_tokens + own)
         if session.notes["turns"] >= section.turns:
-            session.finish = "turns"
-            raise ValueError(f"the rollout had its {section.turns} turns (sample.turns)")
+            raise self._out_of_turns(session)
         if room < 1:
             problem = (
                 f"a prompt of {len(branch.prompt)} tokens leaves no room in the context of "
@@ -410,20 +542,19 @@ class TokenServer:
             session.finish = "length"
             raise ValueError(f"the rollout had its {self.most_tokens} tokens (max_new_tokens)")
         ask = Ask(
-            branch, added, min(room, section.turn_tokens or room, most or room),
-            self._loop.create_future(),
+            branch, added, min(room, section.turn_tokens or room, draw.max_tokens or room),
+            self._loop.create_future(), draw.stop, draw.seed,
         )  # fmt: skip
         with self._changed:
-            if session.ask is not None:
-                raise ValueError("the rollout waits for an answer; ask one at a time")
-            session.ask = ask
+            session.asks.append(ask)
             self._changed.notify_all()
         try:
-            return await ask.answer
+            return await ask.answer, ask
         finally:
             with self._changed:
-                if session.ask is ask:  # the client has gone
-                    session.ask = None
+                if ask in session.asks:  # the client has gone
+                    session.asks.remove(ask)
+                    self._changed.notify_all()
 
 
 class _Closed(asyncio.Protocol):
@@ -438,6 +569,11 @@ class _Closed(asyncio.Protocol):
 def _give(answer: "asyncio.Future[Completion]", completion: Completion) -> None:
     if not answer.done():
         answer.set_result(completion)
+
+
+def _refuse(answer: "asyncio.Future[Completion]", error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
 
 
 Play = Callable[[Session, Endpoint], Awaitable[Any]]

@@ -124,8 +124,10 @@ class VllmBatch:
         """vLLM's name of each request under way."""
         self._by_number: dict[str, Any] = {}
 
-    def add(self, key: Any, prompt: Prompt, params: SamplingParams, seed: int) -> None:
-        """Add a request, at any time."""
+    def add(
+        self, key: Any, prompt: Prompt, params: SamplingParams, seed: int, fixed: bool = False
+    ) -> None:
+        """Add a request, at any time; each has its seed, fixed or not."""
         (name,) = self._llm.enqueue(
             [{"prompt_token_ids": list(prompt.token_ids)}],
             [self._sampler._vllm_params(params, seed)],

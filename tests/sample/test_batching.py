@@ -74,8 +74,9 @@ def test_what_waits_beside_what_is_under_way() -> None:
     own = sessions(f"agent:{AGENTS}:two_turns")
     first, second, third = (Session(a_prompt(n)) for n in range(3))
     loop = asyncio.new_event_loop()
-    first.ask, second.ask = (Ask(Branch((1,)), (), 9, loop.create_future()) for _ in range(2))
-    asked = [(first, first.ask), (second, second.ask)]
+    for each in (first, second):
+        each.asks.append(Ask(Branch((1,)), (), 9, loop.create_future()))
+    asked = [(first, first.asks[0]), (second, second.asks[0])]
     with TokenServer([first, second, third], own.section, own.renderer, 99, 50, [END]) as server:
         assert server.waiting(joins=True) == asked  # the third keeps nobody waiting
         assert server.waiting(asked[:1], joins=True) == asked[1:]
@@ -83,7 +84,8 @@ def test_what_waits_beside_what_is_under_way() -> None:
         assert server.wants(asked[0])
         server.end(third)
         assert server.waiting() == asked
-        gone, second.ask = asked[1], None  # its client has gone
+        gone = asked[1]
+        second.asks.clear()  # its client has gone
         assert not server.wants(gone)
         for each in (first, second):
             server.end(each)
@@ -138,9 +140,11 @@ def test_who_comes_first_changes_no_token(
     """Over a barrier the rollouts would wait for each other for ever."""
     seeds, real = list[int](), VllmBatch.add
 
-    def add(batch: VllmBatch, key: Any, prompt: Any, params: Any, seed: int) -> None:
+    def add(
+        batch: VllmBatch, key: Any, prompt: Any, params: Any, seed: int, fixed: bool = False
+    ) -> None:
         seeds.append(seed)
-        real(batch, key, prompt, params, seed)
+        real(batch, key, prompt, params, seed, fixed)
 
     monkeypatch.setattr(VllmBatch, "add", add)
     forth, back = in_order(own, sampler, 0, 1, 2), in_order(own, sampler, 2, 1, 0)

@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +172,8 @@ def test_messages_are_as_templates_read_them() -> None:
         (f"agent:{AGENTS}:no_such", "has no function"),
         ("mcp:", "write mcp:COMMAND"),
         ("mcp:no_such --x", "there is no program no_such"),
+        ("mcp:'python", "No closing quotation; quote it"),
+        ("mcp:no_such.json", "no_such.json"),
         pytest.param("verifiers?colour=red", "write verifiers, or", marks=long),
         pytest.param("verifiers?renderer=no_such", "write verifiers, or", marks=long),
     ],
@@ -195,13 +197,17 @@ def test_options_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     small(tmp_path, sample__environment="verifiers_x.py:A")
 
 
-@pytest.mark.parametrize("environment", ["mcp:python server.py", "verifiers"])
-def test_without_the_package_it_says_so(environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("environment", "extra"), [("mcp:python server.py", "mcp"), ("verifiers", "verifiers")]
+)
+def test_without_the_package_it_says_so(
+    environment: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("reason_llm.sample.mcp_tools.find_spec", lambda name: None)
     for name in [name for name in sys.modules if name.startswith("verifiers")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[verifiers\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install -e '\.\[{extra}\]'"):
         sessions(environment)
     with pytest.raises(DataError, match=r"pip install -e '\.\[verifiers\]'"):
         list(read_rows("verifiers:never_read", "train"))
@@ -259,6 +265,23 @@ def test_the_barrier_makes_batches_that_hang_on_no_clock() -> None:
         seen.append(
             (groups, [[p.token_ids for p in asked] for asked in sampler.asked], sampler.seeds)
         )
+    assert seen[0] == seen[1] == seen[2]
+
+
+@long
+def test_requests_of_a_rollout_in_parallel_make_the_same_batches() -> None:
+    """Whichever comes first; those of a seed are drawn from it, alike in no two rollouts."""
+    own = sessions(f"agent:{AGENTS}:in_parallel")
+    seen = []
+    for _ in range(3):
+        sampler = Told("some words")
+        groups = play(own, sampler, [a_prompt(n) for n in range(3)], each=2)
+        assert [len(asked) for asked in sampler.asked] == [6, *[1] * 12, 6]
+        assert len(set(sampler.seeds)) == 2 + 6
+        for completion in (each for group in groups for each in group.completions):
+            assert completion.environment["turns"] == 4 and len(completion.others) == 3
+        asked = [[prompt.token_ids for prompt in prompts] for prompts in sampler.asked]
+        seen.append((groups, asked, sampler.seeds))
     assert seen[0] == seen[1] == seen[2]
 
 
@@ -382,27 +405,11 @@ def test_an_agent_that_goes_wrong_ends_its_rollout_alone(
 # 4. Refusals
 
 
-class Seen(Session):
-    """A rollout that tells when it begins to wait for the model, and when it no longer does."""
-
-    changed = threading.Condition()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "ask":
-            with self.changed:
-                self.changed.notify_all()
-
-    def comes_to_wait(self, waits: bool) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: (self.ask is not None) == waits, timeout=300)
-
-
 class Open:
     """A server with two rollouts, and a thread that answers."""
 
     def __init__(self, **options: Any) -> None:
-        self.sessions = [Seen(a_prompt(0)), Seen(a_prompt(1))]
+        self.sessions = [Session(a_prompt(0)), Session(a_prompt(1))]
         section = sessions(f"agent:{AGENTS}:two_turns", **options).section
         self.server = TokenServer(self.sessions, section, renderer(TOKENIZER), 100, 50, [END])
         self.sampler = Told("words")
@@ -424,6 +431,12 @@ class Open:
             self.server.end(session)
         self.thread.join()
         self.server.__exit__()
+
+    def has_open(self, count: int) -> None:
+        """Wait until the first rollout has that many open requests."""
+        asks, changed = self.sessions[0].asks, self.server._changed
+        with changed:
+            assert changed.wait_for(lambda: len(asks) == count, timeout=300)
 
     def ask(self, path: str, body: Any, key: str | None = None, **headers: str) -> httpx.Response:
         headers |= {"Authorization": f"Bearer {self.sessions[0].key if key is None else key}"}
@@ -454,7 +467,7 @@ def test_the_server_takes_and_refuses() -> None:
             (GENERATE, {"token_ids": [1] * 100}, 400, "no room in the context of 100"),
             (GENERATE, b"[" * 100_000, 400, ""),
             (GENERATE, b" " * (100 << 20), 413, f"{MOST_BYTES:,} bytes"),
-            (CHATS, {"messages": said, "stream": True}, 400, "stream=True is not offered"),
+            (CHATS, {"messages": said, "max_tokens": -100}, 400, "max_tokens=-100 is no number"),
         ]:  # fmt: skip
             refused = opened.ask(path, body)
             assert (refused.status_code, why in refused.json()["error"]["message"]) == (
@@ -475,7 +488,7 @@ def test_the_server_takes_and_refuses() -> None:
 
 
 @long
-def test_a_rollout_asks_once_at_a_time_and_a_client_that_goes_is_forgotten() -> None:
+def test_a_rollout_asks_in_parallel_and_a_client_that_goes_is_forgotten() -> None:
     with Open() as opened:
         first, second = opened.sessions
         body = {"token_ids": [1]}
@@ -486,15 +499,16 @@ def test_a_rollout_asks_once_at_a_time_and_a_client_that_goes_is_forgotten() -> 
                 f"Content-Length: {len(content)}\r\n\r\n".encode()
                 + content
             )
-            first.comes_to_wait(True)  # the second keeps it waiting
-        first.comes_to_wait(False)
-        thread = threading.Thread(target=opened.ask, args=(GENERATE, body))
-        thread.start()
-        first.comes_to_wait(True)
-        assert "ask one at a time" in opened.ask(GENERATE, body).text
+            opened.has_open(1)  # the second keeps it waiting
+        opened.has_open(0)
+        threads = [threading.Thread(target=opened.ask, args=(GENERATE, body)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        opened.has_open(2)
         opened.server.end(second)
-        thread.join()
-    assert first.notes["turns"] == 1
+        for thread in threads:
+            thread.join()
+    assert (first.notes["turns"], len(first.branches)) == (2, 2)
 
 
 # 5. MCP
@@ -509,29 +523,132 @@ def qwen() -> Renderer:
     return renderer(TOKENIZER, jinja)
 
 
+SERVER = str(FIXTURES / "mcp_server.py")
+
+
+@contextmanager
+def http_server(script: str = SERVER) -> Iterator[str]:
+    """The address of an MCP server over HTTP."""
+    command, env = [sys.executable, script, "http"], {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env=os.environ | env) as served:  # fmt: skip
+        try:
+            assert served.stdout is not None
+            url = served.stdout.readline().strip()
+            with httpx.Client(transport=httpx.HTTPTransport(retries=60)) as http:
+                http.get(url)  # until it listens
+            yield url
+        finally:
+            served.kill()
+
+
 @long
-def test_the_model_calls_the_tools_of_an_mcp_server() -> None:
-    path = f"PYTHONPATH={os.pathsep.join(sys.path)}"  # it gets no variables of ours
-    command = f"env {path} {sys.executable} {FIXTURES / 'mcp_server.py'}"
-    own = sessions(f"mcp:{command}", qwen(), context=3000)
-    texts = call("times", '{"first": 6, "second": 7}'), call("broken", "{}"), "it is 42"
-    (group,) = play(own, Told(*texts, numbered=False), [a_prompt()], each=2, most=600)
+@pytest.mark.parametrize("kind", ["program", "http", "file"])
+def test_the_model_calls_the_tools_of_an_mcp_server(kind: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        path = os.pathsep.join(sys.path)  # it gets no variables of ours
+        asked = f"env PYTHONPATH={path} {sys.executable} {SERVER}"
+        if kind != "program":
+            asked = stack.enter_context(http_server())
+        if kind == "file":
+            other = {"command": sys.executable, "args": ["-c", OTHER], "env": {"PYTHONPATH": path}}
+            servers = {"sums": {"type": "http", "url": asked}, "other": other}
+            (tmp_path / "servers.json").write_bytes(orjson.dumps({"mcpServers": servers}))
+            asked = str(tmp_path / "servers.json")
+        own = sessions(f"mcp:{asked}", qwen(), context=3000)
+        times = call("times", '{"first": 6, "second": 7}')
+        broken = call("broken", "{}") + "<tool_call>x</tool_call>"
+        texts = times, call("picture", "{}"), broken, call("greet", "{}"), "it is 42"
+        played = Told(*texts, numbered=False)
+        (group,) = play(own, played, [a_prompt()], each=2, most=900)
     for completion in group.completions:
         assert "<tool_response>\n42.\n</tool_response>" in completion.text
+        assert "a dot:\n[image/png of 12 bytes, left out]" in completion.text
         assert "out of order" in completion.text
+        assert ("hello" if kind == "file" else "Tool greet not found.") in completion.text
         assert completion.last_turn == "it is 42"
-        assert completion.environment == {"turns": 3, "calls": 2}
-        assert len(completion.spans) == 2
+        failed = 2 + (kind != "file")
+        assert completion.environment == {"turns": 5, "calls": 5, "failed_calls": failed}
+        assert len(completion.spans) == 4
+    assert metrics.describe([group])["sample/failed_calls_fraction"] == failed / 5
     tools = TOKENIZER.decode(group.prompt.token_ids)
     assert '"name": "times"' in tools
     assert "Multiply two numbers." in tools
 
 
+OTHER = """
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("other")
+server.tool(name="greet")(lambda: "hello")
+server.run("stdio")
+"""
+TWICE = '{"mcpServers": {"a": {"url": "URL"}, "b": {"url": "URL"}}}'
+
+
 @long
-def test_a_server_that_does_not_start_is_told() -> None:
-    own = sessions(f"mcp:{sys.executable} -c pass", environment_seconds=20)
-    (group,) = play(own, Told("x"), [a_prompt()])
-    assert "it could not begin" in group.completions[0].environment["problem"]
+def test_a_server_that_cannot_be_had_ends_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "servers.json"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{free.getsockname()[1]}/mcp"
+    for asked in (f"{sys.executable} -c pass", closed):
+        with pytest.raises(ConfigError, match="does not start or lists no tools") as raised:
+            sessions(f"mcp:{asked}")
+        assert "\n" not in str(raised.value)
+    with http_server() as url:
+        file.write_text(TWICE.replace("URL", url))
+        with pytest.raises(ConfigError, match="a and b both have a tool times"):
+            sessions(f"mcp:{file}")
+    for servers, says in (
+        ('{"a": {}}', "a needs a command or a url"), ("{}", "names no server in mcpServers"),
+        ('{"a": {"url": "ftp://x"}}', "url"), ('{"a": {"comand": "x"}}', "comand"),
+        ('{"a": {"url": "http://x", "headers": {"A": "${NO_SUCH_NAME}"}}}', "NO_SUCH_NAME is not"),
+    ):  # fmt: skip
+        file.write_text('{"mcpServers": ' + servers + "}")
+        with pytest.raises(ConfigError, match=says):
+            sessions(f"mcp:{file}")
+
+
+@long
+def test_an_address_in_a_tool_s_schema_is_not_opened(tmp_path: Path) -> None:
+    """CVE-2026-116686, in whichever version of the package."""
+    with socket.socket() as witness:
+        witness.bind(("127.0.0.1", 0))
+        witness.listen()
+        witness.setblocking(False)
+        ref = f"http://127.0.0.1:{witness.getsockname()[1]}/schema.json"
+        script = tmp_path / "server.py"
+        script.write_text(SCHEMA.replace("REF", ref))
+        path = os.pathsep.join(sys.path)
+        own = sessions(f"mcp:env PYTHONPATH={path} {sys.executable} {script}", qwen(), context=3000)
+        told = Told(call("see", "{}"), "well", numbered=False)
+        (group,) = play(own, told, [a_prompt()], most=600)
+        assert '"value"' in group.completions[0].text
+        with pytest.raises(BlockingIOError):
+            witness.accept()
+
+
+SCHEMA = """
+import anyio
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp_types import CallToolResult, ListToolsResult, Tool
+
+async def tools(context, params):
+    schema = {"type": "object", "$ref": "REF"}
+    tool = Tool(name="see", input_schema={"type": "object"}, output_schema=schema)
+    return ListToolsResult(tools=[tool])
+
+async def call(context, params):
+    return CallToolResult(content=[], structured_content={"value": 1})
+
+async def main():
+    server = Server("odd", on_list_tools=tools, on_call_tool=call)
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+anyio.run(main)
+"""
 
 
 # 6. verifiers
@@ -771,10 +888,9 @@ def test_a_published_taskset_unchanged(
 
 
 def small(folder: Path, **options: Any) -> Config:
-    return small_config(
-        folder, score__rewards=["environment"], sample__max_new_tokens=100,
-        sample__environment_seconds=60, **options,
-    )  # fmt: skip
+    usual = {"score__rewards": ["environment"], "sample__max_new_tokens": 100,
+             "sample__environment_seconds": 60}  # fmt: skip
+    return small_config(folder, **usual | options)
 
 
 @long
@@ -793,17 +909,30 @@ def test_a_run_of_a_taskset(tmp_path: Path) -> None:
 
 
 @long
-def test_killed_in_a_wave_it_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("environment", ["two_turns", "with_mcp", "mcp"])
+def test_killed_in_a_wave_it_goes_on_to_the_same_bits(environment: str, tmp_path: Path) -> None:
+    """Also with requests in parallel, and with MCP over HTTP, from the agent and as tools."""
+    with ExitStack() as stack:
+        url = "" if environment == "two_turns" else stack.enter_context(http_server())
+        killed_and_whole(environment, url, tmp_path)
+
+
+def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
+    is_mcp = environment == "mcp"
+
     def adapter(folder: Path, *killed: str) -> tuple[bytes, Any]:
         folder.mkdir(exist_ok=True)
         config = small(
-            folder, sample__environment=f"agent:{AGENTS}:two_turns", sample__prompts_per_wave=2
-        )
+            folder, sample__prompts_per_wave=2,
+            sample__environment=f"mcp:{url}" if is_mcp else f"agent:{AGENTS}:{environment}",
+            **({"score__rewards": ["tag_count"]} if is_mcp else {}),
+        )  # fmt: skip
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
         script = [str(FIXTURES / "die_at.py"), *killed] if killed else ["scripts/train.py"]
         command = [sys.executable, *script, str(path), "--log.console", "plain"]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        env = os.environ | {"MCP_URL": url}
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
         assert ended.returncode == (-9 if killed else 0), ended.stderr
         run = folder / "runs" / "small"
         weights = run / "adapter" / "adapter_model.safetensors"

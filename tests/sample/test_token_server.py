@@ -48,30 +48,54 @@ class Direct:
         self.asked: list[tuple[int, ...]] = []
         self.most: list[int] = []
 
-    def ask(self, body: Any, said: str = "", ends: bool = True) -> tuple[int, Any]:
+    def ask(
+        self, body: Any, said: str = "", ends: bool = True, path: str = "/v1/chat/completions"
+    ) -> tuple[int, Any]:
         """Status and content of the answer."""
-        handler = self.server._generate if "token_ids" in body else self.server._chat
+        return self.together([body], [said], ends, path)[0]
+
+    def together(
+        self, bodies: list[Any], said: list[str], ends: bool = True,
+        path: str = "/v1/chat/completions",
+    ) -> list[tuple[int, Any]]:  # fmt: skip
+        """Status and content of the answers to requests that are open at once."""
         headers = {"Authorization": f"Bearer {self.session.key}"}
-        ids: tuple[int, ...] = (*ids_of(said), *[END] * ends)
-        logprobs = tuple(-0.25 * (n + 1) for n in range(len(ids)))
-        completion = Completion(ids, said, logprobs, "stop" if ends else "length")
 
-        async def read() -> bytes:
-            return orjson.dumps(body)
+        def request(body: Any) -> Any:
+            async def read() -> bytes:
+                return orjson.dumps(body)
 
-        async def answered() -> Any:
-            request = SimpleNamespace(headers=headers, read=read)
-            task = asyncio.ensure_future(self.server._answered(handler)(request))
-            while not task.done() and self.session.ask is None:
+            return SimpleNamespace(headers=headers, read=read, path=path)
+
+        def completion(text: str) -> Completion:
+            ids: tuple[int, ...] = (*ids_of(text), *[END] * ends)
+            logprobs = tuple(-0.25 * (n + 1) for n in range(len(ids)))
+            return Completion(ids, text, logprobs, "stop" if ends else "length")
+
+        async def answered() -> list[Any]:
+            tasks = []
+            for body in bodies:
+                is_chat = "token_ids" not in body and path != "/inference/v1/generate"
+                handler = self.server._chat if is_chat else self.server._generate
+                tasks.append(asyncio.ensure_future(self.server._answered(handler)(request(body))))
+            open_asks = self.session.asks
+            while not all(task.done() for task in tasks) and len(open_asks) < len(tasks):
                 await asyncio.sleep(0)
-            if (ask := self.session.ask) is not None:
-                self.asked.append(ask.ids)
-                self.most.append(ask.most)
-                self.server.answer([(self.session, ask)], [completion])
-            return await task
+            asks = open_asks[:]
+            self.asked += [ask.ids for ask in asks]
+            self.most += [ask.most for ask in asks]
+            self.server.answer(
+                [(self.session, ask) for ask in asks], [completion(t) for t in said[: len(asks)]]
+            )
+            return [await task for task in tasks]
 
-        response = self.server._loop.run_until_complete(answered())
-        return response.status, orjson.loads(response.body)
+        found = []
+        for response in self.server._loop.run_until_complete(answered()):
+            is_stream = response.content_type == "text/event-stream"
+            found.append(
+                (response.status, response.body if is_stream else orjson.loads(response.body))
+            )
+        return found
 
     def chat(self, messages: list[Any], *said: Any) -> dict[str, Any]:
         """The answer's message."""
@@ -201,8 +225,19 @@ def test_refusals_reach_no_model(direct: Any) -> None:
         ({"token_ids": [1, size]}, f"token_ids has {size}; the vocabulary ends at {size - 1}"),
         ({"token_ids": [1], "sampling_params": {"stop_token_ids": [END, 9]}}, "not all of the"),
         ({"messages": ASKED, "n": 2}, "n=2 is not offered"),
-        ({"messages": ASKED, "stream": True}, "stream=True is not offered"),
-        ({"messages": ASKED, "stop": ["x"]}, "stop="),
+        ({"messages": ASKED, "max_tokens": 0}, "max_tokens=0 is no number of tokens"),
+        ({"messages": ASKED, "max_completion_tokens": -1}, "max_completion_tokens=-1 is no number"),
+        ({"token_ids": [1], "sampling_params": {"max_tokens": -100}}, "max_tokens=-100 is no"),
+        ({"messages": ASKED, "stop": [""]}, "stop"),
+        ({"messages": ASKED, "seed": "x"}, "seed"),
+        ({"messages": ASKED, "top_logprobs": 3}, "top_logprobs=3 is not offered: only the sampled"),
+        ({"messages": ASKED, "logit_bias": {"5": 1}}, "logit_bias={'5': 1} is not offered"),
+        ({"messages": ASKED, "presence_penalty": 0.5}, "presence_penalty=0.5 is not offered"),
+        ({"messages": ASKED, "frequency_penalty": 1}, "frequency_penalty=1 is not offered"),
+        ({"messages": ASKED, "tool_choice": "required"}, "is the policy's choice"),
+        ({"messages": ASKED, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs="),
+        ({"messages": ASKED, "tools": [{"type": "web_search"}]}, "give functions"),
+        ({"messages": []}, "one message at least"),
         ({"messages": ASKED, "response_format": {"type": "json"}}, "response_format="),
         ({"messages": [{"role": "user", "content": 3}]}, "a message is"),
     ):
@@ -299,7 +334,7 @@ def test_calls_of_tools_are_openai_s(direct: Any) -> None:
         seen.append((choice["finish_reason"], choice["message"]["content"]))
     assert seen == [("tool_calls", "First."), ("length", "First."), ("stop", text), ("stop", "No."),
                     ("tool_calls", None)]  # fmt: skip
-    assert own.session.notes == {"turns": 5, "calls": 5}
+    assert own.session.notes == {"turns": 5, "calls": 7, "failed_calls": 2}
 
 
 @pytest.mark.parametrize("last", ["stop", "length", 400])
