@@ -19,7 +19,7 @@ class Driver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, others_gib: float) -> None:
         self.others, self.own = int(others_gib * GIB), 0
         cuda = torch.cuda
-        properties = SimpleNamespace(total_memory=TOTAL)
+        properties = SimpleNamespace(total_memory=TOTAL, name="a card")
         monkeypatch.setattr(cuda, "get_device_properties", lambda device: properties)
         monkeypatch.setattr(cuda, "mem_get_info", lambda device=None: (self.free, TOTAL))
         monkeypatch.setattr(cuda, "memory_reserved", lambda device=None: self.own)

@@ -181,13 +181,13 @@ def test_no_end_is_asked_of_what_is_not_imitated(tmp_path: Path) -> None:
     ("change", "told"),
     [
         ({"tokenizer": "0123"}, "its token ids are of the tokenizer 0123 and this one is"),
-        ({"chosen_ids": None}, "'chosen_ids' is None beside 'prompt_ids'"),
+        ({"chosen_ids": None}, "'chosen_ids' is None with 'prompt_ids'"),
         ({"prompt_ids": []}, "'prompt_ids' is []"),
         ({"rejected_ids": [1, -1]}, "'rejected_ids' is [1, -1]"),
         ({"rejected_ids": [1, True]}, "expected a list of token ids"),
         ({"rejected_ids": [1, 10**6]}, "its token ids are of the tokenizer"),
         ({"tokenizer": 5}, "'tokenizer' is 5"),
-        ({"chosen": 5}, "'chosen' is 5 beside 'prompt_ids'"),
+        ({"chosen": 5}, "'chosen' is 5 with 'prompt_ids'"),
     ],
     ids=str,
 )

@@ -243,7 +243,7 @@ def test_a_stage_asks_each_target_by_its_own_weights(
     request = requested(own, base, done, k=k, generate=generate, run={"seed": 7})
     waves = [(of, Wave(of.label, "s", n, PROMPTS[n:])) for of in (own, base) for n in (0, 2)]
     plan: Any = SimpleNamespace(engine=None, cache_tokens=99)
-    stage = _Stage(request.config, [own, base, done], "t", [], plan, "env")  # type: ignore[arg-type]
+    stage = _Stage(request.config, [own, base, done], "t", [], plan, None)  # type: ignore[arg-type]
     logged: list[Any] = []
     log: Any = SimpleNamespace(append=logged.append)
     scorer: Any = SimpleNamespace(take_counts=dict)
@@ -251,7 +251,7 @@ def test_a_stage_asks_each_target_by_its_own_weights(
     assert did == [
         ("p", Path("a"), "m"), 99, ("a", 4 * each), "p", 99, ("base", 4 * each),
     ]  # fmt: skip
-    assert logged == [[wave, ("sampler", "env"), scorer, "progress"] for _, wave in waves]
+    assert logged == [[wave, ("sampler", None), scorer, "progress"] for _, wave in waves]
 
 
 def test_an_evaluation_is_known_by_all_that_its_lines_depend_on(

@@ -234,6 +234,10 @@ ELSEWHERE = {
         "of a server: tests/run/test_teacher_service.py",
     ),
     "data.form": "tests/data/test_forms.py",
+    **dict.fromkeys(
+        [f"data.columns.{name}" for name in ("choices", "ignore", "system")],
+        "tests/data/test_row_readings.py",
+    ),
     "data.split": "of the Hub: tests/data/test_load.py",
     "sample.engine": "of vLLM: tests/model/vllm",
     "sample.prompts_per_wave": "when the buffer is written: tests/run/test_collect.py",

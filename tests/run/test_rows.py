@@ -233,7 +233,7 @@ def test_another_reference_has_another_file(preferences: Make, tmp_path: Path) -
         plain, from_start, rows.path_of(started, folder, start),
         rows.path_of(preferences(model__dtype="bfloat16"), folder, start),
     }  # fmt: skip
-    (start / "adapter_config.json").write_bytes(b"{ }")
+    (start / "adapter_config.json").write_bytes(b'{"r": 8}')
     others.add(rows.path_of(started, folder, start))
     assert len(others) == 5
 

@@ -313,6 +313,7 @@ def rollouts_of(plays: Any, count: int) -> list[Session]:
     made = [Session(a_prompt(n, n=n)) for n in range(count)]
     server: Any = SimpleNamespace(sessions=made, url="u")
     server.end = lambda session: setattr(session, "has_ended", True)
+    server.begins = lambda session, task, parent: None
     own: Any = SimpleNamespace(plays=plays)
     asyncio.run(sessions_module._play_all(own, server))
     assert all(each.has_ended for each in made)

@@ -194,7 +194,7 @@ def test_where_completions_have_no_end_the_most_cut_off_are_shown() -> None:
     assert raised(stage_alarms.no_end_token(seen(both, "preference")))
 
 
-OF_ROLLOUTS = list(alarms.ALARMS)[:10]
+OF_ROLLOUTS = list(alarms.ALARMS)[:11]
 
 
 def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:

@@ -232,7 +232,8 @@ def test_functions_are_judged_by_what_they_return(code: CodeTests) -> None:
     assert fraction(code, ADD_CALLS, "def sub(a, b): return a + b") == (0, 2)
     assert fraction(code, ADD_CALLS, "def add(a, b): return str(a + b)") == (0, 2)
     assert fraction(code, ADD_CALLS, "print(1)\ndef add(a, b): print(2); return a + b") == (2, 2)
-    assert fraction(code, ADD_CALLS, "def add(a, b): return [a + b]") == (0, 2)
+    # Outputs that are all lists of one are PRIME's form of the values, or the lists themselves.
+    assert fraction(code, ADD_CALLS, "def add(a, b): return [a + b]") == (2, 2)
 
 
 def test_a_method_of_class_solution_is_called_on_a_fresh_one(code: CodeTests) -> None:
