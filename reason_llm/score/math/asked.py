@@ -116,7 +116,7 @@ _DECIMAL = re.compile(
     r"|\bnearest (?:ten|hundred|thousand|ten-thousand)th\b"
 )
 _SCIENTIFIC = re.compile(r"\bscientific (?:notation|form)\b")
-_MIXED = re.compile(r"\bmixed (?:number|fraction|numeral|form)")
+_MIXED = re.compile(r"\bmixed (?:number|fraction|numeral|form)s?+\b(?!\s*+[\d$\\])")
 _LOWEST = re.compile(
     r"\b(?:lowest|simplest|reduced) (?:terms?|form|fraction|possible terms)\b|\birreducible\b"
     r"|\b(?:reduced|simplified|fully reduced|fully simplified) (?:common )?fraction\b"
@@ -125,7 +125,12 @@ _LOWEST = re.compile(
 _FRACTION = re.compile(
     r"\bas (?:a|an) (?:\w{1,12} )?fraction\b|\bcommon fraction\b|\bfraction form\b"
 )
-_IMPROPER = re.compile(r"\bimproper fraction\b")
+_IMPROPER = re.compile(r"\bimproper fractions?+\b(?!\s*+[\d$\\])")
+_SIMPLEST = (
+    "simplif", "simplest", "rationaliz", "rationalis", "lowest term", "reduced", "radical form",
+    "the form", "expand", "factor ",
+)  # fmt: skip
+"""What asks for one way to write a number or an expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +314,13 @@ def _asked_forms(question: str) -> tuple[Callable[[Tree, Tree], bool], ...]:
         if any(word in text for word in words) and pattern.search(text)
     ]
     return (*forms, *([_is_percent] if asks_for_percent(question) else []))
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_simplest(question: str) -> bool:
+    """Whether one way to write the value is asked for: ``in simplest radical form``."""
+    text = _plain(question)
+    return any(words in text for words in _SIMPLEST)
 
 
 @functools.lru_cache(maxsize=1024)

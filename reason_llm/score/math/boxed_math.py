@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from reason_llm.score.math.answer_form import form_of, is_plain, leaves_open
+from reason_llm.score.math.answer_form import form_of, has_one_root, is_plain, leaves_open
 from reason_llm.score.math.answer_text import (
     Question,
     are_words,
@@ -24,10 +24,10 @@ from reason_llm.score.math.answer_text import (
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import Tree
-from reason_llm.score.math.asked import asks_for_percent, has_asked_form
+from reason_llm.score.math.asked import asks_for_percent, asks_for_simplest, has_asked_form
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
-from reason_llm.score.math.naming import as_asked, is_calculation, is_equality, solved_for
+from reason_llm.score.math.naming import as_asked, shown, solved_for
 from reason_llm.score.math.question import last_question, read_question
 
 Equality = Literal["form", "value"]
@@ -110,7 +110,8 @@ def _compared(trees: str, timeout_seconds: float) -> bool:
 def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     """Whether the answer is worked out as far as the gold one.
 
-    1. It is no equation but one that gives a value its name.
+    1. It is no equation but one that gives a value its name; of ``37 + 45 = 82`` the last value
+       counts, as long as all are equal.
     2. A relation is solved for what the gold one is solved for.
     3. No step of normalising it, and no operation in it, is missing in the gold answer's form.
     4. It has the form that the question asks for, if the gold answer has it.
@@ -118,15 +119,23 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     if (trees := _read(gold, answer)) is None:
         return True
     gold_tree, tree = trees
-    if is_equality(tree) and gold_tree[0] != "rel" and is_calculation(gold_tree, tree, question):
-        return False
     compared = as_asked(gold_tree, tree, question)
-    if compared is None or leaves_open(*compared):
+    if compared is None:
+        return False
+    may_have_root = not asks_for_simplest(question)
+    if all(leaves_open(compared[0], each, may_have_root) for each in _finals(*compared)):
         return False
     if not has_asked_form(*compared, question):
         return False
     are_relations = compared[0][0] == compared[1][0] == "rel"
     return not are_relations or solved_for(gold_tree) <= solved_for(tree)
+
+
+def _finals(gold: Tree, answer: Tree) -> list[Tree]:
+    """What of several values that are equal may be the answer: the last one, and a decimal near it
+    where the gold answer is one."""
+    is_decimal = answer[0] == "approx" and gold[0] == "num" and "." in gold[1]
+    return [shown(answer), *([answer[2]] if is_decimal else [])]
 
 
 def is_copied(gold: str, answer: str, question: str) -> bool:
@@ -144,7 +153,7 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     compared = as_asked(gold_tree, tree, question)
     if compared is None:
         return False
-    gold_part, part = map(_shown, compared)
+    gold_part, part = map(shown, compared)
     is_named = tree[0] == "rel" != gold_tree[0]
     if is_named and read_question(question).holds(tree):
         return True
@@ -155,14 +164,9 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
             return False
         return not (is_named and stated.asks_for(tree[2]))
     is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")
+    if has_one_root(part) and not asks_for_simplest(question):
+        return stated.holds(part)
     return is_one_kind and stated.asks_for_form(gold_part, part)
-
-
-def _shown(tree: Tree) -> Tree:
-    """The value of several that are equal, or nearly: ``\\frac{3}{4} = 0.75``."""
-    if tree[0] == "approx":
-        return _shown(tree[1])
-    return list(tree[-1]) if tree[0] == "chain" else tree
 
 
 def _read(gold: str, answer: str) -> tuple[Tree, Tree] | None:

@@ -91,6 +91,10 @@ def same(gold: Tree, answer: Tree) -> bool:
     """Whether two trees are the same mathematical object. Without a time limit of its own."""
     if gold == answer:
         return True
+    if answer[0] == "approx" and _decimals(gold):
+        exact, answer = _settled(answer), answer[2]
+        if same(gold, exact):
+            return True
     gold, answer = _settled(gold), _settled(answer)
     if ["set"] in (gold, answer) or _is_set(gold) or (_is_set(answer) and gold[0] in _FINITE):
         return _same_sets(gold, answer)
@@ -121,10 +125,11 @@ def _settled(tree: Tree) -> Tree:
             raise UnknownError("a false equation")
         return last
     if tree[0] == "approx":
-        first, shown = value(tree[1]), value(tree[2])
+        exact = _settled(tree[1])
+        first, shown = value(exact), value(tree[2])
         if not abs(sympy.N(first - shown)) < Rational(1, 10 ** _decimals(tree[2])):
             raise UnknownError("a false approximation")
-        return _settled(tree[1])
+        return exact
     if tree[0] in ("list", "set"):
         items = [_settled(member) for member in tree[1:]]
         is_flat = any(each[0] == "list" and len(each) > 2 and each[1][0] != "rel" for each in items)

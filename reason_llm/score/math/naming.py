@@ -6,7 +6,6 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 
 from collections.abc import Sequence
 
-from reason_llm.score.math.answer_form import leaves_open
 from reason_llm.score.math.answer_tree import Tree, holds, subtrees, variables
 from reason_llm.score.math.question import read_question
 from reason_llm.score.math.units import word_set
@@ -146,13 +145,11 @@ def is_equality(tree: Tree) -> bool:
     return tree[0] == "rel" and set(tree[1].split()) <= _EQUALITIES
 
 
-def is_calculation(gold: Tree, tree: Tree, question: str = "") -> bool:
-    """Whether work stands before the value: ``37 + 45 = 82``, but not ``\\frac{3}{4} = 0.75``."""
-    members = _without_names(tree, question)
-    is_approximated = tree[1].split()[-1] == "~"
-    if len(members) <= 1 + (is_approximated and len(members) == 2):
-        return False
-    return any(leaves_open(gold, member) for member in members)
+def shown(tree: Tree) -> Tree:
+    """The last of several values that are equal, or nearly: ``\\frac{3}{4} = 0.75``."""
+    if tree[0] == "approx":
+        return shown(tree[1])
+    return list(tree[-1]) if tree[0] == "chain" else tree
 
 
 def value_named(tree: Tree, question: str = "") -> Tree | None:
