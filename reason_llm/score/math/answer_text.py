@@ -20,7 +20,7 @@ from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import says_empty, with_sets, without_remark
 from reason_llm.score.math.question import read_question, words_of
-from reason_llm.score.math.units import canonical, word_set
+from reason_llm.score.math.units import AREAS, canonical, is_known, word_set
 
 _LEAD_WORDS = word_set(
     """
@@ -49,18 +49,25 @@ _SMALL_WORDS = word_set(
     """
     the a an of in on at for by with from there that this he she they we it i his her their its
     our so therefore thus hence each every left total altogether all now will can
+    exactly
     """
 )
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now")
 """Words behind a value with which what the question knows begins: ``in the class``."""
-_CHANGES = word_set(
+_DENIALS = word_set("not no never isn't aren't doesn't neither nor")
+_CHANGES = _DENIALS | word_set(
     """
-    not no never isn't aren't doesn't neither nor or if unless maybe perhaps almost about twice
+    or if unless maybe perhaps almost about twice
     double half thrice triple third quarter less fewer more than minus plus opposite negative
     reciprocal inverse wrong incorrect false
     """
 )
 """Words that make a sentence one about another value."""
+_CONCLUSIONS = word_set("so therefore thus hence")
+_DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
+_OPERATIONS = word_set("multiplied divided multiply divide")
+_BOUNDS = (["least"], ["most"], ["over"], ["under"])
+_QUANTITY = re.compile(r"[0-9\\]")
 _LEADS = word_set(
     """
     is are be was equals equal to gives have get find obtain therefore thus so hence then
@@ -134,23 +141,53 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
 
 def stated(answer: str, question: str) -> str | None:
     """What a sentence says of what is asked, ``5 apples`` of ``Tom has 5 apples left``: all behind
-    its last verb, if the question knows the words before it; None for no such sentence."""
+    its last verb, or its only quantity, if the question knows the words before it; None for no such
+    sentence. What stands before ``so`` is a reason."""
     words = _TEXT_MARK.sub(" ", unwrapped(answer)[:MAX_CHARACTERS]).rstrip("} .").split()
     plain = [word.strip("$.,;:()*\\{}").casefold() for word in words]
-    verbs = [place for place, word in enumerate(plain) if word in _VERBS]
-    if not verbs or not question or verbs[-1] + 1 == len(words):
+    if not question or len(words) < 2:
         return None
-    known = words_of(question) | _LEAD_WORDS | _VERBS | _SMALL_WORDS | {"and", "to"}
-    before = {word for word in plain[: verbs[-1]] if word}
-    if before & _CHANGES or not all(
-        word in known or canonical(word) in known or (len(word) < 9 and word in question)
-        for word in before
-    ):
+    so = max((place + 1 for place, word in enumerate(plain) if word in _CONCLUSIONS), default=0)
+    if _DOUBTS & set(plain[:so]):
+        return None
+    words, plain = words[so:], plain[so:]
+    asked = words_of(question)
+    asked |= _DENIALS if asked & _DENIALS else set()
+    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | {"and", "to", "one", "ones"}
+
+    def says_nothing(words: list[str], may_begin: frozenset[str] = frozenset()) -> bool:
+        return not set(words) & (_CHANGES - asked) and all(
+            not word
+            or word in known | may_begin
+            or canonical(word) in known
+            or (len(word) < 9 and word in question)
+            for word in words
+        )
+
+    verbs = [place for place, word in enumerate(plain) if word in _VERBS or word == "by"]
+    if not verbs or not _QUANTITY.search(" ".join(words[verbs[-1] + 1 :])):
+        places = [place for place, word in enumerate(words) if _QUANTITY.search(word)]
+        if len(places) != 1:
+            return None
+        (place,) = places
+        if plain[place - 1 : place] in _BOUNDS or place + 1 == len(words):
+            return None
+        if not says_nothing([*plain[:place], *plain[place + 1 :]]):
+            return None
+        end = place + 1
+        while end < len(words) and (
+            plain[end] in (*AREAS, "per") or is_known(canonical(plain[end]))
+        ):
+            end += 1
+        return " ".join(words[place:end])
+    before = plain[: verbs[-1]]
+    if plain[verbs[-1]] == "by" and before[-1:] and before[-1] not in _OPERATIONS:
+        before.pop()  # rose by 14
+    if not says_nothing(before):
         return None
     rest = words[verbs[-1] + 1 :]
     end = next((i for i, word in enumerate(rest) if i and word.casefold() in _ADVERBIAL), len(rest))
-    added = {word.strip("$.,;:()").casefold() for word in rest[end:]}
-    if not all(canonical(word) in known or word in known | _ADVERBIAL for word in added):
+    if not says_nothing([word.strip("$.,;:()").casefold() for word in rest[end:]], _ADVERBIAL):
         return None
     return " ".join(word for word in rest[:end] if word.casefold() not in _SMALL_WORDS)
 
