@@ -15,6 +15,8 @@ _SETS = (*_SEVERAL, "interval", "cup", "cap", "setminus", "backslash")
 _EMPTY = (["const", "empty"], ["set"])
 _EQUALITIES = frozenset(["=", "~"])
 _CONSTANTS = word_set("C c K k C_1 c_1 constant const")
+_PARAMETERS = word_set("n k m j l N K")
+"""Names of the integer that numbers the solutions."""
 _MAX_LETTERS = 4
 """Longest name of a polygon, such as ``ABCD``."""
 
@@ -25,13 +27,16 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     Args:
         question: a formula of its own in it may be the name.
     """
-    (gold, domain), (answer, said) = _without_domain(gold), _without_domain(answer)
+    gold, domain, name = _without_domain(gold)
+    answer, said, own = _without_domain(answer)
     if said not in (
         domain,
         None,
         *((["const", "set R"], ["const", "set Z"]) if not domain else ()),
     ):
         return None
+    if ["const", "set Z"] in (domain, said):
+        answer = _with_parameter(gold, name, answer, own)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
     gold, answer = _as_vectors(gold, answer)
@@ -63,7 +68,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         if value is not None and gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
             names = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
             return as_asked(gold, ["tuple", *(each for _, each in names)], question)
-        return None if value is None else (gold, value)
+        return None if value is None else (gold, _with_constant_of(gold, value))
     answer = _without_point_names(gold, answer)
     if gold[0] in ("tuple", "interval") and answer[0] in _SEVERAL:
         is_named = any(member[0] == "rel" for member in answer[1:])
@@ -106,15 +111,42 @@ def _are_one_name(gold: Tree, answer: Tree) -> bool:
     return names[0] == names[1] or is_graph
 
 
-def _without_domain(tree: Tree) -> tuple[Tree, Tree | None]:
-    """``x = k\\pi, k \\in \\mathbb{Z}`` without what is said of its parameter, and that."""
+def _without_domain(tree: Tree) -> tuple[Tree, Tree | None, str]:
+    """``x = k\\pi, k \\in \\mathbb{Z}`` without what is said of its parameter, that, and the
+    parameter; of several families, too."""
     match tree:
-        case ["list", first, ["rel", "in", ["var", name], ["const", _] as domain]]:
-            if first[0] == "rel" and (not is_equality(first) or name in solved_for(first)):
-                return tree, None
-            if name in variables(first):
-                return first, domain
-    return tree, None
+        case ["list", *families] if all(each[0] == "list" for each in families):
+            parts = [_without_domain(each) for each in families]
+            if all(part[1:] == parts[0][1:] for part in parts):
+                return ["list", *(part[0] for part in parts)], *parts[0][1:]
+        case ["list", *families, ["rel", "in", ["var", name], ["const", _] as domain]]:
+            for each in families:
+                is_family = each[0] != "rel" or (is_equality(each) and name not in solved_for(each))
+                if not is_family or name not in variables(each):
+                    return tree, None, ""
+            if families:
+                found = families[0] if len(families) == 1 else ["list", *families]
+                return found, domain, str(name)
+    return tree, None, ""
+
+
+def _with_parameter(gold: Tree, name: str, answer: Tree, own: str) -> Tree:
+    """``k\\pi`` as ``n\\pi``: the integer that numbers the solutions has any name.
+
+    Args:
+        name: the gold answer's, where it says what it is; ``own`` the answer's.
+    """
+    missing, added = (variables(a) - variables(b) for a, b in ((gold, answer), (answer, gold)))
+    name, own = name or "".join(missing & _PARAMETERS), own or "".join(added & _PARAMETERS)
+    if name not in missing or own not in added:
+        return answer
+    return _renamed(answer, own, ["var", name])
+
+
+def _renamed(tree: Tree, name: str, new: Tree) -> Tree:
+    if tree == ["var", name]:
+        return new
+    return [_renamed(each, name, new) if isinstance(each, list) else each for each in tree]
 
 
 def _set_named(tree: Tree) -> Tree:

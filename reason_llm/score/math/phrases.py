@@ -40,8 +40,22 @@ _EXCEPT = ("except for", "except", "excluding", "other than", "but not", "beside
 _SUCH = ("such that", "x such that", "x where", "where", "for which", "with")
 _OR = ("or", "(or")
 _MAX_WORDS = 12
-_LENGTH_OF_DOMAIN = 8
-"""Tokens of ``(C \\in \\mathbb{R})``."""
+_LENGTHS_OF_DOMAIN = (6, 5, 11, 12, 13, 14)
+"""Tokens of ``C \\in \\mathbb{R}``, with braces and without, and of ``n = 0, \\pm 1, \\ldots``."""
+_ALL_INTEGERS = ("=0,\\pm1,\\pm2,\\ldots", "=0,\\pm1,\\pm2,\\pm3,\\ldots")
+_FOR_ALL = (
+    "where",
+    "with",
+    "for",
+    "for all",
+    "for any",
+    "for every",
+    "for each",
+    "for some",
+    "forall",
+    ",",
+    "(",
+)
 _CONSTANT = word_set(
     """
     where with for with and is are a an the any some every all arbitrary constant constants of
@@ -141,12 +155,32 @@ def without_remark(tokens: list[Token]) -> list[Token]:
 
 
 def _with_domain(tokens: list[Token]) -> list[Token]:
-    """``(C \\in \\mathbb{R})`` at the end as ``, C \\in \\mathbb{R}``."""
-    before, domain = tokens[:-_LENGTH_OF_DOMAIN], tokens[-_LENGTH_OF_DOMAIN:]
-    shown = [str(token) for token in domain]
-    if not before or shown[-1] != ")" or [shown[0], *shown[2:5]] != ["(", "\\in", "\\mathbb", "{"]:
+    """``(C \\in \\mathbb{R})``, ``where C \\in \\mathbb{R}`` or ``n = 0, \\pm 1, \\ldots`` at the
+    end as ``, C \\in \\mathbb{R}``."""
+    is_set = bool(tokens) and (str(tokens[0]), str(tokens[-1])) == ("\\{", "\\}")
+    end = len(tokens) - (is_set or str(tokens[-1]) == ")") if tokens else 0
+    for length in _LENGTHS_OF_DOMAIN:
+        start = end - length
+        domain = tokens[max(start, 0) : end]
+        shown = "".join(map(str, domain[1:]))
+        is_domain = shown.startswith("\\in\\mathbb") or shown in _ALL_INTEGERS
+        if start > 1 and is_domain and len(domain[0].text) == 1:
+            break
+    else:
         return tokens
-    return [*before, Token("sign", ",", False), *domain[1:-1]]
+    if is_set:  # {2\pi n : n \in \mathbb{Z}}
+        is_named = start > 3 and str(tokens[start - 1]) in (":", "\\mid", "|")
+        return [*tokens[1 : start - 1], Token("sign", ",", False), *domain] if is_named else tokens
+    if end < len(tokens):
+        start -= 1
+        if str(tokens[start]) != "(":
+            return tokens
+    while start and (tokens[start - 1].text.casefold().strip("( ") in _FOR_ALL):
+        start -= 1
+    if shown in _ALL_INTEGERS:
+        domain = [domain[0], *tokenize("\\in\\mathbb{Z}")]
+    found = [*tokens[:start], Token("sign", ",", False), *domain]
+    return tokens if found == tokens else found
 
 
 def _with_alternative(tokens: list[Token]) -> list[Token]:
