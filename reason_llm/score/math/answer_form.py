@@ -87,6 +87,8 @@ def leaves_open(gold: Tree, answer: Tree, may_have_root: bool = False) -> bool:
         may_have_root: for a number with a root any number with one root will do: ``\\sqrt{50}`` for
             ``5\\sqrt{2}``.
     """
+    if gold[0] == answer[0] == "cases":
+        return False
     unknown = variables(answer) - variables(gold)
     if unknown and (gold[0] == "rel" or not holds(answer, "rel")):
         return True
@@ -464,7 +466,7 @@ class _Normalising:
             plain = [" ".join(signs)]
             if set(signs) in ({"="}, {"!="}):
                 members.sort(key=repr)
-        elif kind in ("list", "set", "cup"):
+        elif kind in ("list", "set", "cup", "cases"):
             members.sort(key=repr)
         return (kind, *plain, *members)
 

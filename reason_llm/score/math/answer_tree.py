@@ -65,6 +65,8 @@ _PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
 _MATRICES = word_set("matrix pmatrix bmatrix vmatrix Vmatrix Bmatrix array smallmatrix")
 _SYSTEMS = word_set("cases aligned align align* gathered gather split dcases rcases")
 """Environments around rows of equations."""
+_IF = ("if", "when", "for", "where", "while")
+_ELSE = ("otherwise", "else", "elsewhere")
 _JOINS = frozenset(["and", "or"])
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
@@ -661,11 +663,17 @@ class _Reader:
         for token in self.tokens[self.index : end]:
             if str(token) == "\\\\":
                 rows.append([])
-            elif str(token) != "&":
+            else:
                 rows[-1].append(token)
         self.index = end
         items: list[Tree] = []
+        if cases := self.cases(rows):
+            if [self.name(each) for each in range(4)] != ["\\end", "{", kind, "}"]:
+                raise UnreadableError("another end")
+            self.index += 4
+            return cases
         for row in rows:
+            row = [token for token in row if str(token) != "&"]
             while row and str(row[-1]) in (",", ".", ";"):
                 row.pop()
             if row:
@@ -676,6 +684,30 @@ class _Reader:
             raise UnreadableError("another end")
         self.index += 4
         return _listed(items)
+
+    def cases(self, rows: list[list[Token]]) -> Tree | None:
+        """Rows of a value and its condition, ``x & \\text{if } x > 0``, each as a pair; None where
+        they are none."""
+        pairs: list[Tree] = []
+        for row in filter(None, rows):
+            names = [str(token).casefold().strip() for token in row]
+            place = next((i for i, name in enumerate(names) if name in ("&", *_IF, *_ELSE)), 0)
+            if not place:
+                return None
+            value, condition = row[:place], row[place:]
+            while condition and str(condition[0]).casefold().strip() in ("&", ",", *_IF):
+                del condition[0]
+            for part in (value, condition):
+                while part and str(part[-1]) in (",", ".", ";", "&"):
+                    part.pop()
+            if not condition or not value or str(condition[0]) in _SIGNS_OF_RELATIONS:
+                return None
+            if str(condition[0]).casefold().strip() in _ELSE:
+                found: Tree = ["const", "else"]
+            else:
+                found = _Reader(condition, self.letters_are_units).answer()
+            pairs.append(["case", _Reader(value, self.letters_are_units).answer(), found])
+        return ["cases", *pairs] if len(pairs) > 1 else None
 
     def matrix(self) -> Tree:
         """``\\begin{...}`` rows ``\\end{...}``."""

@@ -218,10 +218,11 @@ def is_name(tree: Tree, question: str = "") -> bool:
         return True
     if tree[0] == "call":
         members = [member for member in tree[2:] if isinstance(member, list)]
-        return bool(variables(tree)) and (
+        if variables(tree) and (
             str(tree[1]).startswith("?")
             or all(_is_plain_name(each) for each in members if variables(each))
-        )
+        ):
+            return True
     if _is_plain_name(tree):
         return True
     return bool(variables(tree)) and read_question(question).asks_for(tree)
