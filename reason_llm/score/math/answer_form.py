@@ -81,22 +81,27 @@ def form_of(tree: Tree) -> Form:
 
 
 def leaves_open(gold: Tree, answer: Tree, may_have_root: bool = False) -> bool:
-    """Whether there is work in ``answer`` that the form of ``gold`` does not have either.
+    """Whether there is work in ``answer`` that the form of ``gold`` does not have either."""
+    return bool(work_left(gold, answer, may_have_root))
+
+
+def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozenset[str]:
+    """The steps and operations of ``answer`` that the form of ``gold`` does not have.
 
     Args:
         may_have_root: for a number with a root any number with one root will do: ``\\sqrt{50}`` for
             ``5\\sqrt{2}``.
     """
     if gold[0] == answer[0] == "cases":
-        return False
+        return frozenset()
     unknown = variables(answer) - variables(gold)
     if unknown and (gold[0] == "rel" or not holds(answer, "rel")):
-        return True
+        return frozenset(["another variable"])
     of_gold, form = form_of(gold), form_of(answer)
     allowed = of_gold.steps | of_gold.operations | FREE | _allowed(gold, of_gold)
     if may_have_root and "root" in of_gold.operations and has_one_root(answer):
         allowed |= {"a radical", "a product of roots", "a product of powers", "fraction"}
-    return not form.steps | form.operations <= allowed
+    return (form.steps | form.operations) - allowed
 
 
 def has_one_root(tree: Tree) -> bool:

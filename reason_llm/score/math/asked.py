@@ -126,6 +126,8 @@ _FRACTION = re.compile(
     r"\bas (?:a|an) (?:\w{1,12} )?fraction\b|\bcommon fraction\b|\bfraction form\b"
 )
 _IMPROPER = re.compile(r"\bimproper fractions?+\b(?!\s*+[\d$\\])")
+_CURVES = word_set("equation line circle parabola ellipse hyperbola plane curve tangent locus")
+_FORMS_OF_CURVES = word_set("form solve term express rewrite isolate subject")
 _SIMPLEST = (
     "simplif", "simplest", "rationaliz", "rationalis", "lowest term", "reduced", "radical form",
     "the form", "expand", "factor ",
@@ -321,6 +323,13 @@ def asks_for_simplest(question: str) -> bool:
     """Whether one way to write the value is asked for: ``in simplest radical form``."""
     text = _plain(question)
     return any(words in text for words in _SIMPLEST)
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_curve(question: str) -> bool:
+    """Whether the equation of a line or a curve is asked for, in no certain form."""
+    words = words_of(question)
+    return bool(words & _CURVES) and not words & _FORMS_OF_CURVES
 
 
 @functools.lru_cache(maxsize=1024)

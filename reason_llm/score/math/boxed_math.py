@@ -11,7 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from reason_llm.score.math.answer_form import form_of, has_one_root, is_plain, leaves_open
+from reason_llm.score.math.answer_form import (
+    form_of,
+    has_one_root,
+    is_plain,
+    leaves_open,
+    work_left,
+)
 from reason_llm.score.math.answer_text import (
     Question,
     are_words,
@@ -23,12 +29,17 @@ from reason_llm.score.math.answer_text import (
     stated,
     unwrapped,
 )
-from reason_llm.score.math.answer_tree import Tree
-from reason_llm.score.math.asked import asks_for_percent, asks_for_simplest, has_asked_form
+from reason_llm.score.math.answer_tree import Tree, variables
+from reason_llm.score.math.asked import (
+    asks_for_curve,
+    asks_for_percent,
+    asks_for_simplest,
+    has_asked_form,
+)
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
-from reason_llm.score.math.naming import as_asked, shown, solved_for
-from reason_llm.score.math.question import last_question, read_question
+from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
+from reason_llm.score.math.question import last_question, read_question, words_of
 
 Equality = Literal["form", "value"]
 
@@ -112,7 +123,8 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
 
     1. It is no equation but one that gives a value its name; of ``37 + 45 = 82`` the last value
        counts, as long as all are equal.
-    2. A relation is solved for what the gold one is solved for.
+    2. A relation is solved for what the gold one is solved for, unless the question asks for the
+       equation of a curve, of which any arrangement will do.
     3. No step of normalising it, and no operation in it, is missing in the gold answer's form.
     4. It has the form that the question asks for, if the gold answer has it.
     """
@@ -122,13 +134,18 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     compared = as_asked(gold_tree, tree, question)
     if compared is None:
         return False
+    are_curves = all(is_equality(each) and len(variables(each)) > 1 for each in compared)
+    if are_curves and asks_for_curve(question):
+        return work_left(*compared) <= {"fraction"}
     may_have_root = not asks_for_simplest(question)
     if all(leaves_open(compared[0], each, may_have_root) for each in _finals(*compared)):
         return False
     if not has_asked_form(*compared, question):
         return False
-    are_relations = compared[0][0] == compared[1][0] == "rel"
-    return not are_relations or solved_for(gold_tree) <= solved_for(tree)
+    if not compared[0][0] == compared[1][0] == "rel":
+        return True
+    wanted, found = solved_for(gold_tree), solved_for(tree)
+    return wanted == found if are_curves and "form" in words_of(question) else wanted <= found
 
 
 def _finals(gold: Tree, answer: Tree) -> list[Tree]:
