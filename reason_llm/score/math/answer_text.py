@@ -79,6 +79,7 @@ _MAX_LEAD_TOKENS = 40
 """Tokens that are looked at for them: each asks for all before it."""
 _APART = str.maketrans("-,.", "   ")
 _CHOICES = frozenset("ABCDEFGHIJ")
+_CHOICE_MARKS = (")", ".", ":")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
 _TEXT_MARK = re.compile(r"\\(?:text(?:bf|it|rm)?+|mathrm|mbox)\{|\\[()\[\],; ]|(?<=[A-Za-z.])\}")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
@@ -437,6 +438,7 @@ def _choice(tokens: list[Token]) -> str:
 def _chosen(tokens: list[Token], question: str) -> str | None:
     """The one letter that an answer chooses, with nothing behind it but the option's own text;
     empty for more; None for no letter."""
+    tokens = _without_braces_of_letters(tokens)
     if tokens and tokens[0].kind == "text":
         tokens = [*tokenize(tokens[0].text), *tokens[1:]]
     tokens = tokens[_lead(tokens) or 0 :]
@@ -451,14 +453,26 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
     return letter if is_one and _is_option_text(letter, tokens[end:], question) else ""
 
 
+def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:
+    """``(\\text{B})`` as ``(B)``."""
+    names = [str(token) for token in tokens]
+    braces = {
+        end
+        for place, name in enumerate(names)
+        if name in _CHOICES
+        and names[place - 1 : place] + names[place + 1 : place + 2] == ["{", "}"]
+        for end in (place - 1, place + 1)
+    }
+    return [token for place, token in enumerate(tokens) if place not in braces]
+
+
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
     """Whether it can be an option's text: one of the question's, or a number if it has no
     options."""
-    words = tokenize(question[:MAX_CHARACTERS]) if f"({letter})" in question else []
-    own = [end for option, _, end in _choice_marks(words) if option == letter]
-    if own:
+    options = _options(question)
+    if letter in options:
         shown = spelling(tokens).rstrip(".")
-        return bool(shown) and spelling(words[own[0] :]).startswith(shown)
+        return bool(shown) and options[letter].startswith(shown)
     try:
         tree = read(list(tokens), letters_are_units=False).tree
     except UnreadableError:
@@ -467,7 +481,20 @@ def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
     return is_number and (not tokens or tokens[0].text not in ("+", "-", "="))
 
 
-def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
+@functools.lru_cache(maxsize=1024)
+def _options(question: str) -> dict[str, str]:
+    """The spelling of what stands behind each letter of the question's options, ``(A) …`` or
+    ``A) … B) …``; empty where it has none."""
+    if not any(f"A{mark}" in question for mark in _CHOICE_MARKS):
+        return {}
+    tokens = _without_braces_of_letters(tokenize(question[-MAX_CHARACTERS:]))
+    marks = {letter: end for letter, start, end in _choice_marks(tokens, anywhere=True)}
+    if "A" not in marks:
+        return {}
+    return {letter: spelling(tokens[end:]) for letter, end in marks.items()}
+
+
+def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str, int, int]]:
     """Letters marked as choices: ``(C)``, or at the start ``C)``, ``C.``, ``C:``; with where each
     begins and ends."""
     marks: list[tuple[str, int, int]] = []
@@ -476,7 +503,7 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
         before = tokens[index - 1].text if index else ""
         if token.text in _CHOICES and before == "(" and after == ")":
             marks.append((token.text, index - 1, index + 2))
-        elif token.text in _CHOICES and index == 0 and after in (")", ".", ":"):
+        elif token.text in _CHOICES and (anywhere or index == 0) and after in _CHOICE_MARKS:
             marks.append((token.text, index, index + 2))
     return marks
 
