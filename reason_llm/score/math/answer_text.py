@@ -165,22 +165,21 @@ def stated(answer: str, question: str) -> str | None:
             for word in words
         )
 
+    places = [place for place, word in enumerate(words) if _QUANTITY.search(word)]
     verbs = [place for place, word in enumerate(plain) if word in _VERBS or word == "by"]
-    if not verbs or not _QUANTITY.search(" ".join(words[verbs[-1] + 1 :])):
-        places = [place for place, word in enumerate(words) if _QUANTITY.search(word)]
-        if len(places) != 1:
+    if verbs and verbs[-1] + 1 == len(words):
+        return None
+    if not verbs or (len(places) == 1 and places[0] < verbs[-1]):
+        if len(places) != 1 or not says_nothing([*plain[: places[0]], *plain[places[0] + 1 :]]):
             return None
-        (place,) = places
-        if plain[place - 1 : place] in _BOUNDS or place + 1 == len(words):
+        start, end = places[0], places[0] + 1
+        if plain[start - 1 : start] in _BOUNDS or end == len(words):
             return None
-        if not says_nothing([*plain[:place], *plain[place + 1 :]]):
-            return None
-        end = place + 1
         while end < len(words) and (
             plain[end] in (*AREAS, "per") or is_known(canonical(plain[end]))
         ):
             end += 1
-        return " ".join(words[place:end])
+        return " ".join(words[start:end])
     before = plain[: verbs[-1]]
     if plain[verbs[-1]] == "by" and before[-1:] and before[-1] not in _OPERATIONS:
         before.pop()  # rose by 14
