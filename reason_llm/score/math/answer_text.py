@@ -63,6 +63,14 @@ _CHANGES = _DENIALS | word_set(
     """
 )
 """Words that make a sentence one about another value."""
+_ORDINALS = frozenset(["st", "nd", "rd", "th"])
+_MONTHS = word_set(
+    """
+    january february march april may june july august september october november december
+    """
+)
+_TIMES = word_set("time clock when")
+_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+")
 _CONCLUSIONS = word_set("so therefore thus hence")
 _DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
 _OPERATIONS = word_set("multiplied divided multiply divide")
@@ -109,6 +117,8 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     gold, answer = unwrapped(gold), unwrapped(answer)
     if not gold or not answer:
         return False
+    if is_date(gold, question):
+        return _numbers_of_date(gold) == _numbers_of_date(answer)
     numerals = _numeral(gold), _numeral(answer)
     if None not in numerals:
         return numerals[0] == numerals[1]
@@ -209,9 +219,12 @@ def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
     return gold.replace(",", ", "), answer.replace(",", ", ")
 
 
-def are_words(gold: str, answer: str) -> bool:
-    """Whether words or letters of a choice decide about the answer, and no mathematics."""
+def are_words(gold: str, answer: str, question: str = "") -> bool:
+    """Whether words or letters of a choice decide about the answer, or a date does, and no
+    mathematics."""
     gold, answer = unwrapped(gold), unwrapped(answer)
+    if is_date(gold, question):
+        return True
     is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
     return is_long or _words(tokens_of(gold), tokens_of(answer), "") is not None
 
@@ -364,8 +377,9 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         return None
     if (verdict := _yes_or_no(gold, answer)) is not None:
         return verdict
-    first, second = _plain_words(gold), _plain_words(answer)
-    led = _plain_words(answer[_lead(answer) or 0 :])
+    first, second, led = (
+        _by_month(_plain_words(each)) for each in (gold, answer, answer[_lead(answer) or 0 :])
+    )
     if not first or not (second or led):
         return None
     if _may_be_variables(gold) and not _is_short_word(gold):
@@ -388,6 +402,32 @@ def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
     return said == asked and not words & {*_OPPOSITES, "or", "maybe", "perhaps", "but", "wait"}
 
 
+def _by_month(words: list[str] | None) -> list[str] | None:
+    """The words of a date with its month first: ``the 4th of April`` as ``april 4``."""
+    month = next((word for word in words or () if word in _MONTHS), None)
+    if words is None or month is None:
+        return words
+    return [month, *(word for word in words if word not in (month, "the", "of", "on"))]
+
+
+def is_date(gold: str, question: str) -> bool:
+    """Whether it is a date, ``2024-01-05``, or a time, ``02:15``, and no difference or ratio;
+    ``2:15`` is a time where the question asks for one."""
+    found = _DATE.fullmatch(gold)
+    if found is None:
+        return False
+    is_time = bool(_TIMES & words_of(question)) and "ratio" not in question
+    return bool(found[1] or found[6]) or "0" in (gold[0], gold[-2]) or is_time
+
+
+def _numbers_of_date(text: str) -> list[int] | None:
+    """The numbers of a date or a time; None where it is neither."""
+    text = _TEXT_MARK.sub(" ", text).strip(" }.")
+    lowered = text.casefold().replace(".", "")
+    found = _DATE.fullmatch(lowered.removesuffix("am").strip())
+    return [int(number) for number in found.groups() if number] if found else None
+
+
 def _may_be_variables(tokens: list[Token]) -> bool:
     """Whether it may be a product."""
     return all(len(token.text) <= 3 and token.kind != "text" for token in tokens)
@@ -403,10 +443,13 @@ def _is_short_word(tokens: list[Token]) -> bool:
 def _plain_words(tokens: list[Token]) -> list[str] | None:
     """The words of an answer that is nothing but words (of a date or a time, numerals, too)."""
     words: list[str] = []
+    has_month = any(token.text.casefold() in _MONTHS for token in tokens)
     for index, token in enumerate(tokens):
+        if token.text in _ORDINALS and words and words[-1].isdigit():
+            continue
         if token.kind in ("letters", "text"):
             words.extend(token.text.casefold().translate(_APART).split())
-        elif token.kind == "number" and words:
+        elif token.kind == "number" and (words or has_month):
             words.append(token.text)
         elif token.text in ("'", "-"):
             around = [each.text for each in tokens[max(0, index - 1) : index + 2]]
@@ -414,7 +457,9 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
                 return None
             if max(map(len, around)) <= _LONGEST_PRODUCT:
                 return None
-        elif token.text not in (",", ".", "{", "}"):
+        elif token.text not in (",", ".", "{", "}") and not (
+            token.text == "^" and _ORDINALS & {t.text for t in tokens[index + 1 : index + 3]}
+        ):
             return None
     if any(len(word) > 1 for word in words if word != "and") or len(words) == 1:
         return words

@@ -128,7 +128,7 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     3. No step of normalising it, and no operation in it, is missing in the gold answer's form.
     4. It has the form that the question asks for, if the gold answer has it.
     """
-    if (trees := _read(gold, answer)) is None:
+    if (trees := _read(gold, answer, question)) is None:
         return True
     gold_tree, tree = trees
     compared = as_asked(gold_tree, tree, question)
@@ -164,7 +164,7 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     3. Where it states the gold answer itself, which is more than a number, no brackets and no other
        name than the one asked for are put around it.
     """
-    if not question or (trees := _read(gold, answer)) is None:
+    if not question or (trees := _read(gold, answer, question)) is None:
         return False
     gold_tree, tree = trees
     compared = as_asked(gold_tree, tree, question)
@@ -186,9 +186,9 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     return is_one_kind and stated.asks_for_form(gold_part, part)
 
 
-def _read(gold: str, answer: str) -> tuple[Tree, Tree] | None:
+def _read(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
     """Both as trees; None where they are written alike, or words decide."""
-    if normalise(gold) == normalise(answer) or are_words(gold, answer):
+    if normalise(gold) == normalise(answer) or are_words(gold, answer, question):
         return None
     readings = read_both(unwrapped(gold), unwrapped(answer))
     return None if readings is None else (readings[0].tree, readings[1].tree)

@@ -7,7 +7,12 @@ from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.units import word_set
 
 _NONE = word_set("no none not doesn't without nothing")
-_SOLUTIONS = word_set("solution solutions root roots value values number numbers x none nothing")
+_SOLUTIONS = word_set(
+    """
+    solution solutions root roots value values number numbers integer integers pair pairs triple
+    triples x none nothing
+    """
+)
 _ABOUT_SOLUTIONS = (
     _NONE
     | _SOLUTIONS
@@ -15,7 +20,7 @@ _ABOUT_SOLUTIONS = (
         """
         there is are exist exists the this that equation equations system inequality has have real
         any of satisfy satisfies satisfying it does do doesn't for which a an possible given such
-        integer in set reals we inconsistent
+        in set reals we inconsistent positive natural prime ordered n m k y z p
         """
     )
 )
@@ -64,6 +69,8 @@ _CONSTANT = word_set(
 )
 """Words of a remark about a constant."""
 _KINDS_OF_CONSTANT = word_set("constant constants integer integers")
+_THAT_IS = (["i", ".", "e", "."], ["i.e."], ["that is"], ["that", "is"])
+_LEADING = frozenset([",", ".", "the", "ratio", "is", "value", "answer", "it"])
 _MARKS = frozenset("(),.{}_")
 
 
@@ -133,7 +140,7 @@ def with_sets(tokens: list[Token]) -> list[Token]:
 def without_remark(tokens: list[Token]) -> list[Token]:
     """Without ``, where C is a constant`` behind an answer, which says nothing of its value. What
     stands in brackets, ``(C \\in \\mathbb{R})`` or ``(or 0.625)``, is a further item."""
-    tokens = _with_alternative(_with_domain(tokens))
+    tokens = _with_alternative(_with_domain(_with_other_form(tokens)))
     for start, token in enumerate(tokens):
         first = token.text.casefold().strip("( ").partition(" ")[0]
         if start and token.kind in ("text", "letters") and first in ("where", "with", "for"):
@@ -181,6 +188,23 @@ def _with_domain(tokens: list[Token]) -> list[Token]:
         domain = [domain[0], *tokenize("\\in\\mathbb{Z}")]
     found = [*tokens[:start], Token("sign", ",", False), *domain]
     return tokens if found == tokens else found
+
+
+def _with_other_form(tokens: list[Token]) -> list[Token]:
+    """``, i.e. the ratio is 1:3`` at the end as ``or 1:3``."""
+    words = [token.text.casefold() for token in tokens]
+    plain = [word.strip("( ,") or word for word in words]
+    for start in range(1, len(words)):
+        shown = next((each for each in _THAT_IS if plain[start : start + len(each)] == each), None)
+        if shown is None:
+            continue
+        before = start - (words[start - 1] in (",", ";", "("))
+        is_bracketed = "(" in (words[start][:1], words[before]) and words[-1] == ")"
+        rest = tokens[start + len(shown) : len(tokens) - is_bracketed]
+        while rest and rest[0].text.casefold() in _LEADING:
+            del rest[0]
+        return [*tokens[:before], Token("text", "or", True), *rest]
+    return tokens
 
 
 def _with_alternative(tokens: list[Token]) -> list[Token]:
