@@ -68,6 +68,9 @@ _SYSTEMS = word_set("cases aligned align align* gathered gather split dcases rca
 _IF = ("if", "when", "for", "where", "while")
 _ELSE = ("otherwise", "else", "elsewhere")
 _JOINS = frozenset(["and", "or"])
+_PARTS_OF_UNITS = frozenset(["/", "^", "{", "}", ".", "-"])
+_LONGEST_UNIT = 16
+"""Most tokens of a unit in braces."""
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
 _ARC = word_set("sin cos tan cot sec csc")
@@ -231,14 +234,8 @@ class _Reader:
             is_join = kind in ("text", "letters") and name.lower() in _JOINS
             if name in (",", ";") or (is_join and self.name(1)):
                 break
-            is_part = kind in ("text", "letters", "currency") or name in (
-                "/",
-                "^",
-                "{",
-                "}",
-                ".",
-                "-",
-            )
+            is_part = kind in ("text", "letters", "currency") or name in _PARTS_OF_UNITS
+            is_part |= name == "\\cdot" and bool(pieces) and is_unit(self.name(1))
             before = [self.name(-1), self.name(-2), self.name(-3)]
             while before and before[0] in ("-", "{"):
                 del before[0]
@@ -250,7 +247,9 @@ class _Reader:
             may_follow &= is_word or bool(pieces)
             if kind == "currency":
                 name = name.removeprefix("\\")
-            pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
+            pieces.append(
+                {"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": "", "\\cdot": ""}.get(name, name)
+            )
             self.index += 1
         if pieces:
             words = unit_words(" ".join(pieces))
@@ -343,10 +342,20 @@ class _Reader:
         return kind == "number" or name in ("(", "[", "{") or is_bar
 
     def starts_a_unit(self) -> bool:
-        """Whether a unit stands in the braces here: of ``\\mathrm{cm^2}``."""
-        is_long = len(self.name(1)) > 1 or self.letters_are_units
-        is_closed = "}" in (self.name(2), self.name(4))
-        return self.kind(1) == "letters" and is_long and is_closed and is_unit(self.name(1))
+        """Whether a unit stands in the braces here: of ``\\mathrm{cm^2}``, ``\\mathrm{m\\,s^{-1}}``."""
+        if self.kind(1) != "letters" or not (len(self.name(1)) > 1 or self.letters_are_units):
+            return False
+        depth = 1
+        for ahead in range(1, _LONGEST_UNIT):
+            name, kind = self.name(ahead), self.kind(ahead)
+            depth += {"{": 1, "}": -1}.get(name, 0)
+            if depth == 0:
+                return True
+            is_power = kind == "number" and self.name(ahead - 1) in ("^", "{", "-")
+            is_sign = name in ("/", "^", "{", "}", "-", "\\cdot")
+            if not (is_sign or is_power or (kind == "letters" and is_unit(name))):
+                return False
+        return False
 
     def power(self) -> Tree:
         starts_with_bracket, start = self.name() in _CLOSING, self.index

@@ -88,6 +88,9 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
         else:
             words.append((canonical(word), exponent))
             exponent = "1"
+    if len(words) > 1 and words[-1][1].startswith("-"):  # m s^{-1}
+        (below, power), (above, _) = words.pop(), words.pop()
+        words.append((canonical(f"{above}/{below}"), power.removeprefix("-")))
     return words if 0 < len(words) <= _MAX_WORDS else None
 
 
