@@ -3,8 +3,9 @@
 import functools
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
-from reason_llm.score.math.answer_form import form_of
+from reason_llm.score.math.answer_form import form_of, is_plain
 from reason_llm.score.math.answer_tree import (
     MAX_CHARACTERS,
     Reading,
@@ -14,13 +15,13 @@ from reason_llm.score.math.answer_tree import (
     subtrees,
     variables,
 )
-from reason_llm.score.math.asked import as_ordered, ratio_fits, units_fit
+from reason_llm.score.math.asked import as_ordered, asked_units, ratio_fits, units_fit
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import says_empty, with_sets, without_remark
 from reason_llm.score.math.question import read_question, words_of
-from reason_llm.score.math.units import AREAS, canonical, is_known, word_set
+from reason_llm.score.math.units import AREAS, canonical, is_known, is_unit, times, word_set
 
 _LEAD_WORDS = word_set(
     """
@@ -70,6 +71,7 @@ _MONTHS = word_set(
     """
 )
 _TIMES = word_set("time clock when")
+_LONGEST_DATE = 40
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+")
 _CONCLUSIONS = word_set("so therefore thus hence")
 _DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
@@ -200,6 +202,46 @@ def stated(answer: str, question: str) -> str | None:
     if not says_nothing([word.strip("$.,;:()").casefold() for word in rest[end:]], _ADVERBIAL):
         return None
     return " ".join(word for word in rest[:end] if word.casefold() not in _SMALL_WORDS)
+
+
+def converted(gold: str, answer: str, question: str) -> str | None:
+    """The answer as a number of the gold answer's units, ``90`` of ``1 hour 30 minutes``; None
+    where the question names a unit, and where they measure something else."""
+    if not question or (reading := reading_of(gold, letters_are_units=False)) is None:
+        return None
+    if len(reading.unit) != 1 or variables(reading.tree) or asked_units(question).named:
+        return None
+    total = Fraction(0)
+    for part in _measures(tokens_of(answer)):
+        try:
+            measure = read(part, letters_are_units=True)
+        except UnreadableError:
+            return None
+        tree = measure.tree[-1] if measure.tree[0] == "rel" else measure.tree
+        scale = times(measure.unit[0], reading.unit[0]) if len(measure.unit) == 1 else None
+        if scale is None or not is_plain(tree):
+            return None
+        total += dict(form_of(tree).value).get((), Fraction(0)) * scale
+    above, below = total.numerator, total.denominator
+    return f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
+
+
+def _measures(tokens: list[Token]) -> list[list[Token]]:
+    """``1 hour 30 minutes`` as its two parts."""
+    parts: list[list[Token]] = [[]]
+    for token in tokens:
+        last = parts[-1]
+        for word in token.text.split() if token.kind == "text" else [token.text]:
+            if (
+                token.kind == "number"
+                and last
+                and (last[-1].text in (",", "and") or is_unit(last[-1].text))
+            ):
+                while last and last[-1].text in (",", "and"):
+                    last.pop()
+                parts.append([])
+            parts[-1].append(Token(token.kind, word, token.is_spaced))
+    return parts
 
 
 def is_dressed(gold: str, answer: str) -> bool:
@@ -413,19 +455,23 @@ def _by_month(words: list[str] | None) -> list[str] | None:
 def is_date(gold: str, question: str) -> bool:
     """Whether it is a date, ``2024-01-05``, or a time, ``02:15``, and no difference or ratio;
     ``2:15`` is a time where the question asks for one."""
-    found = _DATE.fullmatch(gold)
-    if found is None:
+    if (found := _date(gold)) is None:
         return False
     is_time = bool(_TIMES & words_of(question)) and "ratio" not in question
-    return bool(found[1] or found[6]) or "0" in (gold[0], gold[-2]) or is_time
+    return bool(found[1] or found[6]) or "0" in (found[0][0], found[0][-2]) or is_time
 
 
 def _numbers_of_date(text: str) -> list[int] | None:
     """The numbers of a date or a time; None where it is neither."""
-    text = _TEXT_MARK.sub(" ", text).strip(" }.")
-    lowered = text.casefold().replace(".", "")
-    found = _DATE.fullmatch(lowered.removesuffix("am").strip())
+    found = _date(text)
     return [int(number) for number in found.groups() if number] if found else None
+
+
+def _date(text: str) -> re.Match[str] | None:
+    if len(text) > _LONGEST_DATE or not ("-" in text or ":" in text):
+        return None
+    plain = "".join(map(str, tokens_of(text))).casefold()
+    return _DATE.fullmatch(plain.removesuffix("am"))
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:

@@ -342,7 +342,7 @@ class _Reader:
         return kind == "number" or name in ("(", "[", "{") or is_bar
 
     def starts_a_unit(self) -> bool:
-        """Whether a unit stands in the braces here: of ``\\mathrm{cm^2}``, ``\\mathrm{m\\,s^{-1}}``."""
+        """Whether a unit stands in the braces here: of ``\\mathrm{cm^2}``."""
         if self.kind(1) != "letters" or not (len(self.name(1)) > 1 or self.letters_are_units):
             return False
         depth = 1

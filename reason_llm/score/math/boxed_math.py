@@ -22,6 +22,7 @@ from reason_llm.score.math.answer_text import (
     Question,
     are_words,
     as_lists,
+    converted,
     decide,
     is_dressed,
     normalise,
@@ -65,6 +66,8 @@ def matches(
     pairs = [(gold, answer), as_lists(gold, answer)]
     if (said := stated(answer, question)) is not None:
         pairs.append((gold, said))
+    if (measure := converted(gold, answer, question)) is not None:
+        pairs.append((gold, measure))
     for gold, answer in filter(None, pairs):
         if equality == "form" and not is_worked_out(gold, answer, question):
             continue

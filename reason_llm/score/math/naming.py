@@ -7,6 +7,7 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 from collections.abc import Sequence
 
 from reason_llm.score.math.answer_tree import Tree, holds, subtrees, variables
+from reason_llm.score.math.numeric import is_near, value_of
 from reason_llm.score.math.question import read_question
 from reason_llm.score.math.units import word_set
 
@@ -39,6 +40,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         answer = _with_parameter(gold, name, answer, own)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
+    answer = _without_exclusion(gold, answer, question)
     gold, answer = _as_vectors(gold, answer)
     gold, answer = _set_named(gold), _set_named(answer)
     gold = ["list", *gold[1:]] if gold[0] == "either" else gold
@@ -128,6 +130,23 @@ def _without_domain(tree: Tree) -> tuple[Tree, Tree | None, str]:
                 found = families[0] if len(families) == 1 else ["list", *families]
                 return found, domain, str(name)
     return tree, None, ""
+
+
+def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
+    """``x + 3`` of ``x + 3, x \\neq 3``, where the question divides by what is 0 there."""
+    match answer:
+        case ["list", first, ["rel", "!=", ["var", name], at]] if gold[0] not in _SETS:
+            if not is_equality(first) and first[0] == "rel":
+                return answer
+            below = (
+                part.tree[2] for part in read_question(question).parts if part.tree[0] == "frac"
+            )
+            values = [
+                value_of(_renamed(each, name, at)) for each in below if name in variables(each)
+            ]
+            if any(is_near(1, 1 + value) for value in values if isinstance(value, complex)):
+                return list(first)
+    return answer
 
 
 def _with_parameter(gold: Tree, name: str, answer: Tree, own: str) -> Tree:

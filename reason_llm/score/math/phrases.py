@@ -140,7 +140,7 @@ def with_sets(tokens: list[Token]) -> list[Token]:
 def without_remark(tokens: list[Token]) -> list[Token]:
     """Without ``, where C is a constant`` behind an answer, which says nothing of its value. What
     stands in brackets, ``(C \\in \\mathbb{R})`` or ``(or 0.625)``, is a further item."""
-    tokens = _with_alternative(_with_domain(_with_other_form(tokens)))
+    tokens = _with_alternative(_with_domain(_with_exclusion(_with_other_form(tokens))))
     for start, token in enumerate(tokens):
         first = token.text.casefold().strip("( ").partition(" ")[0]
         if start and token.kind in ("text", "letters") and first in ("where", "with", "for"):
@@ -188,6 +188,24 @@ def _with_domain(tokens: list[Token]) -> list[Token]:
         domain = [domain[0], *tokenize("\\in\\mathbb{Z}")]
     found = [*tokens[:start], Token("sign", ",", False), *domain]
     return tokens if found == tokens else found
+
+
+def _with_exclusion(tokens: list[Token]) -> list[Token]:
+    """``x + 3 (x \\neq 3)`` or ``x + 3 for x \\neq 3`` as ``x + 3, x \\neq 3``."""
+    shown = [str(token) for token in tokens]
+    place = shown.index("\\neq") if shown.count("\\neq") == 1 else 0
+    if place < 3 or {"<", ">", "\\leq", "\\geq", "\\in"} & set(shown):
+        return tokens
+    start, end = place - 1, len(tokens)
+    if shown[start - 1] == "(" and shown[-1] == ")":
+        start, end = start - 1, end - 1
+    before = shown[start - 1].casefold().strip("( ")
+    if start < place - 1 or before in _FOR_ALL:
+        while start and shown[start - 1].casefold().strip("( ") in _FOR_ALL:
+            start -= 1
+        rest = tokens[place - 1 : end]
+        return [*tokens[:start], Token("sign", ",", False), *rest]
+    return tokens
 
 
 def _with_other_form(tokens: list[Token]) -> list[Token]:
