@@ -71,6 +71,7 @@ _MONTHS = word_set(
     """
 )
 _TIMES = word_set("time clock when")
+_SIGNS_OF_DATES = ("-", ":", "\\colon")
 _LONGEST_DATE = 40
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+")
 _CONCLUSIONS = word_set("so therefore thus hence")
@@ -468,7 +469,7 @@ def _numbers_of_date(text: str) -> list[int] | None:
 
 
 def _date(text: str) -> re.Match[str] | None:
-    if len(text) > _LONGEST_DATE or not ("-" in text or ":" in text):
+    if len(text) > _LONGEST_DATE or not any(sign in text for sign in _SIGNS_OF_DATES):
         return None
     plain = "".join(map(str, tokens_of(text))).casefold()
     return _DATE.fullmatch(plain.removesuffix("am"))

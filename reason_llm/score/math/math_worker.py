@@ -172,11 +172,15 @@ def _same_functions(gold: Tree, answer: Tree) -> bool:
 
 
 def _domains(cases: Tree) -> list[tuple[Tree, Set]]:
-    """The values of a function by cases with the numbers that each is for."""
+    """The values of a function by cases with the numbers that each is for.
+
+    Raises:
+        UnknownError: the conditions are about more than one variable.
+    """
     found: list[tuple[Tree, Set]] = []
     names = {name for case in cases[1:] for name in _symbols_of(case[2])}
     if len(names) != 1:
-        return _unknown(cases)
+        raise UnknownError("conditions on several variables")
     left: Set = sympy.S.Reals
     for _, one, condition in cases[1:]:
         match condition:

@@ -7,7 +7,7 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 from collections.abc import Sequence
 
 from reason_llm.score.math.answer_tree import Tree, holds, subtrees, variables
-from reason_llm.score.math.numeric import is_near, value_of
+from reason_llm.score.math.numeric import TOLERANCE, is_one, value_of
 from reason_llm.score.math.question import read_question
 from reason_llm.score.math.units import word_set
 
@@ -144,7 +144,7 @@ def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
             values = [
                 value_of(_renamed(each, name, at)) for each in below if name in variables(each)
             ]
-            if any(is_near(1, 1 + value) for value in values if isinstance(value, complex)):
+            if any(is_one(value) and abs(value) < TOLERANCE for value in values):
                 return list(first)
     return answer
 
