@@ -208,7 +208,10 @@ def stated(answer: str, question: str) -> str | None:
 def converted(gold: str, answer: str, question: str) -> str | None:
     """The answer as a number of the gold answer's units, ``90`` of ``1 hour 30 minutes``; None
     where the question names a unit, and where they measure something else."""
-    if not question or (reading := reading_of(gold, letters_are_units=False)) is None:
+    has_unit = any(character.isalpha() for character in answer)
+    if not has_unit or not question:
+        return None
+    if (reading := reading_of(gold, letters_are_units=False)) is None:
         return None
     if len(reading.unit) != 1 or variables(reading.tree) or asked_units(question).named:
         return None
@@ -420,10 +423,11 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         return None
     if (verdict := _yes_or_no(gold, answer)) is not None:
         return verdict
-    first, second, led = (
-        _by_month(_plain_words(each)) for each in (gold, answer, answer[_lead(answer) or 0 :])
-    )
-    if not first or not (second or led):
+    first = _by_month(_plain_words(gold))
+    if not first:
+        return None
+    second, led = (_by_month(_plain_words(each)) for each in (answer, answer[_lead(answer) or 0 :]))
+    if not second and not led:
         return None
     if _may_be_variables(gold) and not _is_short_word(gold):
         return None
@@ -443,6 +447,10 @@ def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
     if said not in _OPPOSITES or not is_alone:
         return None
     return said == asked and not words & {*_OPPOSITES, "or", "maybe", "perhaps", "but", "wait"}
+
+
+def _has_month(tokens: list[Token]) -> bool:
+    return any(token.text.casefold() in _MONTHS for token in tokens)
 
 
 def _by_month(words: list[str] | None) -> list[str] | None:
@@ -490,13 +498,12 @@ def _is_short_word(tokens: list[Token]) -> bool:
 def _plain_words(tokens: list[Token]) -> list[str] | None:
     """The words of an answer that is nothing but words (of a date or a time, numerals, too)."""
     words: list[str] = []
-    has_month = any(token.text.casefold() in _MONTHS for token in tokens)
     for index, token in enumerate(tokens):
         if token.text in _ORDINALS and words and words[-1].isdigit():
             continue
         if token.kind in ("letters", "text"):
             words.extend(token.text.casefold().translate(_APART).split())
-        elif token.kind == "number" and (words or has_month):
+        elif token.kind == "number" and (words or (len(tokens) > 1 and _has_month(tokens))):
             words.append(token.text)
         elif token.text in ("'", "-"):
             around = [each.text for each in tokens[max(0, index - 1) : index + 2]]

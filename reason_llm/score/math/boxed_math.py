@@ -8,7 +8,7 @@ part of the task. Not here: step-by-step marking, partial credit.
 import functools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from reason_llm.score.math.answer_form import (
@@ -63,18 +63,24 @@ def matches(
         return 0.0
     question = last_question(question)
     is_percent = asks_for_percent(question)
-    pairs = [(gold, answer), as_lists(gold, answer)]
-    if (said := stated(answer, question)) is not None:
-        pairs.append((gold, said))
-    if (measure := converted(gold, answer, question)) is not None:
-        pairs.append((gold, measure))
-    for gold, answer in filter(None, pairs):
-        if equality == "form" and not is_worked_out(gold, answer, question):
+    for wanted, found in _readings(gold, answer, question):
+        if equality == "form" and not is_worked_out(wanted, found, question):
             continue
-        if not _equal_as_asked(gold, answer, question, is_percent, timeout_seconds):
+        if not _equal_as_asked(wanted, found, question, is_percent, timeout_seconds):
             continue
-        return float(equality == "value" or not is_copied(gold, answer, question))
+        return float(equality == "value" or not is_copied(wanted, found, question))
     return 0.0
+
+
+def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
+    """Both as they stand, as lists, with the value of a sentence, and in the gold answer's unit."""
+    yield gold, answer
+    if (lists := as_lists(gold, answer)) is not None:
+        yield lists
+    if (said := stated(answer, question)) is not None:
+        yield gold, said
+    if (measure := converted(gold, answer, question)) is not None:
+        yield gold, measure
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
