@@ -70,12 +70,23 @@ _MONTHS = word_set(
     january february march april may june july august september october november december
     """
 )
-_TIMES = word_set("time clock when")
+_TIMES = word_set("clock when")
 _SIGNS_OF_DATES = ("-", ":", "\\colon")
 _LONGEST_DATE = 40
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+")
 _CONCLUSIONS = word_set("so therefore thus hence")
 _DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
+_DIRECTIONS = tuple(
+    (one, other)
+    for up, down in [
+        (
+            word_set("rise rises rose risen increase increases increased grow grew gain gained"),
+            word_set("fall falls fell fallen decrease decreases decreased drop dropped lose lost"),
+        )
+    ]
+    for one, other in ((up, down), (down, up))
+)
+"""Verbs before ``by`` that say the opposite."""
 _OPERATIONS = word_set("multiplied divided multiply divide")
 _BOUNDS = (["least"], ["most"], ["over"], ["under"])
 _QUANTITY = re.compile(r"[0-9\\]")
@@ -165,44 +176,57 @@ def stated(answer: str, question: str) -> str | None:
     if _DOUBTS & set(plain[:so]):
         return None
     words, plain = words[so:], plain[so:]
-    asked = words_of(question)
-    asked |= _DENIALS if asked & _DENIALS else set()
-    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | {"and", "to", "one", "ones"}
-
-    def says_nothing(words: list[str], may_begin: frozenset[str] = frozenset()) -> bool:
-        return not set(words) & (_CHANGES - asked) and all(
-            not word
-            or word in known | may_begin
-            or canonical(word) in known
-            or (len(word) < 9 and word in question)
-            for word in words
-        )
-
     places = [place for place, word in enumerate(words) if _QUANTITY.search(word)]
     verbs = [place for place, word in enumerate(plain) if word in _VERBS or word == "by"]
     if verbs and verbs[-1] + 1 == len(words):
         return None
-    if not verbs or (len(places) == 1 and places[0] < verbs[-1]):
-        if len(places) != 1 or not says_nothing([*plain[: places[0]], *plain[places[0] + 1 :]]):
-            return None
-        start, end = places[0], places[0] + 1
-        if plain[start - 1 : start] in _BOUNDS or end == len(words):
-            return None
-        while end < len(words) and (
-            plain[end] in (*AREAS, "per") or is_known(canonical(plain[end]))
-        ):
-            end += 1
-        return " ".join(words[start:end])
+    if len(places) == 1 and (not verbs or places[0] < verbs[-1]):
+        return _only_quantity(words, plain, places[0], question)
+    if not verbs:
+        return None
     before = plain[: verbs[-1]]
-    if plain[verbs[-1]] == "by" and before[-1:] and before[-1] not in _OPERATIONS:
+    if plain[verbs[-1]] == "by" and before and before[-1] not in _OPERATIONS:
+        asked = words_of(question)
+        if any(before[-1] in one and asked & other for one, other in _DIRECTIONS):
+            return None
         before.pop()  # rose by 14
-    if not says_nothing(before):
+    if not _are_known(before, question, _CHANGES):
         return None
     rest = words[verbs[-1] + 1 :]
     end = next((i for i, word in enumerate(rest) if i and word.casefold() in _ADVERBIAL), len(rest))
-    if not says_nothing([word.strip("$.,;:()").casefold() for word in rest[end:]], _ADVERBIAL):
+    if not _are_known([word.strip("$.,;:()").casefold() for word in rest[end:]], question):
         return None
     return " ".join(word for word in rest[:end] if word.casefold() not in _SMALL_WORDS)
+
+
+def _only_quantity(words: list[str], plain: list[str], place: int, question: str) -> str | None:
+    """``75%`` of ``75% of the students passed``, with its unit."""
+    others, end = [*plain[:place], *plain[place + 1 :]], place + 1
+    if end == len(words) or plain[place - 1 : place] in _BOUNDS:
+        return None
+    if not _are_known(others, question, _DENIALS):
+        return None
+    while end < len(words) and (plain[end] in (*AREAS, "per") or is_known(canonical(plain[end]))):
+        end += 1
+    return " ".join(words[place:end])
+
+
+def _are_known(words: list[str], question: str, may_ask: frozenset[str] = frozenset()) -> bool:
+    """Whether all words of a sentence are the question's or say nothing of a value.
+
+    Args:
+        may_ask: words that change a value, but not where the question has them too.
+    """
+    asked = words_of(question)
+    asked |= _DENIALS if asked & _DENIALS else frozenset()
+    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones"}
+    return not set(words) & (_CHANGES - (asked & may_ask)) and all(
+        not word
+        or word in known
+        or canonical(word) in known
+        or (len(word) < 9 and word in question)
+        for word in words
+    )
 
 
 def converted(gold: str, answer: str, question: str) -> str | None:
@@ -466,7 +490,7 @@ def is_date(gold: str, question: str) -> bool:
     ``2:15`` is a time where the question asks for one."""
     if (found := _date(gold)) is None:
         return False
-    is_time = bool(_TIMES & words_of(question)) and "ratio" not in question
+    is_time = bool(_TIMES & words_of(question)) or "what time" in question.lower()
     return bool(found[1] or found[6]) or "0" in (found[0][0], found[0][-2]) or is_time
 
 

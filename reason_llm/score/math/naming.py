@@ -51,6 +51,9 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     if gold[0] == "rel" and answer[0] == "rel":
         if _are_one_name(gold, answer):
             return as_asked(list(gold[3]), list(answer[3]), question)
+        if len(gold) == 4 < len(answer) and _are_one_name(gold, [*answer[:1], "=", *answer[2:4]]):
+            value = value_named(answer)  # y = 2(x - 1) + 5 = 2x + 3
+            return None if value is None else as_asked(list(gold[3]), value, question)
         return _plain_approximation(gold), _plain_approximation(answer)
     if gold[0] == "based" and answer[0] == "num":
         return gold, ["based", answer[1], gold[2]]
@@ -204,8 +207,8 @@ def shown(tree: Tree) -> Tree:
 
 
 def value_named(tree: Tree, question: str = "") -> Tree | None:
-    """What an equation gives a name to; None if it does not. What stands between as numbers goes
-    along, since it must be the same: ``["chain", number, ..., last]``."""
+    """What an equation gives a name to; None if it does not. What stands between, without other
+    variables, goes along, since it must be the same: ``["chain", number, ..., last]``."""
     if not is_equality(tree):
         return None
     members = _without_names(tree, question)
@@ -217,8 +220,9 @@ def value_named(tree: Tree, question: str = "") -> Tree | None:
     if tree[1].split()[-1] == "~" and len(members) > 1 and not variables(members[-2]):
         value = ["chain", *members[:-1]] if len(members) > 2 else members[0]
         return ["approx", value, members[-1]]
-    numbers = [member for member in members[:-1] if not variables(member)]
-    return ["chain", *numbers, members[-1]] if numbers else list(members[-1])
+    known = variables(members[-1])
+    alike = [member for member in members[:-1] if variables(member) <= known]
+    return ["chain", *alike, members[-1]] if alike else list(members[-1])
 
 
 def _without_names(tree: Tree, question: str) -> list[Tree]:
