@@ -80,14 +80,48 @@ def form_of(tree: Tree) -> Form:
     return Form(value, frozenset(work.steps), frozenset(work.operations), work.is_too_large)
 
 
-def leaves_open(gold: Tree, answer: Tree) -> bool:
+def leaves_open(gold: Tree, answer: Tree, may_have_root: bool = False) -> bool:
     """Whether there is work in ``answer`` that the form of ``gold`` does not have either."""
+    return bool(work_left(gold, answer, may_have_root))
+
+
+def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozenset[str]:
+    """The steps and operations of ``answer`` that the form of ``gold`` does not have.
+
+    Args:
+        may_have_root: for a number with a root any number with one root will do: ``\\sqrt{50}`` for
+            ``5\\sqrt{2}``.
+    """
+    if gold[0] == answer[0] == "cases":
+        return frozenset()
     unknown = variables(answer) - variables(gold)
     if unknown and (gold[0] == "rel" or not holds(answer, "rel")):
-        return True
+        return frozenset(["another variable"])
     of_gold, form = form_of(gold), form_of(answer)
     allowed = of_gold.steps | of_gold.operations | FREE | _allowed(gold, of_gold)
-    return not form.steps | form.operations <= allowed
+    if may_have_root and "root" in of_gold.operations and has_one_root(answer):
+        allowed |= {"a radical", "a product of roots", "a product of powers", "fraction"}
+    return (form.steps | form.operations) - allowed
+
+
+def has_one_root(tree: Tree) -> bool:
+    """Whether it is a number with at most one root, one fraction and one factor, or several such
+    numbers."""
+    if tree[0] in ("pm", "neg", "list", "set", "tuple", "interval"):
+        return all(has_one_root(each) for each in tree[1:] if isinstance(each, list))
+    parts = list(subtrees(tree))
+    kinds = [part[0] for part in parts]
+    sides = tree[1:] if tree[0] == "frac" else [tree]
+    return (
+        set(kinds) <= {"num", "neg", "mul", "frac", "root", "const"}
+        and max(kinds.count("root"), kinds.count("frac")) <= 1
+        and all(part[1][0] in ("num", "frac") for part in parts if part[0] == "root")
+        and all(
+            sum(each[0] in ("num", "frac") for each in side[1:]) <= 1
+            for side in sides
+            if side[0] == "mul"
+        )
+    )
 
 
 def _allowed(tree: Tree, form: Form) -> set[str]:
@@ -437,7 +471,7 @@ class _Normalising:
             plain = [" ".join(signs)]
             if set(signs) in ({"="}, {"!="}):
                 members.sort(key=repr)
-        elif kind in ("list", "set", "cup"):
+        elif kind in ("list", "set", "cup", "cases"):
             members.sort(key=repr)
         return (kind, *plain, *members)
 

@@ -3,8 +3,9 @@
 import functools
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
-from reason_llm.score.math.answer_form import form_of
+from reason_llm.score.math.answer_form import form_of, is_plain
 from reason_llm.score.math.answer_tree import (
     MAX_CHARACTERS,
     Reading,
@@ -14,13 +15,13 @@ from reason_llm.score.math.answer_tree import (
     subtrees,
     variables,
 )
-from reason_llm.score.math.asked import as_ordered, ratio_fits, units_fit
+from reason_llm.score.math.asked import as_ordered, asked_units, ratio_fits, units_fit
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import says_empty, with_sets, without_remark
 from reason_llm.score.math.question import read_question, words_of
-from reason_llm.score.math.units import canonical, word_set
+from reason_llm.score.math.units import AREAS, canonical, is_known, is_unit, times, word_set
 
 _LEAD_WORDS = word_set(
     """
@@ -49,18 +50,46 @@ _SMALL_WORDS = word_set(
     """
     the a an of in on at for by with from there that this he she they we it i his her their its
     our so therefore thus hence each every left total altogether all now will can
+    exactly
     """
 )
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now")
 """Words behind a value with which what the question knows begins: ``in the class``."""
-_CHANGES = word_set(
+_DENIALS = word_set("not no never isn't aren't doesn't neither nor")
+_CHANGES = _DENIALS | word_set(
     """
-    not no never isn't aren't doesn't neither nor or if unless maybe perhaps almost about twice
+    or if unless maybe perhaps almost about twice
     double half thrice triple third quarter less fewer more than minus plus opposite negative
     reciprocal inverse wrong incorrect false
     """
 )
 """Words that make a sentence one about another value."""
+_ORDINALS = frozenset(["st", "nd", "rd", "th"])
+_MONTHS = word_set(
+    """
+    january february march april may june july august september october november december
+    """
+)
+_TIMES = word_set("clock when")
+_SIGNS_OF_DATES = ("-", ":", "\\colon")
+_LONGEST_DATE = 40
+_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+")
+_CONCLUSIONS = word_set("so therefore thus hence")
+_DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
+_DIRECTIONS = tuple(
+    (one, other)
+    for up, down in [
+        (
+            word_set("rise rises rose risen increase increases increased grow grew gain gained"),
+            word_set("fall falls fell fallen decrease decreases decreased drop dropped lose lost"),
+        )
+    ]
+    for one, other in ((up, down), (down, up))
+)
+"""Verbs before ``by`` that say the opposite."""
+_OPERATIONS = word_set("multiplied divided multiply divide")
+_BOUNDS = (["least"], ["most"], ["over"], ["under"])
+_QUANTITY = re.compile(r"[0-9\\]")
 _LEADS = word_set(
     """
     is are be was equals equal to gives have get find obtain therefore thus so hence then
@@ -72,6 +101,7 @@ _MAX_LEAD_TOKENS = 40
 """Tokens that are looked at for them: each asks for all before it."""
 _APART = str.maketrans("-,.", "   ")
 _CHOICES = frozenset("ABCDEFGHIJ")
+_CHOICE_MARKS = (")", ".", ":")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
 _TEXT_MARK = re.compile(r"\\(?:text(?:bf|it|rm)?+|mathrm|mbox)\{|\\[()\[\],; ]|(?<=[A-Za-z.])\}")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
@@ -101,6 +131,8 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     gold, answer = unwrapped(gold), unwrapped(answer)
     if not gold or not answer:
         return False
+    if is_date(gold, question):
+        return _numbers_of_date(gold) == _numbers_of_date(answer)
     numerals = _numeral(gold), _numeral(answer)
     if None not in numerals:
         return numerals[0] == numerals[1]
@@ -134,25 +166,110 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
 
 def stated(answer: str, question: str) -> str | None:
     """What a sentence says of what is asked, ``5 apples`` of ``Tom has 5 apples left``: all behind
-    its last verb, if the question knows the words before it; None for no such sentence."""
+    its last verb, or its only quantity, if the question knows the words before it; None for no such
+    sentence. What stands before ``so`` is a reason."""
     words = _TEXT_MARK.sub(" ", unwrapped(answer)[:MAX_CHARACTERS]).rstrip("} .").split()
     plain = [word.strip("$.,;:()*\\{}").casefold() for word in words]
-    verbs = [place for place, word in enumerate(plain) if word in _VERBS]
-    if not verbs or not question or verbs[-1] + 1 == len(words):
+    if not question or len(words) < 2:
         return None
-    known = words_of(question) | _LEAD_WORDS | _VERBS | _SMALL_WORDS | {"and", "to"}
-    before = {word for word in plain[: verbs[-1]] if word}
-    if before & _CHANGES or not all(
-        word in known or canonical(word) in known or (len(word) < 9 and word in question)
-        for word in before
-    ):
+    so = max((place + 1 for place, word in enumerate(plain) if word in _CONCLUSIONS), default=0)
+    if _DOUBTS & set(plain[:so]):
+        return None
+    words, plain = words[so:], plain[so:]
+    places = [place for place, word in enumerate(words) if _QUANTITY.search(word)]
+    verbs = [place for place, word in enumerate(plain) if word in _VERBS or word == "by"]
+    if verbs and verbs[-1] + 1 == len(words):
+        return None
+    if len(places) == 1 and (not verbs or places[0] < verbs[-1]):
+        return _only_quantity(words, plain, places[0], question)
+    if not verbs:
+        return None
+    before = plain[: verbs[-1]]
+    if plain[verbs[-1]] == "by" and before and before[-1] not in _OPERATIONS:
+        asked = words_of(question)
+        if any(before[-1] in one and asked & other for one, other in _DIRECTIONS):
+            return None
+        before.pop()  # rose by 14
+    if not _are_known(before, question, _CHANGES):
         return None
     rest = words[verbs[-1] + 1 :]
     end = next((i for i, word in enumerate(rest) if i and word.casefold() in _ADVERBIAL), len(rest))
-    added = {word.strip("$.,;:()").casefold() for word in rest[end:]}
-    if not all(canonical(word) in known or word in known | _ADVERBIAL for word in added):
+    if not _are_known([word.strip("$.,;:()").casefold() for word in rest[end:]], question):
         return None
     return " ".join(word for word in rest[:end] if word.casefold() not in _SMALL_WORDS)
+
+
+def _only_quantity(words: list[str], plain: list[str], place: int, question: str) -> str | None:
+    """``75%`` of ``75% of the students passed``, with its unit."""
+    others, end = [*plain[:place], *plain[place + 1 :]], place + 1
+    if end == len(words) or plain[place - 1 : place] in _BOUNDS:
+        return None
+    if not _are_known(others, question, _DENIALS):
+        return None
+    while end < len(words) and (plain[end] in (*AREAS, "per") or is_known(canonical(plain[end]))):
+        end += 1
+    return " ".join(words[place:end])
+
+
+def _are_known(words: list[str], question: str, may_ask: frozenset[str] = frozenset()) -> bool:
+    """Whether all words of a sentence are the question's or say nothing of a value.
+
+    Args:
+        may_ask: words that change a value, but not where the question has them too.
+    """
+    asked = words_of(question)
+    asked |= _DENIALS if asked & _DENIALS else frozenset()
+    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones"}
+    return not set(words) & (_CHANGES - (asked & may_ask)) and all(
+        not word
+        or word in known
+        or canonical(word) in known
+        or (len(word) < 9 and word in question)
+        for word in words
+    )
+
+
+def converted(gold: str, answer: str, question: str) -> str | None:
+    """The answer as a number of the gold answer's units, ``90`` of ``1 hour 30 minutes``; None
+    where the question names a unit, and where they measure something else."""
+    has_unit = any(character.isalpha() for character in answer)
+    if not has_unit or not question:
+        return None
+    if (reading := reading_of(gold, letters_are_units=False)) is None:
+        return None
+    if len(reading.unit) != 1 or variables(reading.tree) or asked_units(question).named:
+        return None
+    total = Fraction(0)
+    for part in _measures(tokens_of(answer)):
+        try:
+            measure = read(part, letters_are_units=True)
+        except UnreadableError:
+            return None
+        tree = measure.tree[-1] if measure.tree[0] == "rel" else measure.tree
+        scale = times(measure.unit[0], reading.unit[0]) if len(measure.unit) == 1 else None
+        if scale is None or not is_plain(tree):
+            return None
+        total += dict(form_of(tree).value).get((), Fraction(0)) * scale
+    above, below = total.numerator, total.denominator
+    return f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
+
+
+def _measures(tokens: list[Token]) -> list[list[Token]]:
+    """``1 hour 30 minutes`` as its two parts."""
+    parts: list[list[Token]] = [[]]
+    for token in tokens:
+        last = parts[-1]
+        for word in token.text.split() if token.kind == "text" else [token.text]:
+            if (
+                token.kind == "number"
+                and last
+                and (last[-1].text in (",", "and") or is_unit(last[-1].text))
+            ):
+                while last and last[-1].text in (",", "and"):
+                    last.pop()
+                parts.append([])
+            parts[-1].append(Token(token.kind, word, token.is_spaced))
+    return parts
 
 
 def is_dressed(gold: str, answer: str) -> bool:
@@ -172,9 +289,12 @@ def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
     return gold.replace(",", ", "), answer.replace(",", ", ")
 
 
-def are_words(gold: str, answer: str) -> bool:
-    """Whether words or letters of a choice decide about the answer, and no mathematics."""
+def are_words(gold: str, answer: str, question: str = "") -> bool:
+    """Whether words or letters of a choice decide about the answer, or a date does, and no
+    mathematics."""
     gold, answer = unwrapped(gold), unwrapped(answer)
+    if is_date(gold, question):
+        return True
     is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
     return is_long or _words(tokens_of(gold), tokens_of(answer), "") is not None
 
@@ -327,9 +447,11 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         return None
     if (verdict := _yes_or_no(gold, answer)) is not None:
         return verdict
-    first, second = _plain_words(gold), _plain_words(answer)
-    led = _plain_words(answer[_lead(answer) or 0 :])
-    if not first or not (second or led):
+    first = _by_month(_plain_words(gold))
+    if not first:
+        return None
+    second, led = (_by_month(_plain_words(each)) for each in (answer, answer[_lead(answer) or 0 :]))
+    if not second and not led:
         return None
     if _may_be_variables(gold) and not _is_short_word(gold):
         return None
@@ -351,6 +473,40 @@ def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
     return said == asked and not words & {*_OPPOSITES, "or", "maybe", "perhaps", "but", "wait"}
 
 
+def _has_month(tokens: list[Token]) -> bool:
+    return any(token.text.casefold() in _MONTHS for token in tokens)
+
+
+def _by_month(words: list[str] | None) -> list[str] | None:
+    """The words of a date with its month first: ``the 4th of April`` as ``april 4``."""
+    month = next((word for word in words or () if word in _MONTHS), None)
+    if words is None or month is None:
+        return words
+    return [month, *(word for word in words if word not in (month, "the", "of", "on"))]
+
+
+def is_date(gold: str, question: str) -> bool:
+    """Whether it is a date, ``2024-01-05``, or a time, ``02:15``, and no difference or ratio;
+    ``2:15`` is a time where the question asks for one."""
+    if (found := _date(gold)) is None:
+        return False
+    is_time = bool(_TIMES & words_of(question)) or "what time" in question.lower()
+    return bool(found[1] or found[6]) or "0" in (found[0][0], found[0][-2]) or is_time
+
+
+def _numbers_of_date(text: str) -> list[int] | None:
+    """The numbers of a date or a time; None where it is neither."""
+    found = _date(text)
+    return [int(number) for number in found.groups() if number] if found else None
+
+
+def _date(text: str) -> re.Match[str] | None:
+    if len(text) > _LONGEST_DATE or not any(sign in text for sign in _SIGNS_OF_DATES):
+        return None
+    plain = "".join(map(str, tokens_of(text))).casefold()
+    return _DATE.fullmatch(plain.removesuffix("am"))
+
+
 def _may_be_variables(tokens: list[Token]) -> bool:
     """Whether it may be a product."""
     return all(len(token.text) <= 3 and token.kind != "text" for token in tokens)
@@ -367,9 +523,11 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
     """The words of an answer that is nothing but words (of a date or a time, numerals, too)."""
     words: list[str] = []
     for index, token in enumerate(tokens):
+        if token.text in _ORDINALS and words and words[-1].isdigit():
+            continue
         if token.kind in ("letters", "text"):
             words.extend(token.text.casefold().translate(_APART).split())
-        elif token.kind == "number" and words:
+        elif token.kind == "number" and (words or (len(tokens) > 1 and _has_month(tokens))):
             words.append(token.text)
         elif token.text in ("'", "-"):
             around = [each.text for each in tokens[max(0, index - 1) : index + 2]]
@@ -377,7 +535,9 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
                 return None
             if max(map(len, around)) <= _LONGEST_PRODUCT:
                 return None
-        elif token.text not in (",", ".", "{", "}"):
+        elif token.text not in (",", ".", "{", "}") and not (
+            token.text == "^" and _ORDINALS & {t.text for t in tokens[index + 1 : index + 3]}
+        ):
             return None
     if any(len(word) > 1 for word in words if word != "and") or len(words) == 1:
         return words
@@ -400,6 +560,7 @@ def _choice(tokens: list[Token]) -> str:
 def _chosen(tokens: list[Token], question: str) -> str | None:
     """The one letter that an answer chooses, with nothing behind it but the option's own text;
     empty for more; None for no letter."""
+    tokens = _without_braces_of_letters(tokens)
     if tokens and tokens[0].kind == "text":
         tokens = [*tokenize(tokens[0].text), *tokens[1:]]
     tokens = tokens[_lead(tokens) or 0 :]
@@ -414,14 +575,26 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
     return letter if is_one and _is_option_text(letter, tokens[end:], question) else ""
 
 
+def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:
+    """``(\\text{B})`` as ``(B)``."""
+    names = [str(token) for token in tokens]
+    braces = {
+        end
+        for place, name in enumerate(names)
+        if name in _CHOICES
+        and names[place - 1 : place] + names[place + 1 : place + 2] == ["{", "}"]
+        for end in (place - 1, place + 1)
+    }
+    return [token for place, token in enumerate(tokens) if place not in braces]
+
+
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
     """Whether it can be an option's text: one of the question's, or a number if it has no
     options."""
-    words = tokenize(question[:MAX_CHARACTERS]) if f"({letter})" in question else []
-    own = [end for option, _, end in _choice_marks(words) if option == letter]
-    if own:
+    options = _options(question)
+    if letter in options:
         shown = spelling(tokens).rstrip(".")
-        return bool(shown) and spelling(words[own[0] :]).startswith(shown)
+        return bool(shown) and options[letter].startswith(shown)
     try:
         tree = read(list(tokens), letters_are_units=False).tree
     except UnreadableError:
@@ -430,7 +603,20 @@ def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
     return is_number and (not tokens or tokens[0].text not in ("+", "-", "="))
 
 
-def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
+@functools.lru_cache(maxsize=1024)
+def _options(question: str) -> dict[str, str]:
+    """The spelling of what stands behind each letter of the question's options, ``(A) …`` or
+    ``A) … B) …``; empty where it has none."""
+    if not any(f"A{mark}" in question for mark in _CHOICE_MARKS):
+        return {}
+    tokens = _without_braces_of_letters(tokenize(question[-MAX_CHARACTERS:]))
+    marks = {letter: end for letter, start, end in _choice_marks(tokens, anywhere=True)}
+    if "A" not in marks:
+        return {}
+    return {letter: spelling(tokens[end:]) for letter, end in marks.items()}
+
+
+def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str, int, int]]:
     """Letters marked as choices: ``(C)``, or at the start ``C)``, ``C.``, ``C:``; with where each
     begins and ends."""
     marks: list[tuple[str, int, int]] = []
@@ -439,7 +625,7 @@ def _choice_marks(tokens: list[Token]) -> list[tuple[str, int, int]]:
         before = tokens[index - 1].text if index else ""
         if token.text in _CHOICES and before == "(" and after == ")":
             marks.append((token.text, index - 1, index + 2))
-        elif token.text in _CHOICES and index == 0 and after in (")", ".", ":"):
+        elif token.text in _CHOICES and (anywhere or index == 0) and after in _CHOICE_MARKS:
             marks.append((token.text, index, index + 2))
     return marks
 

@@ -65,7 +65,12 @@ _PERIOD = frozenset(["\\overline", "\\bar", "\\dot"])
 _MATRICES = word_set("matrix pmatrix bmatrix vmatrix Vmatrix Bmatrix array smallmatrix")
 _SYSTEMS = word_set("cases aligned align align* gathered gather split dcases rcases")
 """Environments around rows of equations."""
+_IF = ("if", "when", "for", "where", "while")
+_ELSE = ("otherwise", "else", "elsewhere")
 _JOINS = frozenset(["and", "or"])
+_PARTS_OF_UNITS = frozenset(["/", "^", "{", "}", ".", "-"])
+_LONGEST_UNIT = 16
+"""Most tokens of a unit in braces."""
 _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
 _ARC = word_set("sin cos tan cot sec csc")
@@ -229,14 +234,8 @@ class _Reader:
             is_join = kind in ("text", "letters") and name.lower() in _JOINS
             if name in (",", ";") or (is_join and self.name(1)):
                 break
-            is_part = kind in ("text", "letters", "currency") or name in (
-                "/",
-                "^",
-                "{",
-                "}",
-                ".",
-                "-",
-            )
+            is_part = kind in ("text", "letters", "currency") or name in _PARTS_OF_UNITS
+            is_part |= name == "\\cdot" and bool(pieces) and is_unit(self.name(1))
             before = [self.name(-1), self.name(-2), self.name(-3)]
             while before and before[0] in ("-", "{"):
                 del before[0]
@@ -248,7 +247,9 @@ class _Reader:
             may_follow &= is_word or bool(pieces)
             if kind == "currency":
                 name = name.removeprefix("\\")
-            pieces.append({"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": ""}.get(name, name))
+            pieces.append(
+                {"\\Omega": "ohm", "\\circ": "deg", "^": "", ".": "", "\\cdot": ""}.get(name, name)
+            )
             self.index += 1
         if pieces:
             words = unit_words(" ".join(pieces))
@@ -342,9 +343,19 @@ class _Reader:
 
     def starts_a_unit(self) -> bool:
         """Whether a unit stands in the braces here: of ``\\mathrm{cm^2}``."""
-        is_long = len(self.name(1)) > 1 or self.letters_are_units
-        is_closed = "}" in (self.name(2), self.name(4))
-        return self.kind(1) == "letters" and is_long and is_closed and is_unit(self.name(1))
+        if self.kind(1) != "letters" or not (len(self.name(1)) > 1 or self.letters_are_units):
+            return False
+        depth = 1
+        for ahead in range(1, _LONGEST_UNIT):
+            name, kind = self.name(ahead), self.kind(ahead)
+            depth += {"{": 1, "}": -1}.get(name, 0)
+            if depth == 0:
+                return True
+            is_power = kind == "number" and self.name(ahead - 1) in ("^", "{", "-")
+            is_sign = name in ("/", "^", "{", "}", "-", "\\cdot")
+            if not (is_sign or is_power or (kind == "letters" and is_unit(name))):
+                return False
+        return False
 
     def power(self) -> Tree:
         starts_with_bracket, start = self.name() in _CLOSING, self.index
@@ -661,11 +672,17 @@ class _Reader:
         for token in self.tokens[self.index : end]:
             if str(token) == "\\\\":
                 rows.append([])
-            elif str(token) != "&":
+            else:
                 rows[-1].append(token)
         self.index = end
         items: list[Tree] = []
+        if cases := self.cases(rows):
+            if [self.name(each) for each in range(4)] != ["\\end", "{", kind, "}"]:
+                raise UnreadableError("another end")
+            self.index += 4
+            return cases
         for row in rows:
+            row = [token for token in row if str(token) != "&"]
             while row and str(row[-1]) in (",", ".", ";"):
                 row.pop()
             if row:
@@ -676,6 +693,30 @@ class _Reader:
             raise UnreadableError("another end")
         self.index += 4
         return _listed(items)
+
+    def cases(self, rows: list[list[Token]]) -> Tree | None:
+        """Rows of a value and its condition, ``x & \\text{if } x > 0``, each as a pair; None where
+        they are none."""
+        pairs: list[Tree] = []
+        for row in filter(None, rows):
+            names = [str(token).casefold().strip() for token in row]
+            place = next((i for i, name in enumerate(names) if name in ("&", *_IF, *_ELSE)), 0)
+            if not place:
+                return None
+            value, condition = row[:place], row[place:]
+            while condition and str(condition[0]).casefold().strip() in ("&", ",", *_IF):
+                del condition[0]
+            for part in (value, condition):
+                while part and str(part[-1]) in (",", ".", ";", "&"):
+                    part.pop()
+            if not condition or not value or str(condition[0]) in _SIGNS_OF_RELATIONS:
+                return None
+            if str(condition[0]).casefold().strip() in _ELSE:
+                found: Tree = ["const", "else"]
+            else:
+                found = _Reader(condition, self.letters_are_units).answer()
+            pairs.append(["case", _Reader(value, self.letters_are_units).answer(), found])
+        return ["cases", *pairs] if len(pairs) > 1 else None
 
     def matrix(self) -> Tree:
         """``\\begin{...}`` rows ``\\end{...}``."""

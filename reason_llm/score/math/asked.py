@@ -59,6 +59,7 @@ _QUANTITIES = {
         ("time duration age old", _TIME),
         ("long", _LENGTH | _TIME),
         ("speed velocity fast", {(unit, "1") for unit in SPEEDS}),
+        ("acceleration", {("m/s", "2"), ("ft/s", "2")}),
         (
             "cost price profit money revenue income salary earn earned earnings pay paid spend "
             "spent owe worth",
@@ -106,9 +107,12 @@ _ORDER = re.compile(
     r" order\b|\bin order (?:from|of)\b|\bin order[.,;]|\brespectively\b"
     r"|\b(?:least|smallest|lowest|shortest) to (?:greatest|largest|highest|biggest|longest)\b"
     r"|\b(?:greatest|largest|highest|biggest|longest) to (?:least|smallest|lowest|shortest)\b"
-    r"|\b(?:largest|smallest|greatest|least|highest|lowest) first\b"
+    r"|\b(?:largest|smallest|greatest|least|highest|lowest|larger|smaller|greater|longer|shorter) "
+    r"(?:\w{1,12} )?first\b"
     r"|\bquotient and (?:the )?remainder\b"
 )
+_MATRICES = word_set("matrix matrice row column")
+_LISTING = word_set("give state enter write list express find determine answer")
 _DECIMAL = re.compile(
     r"\b(?:as|to|into) (?:an? )?(?:\w{1,12} )?decimals?\b|\bexact decimal\b"
     r"|\bdecimal (?:form|places?|value"
@@ -116,7 +120,7 @@ _DECIMAL = re.compile(
     r"|\bnearest (?:ten|hundred|thousand|ten-thousand)th\b"
 )
 _SCIENTIFIC = re.compile(r"\bscientific (?:notation|form)\b")
-_MIXED = re.compile(r"\bmixed (?:number|fraction|numeral|form)")
+_MIXED = re.compile(r"\bmixed (?:number|fraction|numeral|form)s?+\b(?!\s*+[\d$\\])")
 _LOWEST = re.compile(
     r"\b(?:lowest|simplest|reduced) (?:terms?|form|fraction|possible terms)\b|\birreducible\b"
     r"|\b(?:reduced|simplified|fully reduced|fully simplified) (?:common )?fraction\b"
@@ -125,7 +129,14 @@ _LOWEST = re.compile(
 _FRACTION = re.compile(
     r"\bas (?:a|an) (?:\w{1,12} )?fraction\b|\bcommon fraction\b|\bfraction form\b"
 )
-_IMPROPER = re.compile(r"\bimproper fraction\b")
+_IMPROPER = re.compile(r"\bimproper fractions?+\b(?!\s*+[\d$\\])")
+_CURVES = word_set("equation line circle parabola ellipse hyperbola plane curve tangent locus")
+_FORMS_OF_CURVES = word_set("form solve term express rewrite isolate subject")
+_SIMPLEST = (
+    "simplif", "simplest", "rationaliz", "rationalis", "lowest term", "reduced", "radical form",
+    "the form", "expand", "factor ",
+)  # fmt: skip
+"""What asks for one way to write a number or an expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +154,8 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
     wanted, units = _units_of(gold), _units_of(answer)
     if not units or (wanted and sorted(wanted) == sorted(units)):
         return True
+    if wanted == [("deg", "1")] and len(units) == 1:  # 8^\circ for 8^\circ F
+        return units[0][0] in ("c", "f") and units[0][0] in words_of(question)
     if wanted:
         return False
     if not question:
@@ -218,27 +231,37 @@ def _units_at(words: list[str], place: int, is_counted: bool) -> set[Unit]:
     end = min(len(words), place + _MAX_UNIT_WORDS)
     while place < end:
         word = words[place]
-        power = word[-2:] if word[-2:] in _RAISED else word[-1:] if word[-1:] in _RAISED else ""
-        word = word.removesuffix(power)
+        word, power = _without_power(word)
         unit = canonical(word)
+        is_rate = words[place + 1 : place + 2] == ["/"]
         if word in AREAS:
             exponent = AREAS[word]
         elif word in ("per", "/") and found and place + 1 < end:
             of, _ = found.pop()
             place += 1
-            rate = canonical(f"{of}/{canonical(words[place])}")
-            found |= {(rate, "1"), *([(of, "1")] if is_counted and rate not in SPEEDS else [])}
+            below, power = _without_power(words[place])
+            rate = canonical(f"{of}/{canonical(below)}")
+            found |= {
+                (rate, power or "1"),
+                *([(of, "1")] if is_counted and rate not in SPEEDS else []),
+            }
         elif word in _RAISED and found:
             found = {(each, _RAISED[word]) for each, _ in found}
         elif unit == "unit":
             found |= {(each, exponent) for each in LENGTHS}
-        elif is_known(unit) and word != "in" and (len(word) > 1 or power):
-            found.add((unit, _RAISED.get(power, exponent)))
+        elif is_known(unit) and word != "in" and (len(word) > 1 or power or is_rate):
+            found.add((unit, power or exponent))
             exponent = "1"
         else:
             break
         place += 1
     return found
+
+
+def _without_power(word: str) -> tuple[str, str]:
+    """``s²`` as ``s`` and 2."""
+    power = next((each for each in (word[-2:], word[-1:]) if each in _RAISED), "")
+    return word.removesuffix(power), _RAISED.get(power, "")
 
 
 def _quantity(words: list[str]) -> frozenset[Unit] | None:
@@ -269,6 +292,9 @@ def ratio_fits(gold: Tree, answer: Tree, question: str) -> bool:
 
 def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
     """Several values as tuples where the question asks for an order, so that it counts."""
+    if gold[0] == answer[0] == "mul" and all(each[0] == "num" for each in gold[1:] + answer[1:]):
+        is_size = bool(words_of(question) & _MATRICES) or _asks_for_order(question)  # 2 \times 3
+        return (["tuple", *gold[1:]], ["tuple", *answer[1:]]) if is_size else (gold, answer)
     if gold[0] not in ("list", "set") or len(gold) < 3 or not _asks_for_order(question):
         return gold, answer
     if answer[0] == "rel" and set(answer[1].split()) in ({"<"}, {">"}):  # 1 < 2 < 3
@@ -280,7 +306,13 @@ def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
 
 @functools.lru_cache(maxsize=1024)
 def _asks_for_order(question: str) -> bool:
-    return _ORDER.search(_plain(question)) is not None
+    if _ORDER.search(_plain(question)) is not None:
+        return True
+    listed = (words for words in _asking(question) if words[0] in _LISTING)
+    return any(
+        ("then" in words and "if" not in words) or {"first", "second"} <= set(words)
+        for words in listed
+    )
 
 
 # form
@@ -309,6 +341,20 @@ def _asked_forms(question: str) -> tuple[Callable[[Tree, Tree], bool], ...]:
         if any(word in text for word in words) and pattern.search(text)
     ]
     return (*forms, *([_is_percent] if asks_for_percent(question) else []))
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_simplest(question: str) -> bool:
+    """Whether one way to write the value is asked for: ``in simplest radical form``."""
+    text = _plain(question)
+    return any(words in text for words in _SIMPLEST)
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_curve(question: str) -> bool:
+    """Whether the equation of a line or a curve is asked for, in no certain form."""
+    words = words_of(question)
+    return bool(words & _CURVES) and not words & _FORMS_OF_CURVES
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,14 +8,21 @@ part of the task. Not here: step-by-step marking, partial credit.
 import functools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from reason_llm.score.math.answer_form import form_of, is_plain, leaves_open
+from reason_llm.score.math.answer_form import (
+    form_of,
+    has_one_root,
+    is_plain,
+    leaves_open,
+    work_left,
+)
 from reason_llm.score.math.answer_text import (
     Question,
     are_words,
     as_lists,
+    converted,
     decide,
     is_dressed,
     normalise,
@@ -23,12 +30,17 @@ from reason_llm.score.math.answer_text import (
     stated,
     unwrapped,
 )
-from reason_llm.score.math.answer_tree import Tree
-from reason_llm.score.math.asked import asks_for_percent, has_asked_form
+from reason_llm.score.math.answer_tree import Tree, variables
+from reason_llm.score.math.asked import (
+    asks_for_curve,
+    asks_for_percent,
+    asks_for_simplest,
+    has_asked_form,
+)
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
-from reason_llm.score.math.naming import as_asked, is_calculation, is_equality, solved_for
-from reason_llm.score.math.question import last_question, read_question
+from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
+from reason_llm.score.math.question import last_question, read_question, words_of
 
 Equality = Literal["form", "value"]
 
@@ -51,16 +63,24 @@ def matches(
         return 0.0
     question = last_question(question)
     is_percent = asks_for_percent(question)
-    pairs = [(gold, answer), as_lists(gold, answer)]
-    if (said := stated(answer, question)) is not None:
-        pairs.append((gold, said))
-    for gold, answer in filter(None, pairs):
-        if equality == "form" and not is_worked_out(gold, answer, question):
+    for wanted, found in _readings(gold, answer, question):
+        if equality == "form" and not is_worked_out(wanted, found, question):
             continue
-        if not _equal_as_asked(gold, answer, question, is_percent, timeout_seconds):
+        if not _equal_as_asked(wanted, found, question, is_percent, timeout_seconds):
             continue
-        return float(equality == "value" or not is_copied(gold, answer, question))
+        return float(equality == "value" or not is_copied(wanted, found, question))
     return 0.0
+
+
+def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
+    """Both as they stand, as lists, with the value of a sentence, and in the gold answer's unit."""
+    yield gold, answer
+    if (lists := as_lists(gold, answer)) is not None:
+        yield lists
+    if (said := stated(answer, question)) is not None:
+        yield gold, said
+    if (measure := converted(gold, answer, question)) is not None:
+        yield gold, measure
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
@@ -110,23 +130,38 @@ def _compared(trees: str, timeout_seconds: float) -> bool:
 def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     """Whether the answer is worked out as far as the gold one.
 
-    1. It is no equation but one that gives a value its name.
-    2. A relation is solved for what the gold one is solved for.
+    1. It is no equation but one that gives a value its name; of ``37 + 45 = 82`` the last value
+       counts, as long as all are equal.
+    2. A relation is solved for what the gold one is solved for, unless the question asks for the
+       equation of a curve, of which any arrangement will do.
     3. No step of normalising it, and no operation in it, is missing in the gold answer's form.
     4. It has the form that the question asks for, if the gold answer has it.
     """
-    if (trees := _read(gold, answer)) is None:
+    if (trees := _read(gold, answer, question)) is None:
         return True
     gold_tree, tree = trees
-    if is_equality(tree) and gold_tree[0] != "rel" and is_calculation(gold_tree, tree, question):
-        return False
     compared = as_asked(gold_tree, tree, question)
-    if compared is None or leaves_open(*compared):
+    if compared is None:
+        return False
+    are_curves = all(is_equality(each) and len(variables(each)) > 1 for each in compared)
+    if are_curves and asks_for_curve(question):
+        return work_left(*compared) <= {"fraction"}
+    may_have_root = not asks_for_simplest(question)
+    if all(leaves_open(compared[0], each, may_have_root) for each in _finals(*compared)):
         return False
     if not has_asked_form(*compared, question):
         return False
-    are_relations = compared[0][0] == compared[1][0] == "rel"
-    return not are_relations or solved_for(gold_tree) <= solved_for(tree)
+    if not compared[0][0] == compared[1][0] == "rel":
+        return True
+    wanted, found = solved_for(gold_tree), solved_for(tree)
+    return wanted == found if are_curves and "form" in words_of(question) else wanted <= found
+
+
+def _finals(gold: Tree, answer: Tree) -> list[Tree]:
+    """What of several values that are equal may be the answer: the last one, and a decimal near it
+    where the gold answer is one."""
+    is_decimal = answer[0] == "approx" and gold[0] == "num" and "." in gold[1]
+    return [shown(answer), *([answer[2]] if is_decimal else [])]
 
 
 def is_copied(gold: str, answer: str, question: str) -> bool:
@@ -138,13 +173,13 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     3. Where it states the gold answer itself, which is more than a number, no brackets and no other
        name than the one asked for are put around it.
     """
-    if not question or (trees := _read(gold, answer)) is None:
+    if not question or (trees := _read(gold, answer, question)) is None:
         return False
     gold_tree, tree = trees
     compared = as_asked(gold_tree, tree, question)
     if compared is None:
         return False
-    gold_part, part = map(_shown, compared)
+    gold_part, part = map(shown, compared)
     is_named = tree[0] == "rel" != gold_tree[0]
     if is_named and read_question(question).holds(tree):
         return True
@@ -155,19 +190,14 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
             return False
         return not (is_named and stated.asks_for(tree[2]))
     is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")
+    if has_one_root(part) and not asks_for_simplest(question):
+        return stated.holds(part)
     return is_one_kind and stated.asks_for_form(gold_part, part)
 
 
-def _shown(tree: Tree) -> Tree:
-    """The value of several that are equal, or nearly: ``\\frac{3}{4} = 0.75``."""
-    if tree[0] == "approx":
-        return _shown(tree[1])
-    return list(tree[-1]) if tree[0] == "chain" else tree
-
-
-def _read(gold: str, answer: str) -> tuple[Tree, Tree] | None:
+def _read(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
     """Both as trees; None where they are written alike, or words decide."""
-    if normalise(gold) == normalise(answer) or are_words(gold, answer):
+    if normalise(gold) == normalise(answer) or are_words(gold, answer, question):
         return None
     readings = read_both(unwrapped(gold), unwrapped(answer))
     return None if readings is None else (readings[0].tree, readings[1].tree)

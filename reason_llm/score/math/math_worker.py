@@ -91,6 +91,12 @@ def same(gold: Tree, answer: Tree) -> bool:
     """Whether two trees are the same mathematical object. Without a time limit of its own."""
     if gold == answer:
         return True
+    if gold[0] == answer[0] == "cases":
+        return _same_functions(gold, answer)
+    if answer[0] == "approx" and _decimals(gold):
+        exact, answer = _settled(answer), answer[2]
+        if same(gold, exact):
+            return True
     gold, answer = _settled(gold), _settled(answer)
     if ["set"] in (gold, answer) or _is_set(gold) or (_is_set(answer) and gold[0] in _FINITE):
         return _same_sets(gold, answer)
@@ -121,10 +127,11 @@ def _settled(tree: Tree) -> Tree:
             raise UnknownError("a false equation")
         return last
     if tree[0] == "approx":
-        first, shown = value(tree[1]), value(tree[2])
+        exact = _settled(tree[1])
+        first, shown = value(exact), value(tree[2])
         if not abs(sympy.N(first - shown)) < Rational(1, 10 ** _decimals(tree[2])):
             raise UnknownError("a false approximation")
-        return _settled(tree[1])
+        return exact
     if tree[0] in ("list", "set"):
         items = [_settled(member) for member in tree[1:]]
         is_flat = any(each[0] == "list" and len(each) > 2 and each[1][0] != "rel" for each in items)
@@ -140,6 +147,52 @@ def _with_sign(tree: Tree, is_upper: bool) -> Tree:
         inner = _with_sign(tree[1], is_upper)
         return inner if (tree[0] == "pm") == is_upper else ["neg", inner]
     return [_with_sign(each, is_upper) if isinstance(each, list) else each for each in tree]
+
+
+def _same_functions(gold: Tree, answer: Tree) -> bool:
+    """Whether two functions by cases have the same values wherever either has one."""
+    golds, answers = (_domains(tree) for tree in (gold, answer))
+    wholes = [reduce(sympy.Union, (domain for _, domain in cases)) for cases in (golds, answers)]
+    if wholes[0] != wholes[1] or len(golds) * len(answers) > _MAX_ITEMS:
+        return False
+    for one, domain in golds:
+        for other, another in answers:
+            common = domain.intersect(another)
+            if isinstance(common, sympy.FiniteSet):
+                names = _symbols_of(gold) | _symbols_of(answer)
+                if len(names) != 1:
+                    return False
+                symbol = Symbol(names.pop(), real=True)
+                difference = value(one) - value(other)
+                if any(sympy.simplify(difference.subs(symbol, at)) != 0 for at in common):
+                    return False
+            elif common != sympy.S.EmptySet and not same(one, other):
+                return False
+    return True
+
+
+def _domains(cases: Tree) -> list[tuple[Tree, Set]]:
+    """The values of a function by cases with the numbers that each is for.
+
+    Raises:
+        UnknownError: the conditions are about more than one variable.
+    """
+    found: list[tuple[Tree, Set]] = []
+    names = {name for case in cases[1:] for name in _symbols_of(case[2])}
+    if len(names) != 1:
+        raise UnknownError("conditions on several variables")
+    left: Set = sympy.S.Reals
+    for _, one, condition in cases[1:]:
+        match condition:
+            case ["const", "else"]:
+                domain = left
+            case ["rel", "=", ["var", _], at]:
+                domain = sympy.FiniteSet(value(at))
+            case _:
+                domain = as_set(condition)
+        left = left - domain
+        found.append((one, domain))
+    return found
 
 
 def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:

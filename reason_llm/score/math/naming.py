@@ -6,8 +6,8 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 
 from collections.abc import Sequence
 
-from reason_llm.score.math.answer_form import leaves_open
 from reason_llm.score.math.answer_tree import Tree, holds, subtrees, variables
+from reason_llm.score.math.numeric import TOLERANCE, is_one, value_of
 from reason_llm.score.math.question import read_question
 from reason_llm.score.math.units import word_set
 
@@ -16,6 +16,8 @@ _SETS = (*_SEVERAL, "interval", "cup", "cap", "setminus", "backslash")
 _EMPTY = (["const", "empty"], ["set"])
 _EQUALITIES = frozenset(["=", "~"])
 _CONSTANTS = word_set("C c K k C_1 c_1 constant const")
+_PARAMETERS = word_set("n k m j l N K")
+"""Names of the integer that numbers the solutions."""
 _MAX_LETTERS = 4
 """Longest name of a polygon, such as ``ABCD``."""
 
@@ -26,15 +28,19 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     Args:
         question: a formula of its own in it may be the name.
     """
-    (gold, domain), (answer, said) = _without_domain(gold), _without_domain(answer)
+    gold, domain, name = _without_domain(gold)
+    answer, said, own = _without_domain(answer)
     if said not in (
         domain,
         None,
         *((["const", "set R"], ["const", "set Z"]) if not domain else ()),
     ):
         return None
+    if ["const", "set Z"] in (domain, said):
+        answer = _with_parameter(gold, name, answer, own)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
+    answer = _without_exclusion(gold, answer, question)
     gold, answer = _as_vectors(gold, answer)
     gold, answer = _set_named(gold), _set_named(answer)
     gold = ["list", *gold[1:]] if gold[0] == "either" else gold
@@ -45,6 +51,9 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     if gold[0] == "rel" and answer[0] == "rel":
         if _are_one_name(gold, answer):
             return as_asked(list(gold[3]), list(answer[3]), question)
+        if len(gold) == 4 < len(answer) and _are_one_name(gold, [*answer[:1], "=", *answer[2:4]]):
+            value = value_named(answer)  # y = 2(x - 1) + 5 = 2x + 3
+            return None if value is None else as_asked(list(gold[3]), value, question)
         return _plain_approximation(gold), _plain_approximation(answer)
     if gold[0] == "based" and answer[0] == "num":
         return gold, ["based", answer[1], gold[2]]
@@ -64,7 +73,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         if value is not None and gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
             names = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
             return as_asked(gold, ["tuple", *(each for _, each in names)], question)
-        return None if value is None else (gold, value)
+        return None if value is None else (gold, _with_constant_of(gold, value))
     answer = _without_point_names(gold, answer)
     if gold[0] in ("tuple", "interval") and answer[0] in _SEVERAL:
         is_named = any(member[0] == "rel" for member in answer[1:])
@@ -107,15 +116,59 @@ def _are_one_name(gold: Tree, answer: Tree) -> bool:
     return names[0] == names[1] or is_graph
 
 
-def _without_domain(tree: Tree) -> tuple[Tree, Tree | None]:
-    """``x = k\\pi, k \\in \\mathbb{Z}`` without what is said of its parameter, and that."""
+def _without_domain(tree: Tree) -> tuple[Tree, Tree | None, str]:
+    """``x = k\\pi, k \\in \\mathbb{Z}`` without what is said of its parameter, that, and the
+    parameter; of several families, too."""
     match tree:
-        case ["list", first, ["rel", "in", ["var", name], ["const", _] as domain]]:
-            if first[0] == "rel" and (not is_equality(first) or name in solved_for(first)):
-                return tree, None
-            if name in variables(first):
-                return first, domain
-    return tree, None
+        case ["list", *families] if all(each[0] == "list" for each in families):
+            parts = [_without_domain(each) for each in families]
+            if all(part[1:] == parts[0][1:] for part in parts):
+                return ["list", *(part[0] for part in parts)], *parts[0][1:]
+        case ["list", *families, ["rel", "in", ["var", name], ["const", _] as domain]]:
+            for each in families:
+                is_family = each[0] != "rel" or (is_equality(each) and name not in solved_for(each))
+                if not is_family or name not in variables(each):
+                    return tree, None, ""
+            if families:
+                found = families[0] if len(families) == 1 else ["list", *families]
+                return found, domain, str(name)
+    return tree, None, ""
+
+
+def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
+    """``x + 3`` of ``x + 3, x \\neq 3``, where the question divides by what is 0 there."""
+    match answer:
+        case ["list", first, ["rel", "!=", ["var", name], at]] if gold[0] not in _SETS:
+            if not is_equality(first) and first[0] == "rel":
+                return answer
+            below = (
+                part.tree[2] for part in read_question(question).parts if part.tree[0] == "frac"
+            )
+            values = [
+                value_of(_renamed(each, name, at)) for each in below if name in variables(each)
+            ]
+            if any(is_one(value) and abs(value) < TOLERANCE for value in values):
+                return list(first)
+    return answer
+
+
+def _with_parameter(gold: Tree, name: str, answer: Tree, own: str) -> Tree:
+    """``k\\pi`` as ``n\\pi``: the integer that numbers the solutions has any name.
+
+    Args:
+        name: the gold answer's, where it says what it is; ``own`` the answer's.
+    """
+    missing, added = (variables(a) - variables(b) for a, b in ((gold, answer), (answer, gold)))
+    name, own = name or "".join(missing & _PARAMETERS), own or "".join(added & _PARAMETERS)
+    if name not in missing or own not in added:
+        return answer
+    return _renamed(answer, own, ["var", name])
+
+
+def _renamed(tree: Tree, name: str, new: Tree) -> Tree:
+    if tree == ["var", name]:
+        return new
+    return [_renamed(each, name, new) if isinstance(each, list) else each for each in tree]
 
 
 def _set_named(tree: Tree) -> Tree:
@@ -146,18 +199,16 @@ def is_equality(tree: Tree) -> bool:
     return tree[0] == "rel" and set(tree[1].split()) <= _EQUALITIES
 
 
-def is_calculation(gold: Tree, tree: Tree, question: str = "") -> bool:
-    """Whether work stands before the value: ``37 + 45 = 82``, but not ``\\frac{3}{4} = 0.75``."""
-    members = _without_names(tree, question)
-    is_approximated = tree[1].split()[-1] == "~"
-    if len(members) <= 1 + (is_approximated and len(members) == 2):
-        return False
-    return any(leaves_open(gold, member) for member in members)
+def shown(tree: Tree) -> Tree:
+    """The last of several values that are equal, or nearly: ``\\frac{3}{4} = 0.75``."""
+    if tree[0] == "approx":
+        return shown(tree[1])
+    return list(tree[-1]) if tree[0] == "chain" else tree
 
 
 def value_named(tree: Tree, question: str = "") -> Tree | None:
-    """What an equation gives a name to; None if it does not. What stands between as numbers goes
-    along, since it must be the same: ``["chain", number, ..., last]``."""
+    """What an equation gives a name to; None if it does not. What stands between, without other
+    variables, goes along, since it must be the same: ``["chain", number, ..., last]``."""
     if not is_equality(tree):
         return None
     members = _without_names(tree, question)
@@ -169,8 +220,9 @@ def value_named(tree: Tree, question: str = "") -> Tree | None:
     if tree[1].split()[-1] == "~" and len(members) > 1 and not variables(members[-2]):
         value = ["chain", *members[:-1]] if len(members) > 2 else members[0]
         return ["approx", value, members[-1]]
-    numbers = [member for member in members[:-1] if not variables(member)]
-    return ["chain", *numbers, members[-1]] if numbers else list(members[-1])
+    known = variables(members[-1])
+    alike = [member for member in members[:-1] if variables(member) <= known]
+    return ["chain", *alike, members[-1]] if alike else list(members[-1])
 
 
 def _without_names(tree: Tree, question: str) -> list[Tree]:
@@ -189,10 +241,11 @@ def is_name(tree: Tree, question: str = "") -> bool:
         return True
     if tree[0] == "call":
         members = [member for member in tree[2:] if isinstance(member, list)]
-        return bool(variables(tree)) and (
+        if variables(tree) and (
             str(tree[1]).startswith("?")
             or all(_is_plain_name(each) for each in members if variables(each))
-        )
+        ):
+            return True
     if _is_plain_name(tree):
         return True
     return bool(variables(tree)) and read_question(question).asks_for(tree)

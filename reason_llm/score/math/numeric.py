@@ -52,12 +52,13 @@ def is_near(first: Value | None, second: Value | None) -> bool:
     """Whether two values are the same but for rounding."""
     if isinstance(first, tuple) and isinstance(second, tuple):
         return len(first) == len(second) and all(map(is_near, first, second))
-    if not (_is_one(first) and _is_one(second)):
+    if not (is_one(first) and is_one(second)):
         return False
     return cmath.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-300)
 
 
-def _is_one(value: Value | None) -> TypeGuard[complex]:
+def is_one(value: Value | None) -> TypeGuard[complex]:
+    """Whether it is one number."""
     return value is not None and not isinstance(value, tuple)
 
 
@@ -66,7 +67,7 @@ def are_apart(first: Tree, second: Tree) -> bool:
     if any(holds(tree, "pct", "pm", "mp") for tree in (first, second)):
         return False
     one, other = value_of(first), value_of(second)
-    if not (_is_one(one) and _is_one(other)):
+    if not (is_one(one) and is_one(other)):
         return False
     return abs(one - other) > _APART * max(abs(one), abs(other))
 
@@ -77,7 +78,7 @@ def direction_of(relation: Tree) -> Value | None:
     differences = []
     for point in ("", "another"):
         left, right = (value_of(side, point) for side in relation[2:4])
-        if not (_is_one(left) and _is_one(right)):
+        if not (is_one(left) and is_one(right)):
             return None
         differences.append(left - right)
     return differences[0] / differences[1] if abs(differences[1]) > TOLERANCE else None

@@ -7,7 +7,12 @@ from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.units import word_set
 
 _NONE = word_set("no none not doesn't without nothing")
-_SOLUTIONS = word_set("solution solutions root roots value values number numbers x none nothing")
+_SOLUTIONS = word_set(
+    """
+    solution solutions root roots value values number numbers integer integers pair pairs triple
+    triples x none nothing
+    """
+)
 _ABOUT_SOLUTIONS = (
     _NONE
     | _SOLUTIONS
@@ -15,7 +20,7 @@ _ABOUT_SOLUTIONS = (
         """
         there is are exist exists the this that equation equations system inequality has have real
         any of satisfy satisfies satisfying it does do doesn't for which a an possible given such
-        integer in set reals we inconsistent
+        in set reals we inconsistent positive natural prime ordered n m k y z p
         """
     )
 )
@@ -40,8 +45,22 @@ _EXCEPT = ("except for", "except", "excluding", "other than", "but not", "beside
 _SUCH = ("such that", "x such that", "x where", "where", "for which", "with")
 _OR = ("or", "(or")
 _MAX_WORDS = 12
-_LENGTH_OF_DOMAIN = 8
-"""Tokens of ``(C \\in \\mathbb{R})``."""
+_LENGTHS_OF_DOMAIN = (6, 5, 11, 12, 13, 14)
+"""Tokens of ``C \\in \\mathbb{R}``, with braces and without, and of ``n = 0, \\pm 1, \\ldots``."""
+_ALL_INTEGERS = ("=0,\\pm1,\\pm2,\\ldots", "=0,\\pm1,\\pm2,\\pm3,\\ldots")
+_FOR_ALL = (
+    "where",
+    "with",
+    "for",
+    "for all",
+    "for any",
+    "for every",
+    "for each",
+    "for some",
+    "forall",
+    ",",
+    "(",
+)
 _CONSTANT = word_set(
     """
     where with for with and is are a an the any some every all arbitrary constant constants of
@@ -50,6 +69,8 @@ _CONSTANT = word_set(
 )
 """Words of a remark about a constant."""
 _KINDS_OF_CONSTANT = word_set("constant constants integer integers")
+_THAT_IS = (["i", ".", "e", "."], ["i.e."], ["that is"], ["that", "is"])
+_LEADING = frozenset([",", ".", "the", "ratio", "is", "value", "answer", "it"])
 _MARKS = frozenset("(),.{}_")
 
 
@@ -119,7 +140,7 @@ def with_sets(tokens: list[Token]) -> list[Token]:
 def without_remark(tokens: list[Token]) -> list[Token]:
     """Without ``, where C is a constant`` behind an answer, which says nothing of its value. What
     stands in brackets, ``(C \\in \\mathbb{R})`` or ``(or 0.625)``, is a further item."""
-    tokens = _with_alternative(_with_domain(tokens))
+    tokens = _with_alternative(_with_domain(_with_exclusion(_with_other_form(tokens))))
     for start, token in enumerate(tokens):
         first = token.text.casefold().strip("( ").partition(" ")[0]
         if start and token.kind in ("text", "letters") and first in ("where", "with", "for"):
@@ -141,12 +162,67 @@ def without_remark(tokens: list[Token]) -> list[Token]:
 
 
 def _with_domain(tokens: list[Token]) -> list[Token]:
-    """``(C \\in \\mathbb{R})`` at the end as ``, C \\in \\mathbb{R}``."""
-    before, domain = tokens[:-_LENGTH_OF_DOMAIN], tokens[-_LENGTH_OF_DOMAIN:]
-    shown = [str(token) for token in domain]
-    if not before or shown[-1] != ")" or [shown[0], *shown[2:5]] != ["(", "\\in", "\\mathbb", "{"]:
+    """``(C \\in \\mathbb{R})``, ``where C \\in \\mathbb{R}`` or ``n = 0, \\pm 1, \\ldots`` at the
+    end as ``, C \\in \\mathbb{R}``."""
+    is_set = bool(tokens) and (str(tokens[0]), str(tokens[-1])) == ("\\{", "\\}")
+    end = len(tokens) - (is_set or str(tokens[-1]) == ")") if tokens else 0
+    for length in _LENGTHS_OF_DOMAIN:
+        start = end - length
+        domain = tokens[max(start, 0) : end]
+        shown = "".join(map(str, domain[1:]))
+        is_domain = shown.startswith("\\in\\mathbb") or shown in _ALL_INTEGERS
+        if start > 1 and is_domain and len(domain[0].text) == 1:
+            break
+    else:
         return tokens
-    return [*before, Token("sign", ",", False), *domain[1:-1]]
+    if is_set:  # {2\pi n : n \in \mathbb{Z}}
+        is_named = start > 3 and str(tokens[start - 1]) in (":", "\\mid", "|")
+        return [*tokens[1 : start - 1], Token("sign", ",", False), *domain] if is_named else tokens
+    if end < len(tokens):
+        start -= 1
+        if str(tokens[start]) != "(":
+            return tokens
+    while start and (tokens[start - 1].text.casefold().strip("( ") in _FOR_ALL):
+        start -= 1
+    if shown in _ALL_INTEGERS:
+        domain = [domain[0], *tokenize("\\in\\mathbb{Z}")]
+    found = [*tokens[:start], Token("sign", ",", False), *domain]
+    return tokens if found == tokens else found
+
+
+def _with_exclusion(tokens: list[Token]) -> list[Token]:
+    """``x + 3 (x \\neq 3)`` or ``x + 3 for x \\neq 3`` as ``x + 3, x \\neq 3``."""
+    shown = [str(token) for token in tokens]
+    place = shown.index("\\neq") if shown.count("\\neq") == 1 else 0
+    if place < 3 or {"<", ">", "\\leq", "\\geq", "\\in"} & set(shown):
+        return tokens
+    start, end = place - 1, len(tokens)
+    if shown[start - 1] == "(" and shown[-1] == ")":
+        start, end = start - 1, end - 1
+    before = shown[start - 1].casefold().strip("( ")
+    if start < place - 1 or before in _FOR_ALL:
+        while start and shown[start - 1].casefold().strip("( ") in _FOR_ALL:
+            start -= 1
+        rest = tokens[place - 1 : end]
+        return [*tokens[:start], Token("sign", ",", False), *rest]
+    return tokens
+
+
+def _with_other_form(tokens: list[Token]) -> list[Token]:
+    """``, i.e. the ratio is 1:3`` at the end as ``or 1:3``."""
+    words = [token.text.casefold() for token in tokens]
+    plain = [word.strip("( ,") or word for word in words]
+    for start in range(1, len(words)):
+        shown = next((each for each in _THAT_IS if plain[start : start + len(each)] == each), None)
+        if shown is None:
+            continue
+        before = start - (words[start - 1] in (",", ";", "("))
+        is_bracketed = "(" in (words[start][:1], words[before]) and words[-1] == ")"
+        rest = tokens[start + len(shown) : len(tokens) - is_bracketed]
+        while rest and rest[0].text.casefold() in _LEADING:
+            del rest[0]
+        return [*tokens[:before], Token("text", "or", True), *rest]
+    return tokens
 
 
 def _with_alternative(tokens: list[Token]) -> list[Token]:

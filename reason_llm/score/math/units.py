@@ -1,6 +1,7 @@
 """The unit or remark that follows an answer, and whether two of them differ."""
 
 from collections.abc import Collection, Sequence
+from fractions import Fraction
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -42,6 +43,21 @@ KINDS = (
     SPEEDS,
 )
 """Units of one kind: one of them says another value than the next."""
+_SIZES = {
+    unit: (system, Fraction(size))
+    for system, units in [
+        ("metric length", {"mm": 1, "cm": 10, "m": 1000, "km": 10**6}),
+        ("length", {"in": 1, "ft": 12, "yd": 36, "mi": 63360}),
+        ("metric mass", {"mg": 1, "g": 1000, "kg": 10**6}),
+        ("mass", {"oz": 1, "lb": 16}),
+        ("volume", {"ml": 1, "l": 1000}),
+        ("time", {"s": 1, "min": 60, "h": 3600, "d": 86400, "week": 604800}),
+        ("months", {"month": 1, "yr": 12}),
+        ("money", {"cent": 1, "usd": 100}),
+    ]
+    for unit, size in units.items()
+}
+"""The sizes of units that can be converted exactly into one another."""
 _ALSO = {"gbp": "lb", "lb": "gbp", "jpy": "cny", "cny": "jpy"}
 """Units that share a word or a sign."""
 _NEED_SUPPORT = word_set("n j w v pa c f k a am pm")
@@ -88,6 +104,9 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
         else:
             words.append((canonical(word), exponent))
             exponent = "1"
+    if len(words) > 1 and words[-1][1].startswith("-"):  # m s^{-1}
+        (below, power), (above, _) = words.pop(), words.pop()
+        words.append((canonical(f"{above}/{below}"), power.removeprefix("-")))
     return words if 0 < len(words) <= _MAX_WORDS else None
 
 
@@ -129,11 +148,32 @@ def _fits(word: str, asked: Collection[str], is_allowed: bool) -> bool:
     if not is_allowed and (not is_known(word) or word in _NEED_SUPPORT):
         return False
     parts = {"mph": "mi/h"}.get(word, word).split("/")
+    if asked and not is_allowed and word != "deg":  # no quantity that has units is asked for
+        return all(part in asked for part in parts)
     return not any(
         part in kind and part not in asked and kind & set(asked)
         for kind in KINDS
         for part in (word, *parts)
     )
+
+
+def times(unit: tuple[str, str], other: tuple[str, str]) -> Fraction | None:
+    """How many of another unit one is, 1000 meters a kilometer; None if they measure something
+    else."""
+    sizes = [_size(*each) for each in (unit, other)]
+    if None in sizes or sizes[0][0] != sizes[1][0]:  # type: ignore[index]
+        return None
+    return sizes[0][1] / sizes[1][1]  # type: ignore[index]
+
+
+def _size(unit: str, power: str) -> tuple[list[tuple[str, str]], Fraction] | None:
+    above, _, below = {"mph": "mi/h"}.get(unit, unit).partition("/")
+    if not {above, below or above} <= _SIZES.keys() or power not in ("1", "2", "3"):
+        return None
+    (measured, size), of = _SIZES[above], _SIZES.get(below)
+    if of is None:
+        return [(measured, power)], size ** int(power)
+    return [(measured, "1"), (of[0], power)], size / of[1] ** int(power)
 
 
 def is_known(word: str) -> bool:
