@@ -13,8 +13,8 @@ from reason_llm.data.messages import shown
 from reason_llm.errors import DataError
 
 COLUMNS = ("choices", "options")
-ASK = "Answer with the letter of the right choice."
-"""What a prompt with choices ends with where the gold answer is a letter."""
+ASK = "Answer with the {} of the right choice."
+"""What a prompt with choices ends with where the gold answer is a label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,11 @@ class Choices:
     def text(self) -> str:
         """The lines that are written into the prompt: ``A. Paris``."""
         return "\n".join(f"{a}. {b}" for a, b in zip(self.labels, self.texts, strict=True))
+
+    @property
+    def request(self) -> str:
+        """The sentence that asks for a label."""
+        return ASK.format("number" if all(map(str.isdecimal, self.labels)) else "letter")
 
     def label(self, where: str, gold: Any) -> str:
         """The label of a gold answer: a label, the text of a choice, or an index from 0.

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from reason_llm.config import RESERVED_ARGUMENTS, ColumnsSection
 from reason_llm.data.cells import Cells
-from reason_llm.data.choices import ASK, Choices, read_choices
+from reason_llm.data.choices import Choices, read_choices
 from reason_llm.data.golds import has_answer, read_gold, read_tests
 from reason_llm.data.messages import (
     ROLES,
@@ -167,7 +167,7 @@ def read_problem(
     elif answer:
         gold, doubt = read_gold(cells, asked.choices)
         if asked.choices is not None:
-            asked = asked.with_text(ASK)
+            asked = asked.with_text(asked.choices.request)
     text = asked.messages[-1]["content"] if asked.is_text else None
     return Problem(
         where, asked.messages, gold, text, extras=asked.extras, ignored=cells.ignored(), doubt=doubt
@@ -188,7 +188,7 @@ def read_demonstration(
         or has_completion
         or not isinstance(from_json_text(where, whole, cells.row[whole]), list)
     ):
-        example = _completed(cells, _completion_column(cells))
+        example = _completed(cells, _completion_column(cells), learns_history=True)
     else:
         example = _whole(cells, whole)
     return replace(example, value=value, ignored=cells.ignored())
@@ -214,6 +214,8 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """
     cells = Cells(where, row, columns)
     margin = number_in(where, "margin", cells["margin"]) if "margin" in cells else 0.0
+    if cells.find(SIDE_COLUMNS[0]) is None and (whole := cells.find(CHAT_COLUMNS)) is not None:
+        cells = _with_chosen(cells, whole)
     names = [cells.column(None, usual, "data.form") for usual in SIDE_COLUMNS]
     sides = [from_json_text(where, name, cells[name]) for name in names]
     prompt = _prompt_of_sides(cells)
@@ -233,6 +235,16 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
         f"chosen is column {names[0]!r}, rejected is column {names[1]!r}, the prompt is {place}"
     )
     return replace(example, value=margin, origin=origin, ignored=cells.ignored())
+
+
+def _with_chosen(cells: Cells, column: str) -> Cells:
+    """The row with the last answer of a whole conversation as the chosen side, as ms-swift's rows
+    with ``rejected_response`` mean it; as it is where there is none, or no rejected side."""
+    talk = from_json_text(cells.where, column, cells.row[column])
+    if _roles(cells, column)[-1:] != ["assistant"] or cells.find(SIDE_COLUMNS[1]) is None:
+        return cells
+    row = {**cells.row, column: talk[:-1], SIDES[0]: [talk[-1]]}
+    return Cells(cells.where, row, cells.columns)
 
 
 def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
@@ -299,6 +311,8 @@ class _Asked:
     is_text: bool
     extras: TemplateExtras
     choices: Choices | None
+    num_before_history: int
+    """Messages before the first one of the row's history, or before the prompt."""
 
     def with_text(self, text: str) -> Self:
         """The prompt with a paragraph at the end of its last message."""
@@ -317,8 +331,13 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
             f"{cells.where}: {column!r} is {shown(cells[column])}; expected text, a message "
             '{"role": …, "content": …} or a list of such that ends with a user message; fix the row'
         )
-    messages = _with_system(cells, [*_history(cells), *talk.messages])
-    asked = _Asked(messages, talk.is_text, _read_extras(cells, messages), read_choices(cells))
+    history = _history(cells)
+    messages = _with_system(cells, [*history, *talk.messages])
+    num_before = len(messages) - len(history) - len(talk.messages)
+    start = num_before if history else len(messages) - 1
+    asked = _Asked(
+        messages, talk.is_text, _read_extras(cells, messages), read_choices(cells), start
+    )
     for name in JOINED_COLUMNS:
         joined = cells.find((name,), filled=True)
         if joined is None or joined == column or not isinstance(cells.row[joined], str):
@@ -513,8 +532,9 @@ def _completion_column(cells: Cells) -> str:
     return cells.column(cells.columns.answer, COMPLETION_COLUMNS, "data.columns.answer")
 
 
-def _completed(cells: Cells, *columns: str) -> Completed:
-    """A prompt with the completions in these columns."""
+def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Completed:
+    """A prompt with the completions in these columns; with ``learns_history``, the answers in the
+    row's history are learned, too."""
     if (sampled := _sampled(cells, columns)) is not None:
         return sampled
     talks = [_completion(cells, column) for column in columns]
@@ -522,6 +542,11 @@ def _completed(cells: Cells, *columns: str) -> Completed:
     _check_differ(cells.where, completions)
     asked = _read_prompt(cells, _prompt_column(cells, PROMPT_COLUMNS))
     untrained = frozenset(n for n, is_trained in enumerate(talks[0].trained) if not is_trained)
+    if learns_history and (first := asked.num_before_history) < len(asked.messages) - 1:
+        earlier = asked.messages[first + 1 :]
+        completions = ([*earlier, *completions[0]],)
+        untrained = frozenset(n + len(earlier) for n in untrained)
+        asked = replace(asked, messages=asked.messages[: first + 1], is_text=False)
     if len(talks) > 1 and not all(map(all, (talk.trained for talk in talks))):
         raise DataError(
             f"{cells.where}: a turn is left out of the loss by weight, train or loss, which stages "
@@ -564,7 +589,8 @@ def _whole(cells: Cells, column: str) -> Completed:
     if "assistant" not in roles or roles[0] == "assistant":
         raise DataError(
             f"{cells.where}: {column!r} has the roles {shown(roles)}; expected a message of the "
-            "user and after it one of the assistant"
+            "user (role 'user') and after it one of the assistant (role 'assistant'); fix the "
+            "roles, or remove what the assistant says first"
         )
     first = roles.index("assistant")
     end = len(roles) - roles[::-1].index("assistant")  # what follows teaches nothing

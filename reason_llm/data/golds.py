@@ -2,6 +2,7 @@
 in a text is found by ``score.math.gold_answer``."""
 
 import json
+import re
 from typing import Any
 
 from reason_llm.data.cells import Cells
@@ -18,6 +19,7 @@ ANSWER_COLUMNS = (
 )  # fmt: skip
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
+_DECIMAL_COMMA = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})++,\d++")
 NO_VALUES = ("nan", "none", "null", "n/a", "undefined", "proof", "notfound")
 """Texts that programs, and sets such as NuminaMath, write where there is no answer."""
 
@@ -70,6 +72,8 @@ def _doubt(text: str, answer: str) -> str:
     """What makes a gold answer ambiguous."""
     if answer.casefold() in NO_VALUES:
         return "the gold answer is a word for no value"
+    if _DECIMAL_COMMA.fullmatch(answer):
+        return "the decimal comma of the gold answer is read as a comma between two numbers"
     if hashed_answer(text) is not None:
         return ""
     if has_box(text):

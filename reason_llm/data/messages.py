@@ -20,7 +20,7 @@ Note = Callable[[str], None]
 
 ROLES = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
-    "observation": "tool", "function_response": "tool",
+    "bing": "assistant", "model": "assistant", "observation": "tool", "function_response": "tool",
 } | {name: name for name in ("user", "assistant", "system", "developer", "tool")}  # fmt: skip
 """Roles by the names that ShareGPT, HH-RLHF and LLaMA-Factory give them, in lower case."""
 SYSTEM_ROLES = ("system", "developer")
@@ -139,6 +139,12 @@ def _message(place: str, column: str, value: Any, note: Note) -> Message:
         content = _text_of_parts(place, content)
     if role == "tool" and isinstance(content, str) and "from" in value:
         content = _without_tags(content)
+    known = {*ROLES.values(), *ROLES, CALL_ROLE}
+    if isinstance(role, str) and "from" in value and role.lower() not in known:
+        raise DataError(
+            f"{place} is from {role!r:.40}, an unknown role; expected one of "
+            f"{', '.join(sorted({*ROLES, CALL_ROLE}))}; rename it by data.preprocess"
+        )
     may_be_empty = calls or role in (*SYSTEM_ROLES, "tool")
     if content is None and role in SYSTEM_ROLES:
         return {"role": role, "content": None}
@@ -177,8 +183,6 @@ def _role_and_content(value: Any) -> tuple[Any, Any]:
     role, content = value.get("role"), value.get("content")
     if role is None and "from" in value:
         role, content = value["from"], value.get("value")
-        if str(role).lower() not in {*ROLES, CALL_ROLE}:
-            return None, None
     if not isinstance(role, str):
         return None, None
     return ROLES.get(role.lower(), role.lower() if role.lower() == CALL_ROLE else role), content

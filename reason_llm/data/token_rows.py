@@ -183,6 +183,10 @@ def _row(
         text, spans = _spans(where, messages, completion, renderer, ends)
         for member in renderer.check_written(where, messages, text[: spans[0][0]]):
             note(member)
+        for message in renderer.marked(completion):
+            content = message["content"]
+            if content != content.strip() and content not in text:
+                note(f"white space around a message of the {message['role']}")
         ids: list[int] = []
     elif example.is_text:
         prompt, answer = (renderer.escaped(each[-1]["content"]) for each in (messages, completion))
@@ -271,6 +275,13 @@ def _spans(
         written = _as_written_by_the_model(where, messages, completion[0], renderer, ends)
     if written is not None:
         return written
+    whole = renderer.marked_text(where, talk, generation=False)
+    (last,) = renderer.marked(completion[-1:])
+    if problem is None and last["content"].rpartition("</think>")[2].strip() not in whole:
+        raise DataError(
+            f"{where}: {renderer.template.source} leaves out the message of the assistant, "
+            f"{completion[-1]['content'][:60]!r}; set data.template to one that writes it"
+        )
     raise problem or _Rewritten(
         f"{where}: {renderer.template.source} does not write the assistant's turns as the "
         "model reads and writes them (it changes them as the conversation goes on), and TRL "

@@ -156,7 +156,7 @@ BAD = [
     (read_demonstration, {"messages": [U, {"role": "assistant", "content": None}]}, "message 2"),
     (read_demonstration, {"messages": [U, {"role": "assistant", "content": [{"type": "text"}]}]},
      "message 2 .* with text in both"),
-    (read_demonstration, {"messages": [{"from": "judge", "value": "Q"}]}, "message 1"),
+    (read_demonstration, {"messages": [{"from": "judge", "value": "Q"}]}, "message 1 is from"),
     (read_demonstration, {"messages": [{"from": ["human"], "value": "Q"}]}, "message 1"),
     (read_demonstration, {"conversations": [G("human", "Q"), G("gpt", "")]}, "message 2"),
     (read_demonstration, {"messages": [U, {**A, "tool_calls": [{"id": 1}]}]}, "has tool calls"),

@@ -87,6 +87,19 @@ def test_an_input_joins_the_prompt_of_every_form() -> None:
         assert read("x", pair | row, COLUMNS).messages == [S, asked("Q\n\nR")]
 
 
+def test_answers_in_a_history_are_learned_by_demonstrations() -> None:
+    row = {"instruction": "R", "history": [["Q", "A"]], "system": "S"}
+    found = read_demonstration("x", row | {"output": "B"}, COLUMNS)
+    assert (found.messages, found.completions) == ([S, U], ([A, R, B],))
+    judged = read_labelled("x", row | {"output": "B", "label": True}, COLUMNS)
+    assert (judged.messages, judged.completions) == ([S, U, A, R], ([B],))
+
+
+def test_a_conversation_with_a_rejected_answer() -> None:
+    found = read_preference("x", {"messages": [S, U, A], "rejected_response": "B"}, COLUMNS)
+    assert (found.messages, found.completions) == ([S, U], ([A], [B]))
+
+
 def test_columns_that_options_name() -> None:
     row = {"q": "Q", "role_text": "S", "picks": ["a", "b"], "images": ["x"], "answer": 1}
     found = problem(row, prompt="q", system="role_text", choices="picks", ignore=["Images"])
@@ -133,6 +146,7 @@ def test_labels_of_the_row_are_kept() -> None:
     choices = {"text": TEXTS, "label": ["1", "2", "3"]}
     found = problem({"question": "Q", "choices": choices, "answerKey": "2"})
     assert "2. Tin" in found.messages[0]["content"]
+    assert "Answer with the number of the right choice." in found.messages[0]["content"]
     assert found.answer == "2"
 
 
@@ -266,6 +280,8 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
         (read_demonstration,
          {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, A]},
          "has a part of type 'image_url', which is not supported"),
+        (read_demonstration, {"conversations": [{"from": "judge", "value": "Q"}]},
+         "is from 'judge', an unknown role; expected one of"),
         (read_demonstration, {"messages": str([U, A])}, "as Python prints it; write it as JSON"),
         (read_demonstration, {"prompt": json.dumps({"messages": [U]}), "completion": "A"},
          "is JSON text of an object with 'messages'"),
@@ -369,11 +385,13 @@ def test_golds_that_cannot_be_paid_are_refused(answer: str, named: str) -> None:
 
 def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> None:
     path = tmp_path / "rows.jsonl"
-    golds = ["7", "nan", "proof", "\\boxed{1} and \\boxed{2}", "It is\nseven.", "#### 7"]
+    golds = ["7", "nan", "proof", "\\boxed{1} and \\boxed{2}", "It is\nseven.", "#### 7", "1.234,5"]
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert load(path).notes() == [
         f"{path}: the gold answer is a word for no value in 2 rows, the first is {path}:2",
         f"{path}: several boxes are read as one gold answer in 1 row, the first is {path}:4",
         f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
+        f"{path}: the decimal comma of the gold answer is read as a comma between two numbers in 1 "
+        f"row, the first is {path}:7",
     ]

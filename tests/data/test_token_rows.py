@@ -263,7 +263,14 @@ def test_what_a_template_does_not_write_is_refused_or_noted(tokenizer: Any) -> N
     asked = [{"role": "system", "content": "Be brief."}, *ASKED]
     with pytest.raises(DataError, match=r"leaves out or changes the message of the system, 'Be b"):
         one(demonstration("x:1", asked, [assistant("A.")]), deaf)
+    silent = renderer(tokenizer, CHATML.replace("messages %}", "messages if m.role == 'user' %}"))
+    with pytest.raises(DataError, match=r"leaves out the message of the assistant, 'It is 4\."):
+        one(ONE, silent)
     noted: list[str] = []
+    trims = renderer(tokenizer, CHATML.replace("m.content", "m.content | trim"))
+    render(demonstration("x", ASKED, [assistant("  pass")]), trims, 400, [END], note=noted.append)
+    assert noted == ["white space around a message of the assistant"]
+    noted.clear()
     named = [{**user("Q?"), "name": "anna"}]
     render(demonstration("x", named, [assistant("A.")]), by, 400, [END], note=noted.append)
     assert noted == ["messages[].name"]

@@ -210,7 +210,7 @@ def test_a_step_is_collected_and_learned_with_what_the_run_has(
         state=STATE, job="job", record={}, _buffer="buffer", _stop="stop", _sampling_by="by",
         _watch=Named(phase=phase), _saved=None, _measured=lambda phase: nullcontext(),
         config=Named(samples=True, train=Named(epochs=3, rows_per_step=5)),
-        learners=Named(policy=None), _log=Named(records=lambda: []),
+        learners=Named(policy=None), _log=Named(records=list),
         _team=Named(version_of=lambda number: number - 2, learn=learn, sampling_ahead=ahead),
     )  # fmt: skip
     run.step = lambda number: Run.step(run, number)

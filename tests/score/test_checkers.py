@@ -209,8 +209,14 @@ def evaluated(completions, **kwargs):
     return [float(eval(text[0]["content"])) for text in completions]
 
 
-def made():
-    return lambda completions, **kwargs: [1.0] * len(completions)
+def made(value):
+    return lambda completions, **kwargs: [value] * len(completions)
+
+
+def stream():
+    numbers = iter(int, 1)
+    endless = (number for number in numbers)
+    return lambda completions, **kwargs: [next(endless)] * len(completions)
 
 
 async def waited(completions, **kwargs):
@@ -249,7 +255,11 @@ def test_a_function_of_a_package_runs_in_the_sandbox(package: Any, tmp_path: Pat
 
 
 def test_one_that_cannot_be_sent_is_refused(package: Any, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(f"import {package.__name__} as p\n\nmade = p.made()\n")
+    (tmp_path / "own.py").write_text(
+        f"import {package.__name__} as p\n\nmade = p.stream()\nfactory_made = p.made(0.5)\n"
+    )
+    found = of_function({"custom": f"{tmp_path}/own.py:factory_made"}, group_of("a"))
+    assert found[0] == [0.5]
     with pytest.raises(ConfigError, match=r"cannot be sent to the sandbox .* of your own"):
         of_function({"custom": f"{tmp_path}/own.py:made"}, group_of("a"))
 
