@@ -12,10 +12,14 @@ from reason_llm.loop import train
 from reason_llm.run import read_document
 
 REWARD = """
+from itertools import count
 from pathlib import Path
 
+asked = count()
+
 def brief(completion):
-    if Path(__file__).with_name("broken").exists():
+    tried = next(asked) < 2  # the made-up completions of the start
+    if not tried and Path(__file__).with_name("broken").exists():
         raise RuntimeError("its service is down")
     return len(completion) % 3
 """
