@@ -105,7 +105,12 @@ def test_secrets_get_nowhere_and_files_are_their_user_s(tmp_path: Path, umask: i
     tree = config(tmp_path, rewards=rewards, on_error="zero")
     code, said = call(tmp_path, tree, umask=umask)
     assert code == 0, said
-    assert said.count("cannot reach the judge with <OPENAI_API_KEY> \\x1b[2J") == 2
+    told = "(RuntimeError: cannot reach the judge with <OPENAI_API_KEY> \\x1b[2J"
+    scored = f"{tmp_path / 'rows.jsonl'}:1"
+    tried = f"a made-up completion of {scored}"
+    for number in range(2):
+        for what in (tried, scored):
+            assert said.count(f"failed on {what}#{number} and counts 0 {told}") == 1
     assert CANARY not in said
     assert "\x1b" not in said
     written = files_of(tmp_path / "out")

@@ -25,7 +25,7 @@ import pytest
 import trl
 import yaml
 
-from chat_templates import DROPS_THINKING, renderer
+from chat_templates import CHATML, DROPS_THINKING, renderer
 from conftest import ROOT, TINY, small_config
 from reason_llm.app.console import Console
 from reason_llm.app.training import run_training
@@ -832,7 +832,7 @@ def test_a_taskset_with_a_tool(
             },
         }
     )
-    own = Sessions(config, renderer(tokenizer), 3000)
+    own = Sessions(config, renderer(tokenizer, tokenizer.chat_template), 3000)
     texts = call("sums_times", '{"first": 6, "second": 7}'), "it is 42"
     sampler = Told(
         *texts, numbered=False, tokenizer=tokenizer, by_letters=environment == "verifiers"
@@ -920,13 +920,17 @@ def test_killed_in_a_wave_it_goes_on_to_the_same_bits(environment: str, tmp_path
 
 def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
     is_mcp = environment == "mcp"
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ tools }}" + CHATML)
 
     def adapter(folder: Path, *killed: str) -> tuple[bytes, Any]:
         folder.mkdir(exist_ok=True)
         config = small(
             folder, sample__prompts_per_wave=2,
             sample__environment=f"mcp:{url}" if is_mcp else f"agent:{AGENTS}:{environment}",
-            **({"score__rewards": ["tag_count"]} if is_mcp else {}),
+            **(
+                {"score__rewards": ["tag_count"], "data__template": str(template)} if is_mcp else {}
+            ),
         )  # fmt: skip
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
