@@ -10,7 +10,7 @@ from reason_llm.config import Config
 from reason_llm.model import to_data
 from reason_llm.rollout import Group
 from reason_llm.run import SILENT, Watch
-from reason_llm.run.collect import collect, sampled_before, with_reward_models
+from reason_llm.run.collect import collect, sampled_before, with_model_rewards
 from reason_llm.run.run import Run, open_run
 from reason_llm.run.start.prepare import prepare
 
@@ -33,7 +33,7 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
                 continue
             groups = groups + run.replayed(step, groups)
             data = to_data(groups) if config.samples else run.batch(step)
-            data = run.taught(data)  # GPU: weights + a teacher that is another model
+            data = run.read(data)  # GPU: weights + one model that reads the rollouts after another
             with run.learning(step, data) as learn:  # GPU: weights + activations + optimizer
                 metrics = learn()
             run.end(step, metrics)  # archive, evaluate, log, save
@@ -50,4 +50,4 @@ def rollouts(run: Run, number: int) -> list[Group]:
         with run.sampling(number) as sampler:  # GPU: weights + KV cache
             groups = collect(step, sampler)
     # GPU: weights, one reward model after another
-    return with_reward_models(step, groups, run.model_scores)
+    return with_model_rewards(step, groups, run.rewards_of)

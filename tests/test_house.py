@@ -29,6 +29,7 @@ ORDER = [
     {"config"},
     {"data", "model"},
     {"sample", "score", "train"},
+    {"readers"},
     {"run"},
     {"evaluate"},
     {"loop"},

@@ -15,6 +15,7 @@ from reason_llm.errors import ReasonError
 from reason_llm.files import check_writable
 from reason_llm.model import adapters
 from reason_llm.model.plan import plan_only
+from reason_llm.readers import PATHS, outside_models
 from reason_llm.run.start import resolve
 from reason_llm.score import Scorer
 from reason_llm.train import check_schedule
@@ -58,5 +59,5 @@ def check_options(
     check(lambda: trackers.check_installed(config.log.trackers))
     check(lambda: resolve.replicas_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
-    check(lambda: table.extend(plan_only(planned or config).table()))
+    check(lambda: table.extend(plan_only(planned or config, outside_models, PATHS).table()))
     return config.with_options(without), columns, table

@@ -19,6 +19,7 @@ from reason_llm.app.training import run_training, write_report_of
 from reason_llm.config import Config, Pipeline, PipelineStage, command
 from reason_llm.errors import CheckpointError, DataError, ReasonError, Stopped, raise_all
 from reason_llm.files import check_writable
+from reason_llm.model import digests
 from reason_llm.run import SILENT, StopSignal
 from reason_llm.run.store import checkpoint, folder, metrics
 
@@ -157,7 +158,7 @@ def _warn_of_another_start(pipeline: Pipeline, stage: PipelineStage) -> None:
     if stage.start is None or stage.begins_anew or not begun.is_dir():
         return
     now = pipeline.stage(stage.start).folder / "adapter"
-    if folder.weights_digest(str(begun)) != folder.weights_digest(str(now)):
+    if digests.weights_digest(str(begun)) != digests.weights_digest(str(now)):
         logger.warning(
             "stage %s began from an earlier adapter of %s; to begin anew: --stage %s --run.resume "
             "never", stage.name, stage.start, stage.name,

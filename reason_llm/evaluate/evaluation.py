@@ -42,6 +42,7 @@ from reason_llm.files import (
 from reason_llm.model import (
     Model,
     adapters,
+    digests,
     end_token_ids,
     folder as model_folder,
     quiet_libraries,
@@ -266,7 +267,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
             target.label: {
                 "path": target.path,
                 "adapter": None if target.adapter is None else str(target.adapter),
-                "sha256": run_folder.weights_digest(target.path, target.adapter),
+                "sha256": digests.weights_digest(target.path, target.adapter),
                 "files_sha256": model_folder.digests_of_small_files(
                     target.path, stage.config.model.trust_remote_code
                 ),

@@ -16,7 +16,13 @@ from reason_llm.model.base import (
 from reason_llm.model.canary import prove_logprobs, prove_packing, share_of_base
 from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.layout import collate, collate_columns, lay_out
-from reason_llm.model.logprobs import policy_logprobs, row_scores, target_logprobs, token_values
+from reason_llm.model.logprobs import (
+    chunk_bytes,
+    policy_logprobs,
+    row_scores,
+    target_logprobs,
+    token_values,
+)
 from reason_llm.model.sequence_classifier import SequenceClassifier
 
 __all__ = [
@@ -26,6 +32,7 @@ __all__ = [
     "Role",
     "SequenceClassifier",
     "base_digest",
+    "chunk_bytes",
     "collate",
     "collate_columns",
     "decode",

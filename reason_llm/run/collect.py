@@ -13,13 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import pstdev
 from threading import Lock
-from typing import Protocol, Self
+from typing import Self
 
 from reason_llm.config import Algorithm, Config, is_right
 from reason_llm.data import informative_order, order
 from reason_llm.errors import TrainingError, printable
+from reason_llm.readers import RewardReader, Stop
 from reason_llm.rollout import Group, Prompt
-from reason_llm.run.judges.reward_models import RewardModelFolder
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store import metrics
 from reason_llm.run.store.buffer import RolloutBuffer
@@ -32,19 +32,8 @@ from reason_llm.train import varies_enough, with_advantages
 MOST_FAILED_STEPS = 3
 """Steps in a row whose rollouts all failed, at which a run ends."""
 
-ModelScores = Callable[[RewardModelFolder, Sequence[Group]], Sequence[float]]
-"""Computes a reward model's scores of the groups' completions."""
-
-
-class Stop(Protocol):
-    """Says whether sampling should end early."""
-
-    @property
-    def requested(self) -> bool:
-        """Whether sampling should end."""
-
-    def check(self) -> None:
-        """Raises Stopped if sampling should end."""
+RewardsOf = Callable[[RewardReader, Sequence[Group]], Sequence[float]]
+"""Computes a model's rewards of the groups' completions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +137,7 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
     scored = collected.groups or collected.last
-    if job.run.reward_models:
+    if job.run.reward_readers:
         step.save(*collected.together())
         return scored
     return _finished(step, scored, collected.drawn, collected.counts)
@@ -175,26 +164,25 @@ def sampled_before(step: Step) -> list[Group] | None:
     """The groups of a step that wait for reward models alone, sampled ahead or before a kill; None
     if some are still to be sampled."""
     saved = step.buffer.find(step.number)
-    if not step.job.run.reward_models or saved is None:
+    if not step.job.run.reward_readers or saved is None:
         return None
     is_full = len(saved.groups) >= step.config.sample.prompts_per_step
     return saved.groups if is_full and all(map(_is_scored, saved.groups)) else None
 
 
-def with_reward_models(step: Step, groups: list[Group], scores: ModelScores) -> list[Group]:
+def with_model_rewards(step: Step, groups: list[Group], rewards_of: RewardsOf) -> list[Group]:
     """The collected groups with the rewards of models and with their advantages; all of them are in
     the buffer on return, and after each model, so that a run that is killed here asks the others
     alone."""
-    if not step.job.run.reward_models:
+    if not step.job.run.reward_readers:
         return groups
     saved, scorer = step.buffer.find(step.number), step.job.scorer
     assert saved is not None
     counts = saved.counts
-    for model in step.job.run.reward_models:
-        if model.key in groups[0].completions[0].rewards:
+    for reader in step.job.run.reward_readers:
+        if reader.key in groups[0].completions[0].rewards:
             continue  # before a kill
-        rewards = model.rewards(scores(model, groups))
-        groups = scorer.with_model_reward(groups, model.key, rewards)
+        groups = scorer.with_model_reward(groups, reader.key, rewards_of(reader, groups))
         counts = metrics.added(counts, scorer.take_counts())
         step.save(groups, saved.drawn, counts)
     return _finished(step, groups, saved.drawn, counts)

@@ -14,12 +14,11 @@ from reason_llm.errors import BusyError, OutOfMemory, Stopped
 from reason_llm.files import FileLock, sealed, write_atomically
 from reason_llm.model import Datum, Model, default_device
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
+from reason_llm.readers import OutsideReader, RewardReader
 from reason_llm.rollout import LOGGED, Group, without_learner_logprobs
 from reason_llm.run import learners
 from reason_llm.run.collect import Step
 from reason_llm.run.held_out import HeldOut
-from reason_llm.run.judges.reward_models import RewardModelFolder, RewardModels
-from reason_llm.run.judges.teacher import teacher_of
 from reason_llm.run.rows import Rows
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.prepare import Job
@@ -65,8 +64,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         StopSignal() as stop,
     ):
         log = job.begin(started)
-        made = learners.make(config, job.folder, job.state, plan, model)
-        made.policy.teacher_prompts = job.data.teacher_prompts
+        made = learners.make(config, job.folder, job.state, plan, model, job.run.readers)
         checkpoint.restore(job.state, model, made.optimizers)
         team.begin(made, checkpoint.earlier_adapters(job.state, config.run.max_staleness))
         run = Run(job, made, team, buffer, writer, log, watch, stop, meter)
@@ -162,8 +160,6 @@ class Run:
         """The record of the current step, as far as it is known."""
         self._archived = _archive_of(job)
         self._replay = Replay(self._archived, job.state.run, job.config.train.replay)
-        self._reward_models = RewardModels(job.config.data.date)
-        self._teacher = teacher_of(job.config)
         self._held_out = HeldOut(job, policy, self.rows, self._team)
         self._kept = KeptAdapters(
             job.config,
@@ -239,11 +235,11 @@ class Run:
         name = f"memory/{phase}_peak_gib"
         self.record[name] = max(peak.gib, float(self.record.get(name) or 0))
 
-    def model_scores(self, model: RewardModelFolder, groups: Sequence[Group]) -> Sequence[float]:
-        """Score of each completion by a reward model, in a phase of its own."""
+    def rewards_of(self, reader: RewardReader, groups: Sequence[Group]) -> Sequence[float]:
+        """Reward of each completion by another model, in a memory phase of its own."""
         count = sum(len(group.completions) for group in groups)
-        with self._reading("scoring with reward models", count) as told:
-            return self._reward_models.scores(model, groups, self.learners.policy, told)
+        with self._reading(reader.title, count) as progress:
+            return reader.rewards(groups, self.learners.policy, progress)
 
     def replayed(self, step: int, groups: list[Group]) -> list[Group]:
         """Groups of earlier steps to learn beside those of this one, with ``train.replay``."""
@@ -252,18 +248,19 @@ class Run:
             self.record["train/replayed_groups"] = float(len(found))
         return found
 
-    def taught(self, data: list[Datum]) -> list[Datum]:
-        """The step's rows as a teacher that is a model of its own has read them, in a phase of its
-        own; without one as they are."""
-        if self._teacher is None:
-            return data
-        with self._reading("the teacher reads", len(data)) as told:
-            return self._teacher.read(data, self.learners.policy, told)
+    def read(self, data: list[Datum]) -> list[Datum]:
+        """The step's rows with the columns of models that have weights of their own, one memory
+        phase each; those of the base's roles are read in the learning phase."""
+        for reader in self.job.run.readers:
+            if isinstance(reader, OutsideReader):
+                with self._reading(reader.title, len(data)) as progress:
+                    data = reader.read(data, self.learners.policy, progress)
+        return data
 
     @contextmanager
     def _reading(self, what: str, count: int) -> Iterator[Callable[[int], None]]:
-        """Phase in which a model beside the policy reads the step's rollouts; it yields whom to
-        tell of how many."""
+        """Memory phase in which another model reads the step's rollouts; yields the callback of
+        its progress."""
         with self._saved_if_stopped():
             self._stop.check()
             with (

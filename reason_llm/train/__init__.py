@@ -7,18 +7,22 @@ from reason_llm.train.objectives import PolicyGradient, Values
 from reason_llm.train.optim import check_schedule
 from reason_llm.train.preferences import kto_desirable_weights
 from reason_llm.train.rewards import length_bias
+from reason_llm.train.role_reader import BASE, ColumnReader, RoleReader
 from reason_llm.train.scored import varies_enough, with_advantages, with_learner_logprobs
 from reason_llm.train.shards import Peers, ShardedLearner, Shards, deal
 from reason_llm.train.stages import OBJECTIVES
 
 __all__ = [
+    "BASE",
     "OBJECTIVES",
+    "ColumnReader",
     "Learner",
     "Learners",
     "LearningSettings",
     "MicroBatches",
     "Peers",
     "PolicyGradient",
+    "RoleReader",
     "ShardedLearner",
     "Shards",
     "Values",

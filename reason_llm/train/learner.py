@@ -37,6 +37,7 @@ from reason_llm.model.vllm import on_default_stream
 from reason_llm.train import advantages, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import ROWS, Batch, Counts, Objective, Output, PolicyGradient
+from reason_llm.train.role_reader import BASE, ColumnReader
 from reason_llm.train.step_metrics import Tally
 
 Progress = Callable[[int], None]
@@ -60,10 +61,14 @@ class LearningSettings:
     first_step: int = 0
     """Step of the run in which the role begins to learn; the schedule begins there."""
     role: Role = "policy"
-    reference: Role = "reference"
-    """The role whose log-probs are the column ref_logprobs."""
-    teacher: Role = "teacher"
-    """The role whose log-probs are the column teacher_logprobs."""
+    readers: tuple[ColumnReader, ...] = (BASE,)
+    """Other roles of the base that give columns."""
+
+    @property
+    def reference(self) -> Role:
+        """Role whose log-probs are the column ref_logprobs."""
+        (role,) = (each.role for each in self.readers if each.column == "ref_logprobs")
+        return role
 
 
 class Part(NamedTuple):
@@ -87,8 +92,6 @@ class Learner:
         if self.is_packed:
             with on_default_stream():
                 prove_packing(model)
-        self.teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
-        """What the teacher is asked in the place of each prompt, as ids; empty: just that."""
         is_routed = settings.train.router_aux_loss_coef > 0 or settings.train.router_replay
         self._routing = routing.Routing(model.policy) if is_routed else None
         self._batch_tokens = 0
@@ -119,25 +122,22 @@ class Learner:
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
         """A step's rows with the columns that stay constant over the step."""
-        settings, data = self.settings, list(data)
-        updates = settings.train.epochs * settings.train.optimizer_steps
-        chosen, names = settings.objective.measured(data, updates)
-        chosen = [i for i in chosen if not all(name in data[i].columns for name in names)]
-        names = tuple(n for n in names if not all(n in data[i].columns for i in chosen))
-        rows = [data[i] for i in chosen]
-        columns: dict[str, list[Tensor]] = {}
-        if "old_logprobs" in names:
-            logprobs, entropies = self.measure_step(rows, settings.role)
-            columns |= {"old_logprobs": logprobs, "entropies": entropies}
-        if "ref_logprobs" in names:
-            columns["ref_logprobs"], _ = self.measure_step(rows, settings.reference)
-        if "teacher_logprobs" in names:
-            asked = [self.as_told_to_the_teacher(row) for row in rows]
-            columns["teacher_logprobs"], _ = self.measure_step(asked, settings.teacher)
-        for name, column in columns.items():
-            for i, value in zip(chosen, column, strict=True):
-                data[i] = data[i].with_trained(name, value)
-        return settings.objective.prepared(data)
+        rows = list(data)
+        for reader in self.settings.readers:
+            rows = reader.read(rows, self)
+        if own := self.lacking(rows, "old_logprobs"):
+            measured = self.measure_step([rows[i] for i in own], self.settings.role)
+            for i, logprobs, entropies in zip(own, *measured, strict=True):
+                row = rows[i].with_trained("old_logprobs", logprobs)
+                rows[i] = row.with_trained("entropies", entropies)
+        return self.settings.objective.prepared(rows)
+
+    def lacking(self, data: Sequence[Datum], column: str) -> list[int]:
+        """The rows without a column that the objective wants of them before the first update."""
+        train = self.settings.train
+        updates = train.epochs * train.optimizer_steps
+        wanted, names = self.settings.objective.measured(data, updates)
+        return [i for i in wanted if column in names and column not in data[i].columns]
 
     def update(
         self, step: int, data: Sequence[Datum], progress: Progress, prefix: str = "train"
@@ -248,9 +248,11 @@ class Learner:
         self.model.policy.train()
         return outputs, entropies
 
-    def measure_step(self, data: Sequence[Datum], role: Role) -> tuple[list[Tensor], list[Tensor]]:
+    def measure_step(
+        self, data: Sequence[Datum], role: Role, output: Output | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """``measure`` of rows of the step that is learned, by all who learn it."""
-        return self.measure(data, role)
+        return self.measure(data, role, output)
 
     def _make_gradients(self) -> None:
         for parameter in self.parameters:
@@ -263,18 +265,6 @@ class Learner:
     def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
         """The tallies of each optimizer step, and how often work began again, by all who learn."""
         return tallies, self.micro_batches.take_replays()
-
-    def as_told_to_the_teacher(self, datum: Datum) -> Datum:
-        """The row with the teacher's prompt in its prompt's place, where it has one of its own."""
-        if not self.teacher_prompts:
-            return datum
-        if (prompt := self.teacher_prompts.get(datum.prompt_ids)) is None:
-            raise TrainingError(
-                f"{datum.name} asks what no row of data.train asks, so teacher.prompt cannot be "
-                "filled in for it; set data.train to the file that the rollouts were sampled from, "
-                "or leave teacher.prompt out"
-            )
-        return datum.with_prompt(prompt)
 
     def _count(self, rows: Sequence[Datum]) -> Counts:
         """The objective's counts over an optimizer batch."""
@@ -495,12 +485,9 @@ class Learners:
             policy.settings = replace(policy.settings, objective=replace(objective, row=row))
         for learner in self.by_role.values():
             learner.updates_in_step = 0
+        rows = policy.prepared(data)
         if critic is None:
-            return policy.update(step, policy.prepared(data), progress)
-        old, _ = critic.measure_step(data, critic.settings.role)
-        rows = policy.prepared(
-            [row.with_trained("old_values", value) for row, value in zip(data, old, strict=True)]
-        )
+            return policy.update(step, rows, progress)
         policy.park()
         optim.move_state(critic.optimizer, critic.model.device)
         metrics = critic.update(step, rows, lambda count: None, prefix="critic")

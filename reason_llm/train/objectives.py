@@ -146,6 +146,7 @@ class PolicyGradient(Objective):
         names: tuple[str, ...] = ("old_logprobs", "entropies") if moves else ()
         names += ("ref_logprobs",) if row.kl != "none" else ()
         names += ("teacher_logprobs",) if row.teacher else ()
+        names += ("old_values",) if row.critic else ()
         if row.needs_whole_step:
             return list(range(len(data))), names
         # The highest entropies are a part of those of all counted tokens.

@@ -21,6 +21,7 @@ from torch import Tensor
 from reason_llm.errors import TrainingError
 from reason_llm.model import Datum, Model, Role
 from reason_llm.train.learner import Learner, Learners, LearningSettings, Part
+from reason_llm.train.objectives import Output
 from reason_llm.train.step_metrics import Tally
 
 
@@ -138,15 +139,17 @@ class ShardedLearner(Learner):
         super().__init__(model, settings)
         self.shards = shards
 
-    def measure_step(self, data: Sequence[Datum], role: Role) -> tuple[list[Tensor], list[Tensor]]:
+    def measure_step(
+        self, data: Sequence[Datum], role: Role, output: Output | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """See ``Learner``: the peers measure the rows of their shards."""
         dealt = self.shards.deal(data)
         outputs: list[Tensor] = [torch.empty(0)] * len(data)
         entropies = list(outputs)
         for shard in self.shards.own:
-            measured = self.measure([data[i] for i in dealt[shard]], role)
-            for i, output, entropy in zip(dealt[shard], *measured, strict=True):
-                outputs[i], entropies[i] = output, entropy
+            measured = self.measure([data[i] for i in dealt[shard]], role, output)
+            for i, value, entropy in zip(dealt[shard], *measured, strict=True):
+                outputs[i], entropies[i] = value, entropy
         if self.shards.peers.size > 1:
             self._exchange(data, dealt, outputs)
             self._exchange(data, dealt, entropies)

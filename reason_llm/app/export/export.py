@@ -41,8 +41,8 @@ from reason_llm.errors import (
 )
 from reason_llm.files import check_writable, regular, replacing_folder
 from reason_llm.model import Datum, adapters, base, quiet_libraries, to_data
+from reason_llm.readers import reward_models
 from reason_llm.run import Document, read_document
-from reason_llm.run.judges import reward_models
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.store import folder as run_folder
 

@@ -17,6 +17,7 @@ from reason_llm.config import Config, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
 from reason_llm.files import read_object, read_text
+from reason_llm.model import digests
 from reason_llm.run import Best
 from reason_llm.run.store import folder as run_folder
 
@@ -109,7 +110,7 @@ def _measured(run: Path, adapter: Path) -> dict[str, Any]:
     """The run's own held-out numbers, and those of the command evaluate of this adapter, which a
     run that went on since then has left behind."""
     asked = _read(run / "evaluation" / "evaluation.json").get("models", {})
-    weights_digest = run_folder.weights_digest
+    weights_digest = digests.weights_digest
     of_this = {
         label
         for label, each in asked.items()

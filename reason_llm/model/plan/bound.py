@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from reason_llm.config import Config
 from reason_llm.model.plan.machine import GIB, Machine
+from reason_llm.model.plan.outside import OutsideModel
 from reason_llm.model.plan.shape import Shape
 
 BACKWARD_OF_ATTENTION = 2.5
@@ -99,15 +100,14 @@ def line(phases: Sequence[Phase], card: Card | None, steps: int) -> str:
     )
 
 
-def phases(config: Config, shape: Shape, sizes: Sizes, teacher: Shape | None = None) -> list[Phase]:
-    """The phases of a step in which the card works.
-
-    Args:
-        teacher: of a teacher that is a model of its own.
-    """
+def phases(
+    config: Config, shape: Shape, sizes: Sizes, outside: Sequence[OutsideModel] = ()
+) -> list[Phase]:
+    """The phases of a step in which the card works, those of outside models included."""
+    reading = [each.phase(config, sizes) for each in outside if each.phase is not None]
     return [
         *([_sampling(config, shape, sizes)] if config.samples else []),
-        *([_teaching(config, teacher, sizes)] if config.learns and teacher is not None else []),
+        *(reading if config.learns else []),
         *([_learning(config, shape, sizes)] if config.learns else []),
     ]
 
@@ -129,15 +129,16 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:
     return Phase("sampling", flops, read, sample.prompts_per_step * prompt + rollouts * new)
 
 
-def _teaching(config: Config, shape: Shape, sizes: Sizes) -> Phase:
-    """One pass of the teacher over padded rows. Its way to the card and back is not counted."""
+def reading(name: str, quantize: str, shape: Shape, config: Config, sizes: Sizes) -> Phase:
+    """One pass of an outside model over padded rows. Its way to the card and back is not
+    counted."""
     rows, context = config.units_per_step, sizes.context
     new, tokens = min(config.sample.max_new_tokens, context), rows * context
     total = 2.0 * sum(shape.packable) * tokens + 2 * shape.vocabulary * shape.hidden * rows * new
     total += 4 * shape.query * shape.layers * rows * context**2 / 2
     batches = max(1.0, tokens / sizes.micro_batch)
-    read = batches * _weight_bytes(config.teacher.quantize, shape, unpacked=True)
-    return Phase("the teacher", total, read, tokens)
+    read = batches * _weight_bytes(quantize, shape, unpacked=True)
+    return Phase(name, total, read, tokens)
 
 
 def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:

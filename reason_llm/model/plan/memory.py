@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
-from reason_llm.model import adapters, sequence_classifier
+from reason_llm.model import adapters
 from reason_llm.model.logprobs import chunk_bytes
 from reason_llm.model.plan import bound
 from reason_llm.model.plan.machine import GIB, Machine
+from reason_llm.model.plan.outside import OutsideModel
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.vllm.engine import MAX_LORA_RANKS, EngineSizes
 
@@ -147,7 +148,7 @@ def plan(
     longest_prompt: int | None = None,
     learns: bool = True,
     longest_row: int = 0,
-    teacher: Shape | None = None,
+    outside: Sequence[OutsideModel] = (),
 ) -> Plan:
     """Plan with the largest KV cache and micro-batches that fit.
 
@@ -158,13 +159,13 @@ def plan(
         longest_prompt: tokens of the longest prompt of all; None if the data was not read.
         longest_row: tokens of the longest row, of a stage that learns from a set of rows.
         learns: False: there is no learning phase, nor an optimizer.
-        teacher: shape of a teacher that is a model of its own.
+        outside: models with weights of their own that read the rollouts.
 
     Raises:
         ConfigError: it does not fit; with what it needs and the nearest setting that does.
     """
     context = _context_tokens(config, limit, longest_prompt, longest_row)
-    draft = _Draft(config, shape, machine, context, learns, teacher)
+    draft = _Draft(config, shape, machine, context, learns, tuple(outside))
     if draft.least() > draft.usable:
         raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
 
@@ -196,6 +197,14 @@ def plan(
     return draft.plan(cache, micro_batch)
 
 
+def element_bytes(config: Config, machine: Machine, quantize: str) -> int:
+    """Bytes of an element of a model that is loaded in the run's dtype."""
+    small = machine.kind == "cuda" or quantize == "nf4"
+    dtype = config.model.dtype
+    name = dtype if dtype != "auto" else "bfloat16" if small else "float32"
+    return 2 if name == "bfloat16" else 4
+
+
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """A plan in which two sizes are still to be chosen."""
@@ -205,7 +214,7 @@ class _Draft:
     machine: Machine
     context: int
     learns: bool
-    teacher: Shape | None = None
+    outside: tuple[OutsideModel, ...] = ()
 
     @property
     def usable(self) -> int:
@@ -213,13 +222,7 @@ class _Draft:
 
     @property
     def element_bytes(self) -> int:
-        return self._element_bytes(self.config.model.quantize)
-
-    def _element_bytes(self, quantize: str) -> int:
-        small = self.machine.kind == "cuda" or quantize == "nf4"
-        dtype = self.config.model.dtype
-        name = dtype if dtype != "auto" else "bfloat16" if small else "float32"
-        return 2 if name == "bfloat16" else 4
+        return element_bytes(self.config, self.machine, self.config.model.quantize)
 
     @property
     def learned(self) -> dict[str, int]:
@@ -377,7 +380,7 @@ class _Draft:
             chunks += head + max(0, head + kept - activations)
         step = self.update_bytes - activations - widest - chunks
         host = self._held_bytes if self.machine.kind == "cpu" else 0
-        is_scored = self.learns and bool(config.outside_reward_models or self.teacher)
+        is_scored = self.learns and bool(self.outside)
         lines = [
             *(Line(n, each, each, each * is_scored) for n, each in self.resident().items()),
             Line("KV cache", sampling=cache_tokens * shape.kv_bytes_per_token(size)),
@@ -394,39 +397,16 @@ class _Draft:
         return lines if self.learns else [replace(line, learning=0) for line in lines]
 
     def _outside_models(self, tokens: int) -> list[Line]:
-        """Reward models and a teacher of their own, with a batch of so many tokens: on a GPU one at
-        a time, in the scoring phase alone; without one all of them stay in host memory."""
-        passing, sizes = 0, self._outside_bytes
-        for path in self.config.outside_reward_models.values():
-            each = sequence_classifier.look_at(path)
-            passing = max(passing, each.passing_bytes_per_token * tokens)
-        if (shape := self.teacher) is not None:
-            kind = self.config.teacher.quantize
-            size = self._element_bytes(kind)
-            chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap) * self.chunk_tokens
-            widest = max(shape.packable) * 2 * 2 if kind == "nf4" else 0
-            vectors = tokens * (4 * shape.intermediate + 8 * shape.hidden) * size
-            passing = max(passing, vectors + chunk + widest)
+        """The outside models, with a batch of so many tokens. On a GPU one is there at a time, in
+        the scoring phase alone; without one all of them stay in host memory."""
+        sizes = {each.name: each.weight_bytes for each in self.outside}
+        passing = max(each.passing_bytes(tokens, self.chunk_tokens) for each in self.outside)
         if self.machine.kind == "cuda":
             largest = max(sizes, key=lambda name: sizes[name])
             found = [Line(largest, scoring=sizes[largest])]
         else:
             found = [Line(name, size, size, size) for name, size in sizes.items()]
         return [*found, Line("activations while it reads", scoring=passing)]
-
-    @property
-    def _outside_bytes(self) -> dict[str, int]:
-        """Bytes of the weights of each model of its own."""
-        folders = self.config.outside_reward_models
-        sizes = {
-            f"reward model {key}": sequence_classifier.look_at(path).weight_bytes
-            for key, path in folders.items()
-        }
-        if (shape := self.teacher) is not None:
-            kind = self.config.teacher.quantize
-            name = f"teacher{' (NF4)' if kind == 'nf4' else ''}"
-            sizes[name] = shape.weight_bytes(self._element_bytes(kind), kind, under_vllm=False)
-        return sizes
 
     def total(self, cache_tokens: int, micro_batch_tokens: int) -> Line:
         return _total(self.lines(cache_tokens, micro_batch_tokens))
@@ -471,7 +451,7 @@ class _Draft:
             host_bytes=self.host_bytes(micro_batch_tokens),
             checkpoint_bytes=self._checkpoint_bytes,
             steps=self.config.run.steps,
-            phases=tuple(bound.phases(self.config, self.shape, sizes, self.teacher)),
+            phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside)),
         )
 
     @property
@@ -513,7 +493,7 @@ class _Draft:
             parked += self._checkpoint_bytes
         if (staleness := self.config.run.max_staleness) > 0:  # what steps to come are sampled by
             parked += (1 + staleness) * 4 * self.learned["policy"]
-        parked += sum(self._outside_bytes.values()) if self.learns else 0
+        parked += sum(each.weight_bytes for each in self.outside) if self.learns else 0
         parked += self._held_bytes
         if self.is_full:  # what is written of a checkpoint at once
             parked += max(self._model_bytes, self.optimizer_bytes)

@@ -1,8 +1,9 @@
 """A model before a weight is read: tokenizer, engine, shapes, context, memory."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,14 +12,23 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from reason_llm.config import Config
-from reason_llm.errors import ConfigError, ModelError, ReasonError
+from reason_llm.errors import ConfigError, ReasonError
 from reason_llm.files import cached, reach_hub
 from reason_llm.model import adapters, base
 from reason_llm.model.plan import backends, memory
 from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
+from reason_llm.model.plan.outside import OutsideModel
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES, write_config
+
+Outside = Callable[[Config, Machine], Iterable[OutsideModel]]
+"""The models with weights of their own that a config asks for."""
+
+
+def no_models(config: Config, machine: Machine) -> Iterable[OutsideModel]:
+    """No models."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +47,20 @@ class Subject:
     vocabulary: int
     """Number of token ids in the model."""
     device: torch.device
-    teacher: Shape | None = None
-    """Of a teacher that is a model of its own."""
 
-    def plan(self, longest_prompt: int, learns: bool = True, longest_row: int = 0) -> Plan:
+    def plan(
+        self,
+        longest_prompt: int,
+        learns: bool = True,
+        longest_row: int = 0,
+        outside: Outside = no_models,
+    ) -> Plan:
         """The memory plan on this machine; arguments as ``memory.plan``'s."""
         machine = Machine.here(self.config, self.device)
         shape = Shape.of(self.policy, self.config.model.attention)
         return memory.plan(
             self.config, shape, machine, self.context_tokens, longest_prompt,
-            learns=learns, longest_row=longest_row, teacher=self.teacher,
+            learns=learns, longest_row=longest_row, outside=[*outside(self.config, machine)],
         )  # fmt: skip
 
 
@@ -65,39 +79,6 @@ def look_at(config: Config) -> Subject:
     config, why = backends.choose(config, text_config, device)
     policy, context = base.check_model(config.model), base.context_limit(config.model)
     return Subject(config, why, tokenizer, policy, context, text_config.vocab_size, device)
-
-
-def with_teacher(subject: Subject) -> Subject:
-    """The subject with its teacher, if that is a model of its own; its weights unread. Raises
-    ModelError: its files cannot be used, or it has another tokenizer or fewer token ids."""
-    if (section := subject.config.teacher_model) is None:
-        return subject
-    with _naming_the_teacher():
-        tokenizer, policy = base.load_tokenizer(section.path), base.check_model(section)
-        context = min(subject.context_tokens, base.context_limit(section))
-    shape = Shape.of(policy)
-    if tokenizer.get_vocab() != subject.tokenizer.get_vocab():
-        raise ModelError(
-            f"teacher.model={section.path} has another tokenizer than model.path="
-            f"{subject.config.model.path}, so it cannot read the same token ids; name a model of "
-            "the same family"
-        )
-    if shape.vocabulary < subject.vocabulary:
-        raise ModelError(
-            f"teacher.model={section.path} has {shape.vocabulary} token ids and model.path="
-            f"{subject.config.model.path} may write {subject.vocabulary}; name another teacher"
-        )
-    return replace(subject, teacher=shape, context_tokens=context)
-
-
-@contextmanager
-def _naming_the_teacher() -> Iterator[None]:
-    """Tell what is wrong with the teacher by its own options."""
-    try:
-        yield
-    except ModelError as error:
-        told = str(error).replace("model.path=", "teacher.model=")
-        raise ModelError(told.replace("model.quantize", "teacher.quantize")) from error
 
 
 def with_start(config: Config, start: Path) -> Config:
@@ -119,11 +100,16 @@ def with_start(config: Config, start: Path) -> Config:
     return config.with_options({"model.adapter": section})
 
 
-def plan_only(config: Config) -> Plan:
+def plan_only(config: Config, outside: Outside = no_models, paths: Sequence[str] = ()) -> Plan:
     """The memory plan from the model's config alone, on any machine: for a GPU of
     ``memory.budget_gib`` with vLLM, or for this machine. An adapter that an earlier run has yet to
-    write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too."""
-    options = {"model.path": config.model.path, "teacher.model": config.teacher.model}
+    write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too.
+
+    Args:
+        outside: the models with weights of their own that read the rollouts.
+        paths: options that name them.
+    """
+    options = {name: attrgetter(name)(config) for name in ("model.path", *paths)}
     made: dict[str, str] = {}
     with ExitStack() as folders:
         for option, path in options.items():
@@ -132,7 +118,7 @@ def plan_only(config: Config) -> Plan:
                 made[option] = folders.enter_context(TemporaryDirectory())
                 write_config(path, Path(made[option]))
         try:
-            return _plan_only(config.with_options(made))
+            return _plan_only(config.with_options(made), outside)
         except ReasonError as error:
             told = str(error)
             for option, folder in made.items():
@@ -140,7 +126,7 @@ def plan_only(config: Config) -> Plan:
             raise type(error)(told) from error
 
 
-def _plan_only(config: Config) -> Plan:
+def _plan_only(config: Config, outside: Outside) -> Plan:
     base.quiet_libraries()
     if config.model.start is not None and config.model.start.exists():
         config = with_start(config, config.model.start)
@@ -156,8 +142,5 @@ def _plan_only(config: Config) -> Plan:
         config = config.with_options({"sample.engine": engine})
     shape = Shape.of(base.meta_model(config.model), config.model.attention)
     limit = base.context_limit(config.model)
-    teacher = None
-    if (section := config.teacher_model) is not None:
-        with _naming_the_teacher():
-            teacher = Shape.of(base.meta_model(section))
-    return memory.plan(config, shape, machine, limit, learns=config.learns, teacher=teacher)
+    found = [*outside(config, machine)]
+    return memory.plan(config, shape, machine, limit, learns=config.learns, outside=found)

@@ -12,8 +12,9 @@ from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, move_aside, read_object, write_atomically
 from reason_llm.model import adapters
 from reason_llm.model.plan import Plan, Subject
+from reason_llm.readers import outside_models, reference
 from reason_llm.run.start import recovery
-from reason_llm.run.start.resolve import START, ResolvedRun, resolve
+from reason_llm.run.start.resolve import ResolvedRun, resolve
 from reason_llm.run.store import best, environment, folder as run_folder, kept_adapters
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.metrics import MetricsLog
@@ -67,7 +68,7 @@ class Job:
         if self.data.conditioning is not None:
             self.data.conditioning.write(self.folder)
         if self.config.model.start is not None and self.is_new:
-            adapters.copy_folder(self.config.model.start, self.folder / START)
+            adapters.copy_folder(self.config.model.start, self.folder / reference.START)
         learned = None if self.is_new else self.state.step
         return MetricsLog(self.folder, learned, started, self.state.metrics_sha256)
 
@@ -151,13 +152,8 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
         f"{len(data.held_out_prompts)} held out, model {config.model.path}"
     )
     yield from data.notes()
-    for each in run.reward_models:
-        kind = "a model of its own" if each.is_outside else "an adapter over the base"
-        yield f"the reward {each.key} is given by {each.folder}, {kind}"
-    if config.teacher.url is not None:
-        yield f"the teacher is {config.teacher.model} at {config.teacher.url}"
-    if (teacher := config.teacher_model) is not None:
-        yield f"the teacher is {teacher.path}, a model of its own, quantize {teacher.quantize}"
+    for reader in run.readers:
+        yield from reader.lines()
     yield from run.subject.why if config.learns else run.subject.why[:-1]
     if config.judges_answers:
         yield from scorer.descriptions
@@ -216,4 +212,4 @@ def _plan(subject: Subject, data: Data) -> Plan:
     if data.teacher_prompts:  # the student's answer to each
         longest = max(len(prompt) for prompt in data.teacher_prompts.values())
         longest_row = longest + config.sample.max_new_tokens
-    return subject.plan(max(prompts, default=0), learns=config.learns, longest_row=longest_row)
+    return subject.plan(max(prompts, default=0), config.learns, longest_row, outside=outside_models)

@@ -38,14 +38,12 @@ from reason_llm.files import check_writable
 from reason_llm.model import (
     adapters,
     base_digest,
+    digests as model_digests,
     end_token_ids,
     folder as model_folder,
-    score_head,
 )
-from reason_llm.model.plan import Subject, look_at, with_start, with_teacher
-from reason_llm.run.judges import reward_models
-from reason_llm.run.judges.reward_models import RewardModelFolder
-from reason_llm.run.judges.teacher import check_service
+from reason_llm.model.plan import Subject, look_at, with_start
+from reason_llm.readers import Base, Reader, RewardReader, open_readers, reference
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.dates import with_date
 from reason_llm.run.store import checkpoint, folder as run_folder
@@ -55,9 +53,6 @@ from reason_llm.sample import Episodes, environments_of, stop_strings
 from reason_llm.score import Scorer
 
 logger = logging.getLogger(__name__)
-
-START = "start"
-"""Folder in the run's with a copy of the adapter that the run began from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +66,8 @@ class ResolvedRun:
     """Checkpoints of the run at its start."""
     replicas: int
     """Number of replicas; 0: as many as the joined cluster has GPUs for."""
-    reward_models: list[RewardModelFolder]
-    """Those that the rewards ask."""
+    readers: list[Reader]
+    """The models other than the policy that read the rollouts."""
     environments: Episodes | None
     """Those of ``sample.environment``."""
     digests: tuple[str, str]
@@ -89,6 +84,11 @@ class ResolvedRun:
         """The config with the adapter's section, engine, backend, packing, steps and buffer."""
         return self.subject.config
 
+    @property
+    def reward_readers(self) -> list[RewardReader]:
+        """The models that pay."""
+        return [reader for reader in self.readers if isinstance(reader, RewardReader)]
+
 
 def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, Data]:
     """The run of a config, with its data; nothing is written. Raises ReasonError, of the first
@@ -97,23 +97,27 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     replicas = replicas_of(config)
     start = config.model.start
     if start is not None and config.run.resume != "never" and checkpoint.listing(folder):
-        start = folder / START  # the copy that the run made at its start
+        start = folder / reference.START  # the copy that the run made at its start
     if start is not None:
         with _reading_start(start, folder):
             config = with_start(config, start)
-    subject = with_teacher(look_at(config))
-    check_service(config.teacher, subject.tokenizer)
+    subject = look_at(config)
     renderer = renderer_of(subject.config, subject.tokenizer)
     config = with_date(subject.config, renderer, _buffer(subject.config))
     if config.data.date is not None:
         watch.line(f"chat templates read the date {config.data.date}, on later days, too")
     subject, renderer = replace(subject, config=config), renderer.on(config.data.date)
+    digests = base_digest(subject.policy), renderer.digest
+    readers = open_readers(config, subject, Base(*digests))
+    for reader in readers:
+        if (most := reader.context_tokens) is not None:
+            subject = replace(subject, context_tokens=min(subject.context_tokens, most))
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
     environments = environments_of(config, renderer, subject.context_tokens)
-    digests = base_digest(subject.policy), renderer.digest
-    models = reward_models.check(config, *digests)
-    _check_adapters(subject, start, folder)
+    _check_start(subject, start, folder)
     data = _load(subject, scorer, watch)
+    for reader in readers:
+        reader.take(data)
     config, saved = _with_steps_and_buffer(config, data, folder, watch)
     subject, saved_run = replace(subject, config=config), None
     if saved:
@@ -130,12 +134,14 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         folder=folder,
         checkpoints=checkpoint.listing(folder),
         replicas=replicas,
-        reward_models=models,
+        readers=readers,
         environments=environments,
         digests=digests,
         saved_buffers=saved,
         saved_run=saved_run,
-        identity=_identity(config, start, data, models, saved, _reading(config, subject, renderer)),
+        identity=_identity(
+            config, start, data, readers, saved, _reading(config, subject, renderer)
+        ),
     ), data
 
 
@@ -183,7 +189,7 @@ def _reading_start(start: Path, folder: Path) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        if start != folder / START:
+        if start != folder / reference.START:
             raise
         raise CheckpointError(
             f"{start}, the run's copy of model.start, is damaged ({one_line(error)[:200]}); "
@@ -191,23 +197,19 @@ def _reading_start(start: Path, folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_adapters(subject: Subject, start: Path | None, folder: Path) -> None:
-    """Raises ModelError where an adapter that the run begins from or learns with is damaged or does
-    not fit the model, and CheckpointError of the run's own copy."""
-    config, policy, path = subject.config, subject.policy, subject.config.model.path
-    if start is not None:
-        with _reading_start(start, folder):
-            adapters.check_fits(policy, start, path)
-        if config.samples and run_folder.conditioning_of(start) is not None:
-            logger.warning(
-                "model.start=%s learned from prompts with a score (sft.condition); this run's "
-                "prompts have none", config.model.start,
-            )  # fmt: skip
-    if (teacher := config.teacher.adapter) is not None:
-        adapters.check_over(policy, teacher, path)
-    if (critic := config.critic.start) is not None:
-        adapters.check_over(policy, critic, path)
-        score_head.check(critic, policy.get_base_model().get_output_embeddings().weight.shape[1])
+def _check_start(subject: Subject, start: Path | None, folder: Path) -> None:
+    """Raises ModelError where the adapter that the run begins from is damaged or does not fit the
+    model, and CheckpointError of the run's own copy."""
+    config = subject.config
+    if start is None:
+        return
+    with _reading_start(start, folder):
+        adapters.check_fits(subject.policy, start, config.model.path)
+    if config.samples and run_folder.conditioning_of(start) is not None:
+        logger.warning(
+            "model.start=%s learned from prompts with a score (sft.condition); this run's "
+            "prompts have none", config.model.start,
+        )  # fmt: skip
 
 
 def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:
@@ -278,7 +280,7 @@ def _identity(
     config: Config,
     start: Path | None,
     data: Data,
-    models: Sequence[RewardModelFolder],
+    readers: Sequence[Reader],
     saved: Sequence[Path],
     reading: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
@@ -295,18 +297,18 @@ def _identity(
     tasksets = [parsed_source(each)[0] for each in sources if each.startswith(TASKSET)]
     digests: dict[str, Any] = {
         **reading,
-        "model.weights_sha256": run_folder.weights_digest(config.model.path),
+        "model.weights_sha256": model_digests.weights_digest(config.model.path),
         "score.custom_sha256": own_sources(
             config.score.rewards, environments_by_name(config.sample.environment), tasksets
         ),
         "data.prompts_sha256": _sha256(prompts),
-        "score.reward_models_sha256": {model.key: model.digest for model in models},
     }
-    for name, adapter in (("model.start", start), ("teacher.adapter", config.teacher.adapter)):
-        if adapter is not None:
-            digests[f"{name}_sha256"] = run_folder.folder_digest(adapter, adapters.WEIGHTS)[:16]
-    if (teacher := config.teacher_model) is not None:
-        digests["teacher.model_sha256"] = run_folder.weights_digest(teacher.path)
+    if start is not None:
+        digests["model.start_sha256"] = model_digests.folder_digest(start, adapters.WEIGHTS)[:16]
+    for reader in readers:
+        for name, digest in reader.digests().items():
+            several = isinstance(digest, dict)
+            digests[name] = {**digests.get(name, {}), **digest} if several else digest
     if any(prompt.extra for prompt in data.prompts):
         columns = [[prompt.extra for prompt in each.prompts] for each in data.training]
         digests["data.columns_sha256"] = _sha256(columns)

@@ -32,6 +32,7 @@ from reason_llm.files import (
     sha256,
 )
 from reason_llm.model import Model, adapters, score_head, weights
+from reason_llm.readers import reward_models
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.folder import BEST_RECORD, KEPT, Which, kept_name
@@ -39,10 +40,6 @@ from reason_llm.run.store.metrics import MetricsLog, Record
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
 
-SCALE = "reward.json"
-"""File beside a reward model's adapter."""
-END_TOKEN = "end_token"
-"""Where the score of our reward models is read: at the end token."""
 OF_BEST = "best."
 """First part of the names of the best adapter's files in a checkpoint."""
 
@@ -176,7 +173,7 @@ class KeptAdapters:
         if self.conditioning is not None:
             self.conditioning.write(folder)
         if self.config.of_stage.scores:
-            (folder / SCALE).write_bytes(describe(records, *self.digests))
+            (folder / reward_models.SCALE).write_bytes(describe(records, *self.digests))
 
 
 def written(run: Path, train: str) -> dict[str, str]:
@@ -225,7 +222,11 @@ def _check_best(folder: Path, checkpoint: Path, best: Best, scale: bytes | None 
     noted = check_digests(folder)
     if scale is not None:
         digest = hashlib.sha256(scale).hexdigest()
-        compare(f"{folder.name}/{SCALE}", noted.get(SCALE, "missing"), digest)
+        compare(
+            f"{folder.name}/{reward_models.SCALE}",
+            noted.get(reward_models.SCALE, "missing"),
+            digest,
+        )
     for file, digest in check_digests(checkpoint).items():
         if file.startswith(OF_BEST) or file in (adapters.CONFIG, "config.json"):
             own = file.removeprefix(OF_BEST)
@@ -283,5 +284,5 @@ def describe(records: Sequence[Record], base: str, template: str) -> bytes:
         f"eval/{name}": name for name in ("pair_accuracy", "pairs", "length_correlation")
     }
     values: dict[str, Any] = {name: last[key] for key, name in names.items() if key in last}
-    values |= {"read_at": END_TOKEN, "base": base, "template": template}
+    values |= {"read_at": reward_models.END_TOKEN, "base": base, "template": template}
     return sealed(orjson.dumps(values, option=orjson.OPT_INDENT_2))

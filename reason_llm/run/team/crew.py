@@ -218,7 +218,7 @@ class Crew(Team):
             Path.cwd(),
             job.state,
             job.plan,
-            job.data.teacher_prompts,
+            [reader for reader in job.run.readers if not reader.is_outside],
             torch.get_num_threads(),
             member.only_samples,
         )

@@ -16,6 +16,7 @@ from reason_llm.config import Config
 from reason_llm.errors import ReplicaError
 from reason_llm.model import Datum, Model, load_tokenizer
 from reason_llm.model.plan import Plan
+from reason_llm.readers import Reader
 from reason_llm.rollout import Group, Prompt, group_from_json
 from reason_llm.run import learners
 from reason_llm.run.store.checkpoint import RunState
@@ -35,7 +36,8 @@ class Work:
     """Folder to which relative paths refer."""
     state: RunState
     plan: Plan
-    teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]]
+    readers: Sequence[Reader]
+    """Those of the base."""
     threads: int
     """Threads of torch on a CPU; the bits depend on them."""
     only_samples: bool
@@ -59,9 +61,9 @@ class Replica:
         if work.only_samples:
             self._model.add_role("policy")
         else:
-            made = learners.make(config, work.folder, work.state, work.plan, self._model)
-            made.policy.teacher_prompts = work.teacher_prompts
-            self._made = made
+            self._made = learners.make(
+                config, work.folder, work.state, work.plan, self._model, work.readers
+            )
         self._work = work
         self._seat: Seat | None = None
         self._peers: GroupPeers | None = None

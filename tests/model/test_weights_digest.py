@@ -7,9 +7,8 @@ import pytest
 
 from reason_llm.errors import ModelError
 from reason_llm.files import replacing_folder
-from reason_llm.model import Model, adapters
-from reason_llm.run.store import folder as run_folder
-from reason_llm.run.store.folder import weights_digest
+from reason_llm.model import Model, adapters, digests
+from reason_llm.model.digests import weights_digest
 
 
 @pytest.mark.parametrize(
@@ -85,6 +84,6 @@ def test_of_a_model_on_the_hub_the_commit_in_the_cache_counts(
     found = []
     for commit in (None, "a", "b"):
         path = None if commit is None else Path(commit) / "config.json"
-        monkeypatch.setattr(run_folder, "cached", lambda model, name, path=path: path)
+        monkeypatch.setattr(digests, "cached", lambda model, name, path=path: path)
         found += [weights_digest("some/model"), weights_digest("another/model")]
     assert len(set(found)) == 6

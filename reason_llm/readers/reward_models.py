@@ -1,5 +1,5 @@
-"""Reward models as rewards: their folders, checked before a weight is read, and the phase that
-scores a step's rollouts when all of them are sampled.
+"""Reward models as rewards: their folders, checked before a weight is read, and the scores of a
+step's rollouts when all of them are sampled.
 
 A reward model over the run's base is an adapter with a head, and has the role ``reward:<key>``. A
 model of its own reads text. A reward is ``(score - mean) / std`` by what ``reward.json`` of the
@@ -8,8 +8,8 @@ folder holds, cut off at -10 and 10, or the score as it is.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,37 @@ from reason_llm.data import Renderer, chat_template
 from reason_llm.errors import ConfigError, ModelError, one_line
 from reason_llm.files import MIB, read_object
 from reason_llm.model import (
+    Model,
     SequenceClassifier,
     adapters,
+    digests,
     load_tokenizer,
     score_head,
     sequence_classifier,
     to_data,
     weights,
 )
+from reason_llm.model.plan import Machine, OutsideModel, Subject
+from reason_llm.readers.reader import Base, Kind, Progress, RewardReader
 from reason_llm.rollout import CHAT, Group
-from reason_llm.run.store import folder as run_folder
-from reason_llm.run.store.kept_adapters import END_TOKEN, SCALE
 from reason_llm.train import Learner
+
+SCALE = "reward.json"
+"""File beside a reward model's adapter."""
+END_TOKEN = "end_token"
+"""Where the score of our reward models is read: at the end token."""
 
 CLIP = 10.0
 """Bound of a normalised reward. Source: OpenRLHF's ``reward.clip_range``."""
 
-Progress = Callable[[int], None]
-
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RewardModelFolder:
+@dataclass(eq=False)
+class RewardModel(RewardReader):
     """A reward model that the config names, checked."""
 
     key: str
-    """Key of its reward."""
     folder: Path
     is_outside: bool
     """Whether it is a separate model, not an adapter over the base."""
@@ -54,38 +58,71 @@ class RewardModelFolder:
     """Digest of its files."""
     reads_end_token: bool
     """A model of its own that reads the end token, and nothing that its template puts after it."""
+    date: str | None = None
+    """``data.date``."""
+    title: str = "scoring with reward models"
+    _classifier: SequenceClassifier | None = field(default=None, init=False)
+    """A separate one, kept in host memory once it has scored."""
 
     @property
     def role(self) -> str:
         """Role of its adapter."""
         return f"reward:{self.key}"
 
-    def rewards(self, scores: Sequence[float]) -> list[float]:
-        """Rewards from these scores; a score that is not finite stays so."""
+    def digests(self) -> Mapping[str, Any]:
+        """See ``Reader``."""
+        return {"score.reward_models_sha256": {self.key: self.digest}}
+
+    def lines(self) -> list[str]:
+        """See ``Reader``."""
+        kind = "a model of its own" if self.is_outside else "an adapter over the base"
+        return [f"the reward {self.key} is given by {self.folder}, {kind}"]
+
+    def add_roles(self, model: Model, run: Path) -> None:
+        """See ``Reader``."""
+        if not self.is_outside:
+            model.add_role(self.role, self.folder, head="score")
+
+    def rewards(self, groups: Sequence[Group], learner: Learner, progress: Progress) -> list[float]:
+        """See ``RewardReader``."""
+        scores = self._scores(groups, learner, progress)
         if self.scale is None:
-            return list(scores)
+            return scores
         mean, std = self.scale
         return [
             min(max((score - mean) / std, -CLIP), CLIP) if math.isfinite(score) else score
             for score in scores
         ]
 
+    def _scores(self, groups: Sequence[Group], learner: Learner, progress: Progress) -> list[float]:
+        """Score of each completion, in order."""
+        if not self.is_outside:
+            of_rollouts = to_data(groups)[: sum(len(group.completions) for group in groups)]
+            found = learner.scores(of_rollouts, self.role)
+            progress(len(found))
+            return found
+        if self._classifier is None:
+            self._classifier = SequenceClassifier(self.folder, learner.model.device)
+        asked = conversations(groups, self._classifier, self.reads_end_token, self.date)
+        scores = [math.nan] * len(asked)
+        with self._classifier.on_device():
+            for index, score in self._classifier.scores(asked, learner.micro_batches.tokens):
+                scores[index] = score
+                progress(1)
+        return scores
 
-def check(config: Config, base: str, template: str) -> list[RewardModelFolder]:
-    """The config's reward models; ``base`` and ``template`` are digests of the run's base and of
-    how its prompts are written.
+
+def _open(config: Config, subject: Subject, base: Base) -> Sequence[RewardModel]:
+    """The config's reward models.
 
     Raises:
         ConfigError: a folder is missing or of another base.
         ModelError: its files are damaged.
     """
-    models = config.reward_models.items()
-    return [_checked(key, options, config, base, template) for key, options in models]
+    return [_checked(key, each, config, base) for key, each in config.reward_models.items()]
 
 
-def _checked(
-    key: str, options: RewardModelOptions, config: Config, base: str, template: str
-) -> RewardModelFolder:
+def _checked(key: str, options: RewardModelOptions, config: Config, base: Base) -> RewardModel:
     folder = options.path
     if not folder.is_dir():
         raise ConfigError(
@@ -102,22 +139,23 @@ def _checked(
             )
     else:
         _check_adapter(key, folder, config.model.path)
-        if described and described.get("base") != base:
+        if described and described.get("base") != base.config:
             raise ConfigError(
                 f"the reward model {key} in {folder} was trained over another base than "
                 f"{config.model.path}: its {SCALE} holds another digest of the base's config; "
                 "name a reward model over this base"
             )
-        if described and described.get("template") != template:
+        if described and described.get("template") != base.template:
             logger.warning(
                 "the reward model %s in %s was trained with another chat template or system prompt "
                 "than this run's; set data.template and data.system_prompt alike", key, folder,
             )  # fmt: skip
     scale = _scale(key, folder, described) if options.normalize == "fixed" else None
     ends = described.get("read_at") == END_TOKEN
-    return RewardModelFolder(
-        key, folder, options.is_outside, scale, _digest(folder, options.is_outside), ends
-    )
+    return RewardModel(
+        key, folder, options.is_outside, scale, _digest(folder, options.is_outside), ends,
+        config.data.date,
+    )  # fmt: skip
 
 
 def paid_by(config: Config, folder: Path) -> tuple[float, float]:
@@ -185,7 +223,7 @@ def _digest(folder: Path, is_outside: bool) -> str:
     read = ["*.safetensors", SCALE, "config.json"]
     if is_outside:  # it reads text by its own tokenizer and template
         read += weights.BESIDE
-    return run_folder.folder_digest(folder, *read)[:16]
+    return digests.folder_digest(folder, *read)[:16]
 
 
 def conversations(
@@ -209,41 +247,17 @@ def conversations(
     return rows
 
 
-class RewardModels:
-    """The reward models of a run, asked one after another; ``date`` is ``data.date``."""
+def _planned(key: str, folder: Path) -> OutsideModel:
+    shape = sequence_classifier.look_at(folder)
 
-    def __init__(self, date: str | None = None) -> None:
-        self._date = date
-        self._outside: dict[str, SequenceClassifier] = {}
-        """Separate reward models that have scored before, kept in host memory."""
+    def passing_bytes(tokens: int, chunk_tokens: int) -> int:
+        return shape.passing_bytes_per_token * tokens
 
-    def scores(
-        self,
-        model: RewardModelFolder,
-        groups: Sequence[Group],
-        learner: Learner,
-        progress: Progress,
-    ) -> list[float]:
-        """Score of each completion, in order, within the learning phase.
+    return OutsideModel(f"reward model {key}", shape.weight_bytes, passing_bytes)
 
-        Raises:
-            ModelError: the model cannot be loaded.
-            OutOfMemory: it does not fit, or a completion alone is too much.
-            RewardError: a completion is longer than the model reads.
-        """
-        if not model.is_outside:
-            of_rollouts = to_data(groups)[: sum(len(group.completions) for group in groups)]
-            found = learner.scores(of_rollouts, model.role)
-            progress(len(found))
-            return found
-        if model.key not in self._outside:
-            device = learner.model.device
-            self._outside[model.key] = SequenceClassifier(model.folder, device)
-        classifier = self._outside[model.key]
-        asked = conversations(groups, classifier, model.reads_end_token, self._date)
-        scores = [math.nan] * len(asked)
-        with classifier.on_device():
-            for index, score in classifier.scores(asked, learner.micro_batches.tokens):
-                scores[index] = score
-                progress(1)
-        return scores
+
+def _plan(config: Config, machine: Machine) -> Sequence[OutsideModel]:
+    return [_planned(*each) for each in config.outside_reward_models.items()]
+
+
+KIND = Kind(_open, _plan)

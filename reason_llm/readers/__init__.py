@@ -1,0 +1,59 @@
+"""Models other than the policy that read a step's rollouts: each gives a column or a reward.
+
+``KINDS`` is the one table of them; to add one, write a file and a row.
+"""
+
+from collections.abc import Iterator
+
+from reason_llm.config import Config
+from reason_llm.model.plan import Machine, OutsideModel, Subject
+from reason_llm.readers import critic, reference, reward_models, teacher
+from reason_llm.readers.reader import (
+    Base,
+    Kind,
+    OutsideReader,
+    Progress,
+    Reader,
+    RewardReader,
+    Stop,
+)
+
+KINDS = {
+    "reference": reference.KIND,
+    "reward model": reward_models.KIND,
+    "teacher": teacher.KIND,
+    "critic": critic.KIND,
+}
+"""In the order in which their roles are added to the model."""
+
+
+def open_readers(config: Config, subject: Subject, base: Base) -> list[Reader]:
+    """All readers of a run, checked, before a weight is read; raises ReasonError."""
+    return [reader for kind in KINDS.values() for reader in kind.open(config, subject, base)]
+
+
+def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:
+    """Readers with weights of their own, for the memory plan; raises ReasonError."""
+    for kind in KINDS.values():
+        yield from kind.plan(config, machine)
+
+
+PATHS = tuple(path for kind in KINDS.values() for path in kind.paths)
+"""Options that name models of their own."""
+
+__all__ = [
+    "KINDS",
+    "PATHS",
+    "Base",
+    "Kind",
+    "OutsideReader",
+    "Progress",
+    "Reader",
+    "RewardReader",
+    "Stop",
+    "critic",
+    "open_readers",
+    "outside_models",
+    "reference",
+    "reward_models",
+]

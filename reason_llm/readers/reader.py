@@ -1,0 +1,119 @@
+"""What a second model is to a run: it reads the step's rollouts and gives a column or a reward."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from reason_llm.config import Config
+from reason_llm.data import Data
+from reason_llm.model import Datum, Model
+from reason_llm.model.plan import Machine, OutsideModel, Subject
+from reason_llm.rollout import Group
+from reason_llm.train import ColumnReader, Learner
+
+Progress = Callable[[int], None]
+"""Called with the number of rows or completions that were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Digests that an adapter of another run must match."""
+
+    config: str
+    """Digest of the base's config."""
+    template: str
+    """Digest of how prompts are written."""
+
+
+class Stop(Protocol):
+    """Says whether what is under way should end early."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether it should end."""
+
+    def check(self) -> None:
+        """Raise Stopped if it should end."""
+
+
+class Reader:
+    """A model that reads the step's rollouts, over the resident base or beside it.
+
+    A reader is made and checked before a weight is read, and sent to other replicas as it is then.
+    """
+
+    title: str = ""
+    """What the console says while it reads."""
+    is_outside: bool = False
+    """Whether it has weights of its own, so that the head alone reads by it."""
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest row that it reads; None for a role of the base."""
+        return None
+
+    def digests(self) -> Mapping[str, Any]:
+        """Digests of its files by ``section.name`` in the run's identity."""
+        return {}
+
+    def lines(self) -> list[str]:
+        """Lines about it for the start of a run."""
+        return []
+
+    def take(self, data: Data) -> None:
+        """Take what it needs of the run's data."""
+
+    def add_roles(self, model: Model, run: Path) -> None:
+        """Add its adapters to the model; ``run`` is the run's folder."""
+
+    def column(self) -> ColumnReader | None:
+        """The reader of its column within the learning of a step, where it is a role of the base
+        and all replicas read together; None for the others."""
+        return None
+
+
+class OutsideReader(Reader, ABC):
+    """A model with weights of its own, which gives a column in a memory phase of its own."""
+
+    is_outside = True
+
+    @abstractmethod
+    def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
+        """The rows with its column.
+
+        Raises:
+            ModelError: it cannot be loaded.
+            OutOfMemory: it does not fit.
+            TrainingError: it does not answer.
+        """
+
+
+class RewardReader(Reader, ABC):
+    """A model that pays, before advantages are made."""
+
+    key: str
+    """Key of its reward."""
+
+    @abstractmethod
+    def rewards(self, groups: Sequence[Group], learner: Learner, progress: Progress) -> list[float]:
+        """Reward of each completion, in order; one that is not finite is an error of scoring.
+
+        Raises:
+            ModelError: it cannot be loaded.
+            OutOfMemory: it does not fit, or a completion alone is too much.
+            RewardError: a completion is longer than it reads.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A row of the table of readers."""
+
+    open: Callable[[Config, Subject, Base], Sequence[Reader]]
+    """The readers that a config asks for, checked; raises ReasonError."""
+    plan: Callable[[Config, Machine], Sequence[OutsideModel]] = lambda config, machine: ()
+    """Those with weights of their own, for the memory plan."""
+    paths: tuple[str, ...] = ()
+    """Options that name models of their own."""

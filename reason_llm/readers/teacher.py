@@ -1,0 +1,324 @@
+"""The teacher of opd, which gives a step's rollouts their column ``teacher_logprobs``. It is an
+adapter over the base, or the base with a prompt that says more; or another model, which is on the
+GPU between sampling and learning alone; or a vLLM server, which reads the rollouts' token ids."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, Field, ValidationError
+
+from reason_llm.config import Config, ModelSection, TeacherSection
+from reason_llm.data import Data
+from reason_llm.errors import ModelError, TrainingError, one_line
+from reason_llm.model import (
+    Datum,
+    Model,
+    adapters,
+    base as model_base,
+    chunk_bytes,
+    collate,
+    digests,
+    load_tokenizer,
+    meta_model,
+    offload,
+    policy_logprobs,
+)
+from reason_llm.model.plan import Machine, OutsideModel, Shape, Subject, bound, element_bytes
+from reason_llm.readers.reader import Base, Kind, OutsideReader, Progress, Reader
+from reason_llm.score import service
+from reason_llm.train import (
+    ColumnReader,
+    Learner,
+    MicroBatches,
+    RoleReader,
+    ending_out_of_memory,
+)
+
+AT_ONCE = 16
+"""Requests to a server at the same time."""
+PROBED_TOKENS = 4096
+"""Tokens of the vocabulary, evenly spread, whose text a server must read as the student does."""
+
+
+COLUMN = "teacher_logprobs"
+Prompts = Mapping[tuple[int, ...], tuple[int, ...]]
+"""What the teacher is asked in the place of each prompt, as ids; empty: just that."""
+
+
+class _Teacher(Reader):
+    """What every teacher does: it may be asked another prompt than the student."""
+
+    title = "the teacher reads"
+    prompts: Prompts
+
+    def take(self, data: Data) -> None:
+        """See ``Reader``."""
+        self.prompts = data.teacher_prompts
+
+    def asked(self, datum: Datum) -> Datum:
+        """The row with the teacher's prompt, where it has one; raises TrainingError."""
+        if not self.prompts:
+            return datum
+        if (prompt := self.prompts.get(datum.prompt_ids)) is None:
+            raise TrainingError(
+                f"{datum.name} asks what no row of data.train asks, so teacher.prompt cannot be "
+                "filled in for it; set data.train to the file that the rollouts were sampled from, "
+                "or leave teacher.prompt out"
+            )
+        return datum.with_prompt(prompt)
+
+
+@dataclass(eq=False)
+class TeacherRole(_Teacher):
+    """An adapter over the base, or the base alone."""
+
+    adapter: Path | None
+    prompts: Prompts = field(default_factory=dict)
+
+    def digests(self) -> Mapping[str, Any]:
+        """See ``Reader``."""
+        if self.adapter is None:
+            return {}
+        digest = digests.folder_digest(self.adapter, adapters.WEIGHTS)
+        return {"teacher.adapter_sha256": digest[:16]}
+
+    def add_roles(self, model: Model, run: Path) -> None:
+        """See ``Reader``."""
+        if self.adapter is not None:
+            model.add_role("teacher", self.adapter)
+
+    def column(self) -> ColumnReader:
+        """See ``Reader``."""
+        role = "reference" if self.adapter is None else "teacher"
+        return RoleReader(COLUMN, role, asked=self.asked)
+
+
+@dataclass(eq=False)
+class TeacherModel(_Teacher, OutsideReader):
+    """Another model, read from disk when it is first asked and kept in host memory."""
+
+    section: ModelSection
+    context: int
+    prompts: Prompts = field(default_factory=dict)
+    _model: Model | None = field(default=None, init=False)
+
+    @property
+    def context_tokens(self) -> int:
+        """See ``Reader``."""
+        return self.context
+
+    def digests(self) -> Mapping[str, Any]:
+        """See ``Reader``."""
+        return {"teacher.model_sha256": digests.weights_digest(self.section.path)}
+
+    def lines(self) -> list[str]:
+        """See ``Reader``."""
+        path, quantize = self.section.path, self.section.quantize
+        return [f"the teacher is {path}, a model of its own, quantize {quantize}"]
+
+    @torch.no_grad()
+    def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
+        """The rows with the teacher's log-probs, under the temperature of sampling; raises
+        ModelError and OutOfMemory."""
+        if (model := self._model) is None:
+            with ending_out_of_memory("loading the teacher"):
+                model = self._model = Model(self.section, learner.model.tokenizer, seed=0)
+            model.policy.eval()
+            offload.to_host(model.policy)
+        asked = [self.asked(row) for row in data]
+        settings = learner.settings
+        tokens = learner.micro_batches.tokens
+        found: list[torch.Tensor] = [torch.empty(0)] * len(data)
+        name = f"the teacher {self.section.path}"
+        with (
+            offload.on_device(model.policy, model.device, name),
+            model.fused_adapters(),
+            model.using("reference"),
+        ):
+            for attempt in MicroBatches(tokens).attempts(asked):
+                with attempt as batches:
+                    for indices in batches:
+                        ids_BT, mask_BT = collate([asked[i] for i in indices], model.device)
+                        logprobs_BT, _ = policy_logprobs(
+                            model, ids_BT, mask_BT, settings.temperature,
+                            chunk_tokens=settings.chunk_tokens,
+                        )  # fmt: skip
+                        for row, i in enumerate(indices):
+                            found[i] = logprobs_BT[row][mask_BT[row]].cpu()
+                        progress(len(indices))
+        return [
+            datum.with_trained(COLUMN, logprobs)
+            for datum, logprobs in zip(data, found, strict=True)
+        ]
+
+
+class _Logprob(BaseModel):
+    logprob: float
+
+
+class _Choice(BaseModel):
+    prompt_logprobs: list[dict[int, _Logprob] | None]
+
+
+class _Completion(BaseModel):
+    choices: Annotated[list[_Choice], Field(min_length=1)]
+
+
+class _Tokens(BaseModel):
+    tokens: list[int]
+
+
+@dataclass(eq=False)
+class TeacherService(_Teacher, OutsideReader):
+    """A teacher behind a URL, asked for the log-prob of each sampled token as one of a prompt."""
+
+    section: TeacherSection
+    server: service.Service
+    prompts: Prompts = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """See ``Reader``."""
+        return [f"the teacher is {self.section.model} at {self.section.url}"]
+
+    def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
+        """As ``TeacherModel.read``, at temperature 1; raises TrainingError where the server does
+        not give them."""
+        asked, found = [self.asked(row) for row in data], list[Datum]()
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            for datum, logprobs in zip(data, pool.map(self._logprobs, asked), strict=True):
+                found.append(datum.with_trained(COLUMN, logprobs))
+                progress(1)
+        except (ValueError, ConnectionError, TimeoutError) as error:
+            raise TrainingError(
+                f"teacher.url: {one_line(error)}; set it to a vLLM server of teacher.model="
+                f"{self.section.model}, and call the same command again: what was sampled is kept"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return found
+
+    def _logprobs(self, row: Datum) -> torch.Tensor:
+        """Log-probs of the row's trained tokens."""
+        body = {
+            "model": self.section.model,
+            "prompt": row.ids,
+            "max_tokens": 1,
+            "prompt_logprobs": 0,
+        }
+        answer = self.server.ask(body, (64 + row.num_tokens) << 10)
+        try:
+            given = _Completion.model_validate_json(answer).choices[0].prompt_logprobs
+            pairs = zip(given, row.ids, row.trained, strict=True)
+            found = [(at or {})[id].logprob for at, id, is_trained in pairs if is_trained]
+        except (ValidationError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"its answer has no prompt_logprobs of the {row.num_tokens} tokens of {row.name}"
+            ) from error
+        if not all(math.isfinite(each) and each <= 1e-3 for each in found):
+            raise ValueError(f"its answer has something that is no log-prob, for {row.name}")
+        return torch.tensor(found)
+
+
+def _open(config: Config, subject: Subject, base: Base) -> Sequence[Reader]:
+    section = config.teacher
+    if config.stage != "rl" or not config.algorithm.row().teacher:
+        return ()
+    if section.url is not None:
+        check_service(section.url, section, subject.tokenizer)
+        url = f"{section.url}/completions"
+        server = service.Service("the teacher", url, section, TrainingError)
+        return (TeacherService(section, server),)
+    if config.teacher_model is not None:
+        return (_checked(config.teacher_model, subject),)
+    if section.adapter is not None:
+        adapters.check_over(subject.policy, section.adapter, config.model.path)
+    return (TeacherRole(section.adapter),)
+
+
+def _checked(section: ModelSection, subject: Subject) -> TeacherModel:
+    """A teacher that is another model; its weights unread. Raises ModelError: its files cannot be
+    used, or it has another tokenizer or fewer token ids."""
+    student = subject.config.model.path
+    with _naming_the_teacher():
+        tokenizer, policy = load_tokenizer(section.path), model_base.check_model(section)
+        context = model_base.context_limit(section)
+    if tokenizer.get_vocab() != subject.tokenizer.get_vocab():
+        raise ModelError(
+            f"teacher.model={section.path} has another tokenizer than model.path={student}, so it "
+            "cannot read the same token ids; name a model of the same family"
+        )
+    if (vocabulary := Shape.of(policy).vocabulary) < subject.vocabulary:
+        raise ModelError(
+            f"teacher.model={section.path} has {vocabulary} token ids and model.path={student} may "
+            f"write {subject.vocabulary}; name another teacher"
+        )
+    return TeacherModel(section, context)
+
+
+@contextmanager
+def _naming_the_teacher() -> Iterator[None]:
+    """Context in which an error of a model's options names those of the teacher."""
+    try:
+        yield
+    except ModelError as error:
+        text = str(error).replace("model.path=", "teacher.model=")
+        raise ModelError(text.replace("model.quantize", "teacher.quantize")) from error
+
+
+def _plan(config: Config, machine: Machine) -> Sequence[OutsideModel]:
+    if (section := config.teacher_model) is None:
+        return ()
+    with _naming_the_teacher():
+        shape = Shape.of(meta_model(section))
+    kind = section.quantize
+    size = element_bytes(config, machine, kind)
+
+    def passing_bytes(tokens: int, chunk_tokens: int) -> int:
+        chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap) * chunk_tokens
+        widest = max(shape.packable) * 2 * 2 if kind == "nf4" else 0
+        return tokens * (4 * shape.intermediate + 8 * shape.hidden) * size + chunk + widest
+
+    model = OutsideModel(
+        f"teacher{' (NF4)' if kind == 'nf4' else ''}",
+        shape.weight_bytes(size, kind, under_vllm=False),
+        passing_bytes,
+        partial(bound.reading, "the teacher", kind, shape),
+    )
+    return (model,)
+
+
+def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
+    """Check that a teacher behind a URL has the student's tokenizer; raises ModelError if not."""
+    if section.tokenizer is not None:
+        is_same = load_tokenizer(section.tokenizer).get_vocab() == tokenizer.get_vocab()
+    else:
+        step = max(1, len(tokenizer) // PROBED_TOKENS)
+        text = " ".join(tokenizer.decode([id]) for id in range(0, len(tokenizer), step))
+        body = {"model": section.model, "prompt": text, "add_special_tokens": False}
+        url = url.removesuffix("/v1") + "/tokenize"
+        try:
+            asked = service.Service("the teacher", url, section, TrainingError)
+            answer = asked.ask(body, 1 << 20)
+            told = _Tokens.model_validate_json(answer).tokens
+        except (ValueError, ConnectionError, TimeoutError) as error:
+            raise ModelError(
+                f"teacher.url: it does not tell how it reads text ({one_line(error)[:300]}); start "
+                "vLLM's server there, or set teacher.tokenizer to a folder with its tokenizer"
+            ) from error
+        is_same = told == tokenizer.encode(text, add_special_tokens=False)
+    if not is_same:
+        raise ModelError(
+            f"teacher.url={section.url}: {section.model} has another tokenizer than the model that "
+            "learns, so it cannot read the same token ids; serve a model of the same family"
+        )
+
+
+KIND = Kind(_open, _plan, ("teacher.model",))

@@ -1,1 +1,0 @@
-"""Models beside the policy that judge its rollouts: reward models, and a teacher."""

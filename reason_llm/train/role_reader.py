@@ -1,0 +1,58 @@
+"""A role of the base that reads a step's rows, within their learning, and gives them a column."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from reason_llm.model import Datum, Role
+from reason_llm.train.objectives import Output
+
+if TYPE_CHECKING:
+    from reason_llm.train.learner import Learner
+
+
+class ColumnReader(Protocol):
+    """What adds a column to the rows that the learner's objective wants it of."""
+
+    @property
+    def column(self) -> str:
+        """Name of the column."""
+
+    @property
+    def role(self) -> Role:
+        """Role that gives it."""
+
+    def read(self, data: Sequence[Datum], learner: "Learner") -> list[Datum]:
+        """The rows, with the column where it is wanted; shared between all who learn the step."""
+
+
+def as_it_is(datum: Datum) -> Datum:
+    """The row."""
+    return datum
+
+
+@dataclass(frozen=True, slots=True)
+class RoleReader:
+    """Reader of a column by one pass of a role, without dropout."""
+
+    column: str
+    role: Role
+    output: Output | None = None
+    """Output that is read; None: the objective's."""
+    asked: Callable[[Datum], Datum] = as_it_is
+    """The row as the role reads it; its trained tokens are the same."""
+
+    def read(self, data: Sequence[Datum], learner: "Learner") -> list[Datum]:
+        """See ``ColumnReader``."""
+        rows, wanted = list(data), learner.lacking(data, self.column)
+        if not wanted:
+            return rows
+        asked = [self.asked(rows[i]) for i in wanted]
+        values, _ = learner.measure_step(asked, self.role, self.output)
+        for i, value in zip(wanted, values, strict=True):
+            rows[i] = rows[i].with_trained(self.column, value)
+        return rows
+
+
+BASE = RoleReader("ref_logprobs", "reference")
+"""The base without an adapter as the reference."""
