@@ -44,10 +44,15 @@ class Reader:
     A reader is made and checked before a weight is read, and sent to other replicas as it is then.
     """
 
-    title: str = ""
-    """What the console says while it reads."""
-    is_outside: bool = False
-    """Whether it has weights of its own, so that the head alone reads by it."""
+    @property
+    def title(self) -> str:
+        """Name of its memory phase on the console."""
+        return ""
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it has weights of its own, so that the head alone reads by it."""
+        return False
 
     @property
     def context_tokens(self) -> int | None:
@@ -77,7 +82,10 @@ class Reader:
 class OutsideReader(Reader, ABC):
     """A model with weights of its own, which gives a column in a memory phase of its own."""
 
-    is_outside = True
+    @property
+    def is_outside(self) -> bool:
+        """See ``Reader``."""
+        return True
 
     @abstractmethod
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
@@ -93,8 +101,10 @@ class OutsideReader(Reader, ABC):
 class RewardReader(Reader, ABC):
     """A model that pays, before advantages are made."""
 
-    key: str
-    """Key of its reward."""
+    @property
+    def key(self) -> str:
+        """Key of its reward."""
+        raise NotImplementedError
 
     @abstractmethod
     def rewards(self, groups: Sequence[Group], learner: Learner, progress: Progress) -> list[float]:

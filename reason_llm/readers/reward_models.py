@@ -48,10 +48,10 @@ logger = logging.getLogger(__name__)
 class RewardModel(RewardReader):
     """A reward model that the config names, checked."""
 
-    key: str
+    name: str
     folder: Path
-    is_outside: bool
-    """Whether it is a separate model, not an adapter over the base."""
+    is_separate: bool
+    """Whether it is a model of its own, not an adapter over the base."""
     scale: tuple[float, float] | None
     """Mean and deviation; None: its scores are the rewards."""
     digest: str
@@ -60,9 +60,23 @@ class RewardModel(RewardReader):
     """A model of its own that reads the end token, and nothing that its template puts after it."""
     date: str | None = None
     """``data.date``."""
-    title: str = "scoring with reward models"
     _classifier: SequenceClassifier | None = field(default=None, init=False)
     """A separate one, kept in host memory once it has scored."""
+
+    @property
+    def title(self) -> str:
+        """See ``Reader``."""
+        return "scoring with reward models"
+
+    @property
+    def key(self) -> str:
+        """See ``RewardReader``."""
+        return self.name
+
+    @property
+    def is_outside(self) -> bool:
+        """See ``Reader``."""
+        return self.is_separate
 
     @property
     def role(self) -> str:

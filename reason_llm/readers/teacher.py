@@ -55,8 +55,12 @@ Prompts = Mapping[tuple[int, ...], tuple[int, ...]]
 class _Teacher(Reader):
     """What every teacher does: it may be asked another prompt than the student."""
 
-    title = "the teacher reads"
     prompts: Prompts
+
+    @property
+    def title(self) -> str:
+        """See ``Reader``."""
+        return "the teacher reads"
 
     def take(self, data: Data) -> None:
         """See ``Reader``."""

@@ -51,7 +51,7 @@ from reason_llm.config import AdapterSection, Config, ModelSection, TrainSection
 from reason_llm.config.preferences import resolve
 from reason_llm.data import load_data
 from reason_llm.model import Datum, Model
-from reason_llm.train import Learner, Learners, LearningSettings, learning
+from reason_llm.train import Learner, Learners, LearningSettings, RoleReader, learning
 from reason_llm.train.objectives import Objective
 from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
 
@@ -145,9 +145,8 @@ def ours(model: Model, objective: Objective, data: list[Datum], layout: tuple[st
     section = TrainSection(
         learning_rate=0.0, gradient_checkpointing=False, max_grad_norm=1e9, packing=packing
     )
-    made = Learner(
-        model, LearningSettings(objective, section, 1.0, budget, 0, 8, reference=reference)
-    )
+    readers = (RoleReader("ref_logprobs", reference),)
+    made = Learner(model, LearningSettings(objective, section, 1.0, budget, 0, 8, readers=readers))
     names = {id(p): n.replace(".default", "") for n, p in model.policy.named_parameters()}
     names |= {id(head.weight): "base_model.model.score.weight" for head in model.heads.values()}
     seen: list[dict[str, Tensor]] = []

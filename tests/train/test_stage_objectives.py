@@ -26,7 +26,17 @@ from reason_llm.config import (
 from reason_llm.config.algorithms import ALGORITHMS, resolve as resolve_algorithm
 from reason_llm.config.preferences import PREFERENCES, resolve
 from reason_llm.model import Datum, Model
-from reason_llm.train import Learner, Learners, LearningSettings, PolicyGradient, Values, learning
+from reason_llm.readers.teacher import TeacherRole
+from reason_llm.train import (
+    BASE,
+    Learner,
+    Learners,
+    LearningSettings,
+    PolicyGradient,
+    RoleReader,
+    Values,
+    learning,
+)
 from reason_llm.train.objectives import Batch, Objective, with_critic
 from reason_llm.train.stages import OBJECTIVES, Labels, PairLoss, RewardModel, Supervised
 
@@ -380,7 +390,11 @@ def settings(
     section = TrainSection(
         **{"learning_rate": 1e-3, "gradient_checkpointing": False, "max_grad_norm": 1e9} | train
     )
-    return LearningSettings(objective, section, 1.0, budget, 0, 8, role=role)
+    return LearningSettings(objective, section, 1.0, budget, 0, 8, role=role, readers=READERS)
+
+
+READERS = (BASE, RoleReader("old_values", "critic", "values"))
+BY_CRITIC = (RoleReader("ref_logprobs", "critic"), RoleReader("teacher_logprobs", "critic"))
 
 
 PPO = resolve_algorithm("ppo", {"kl": "k1", "kl_coefficient": 0.3, "kl_place": "token_reward"})
@@ -542,12 +556,11 @@ def test_the_teacher_s_advantage_is_how_much_likelier_it_finds_a_token() -> None
 
 
 def test_a_teacher_s_prompt_stands_in_the_prompt_s_place(model: Model) -> None:
-    made = Learner(
-        model, replace(settings(PolicyGradient(ALGORITHMS["opd"], 32)), teacher="critic")
-    )
     rows = rollouts(2)
-    told = {rows[0].prompt_ids: (9, 8, 7), rows[1].prompt_ids: rows[1].prompt_ids}
-    made.teacher_prompts = told
+    prompts = {rows[0].prompt_ids: (9, 8, 7), rows[1].prompt_ids: rows[1].prompt_ids}
+    asked_by = TeacherRole(None, prompts).asked
+    readers = (BASE, RoleReader("teacher_logprobs", "critic", asked=asked_by))
+    made = Learner(model, replace(settings(PolicyGradient(ALGORITHMS["opd"], 32)), readers=readers))
     with learning(made):
         prepared = made.prepared(rows)
         asked, _ = made.measure([rows[0].with_prompt((9, 8, 7)), rows[1]], "critic")
@@ -608,7 +621,7 @@ def learned(
     """Metrics, the gradients that the optimizer saw, and the learner; nothing moves."""
     objective, role, rows = case
     chosen = settings(objective, role, budget, learning_rate=0.0, **train)
-    made = Learner(model, replace(chosen, teacher="critic"))
+    made = Learner(model, replace(chosen, readers=(*READERS, BY_CRITIC[1])))
     seen: list[Tensor] = []
     made.optimizer.register_step_pre_hook(
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in made.parameters]).clone())
@@ -697,7 +710,7 @@ def test_judged_rows_have_the_loss_of_the_step(model: Model, name: str) -> None:
 
 def test_what_is_measured_is_not_measured_again(model: Model) -> None:
     """Rows that have the column keep it, whatever it is."""
-    made = Learner(model, replace(settings(PairLoss(row=PREFERENCES["dpo"])), reference="critic"))
+    made = Learner(model, replace(settings(PairLoss(row=PREFERENCES["dpo"])), readers=BY_CRITIC))
     rows = pairs()
     rows[1] = rows[1].with_trained("ref_logprobs", torch.full((rows[1].num_trained,), -7.0))
     with learning(made):
@@ -713,5 +726,7 @@ def test_the_baseline_of_kto_is_against_the_reference_that_is_asked_for(model: M
     sums = [sum(map(torch.sum, made.measure(beside, role)[0])) for role in ("policy", "critic")]
     for role, other, ratio in (("policy", "critic", sums[0] - sums[1]),
                                ("critic", "policy", sums[1] - sums[0])):  # fmt: skip
-        made.settings = replace(made.settings, role=role, reference=other)
+        made.settings = replace(
+            made.settings, role=role, readers=(RoleReader("ref_logprobs", other),)
+        )
         assert made._count(rows).baseline == pytest.approx(max(0.0, float(ratio) / 10), rel=1e-4)

@@ -1,6 +1,7 @@
 """The least seconds of a step, by hand: 7.6 billion parameters on an RTX 4090."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from test_memory import card_config
 
 from conftest import config_of
-from reason_llm.model.plan import bound
+from reason_llm.model.plan import OutsideModel, bound
 from reason_llm.model.plan.bound import CARDS, Sizes
 from reason_llm.model.plan.machine import Machine
 
@@ -46,7 +47,9 @@ def test_a_decoded_token_reads_the_weights_and_its_own_cache(tmp_path: Path) -> 
 def test_a_teacher_reads_padded_rows_once_and_unpacks_its_weights(tmp_path: Path) -> None:
     changes = {"algorithm__name": "opd", "teacher__model": "x", "teacher__quantize": "nf4"}
     config, shape = card_config(tmp_path, sample__completions_per_prompt=2, **changes)
-    phases = bound.phases(config, shape, SIZES, replace(shape, layers=7))
+    reading = partial(bound.reading, "the teacher", "nf4", replace(shape, layers=7))
+    teacher = OutsideModel("teacher", 0, lambda tokens, chunk_tokens: 0, reading)
+    phases = bound.phases(config, shape, SIZES, [teacher])
     assert [phase.name for phase in phases] == ["sampling", "the teacher", "learning"]
     rows, context = 2 * config.sample.prompts_per_step, PROMPT + NEW
     of_attention = 4 * 3584 * 7 * rows * context**2 / 2

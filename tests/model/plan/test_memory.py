@@ -45,6 +45,7 @@ from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES
 from reason_llm.model.vllm.engine import EngineSizes
+from reason_llm.readers import outside_models
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, LearningSettings
 from reason_llm.train.micro_batches import packed_batches
@@ -562,11 +563,13 @@ def test_a_teacher_of_its_own_is_planned_by_its_config(tmp_path: Path) -> None:
         "teacher": {"model": str(TINY)},
     }  # fmt: skip
     taken = Shape.of(meta_model(ModelSection(path=str(TINY)))).weight_bytes(4, "none", False)
-    lines = {line.name: line for line in plan_only(Config.model_validate(tree)).lines}
+    lines = {
+        line.name: line for line in plan_only(Config.model_validate(tree), outside_models).lines
+    }
     assert lines["teacher"] == memory.Line("teacher", taken, taken, taken)
     tree["teacher"]["model"] = str(tmp_path / "none")
     with pytest.raises(ModelError, match=r"^teacher\.model=.*none does not exist"):
-        plan_only(Config.model_validate(tree))
+        plan_only(Config.model_validate(tree), outside_models)
 
 
 def test_too_little_host_memory_is_refused(tmp_path: Path) -> None:
