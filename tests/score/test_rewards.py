@@ -3,10 +3,8 @@
 import json
 import math
 import threading
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store.metrics import with_means
 from reason_llm.score import Scorer, rewards
-from reason_llm.score.code import Outcome
 from reason_llm.score.custom import CustomReward
 from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import (
@@ -704,41 +701,6 @@ def test_a_file_that_does_not_load_is_named(tmp_path: Path, text: str, problem: 
 def test_a_specification_is_one_reward(spec: dict) -> None:
     with pytest.raises(ValueError, match=r"custom"):
         ScoreSection.model_validate({"rewards": [spec]})
-
-
-@pytest.mark.parametrize("seconds", [None, 2.5])
-def test_options_reach_the_programs_and_the_comparisons(
-    seconds: float | None, custom: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    answers = {"a": Outcome(3, 4, "wrong"), "b": Outcome(4, 4, None), "c": None}
-
-    def seen(*given: Any, stop_early: Any = None) -> Any:
-        asked.append((*given, stop_early))
-        return answers.get(given[1], 0.5)
-
-    programs = SimpleNamespace(sandbox=SimpleNamespace(description="walls"), outcome=seen)
-    monkeypatch.setattr(
-        rewards, "CodeTests", lambda *given: asked.append(given) or nullcontext(programs)
-    )
-    monkeypatch.setattr(rewards, "matches", seen)
-    specs = [
-        {"name": "code_tests"}, {"name": "code_tests_fraction"}, {"name": "think_answer_tags"},
-        {"name": "boxed", "options": {"equality": "value"}}, {"custom": f"{custom}:broken"},
-    ]  # fmt: skip
-    config = {"rewards": specs, "timeout_seconds": seconds, "sandbox": "limits_only"}
-    with Scorer(ScoreSection.model_validate(config), 9) as scorer:
-        assert scorer.descriptions == ["walls"]
-        made: list[Any] = [each.reward.of_one for each in scorer.rewards]
-    assert made[4].__self__.timeout_seconds == (seconds or 60)
-    three = group("a", "b", "c")
-    found = [[made[n](three.prompt, c) for n in (0, 1)] for c in three.completions]
-    assert found == [[0, 0.75], [1, 1], [0, 0]]
-    (marked,) = group("\\boxed{5} <answer>7</answer>").completions
-    assert [made[n](three.prompt, marked) for n in (2, 3)] == [0.5, 0.5]
-    assert asked[:4] == [("limits_only", seconds or 6)] * 2 + [("3", "a", True), ("3", "a", False)]
-    assert asked[-2:] == [("3", "7", seconds or 5, "What?", "form", None),
-                          ("3", "5", seconds or 5, "What?", "value", None)]  # fmt: skip
 
 
 def test_leaving_ends_the_threads() -> None:
