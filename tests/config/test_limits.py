@@ -3,16 +3,15 @@ follows from the options."""
 
 import re
 from dataclasses import fields
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from reason_llm.config import AdapterSection, Config, ModelSection
-from reason_llm.config.algorithms import Algorithm, resolve
+from reason_llm.config import Config
+from reason_llm.config.algorithms import Algorithm
 from reason_llm.config.file import build, leaves
-from reason_llm.config.preferences import PREFERENCES, PreferenceRow, resolve as preference_of
+from reason_llm.config.preferences import PreferenceRow
 from reason_llm.errors import ConfigError
 
 NUMBERS = """
@@ -114,7 +113,6 @@ NOT_WITH_FULL: list[tuple[dict[str, Any], str]] = [
     (SFT | {"sft.condition": "reward"}, "sft.condition=reward"),
     ({"train.ema": 0.9}, "train.ema=0.9"),
 ]
-WEIGHED = "learned_row.correction"
 
 
 @pytest.mark.parametrize(
@@ -247,129 +245,6 @@ def test_a_contradiction_is_refused_and_its_nearest_neighbour_taken(
     assert told in str(refused.value)
     assert not getattr(refused.value, "__notes__", None)
     made(options | change)
-
-
-AT_THE_LIMITS: list[tuple[str, dict[str, Any]]] = [
-    ("grpo", {"dual_clip": 1.01, "delta": 1.21, "max_ratio": 1.0, "correction_floor": 1.99,
-              "clip_low": 1.0, "keep": "top_k", "top_k": 1, "min_reward_std": 0.1}),
-    ("dapo", {"delta": 1.29, "success_range": (0.5, 0.5), "kl": "k3", "kl_coefficient": 0.1}),
-    ("cispo", {"clip_low": 1.0, "credit": "turn", "ratio": "sequence"}),
-    ("gmpo", {"clip_low": 1.5}),
-    ("gspo_token", {"credit": "turn"}),
-    ("gdpo", {"scale": "group"}),
-    ("rloo", {"kl_target": 6.0, "kl_horizon": 9, "kl_reference": "start"}),
-    ("reinforce_pp", {"kl_place": "reward", "scale": "batch"}),
-    ("ppo", {"scale": "none", "kl_place": "loss", "truncated": "leave_out"}),
-    ("opd", {"clip_low": 0.1, "aggregation": "constant"}),
-]  # fmt: skip
-
-
-def test_a_row_takes_what_is_just_within_its_limits() -> None:
-    for name, taken in AT_THE_LIMITS:
-        row = resolve(name, taken)
-        assert {column: getattr(row, column) for column in taken} == taken
-
-
-def test_each_preference_loss_takes_the_columns_that_it_reads() -> None:
-    nll, smooth = "nll_coefficient", "label_smoothing"
-    read = {name: {nll, smooth} for name in ("irpo", "dpo", "cdpo", "rdpo")}
-    read |= {"ipo": {nll, "normalize_length"}, "orpo": {nll}, "simpo": {nll, "margin"}}
-    read |= {"kto": {"desirable_weight", "undesirable_weight"}}
-    assert read.keys() == PREFERENCES.keys()
-    for name, columns in read.items():
-        for column in set.union(*read.values()):
-            value = True if column == "normalize_length" else 0.3
-            if column in columns:
-                assert getattr(preference_of(name, {column: value}), column) == value
-            else:
-                with pytest.raises(ValueError, match=f"preference.{column}={value} would be"):
-                    preference_of(name, {column: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("eval_max_new_tokens", {}, 512),
-        ("eval_max_new_tokens", {"eval.max_new_tokens": 9, "data.eval": "y"}, 9),
-        ("judges_answers", SFT | {"data.eval": "y"}, True),
-        ("first_policy_step", {}, 0),
-        ("policy_optimizer_steps", {"train.epochs": 2, "train.optimizer_steps": 3}, 600),
-        ("policy_optimizer_steps", PPO | {"run.steps": 17, "train.epochs": 3}, 21),
-        ("compares_with_start", START, False),
-        ("compares_with_start", START | {"algorithm.kl_reference": "start"}, True),
-        ("compares_with_start", START | PAIRS, True),
-        ("compares_with_start", START | PAIRS | {"preference.reference": "base"}, False),
-        ("compares_with_start", START | PAIRS | {"preference.name": "simpo"}, False),
-        ("compares_with_start", START | SFT, False),
-        ("roles", PPO | START | {"score.rewards": JUDGED},
-         ["start", "critic", "reward:reward_model"]),
-        ("reward_adapters", SAVED | {"score.rewards": JUDGED}, {}),
-        ("units_per_step", {"sample.prompts_per_step": 3, "sample.completions_per_prompt": 5}, 15),
-        ("units_per_step", SFT | {"train.rows_per_step": 7}, 7),
-        ("run.shards", {}, 1),
-        ("run.shards", {"run.replicas": 1}, 1),
-        ("run.shards", {"run.replicas": "auto"}, 8),
-        ("run.shards", {"run.replicas": 2, "run.shards": 2}, 2),
-        ("run.shards", {"run.samplers": 1}, 8),
-        ("run.shards", STALE, 1),
-        (WEIGHED, {}, "none"),
-        (WEIGHED, STALE, "token_truncate"),
-        (WEIGHED, {"sample.engine": "vllm"}, "token_truncate"),
-        (WEIGHED, {"sample.engine": "vllm", "sample.top_p": 0.9}, "none"),
-        (WEIGHED, SAVED, "token_truncate"),
-        (WEIGHED, SAVED | {"sample.top_p": 0.9}, "token_truncate"),
-        (WEIGHED, SAVED | {"algorithm.correction": "none"}, "none"),
-        (WEIGHED, SAVED | {"algorithm.correction": "token_mask"}, "token_mask"),
-        *((WEIGHED, STALE | {"algorithm.name": name}, "sequence_truncate")
-          for name in ("gspo", "gspo_token", "luspo")),
-        ("prompting_reward", {}, "boxed"),
-        ("prompting_reward", {"stage": "sample"}, "boxed"),
-        ("prompting_reward", {"score.rewards": ["think_answer_tags"]}, "think_answer_tags"),
-        *(("prompting_reward", {"stage": name}, "") for name in ("sft", "reward", "pretrain")),
-        ("prompting_reward", SFT | {"data.eval": "y"}, "boxed"),
-        ("data.form", {}, "problems"),
-        ("data.form", SFT, "demonstrations"),
-        ("data.form", {"stage": "pretrain"}, "texts"),
-        ("data.form", {"stage": "reward"}, "preferences"),
-        ("data.form", KTO, "labels"),
-        ("learns_pairs", KTO, False),
-        ("compares_with_start", PPO, False),
-        ("compares_with_start", PPO | START, True),
-        *(("is_off_policy", each, each != {}) for each in ({}, SAVED, STALE, REPLAYED)),
-        ("run.buffer_path", {}, Path("data/buffer.json")),
-        ("run.buffer_path", {"run.buffer": "b.json"}, Path("b.json")),
-        ("teacher_model", TEACHER | {"teacher.quantize": "nf4", "model.dtype": "bfloat16",
-                                     "model.context_tokens": 600, "model.adapter.rank": 9},
-         ModelSection(path="m", dtype="bfloat16", quantize="nf4", context_tokens=600,
-                      adapter=AdapterSection(rank=1))),
-        ("teacher_model", SERVED, None),
-        ("roles", OPD | {"teacher.adapter": "a"}, ["teacher"]),
-        ("prompting_reward", {"score.rewards": [{"name": "boxed", "label": "mine"}]}, "boxed"),
-        ("reward_adapters", SFT | {"data.eval": "y", "score.rewards": JUDGED}, {}),
-        ("turn_weight", PLAYED | TURN | {"score.rewards": ["boxed", GIVEN | {"weight": 0.5}]}, 0.5),
-        ("turn_weight", PLAYED | TURN | {"score.rewards": [
-            "boxed", "environment", GIVEN | {"options": {"name": "length"}}]}, 1.0),
-        ("turn_weight", PLAYED | {"score.rewards": ["boxed", GIVEN]}, 0.0),
-        *(("model.adapter.adapts_head", {"model.adapter.targets": targets}, found)
-          for targets, found in ((["q_proj"], False), (["q_proj", "lm_head"], True),
-                                 ("all-linear", False), ("lm_.*", True), ("(", False))),
-        *(("sft.condition_target", SFT | {"sft.condition": way, "sft.condition_target": told}, told)
-          for way, told in (("bins", "0"), ("bins", "4"), ("reward", "-1.50"))),
-        ("run.name", {"run.name": "é" * 50}, "é" * 50),
-        *((f"learned_row.{name}", options, found) for name, options, found in (
-            ("needs_group", {"algorithm.name": "pg"}, False),
-            ("needs_group", {"algorithm.name": "pg", "algorithm.scale": "group"}, True),
-            ("needs_group", {"algorithm.name": "pg", "algorithm.dynamic_sampling": 2}, True),
-            ("needs_group", {"algorithm.name": "rloo"}, True),
-            *(("compares_rewards_in_groups", row | {"algorithm.dynamic_sampling": 2}, not row)
-              for row in ({}, PPO, TEACHER)),
-        )),
-        ("roles", TEACHER, []),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_follows_from_the_options(name: str, options: dict[str, Any], expected: Any) -> None:
-    assert attrgetter(name)(made(options)) == expected
 
 
 @pytest.mark.parametrize(
