@@ -144,26 +144,27 @@ def test_a_reward_model_that_is_another_one_is_written_again(tmp_path: Path) -> 
     run = config.run.directory / "rm"
     job, before = prepare(config, SILENT), tree_of(run)
     assert job.finished(Lines()) is not None
-    for folder in ("adapter", "adapter_best", "adapter_ema"):
-        for name in ("score.safetensors", "reward.json", "adapter_config.json"):
-            shutil.copytree(run / folder, tmp_path / "kept")
-            content = before[f"{folder}/{name}"]
-            with replacing_folder(run / folder) as beside:
-                for file in (tmp_path / "kept").glob("[!d]*"):
-                    shutil.copyfile(file, beside / file.name)
-                if name == "reward.json":
-                    value = orjson.loads(content) | {"mean": 7.0}
-                    del value["sha256"]
-                    content = sealed(orjson.dumps(value))
-                elif name == "adapter_config.json":
-                    content = content.replace(b'"lora_alpha": 16', b'"lora_alpha": 18')
-                else:
-                    content = content[:-1] + bytes([content[-1] ^ 1])
-                assert content != before[f"{folder}/{name}"]
-                (beside / name).write_bytes(content)
-            assert job.finished(Lines()) is None, (folder, name)
-            shutil.rmtree(run / folder)
-            (tmp_path / "kept").rename(run / folder)
+    pairs = {"adapter": "score.safetensors", "adapter_best": "reward.json",
+             "adapter_ema": "adapter_config.json"}  # fmt: skip
+    for folder, name in pairs.items():
+        shutil.copytree(run / folder, tmp_path / "kept")
+        content = before[f"{folder}/{name}"]
+        with replacing_folder(run / folder) as beside:
+            for file in (tmp_path / "kept").glob("[!d]*"):
+                shutil.copyfile(file, beside / file.name)
+            if name == "reward.json":
+                value = orjson.loads(content) | {"mean": 7.0}
+                del value["sha256"]
+                content = sealed(orjson.dumps(value))
+            elif name == "adapter_config.json":
+                content = content.replace(b'"lora_alpha": 16', b'"lora_alpha": 18')
+            else:
+                content = content[:-1] + bytes([content[-1] ^ 1])
+            assert content != before[f"{folder}/{name}"]
+            (beside / name).write_bytes(content)
+        assert job.finished(Lines()) is None, (folder, name)
+        shutil.rmtree(run / folder)
+        (tmp_path / "kept").rename(run / folder)
     assert job.finished(Lines()) is not None
 
 

@@ -18,21 +18,11 @@ from pydantic import BaseModel
 
 from conftest import ROOT
 from option_runs import (
-    BINS,
-    DPO,
-    EVAL,
     FULL,
-    KL,
     OFF,
-    OPD,
-    PPO,
-    REWARD,
-    RM,
     SFT,
     SMALL,
-    STALE,
     STEPS,
-    TURNS,
     config_of_case,
     make_folder,
 )
@@ -43,37 +33,16 @@ from reason_llm.model import base
 from reason_llm.run import Progress, Record, Watch
 from reason_llm.run.store import metrics
 
-
-def row(name: str, **columns: Any) -> dict[str, Any]:
-    """A row of the algorithm table, over rollouts of several optimizer steps."""
-    return OFF | {"algorithm": {"name": name, **columns}}
-
-
-LOUD = SMALL | {"data__template": "{folder}/template.jinja"}
-FAILS = SMALL | {"score__rewards": [REWARD | {"custom": "{folder}/reward.py:fails"}]}
-TAGS = SMALL | {"score__rewards": [{"name": "think_answer_tags"}]}
-OTHER_TEACHER = OPD | {"teacher__adapter": None, "teacher__prompt": "Think. {prompt}"}
-MODEL_TEACHER = OPD | {"teacher__adapter": None, "teacher__model": "{folder}/model"}
-PAYS = TURNS | {"sample__environment": "{folder}/reward.py:Pays"}
-JUDGED_BINS = BINS | {
-    "data__eval": "{folder}/held_out.jsonl", "score__rewards": [{"name": "boxed"}],
-}  # fmt: skip
 CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (SMALL, "run.seed", 1, "prompts"),
     (SMALL, "run.steps", 2, "files"),
-    (SMALL, "run.epochs", 0.1, "files"),
-    (SMALL, "run.from_buffer", "{folder}/buffers", "files"),
     (STEPS | {"run__keep_checkpoints": 3}, "run.save_every", 2, "files"),
     (STEPS, "run.keep_checkpoints", 1, "files"),
-    (EVAL, "run.keep_best", False, "files"),
-    (SMALL, "run.keep_buffers", "none", "files"),
     (STEPS, "run.keep_buffers_gib", 1e-9, "files"),
-    (STEPS, "run.max_staleness", 1, "files"),
     (SMALL, "run.shards", 2, "rollouts"),
     (SMALL, "model.path", "{folder}/model", "rollouts"),
     (SMALL, "model.dtype", "bfloat16", "rollouts"),
     (SMALL, "model.quantize", "nf4", "rollouts"),
-    (SMALL, "model.start", "{folder}/start", "files"),
     (SMALL, "model.attention", "eager", "rollouts"),
     (SMALL | {"model__adapter": {}}, "model.train", "full", "files"),
     (FULL, "model.trainable", ".*mlp.*", "learned"),
@@ -82,44 +51,11 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (SMALL, "model.adapter.rslora", True, "learned"),
     (SMALL, "model.adapter.dropout", 0.5, "learned"),
     (SMALL, "model.adapter.targets", ["q_proj"], "learned"),
-    (SMALL, "data.train", "{folder}/held_out.jsonl", "prompts"),
-    (SMALL, "data.order", "informative", "prompts"),
-    (SMALL, "data.columns.prompt", "other", "prompts"),
-    (SMALL, "data.columns.answer", "other", "prompts"),
-    (SMALL, "data.columns_of", {"{folder}/sums.jsonl": {"prompt": "other"}}, "prompts"),
-    (SMALL, "data.preprocess", "{folder}/reward.py:louder", "prompts"),
-    (SMALL, "data.limit", 8, "prompts"),
-    (SMALL | {"data__train": "{folder}/broken.jsonl"}, "data.on_bad_row", "skip", "files"),
-    (SMALL, "data.system_prompt", "Add them up, please.", "prompts"),
-    (SMALL, "data.template", "{folder}/template.jinja", "prompts"),
-    (LOUD, "data.template_arguments", {"loud": True}, "prompts"),
-    (EVAL | {"eval": {}}, "data.eval", None, "files"),
-    (SMALL, "data.max_prompt_tokens", 16, "prompts"),
-    (SFT, "data.max_tokens", 40, "learned"),
-    (SMALL, "data.pass_rate", {"column": "rate", "min": 0.5}, "prompts"),
-    (SMALL, "data.pass_rate", {"column": "rate", "max": 0.5}, "prompts"),
-    (SMALL, "data.deduplicate", True, "prompts"),
-    (EVAL, "data.contamination", "drop", "prompts"),
     (SMALL, "sample.prompts_per_step", 3, "prompts"),
     (SMALL, "sample.completions_per_prompt", 3, "rollouts"),
     (SMALL, "sample.max_new_tokens", 8, "rollouts"),
     (SMALL, "sample.temperature", 0.5, "rollouts"),
-    (SMALL, "sample.top_p", 0.5, "rollouts"),
     (SMALL, "sample.top_k", 2, "rollouts"),
-    (SMALL, "sample.min_p", 0.5, "rollouts"),
-    (SMALL, "sample.stop", ["1"], "rollouts"),
-    (SMALL, "sample.environment", "{folder}/reward.py:Asks", "prompts"),
-    (TURNS, "sample.turns", 2, "rollouts"),
-    (TURNS, "sample.turn_tokens", 4, "rollouts"),
-    (TURNS, "sample.reply_tokens", 8, "rollouts"),
-    (SMALL, "score.rewards", [REWARD | {"weight": 2}], "scores"),
-    (FAILS, "score.on_error", "zero", "files"),
-    (OFF, "algorithm.name", "gspo", "learned"),
-    (KL, "algorithm.kl_reference", "start", "learned"),
-    (STALE, "algorithm.correction", "none", "learned"),
-    (row("grpo"), "algorithm.min_reward_std", 0.2, "advantages"),
-    (TAGS, "algorithm.dynamic_sampling", 3, "prompts"),
-    (PAYS, "algorithm.credit", "turn", "learned"),
     (SMALL, "train.learning_rate", 1e-3, "learned"),
     (OFF, "train.schedule", "linear", "learned"),
     (OFF | {"train__schedule": "polynomial"}, "train.schedule_options", {"power": 3.0}, "learned"),
@@ -127,7 +63,6 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (SMALL, "train.optimizer", "adafactor", "adapter"),
     (SMALL, "train.optimizer", "muon", "adapter"),
     (SMALL, "train.weight_decay", 0.5, "adapter"),
-    (SMALL, "train.ema", 0.5, "files"),
     (SFT, "train.rows_per_step", 8, "learned"),
     (SMALL, "train.epochs", 2, "learned"),
     (SMALL, "train.optimizer_steps", 2, "learned"),
@@ -135,81 +70,57 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (SMALL, "train.micro_batch_tokens", 256, "learned"),
     (SMALL, "train.packing", "padded", "learned"),
     (SMALL, "train.max_grad_norm", 1e-3, "adapter"),
-    (EVAL | {"run__steps": 3}, "eval.every", 2, "files"),
-    (EVAL, "eval.sets", {"again": "{folder}/held_out.jsonl"}, "evaluated"),
-    (SFT, "eval.rows", None, "files"),
-    (EVAL, "eval.limit", 2, "evaluated"),
-    (EVAL | {"run__steps": 4}, "eval.patience", 1, "files"),
-    (EVAL, "eval.samples", 2, "evaluated"),
-    (EVAL, "eval.max_new_tokens", 2, "evaluated"),
-    (EVAL, "eval.keep_completions", False, "files"),
-    (PPO, "critic.updates", 2, "learned"),
-    (PPO, "critic.warmup_steps", 0, "learned"),
-    (PPO, "critic.start", "{folder}/judge", "learned"),
-    (OPD, "teacher.adapter", "{folder}/judge", "learned"),
-    (OTHER_TEACHER, "teacher.model", "{folder}/model", "learned"),
-    (MODEL_TEACHER, "teacher.quantize", "nf4", "learned"),
-    (OPD, "teacher.prompt", "Think. {prompt}", "learned"),
-    (OPD, "teacher.coefficient", 0.1, "learned"),
-    (SFT, "sft.aggregation", "sequence_mean", "learned"),
-    (BINS, "sft.condition", "reward", "learned"),
-    (BINS, "sft.condition_bins", 2, "learned"),
-    (BINS, "sft.condition_text", "{reward}: {input}", "learned"),
-    (JUDGED_BINS, "sft.condition_target", "0", "evaluated"),
-    (RM | {"run__steps": 2}, "reward.centering", 1.0, "adapter"),
-    (RM | {"data__train": "{folder}/margins.jsonl"}, "reward.margin", False, "learned"),
-    (DPO, "preference.name", "ipo", "learned"),
-    (DPO | {"model__start": "{folder}/start"}, "preference.reference", "base", "files"),
 ]
 ELSEWHERE = {
-    "data.date": "tests/run/test_dates.py",
     "stage": "tests/end_to_end/test_stages.py",
+    "data.": "tests/data",
+    "score.": "tests/score",
+    "algorithm.": "tests/train",
+    "preference.": "tests/train",
+    "critic.": "tests/train",
+    "sft.": "tests/train",
+    "reward.": "tests/train",
+    "teacher.": "tests/run/test_teacher_model.py",
+    "eval.": "tests/run/test_eval_samples.py",
+    "memory.": "tests/model/plan",
+    "log.": "tests/end_to_end/test_console.py",
     "run.name": "names the folder where every case looks",
     "run.directory": "the same",
     "run.buffer": "tests/run/test_buffers_apart.py",
     "run.resume": "tests/end_to_end/test_resume.py",
+    "run.from_buffer": "tests/end_to_end/test_saved_rollouts.py",
+    "run.keep_best": "tests/run/test_best.py",
+    "run.keep_buffers": "tests/run/test_archive.py",
+    "run.epochs": "tests/run/test_run_options.py",
+    "run.max_staleness": "tests/end_to_end/test_staleness.py",
     "run.ray": "tests/end_to_end/test_replicas.py",
     "run.replicas": "tests/end_to_end/test_replicas.py",
     "run.samplers": "tests/end_to_end/test_staleness.py",
     "run.sum": "tests/end_to_end/test_replicas.py",
+    "model.start": "tests/end_to_end/test_stages.py",
     "model.context_tokens": "refuses what is longer: tests/data/test_load.py",
     "model.trust_remote_code": "tests/end_to_end/test_untrusted.py",
     "model.allow_pickle": "tests/end_to_end/test_untrusted.py",
     "model.backend": "of a GPU",
     "model.deterministic": "of a GPU",
     "model.adapter.target_parameters": "of mixtures: tests/end_to_end/test_families.py",
-    "train.router_aux_loss_coef": "of mixtures: tests/model/test_routing.py",
-    "train.router_replay": "of mixtures: tests/model/test_routing.py",
-    **dict.fromkeys(
-        [
-            f"teacher.{name}"
-            for name in ("url", "tokenizer", "timeout_seconds", "retries", "key_env")
-        ],
-        "of a server: tests/run/test_teacher_service.py",
-    ),
-    "data.form": "tests/data/test_forms.py",
-    **dict.fromkeys(
-        [f"data.columns.{name}" for name in ("choices", "ignore", "system")],
-        "tests/data/test_row_readings.py",
-    ),
-    "data.split": "of the Hub: tests/data/test_load.py",
     "sample.engine": "of vLLM: tests/model/vllm",
+    "sample.stop": "tests/sample/test_transformers_sampler.py",
+    "sample.top_p": "tests/end_to_end/test_training.py",
+    "sample.min_p": "tests/end_to_end/test_training.py",
     "sample.prompts_per_wave": "when the buffer is written: tests/run/test_collect.py",
+    "sample.environment": "tests/sample/test_turns.py",
+    "sample.turns": "tests/sample/test_turns.py",
+    "sample.turn_tokens": "tests/sample/test_turns.py",
+    "sample.reply_tokens": "tests/sample/test_turns.py",
     "sample.tool_calls_per_turn": "tests/sample/test_turns.py",
     "sample.environment_seconds": "tests/sample/test_turns.py",
-    "score.sandbox": "tests/score/code",
-    "score.timeout_seconds": "tests/score/test_rewards.py",
+    "train.ema": "tests/end_to_end/test_training.py",
     "train.gradient_checkpointing": "memory alone: tests/model/plan",
-    "memory.budget_gib": "tests/model/plan",
-    "memory.host_gib": "tests/model/plan",
-    "log.console": "tests/end_to_end/test_console.py",
-    "log.project": "tests/app/test_trackers.py",
-    "log.trackers": "tests/app/test_trackers.py",
+    "train.router_aux_loss_coef": "of mixtures: tests/model/test_routing.py",
+    "train.router_replay": "of mixtures: tests/model/test_routing.py",
 }
-
-
-TABLES = ("algorithm.", "preference.", "critic.")
-"""Their columns reach the losses as one row or section; tests/train holds each to its equation."""
+"""Options, or whole sections, that other tests hold; each file there must exist."""
 FEW_TARGETS = {"model__adapter__targets": ["q_proj", "up_proj"]}
 """They take less time; an adapter to begin from has its own."""
 BEFORE_LEARNING = ["prompts", "rollouts", "scores", "advantages"]
@@ -336,5 +247,6 @@ def test_every_option_is_here_or_named() -> None:
     assert sorted(named & ELSEWHERE.keys()) == []
     paths = [part for text in ELSEWHERE.values() for part in text.split() if "/" in part]
     assert [path for path in paths if not (ROOT / path).exists()] == []
+    sections = tuple(name for name in ELSEWHERE if name.endswith("."))
     left = {*leaves(Config)} - named - ELSEWHERE.keys()
-    assert sorted(option for option in left if not option.startswith(TABLES)) == []
+    assert sorted(option for option in left if not option.startswith(sections)) == []
