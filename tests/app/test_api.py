@@ -1,14 +1,12 @@
 """``reason_llm.train`` and the other public names, called from a program."""
 
 import copy
-import importlib
 import logging
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +15,8 @@ import transformers
 import reason_llm
 import reason_llm.app.training  # what is imported later may set up loggers of its own
 from conftest import ROOT
-from reason_llm.app import export as exporting
 from reason_llm.app.api import _config
-from reason_llm.config import CommandLine, Config, file as config_file
+from reason_llm.config import Config, file as config_file
 from reason_llm.errors import ConfigError, Stopped
 from reason_llm.train import losses
 
@@ -88,36 +85,6 @@ def test_train_twice_then_evaluate_and_export(
     parity = reason_llm.export(run, tmp_path / "merged", dtype="float32")
     assert parity is not None
     assert (tmp_path / "merged" / "model.safetensors").exists()
-
-
-def test_export_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[exporting.Request] = []
-    monkeypatch.setattr(exporting, "export", lambda request, console: asked.append(request))
-    reason_llm.export(
-        "run", "out", base="b", which="best", adapter_only=True, dtype="float32", max_shard_gib=1,
-        rollouts="r", push="p", gguf="g",
-    )  # fmt: skip
-    given = (Path("run"), Path("out"), "b", True, "float32", 1 << 30, Path("r"), "p", "g", "best")
-    assert asked == [exporting.Request(*given)]
-
-
-def test_evaluate_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, module = list[CommandLine](), importlib.import_module("reason_llm.evaluate")
-    request = SimpleNamespace(config=Config.model_validate({"data": {"train": "x"}}))
-    monkeypatch.setattr(module, "make_request", lambda line: asked.append(line) or request)
-    monkeypatch.setattr(module, "run_evaluation", lambda request, console: {})
-    reason_llm.evaluate(
-        "run", sets=["a", "b"], k=3, model="m", compare="base", which="best", out="o",
-        generate_only=True, rewards=["boxed"], overrides={"eval.limit": 5},
-    )  # fmt: skip
-    reason_llm.evaluate(Path("run"), sets="a")
-    values = {"model": ["m"], "compare": ["base"], "which": ["best"], "out": ["o"], "k": ["3"]}
-    options = {"eval.limit": 5, "score.rewards": ["boxed"]}
-    usual = {"which": ["last"], "k": ["0"], "sets": ["a"]}
-    assert asked == [
-        CommandLine("run", options, {"generate-only"}, values | {"sets": ["a", "b"]}),
-        CommandLine("run", {}, set(), usual),
-    ]
 
 
 def test_what_is_given_stays_as_it_is() -> None:

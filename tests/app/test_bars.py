@@ -8,14 +8,12 @@ import pty
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console as RichConsole, ConsoleOptions
 
 from conftest import ROOT
 from hostile import HOSTILE
@@ -46,18 +44,6 @@ class Tty(io.StringIO):
     @property
     def rows(self) -> list[str]:
         return rows_of(self.getvalue(), WIDTH)
-
-
-class Held:
-    """A word whose printing is held where its place is known and nothing is written yet."""
-
-    def __init__(self) -> None:
-        self.is_held, self.goes_on = threading.Event(), threading.Event()
-
-    def __rich_console__(self, console: RichConsole, options: ConsoleOptions):
-        self.is_held.set()
-        assert self.goes_on.wait(600)
-        yield "a word"
 
 
 @pytest.fixture
@@ -158,23 +144,6 @@ def test_lines_and_warnings_stand_above_and_the_bars_leave_nothing(tty: Tty) -> 
     assert joined.endswith("printeda linethe last line")
     assert r"\x1b]0;owned\x07" in joined
     assert all(c.isprintable() for c in ALLOWED.sub("", tty.getvalue()))
-
-
-def test_a_line_that_meets_a_refresh_of_another_thread_erases_nothing(tty: Tty) -> None:
-    """rich knows the place of a line before it writes it, and a phase begins in between."""
-    held = Held()
-    console = tty.console()
-    console.line("before")
-    with console.run(begun()):
-        thread = threading.Thread(target=console._rich.print, args=(held,))
-        thread.start()
-        assert held.is_held.wait(600)
-        with console.phase("learning", 3):
-            held.goes_on.set()
-            thread.join()
-            assert tty.rows[:2] == ["before", "a word"]
-            assert [words(row)[:10] for row in tty.rows[2:]] == ["learning |", "step | 0/9"]
-    assert tty.rows == ["before", "a word"]
 
 
 @pytest.mark.parametrize("no_color", [True, False])

@@ -1,7 +1,6 @@
 """Options: files, overrides, and every kind of mistake as one line."""
 
 import re
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from reason_llm.config.command_line import read_command_line
 from reason_llm.config.file import build, changes, leaves, load, to_yaml, unknown_key
 from reason_llm.config.other_names import equivalents
 from reason_llm.config.sections import CHANGES
-from reason_llm.errors import ConfigError, ReasonError
+from reason_llm.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -66,125 +65,6 @@ def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureF
 X = "data: {train: x}\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (
-            f"{X}train: {{lerning_rate: 1}}",
-            "'train.lerning_rate'; did you mean train.learning_rate?",
-        ),
-        (f"{X}train: {{learning_rat: 1}}", "did you mean train.learning_rate?"),
-        (f"{X}train: {{warmup_ratio: 0.1}}", "TRL is train.warmup_steps here"),
-        (f"{X}trian: {{learning_rate: 1}}", "did you mean train?"),
-        ("data: {trian: x}", "did you mean data.train?"),
-        (f"{X}steps: 3", "'steps'; did you mean run.steps?"),
-        ("run: {steps: 3}", "data.train is missing"),
-        (f"{X}run: 3", "run=3 must be a section, {option: value}"),
-        (f"{X}run: {{steps: many}}", "run.steps='many' must be a valid integer"),
-        (f"{X}run: {{steps: true}}", "run.steps=True"),
-        (f"{X}run: {{steps: 0}}", "run.steps=0 must be greater than or equal to 1"),
-        (f"{X}train: {{learning_rate: .nan}}", "learning_rate=nan"),
-        (f"{X}sample: {{temperature: .inf}}", "must be less than or equal to 100"),
-        (f"{X}train: {{micro_batch_tokens: lots}}", "micro_batch_tokens='lots'"),
-        (f"{X}run: {{name: ../up}}", "run.name='../up' must be one plain folder name"),
-        (f'{X}run: {{name: "a\\tb"}}', "must be one plain folder name"),
-        (f"{X}run: {{name: {'é' * 51}}}", "must be one plain folder name of at most 100 bytes"),
-        (
-            f"{X}run: {{steps: {'x' * 200}}}",
-            f"run.steps='{'x' * 199}… must be a valid integer; run",
-        ),
-        *(
-            (f"{X}run: {{{name}: {path}}}", f"run.{name}=")
-            for name in ("directory", "buffer")
-            for path in ("/", ".", '"a\\tb"')
-        ),
-        (f"{X}eval: {{limit: x}}", "eval.limit takes INT|null: Take only"),
-        (f"{X}algorithm: {{name: grpoo}}", "algorithm.name='grpoo' is none of pg, grpo, dapo"),
-        (f"{X}algorithm: {{clip_low: 5}}", "my_run.yaml: algorithm.clip_low=5.0"),
-        (f"{X}algorithm: {{name: dapo, kl_coefficient: 0.1}}", "kl_coefficient=0.1 would be"),
-        (f"{X}score: {{rewards: []}}", "score.rewards"),
-        (f"{X}score: {{rewards: [{{name: boxed}}, {{name: boxed}}]}}", "twice"),
-        (
-            f"{X}score: {{rewards: [{{custom: 'my.py:reward'}}]}}",
-            "score/reward is a metric of its own; rename the function reward",
-        ),
-        (
-            f"{X}score: {{rewards: [{{nam: boxed}}]}}",
-            "score.rewards.0.nam'; score.rewards takes LIST: List of {name, weight, options}",
-        ),
-        (f"{X}score: {{rewards: [3]}}", "score.rewards.0=3"),
-        (f"{X}score: {{rewards: [{{weight: x}}]}}", "score.rewards.0.weight='x' must be"),
-        (f"{X}score: {{rewards: [{{name: reward_model}}]}}", "'path' of reward_mo"),
-        (f"{X}eval: {{sets: {{a/b: x}}}}", "eval.sets='a/b' must match pattern '^[A-Za-z0-9]"),
-        ("data: {train: 5}", "data.train=5 must be a valid string; data.train takes"),
-        ("data: {train: []}", "data.train=[]"),
-        ("data: {train: [{weight: 1}]}", "data.train.0.source is missing"),
-        ("data: {train: [{source: a, wieght: 1}]}", "data.train.0.wieght"),
-        ("data: {train: [a, {source: a}]}", "names a twice"),
-        ("data: {train: x, eval: 3}", "data.eval=3 must be a valid string"),
-        ("data: {train: x, contamination: no}", "data.contamination"),
-        ("data: {train: x, form: sft}", "data.form='sft' is none of problems, prompts, demonstra"),
-        (f"{X}stage: [rl]", "stage=['rl']"),
-        ("stage:", "stage="),
-        ("data: [", "my_run.yaml is not valid YAML"),
-        ("- 1", "holds list"),
-        ("", "holds NoneType"),
-    ],
-)
-def test_a_mistake_is_one_line_with_key_and_value(text: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, text))
-    message = str(caught.value)
-    assert told in message
-    assert not re.search(r"\n|[Ii]nput should|pydantic|Section|Spec|valid dict|instance", message)
-
-
-TEN = """
-run: {steps: many, name: ../up}
-model: {quantize: int4}
-data: {trian: x}
-sample: {temperature: 0, completions_per_prompt: 0}
-score: {rewards: [3, {name: boxed, weight: x}]}
-train: {lerning_rate: 1}
-log: {trackers: wandbb}
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (TEN, ["unknown key 'data.trian'; did you mean data.train?", "'train.lerning_rate'",
-               "run.name='../up'", "run.steps='many'", "model.quantize='int4'", "temperature=0",
-               "completions_per_prompt=0", "score.rewards.0=3", "score.rewards.1.weight='x'",
-               "log.trackers.0='wandbb'"]),
-        # Options that contradict each other, and what only a section or the whole can tell.
-        ("data: {train: x}\nstage: sft\nsample: {temperature: 0}\nalgorithm: {top_k: 3}\n"
-         "run: {from_buffer: a}\ntrain: {optimizer_steps: 99}\ncritic: {gamma: 0.5}\n",
-         ["sample.temperature=0", "algorithm.top_k=3", "the critic section", "run.from_buffer=a",
-          "train.optimizer_steps=99"]),
-        # No mistake that is only there for want of another option.
-        ("data: {train: x}\nrun: {steps: many}\ntrain: {warmup_steps: 100}\n", ["run.steps="]),
-        ("data: {train: x}\nalgorithm: {name: gropo}\nsample: {completions_per_prompt: 1}\n",
-         ["'gropo'"]),
-        ("data: {train: [{source: a, weight: x}, {wieght: 1}]}\neval: {every: x}\n",
-         ["wieght'", "data.train.0.weight='x'", "data.train.1.source is missing", "eval.every"]),
-    ],
-)  # fmt: skip
-def test_all_mistakes_are_told_at_once(text: str, told: list[str], tmp_path: Path) -> None:
-    path, mistakes = write(tmp_path, text), list[ReasonError]()
-    with pytest.raises(ConfigError) as caught:
-        load(path)
-    lines = [str(caught.value), *getattr(caught.value, "__notes__", ())]
-    assert len(lines) == len(told), "\n".join(lines)
-    for part in told:
-        assert sum(part in line for line in lines) == 1, part
-    assert not any("\n" in line for line in lines)
-    with suppress(ConfigError):  # where nothing is left
-        left = load(path, {}, mistakes)
-        assert list(map(str, mistakes)) == lines
-        assert left.data.train == "x" and left.run.steps == 100
-
-
 def test_what_is_given_in_python_stays_as_it_is() -> None:
     weighted = {"name": "boxed", "weight": "x"}
     given: list[Any] = [3, weighted]
@@ -203,44 +83,6 @@ def test_all_wrong_arguments_are_told_at_once() -> None:
 def test_a_config_that_is_not_there_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*quickstart\.yaml"):
         load(ROOT / "configs" / "quickstrat.yaml")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--train.lerning_rate", "1"], "--train.learning_rate"),
-        (["--learning_rate", "1"], "--train.learning_rate"),
-        (["--run.steps"], "expected one argument"),
-        (["--run.steps", "["], "not valid YAML"),
-        (["a.yaml", "b.yaml"], "b.yaml"),
-        (["--run.steps", "ten"], "command line: run.steps='ten'"),
-        (["--score.rewards", "[{nam: boxed}]"], "command line: unknown key 'score.rewards.0.nam'"),
-        # Names of other trainers, for which nothing here is nearly the same.
-        (["--num_generations", "8"], "TRL is --sample.completions_per_prompt here"),
-        (["--algorithm.beta", "0"], "TRL is --algorithm.kl_coefficient here (with algorithm.kl=k3"),
-        (["--train.lr", "1"], "'--train.lr'; lr of verl is --train.learning_rate here"),
-        (["--max-completion-length=9"], "TRL is --sample.max_new_tokens here"),
-        (["--vllm_gpu_memory_utilization", "0.9"], "has no option here: leave it out; memory"),
-        (["--warmup_ratio", "0.1"], "is --train.warmup_steps here (optimizer steps: the ratio"),
-        (["actor_rollout_ref.rollout.n=8"], "rollout.n of verl is --sample.completions_per_prompt"),
-        (["train.learning_rate=1e-5"], "is no config file; write --train.learning_rate 1e-5"),
-        (["--algorithm.lorem_ipsum", "0"], "'--algorithm.lorem_ipsum'; see --help"),
-        (["--trian.learning_rate", "1"], "did you mean --train.learning_rate?"),
-        (["--algorithm.name", "gropo"], "opd; did you mean grpo?"),
-        (["--train.gradient_checkpointing", "offlaod"], "takes; did you mean offload?"),
-        (["--algorithm.clip_low", "5"], "command line: algorithm.clip_low=5.0 is above 1"),
-        (["--sample.completions_per_prompt", "1"], "command line: sample.completions_per_prompt=1"),
-        (["--score.rewards", "3"], "command line: score.rewards=3 must be a valid list"),
-        (["--eval.sets.mine", "x"], "did you mean --eval.sets?"),
-        (["--run.step", "3"], "did you mean --run.steps?"),
-        (["--modl", "x"], "did you mean --teacher.model?"),  # a section takes no value
-    ],
-)
-def test_a_wrong_argument_is_one_line(arguments: list[str], named: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse(*arguments)
-    assert named in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_several_training_and_evaluation_sets(tmp_path: Path) -> None:

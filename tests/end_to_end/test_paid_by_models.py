@@ -22,11 +22,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from conftest import ROOT, TINY, small_config
 from reason_llm.app.console import Console
 from reason_llm.app.export import Request, export
-from reason_llm.app.report import alarms
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config, file as config_file
-from reason_llm.errors import ConfigError, ReasonError, RewardError
+from reason_llm.errors import ReasonError, RewardError
 from reason_llm.files import MANIFEST, read_object
 from reason_llm.loop import train
 from reason_llm.rollout import Completion, Group
@@ -35,7 +34,7 @@ from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import metrics
 from reason_llm.run.store.document import read_document
 from reason_llm.run.watch import SILENT
-from reward_runs import by_form, by_length, reward_config
+from reward_runs import by_form, reward_config
 
 ALARM = "The reward model goes by length"
 
@@ -88,19 +87,6 @@ def test_the_average_has_the_scale_of_its_own_scores(tmp_path: Path) -> None:
     (last, average), (later, later_average) = scales
     assert average["std"] == pytest.approx(last["std"], rel=1e-4)
     assert 0 < later_average["std"] < 0.9 * later["std"]
-
-
-@pytest.mark.long
-def test_length_alone_raises_the_alarm(tmp_path: Path) -> None:
-    train(reward_config(tmp_path, "long", by_length, 6))
-    folder = tmp_path / "runs" / "long"
-    records = metrics.read(folder)
-    assert records[-1]["eval/pair_accuracy"] >= 0.9
-    found = examine(read_run(folder, "long")).findings
-    assert found[ALARM].state == "alarm"
-    assert "in none of them" in found[ALARM].text
-    assert [title for title, each in found.items() if each.state == "alarm"] == [ALARM]
-    assert ALARM in alarms.ALARMS
 
 
 def paid(folder: Path, models: list[dict[str, Any]], name: str = "rl") -> Config:
@@ -197,7 +183,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("call", [1, 3])
 def test_stopped_while_scoring_it_goes_on_to_the_same_bits(
     call: int,
     form: Path,
@@ -205,7 +191,7 @@ def test_stopped_while_scoring_it_goes_on_to_the_same_bits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a model was asked: the first step's first and second, and the second step's first."""
+    """After a model was asked: the first step's first, and the second step's first."""
     config = paid(tmp_path, [model(form / "adapter", "a", "fixed"), model(form / "adapter", "b")])
     real, asked = RewardModels.scores, []
 
@@ -228,7 +214,7 @@ def test_stopped_while_scoring_it_goes_on_to_the_same_bits(
     monkeypatch.setattr(RewardModels, "scores", counted)
     train(config)
     assert bits(tmp_path) == uninterrupted
-    assert "".join(again) == {1: "abab", 2: "bab", 3: "ab"}[call]  # the buffer kept the others
+    assert "".join(again) == {1: "abab", 3: "ab"}[call]  # the buffer kept the others
 
 
 @pytest.mark.faults
@@ -361,27 +347,3 @@ def test_a_head_that_is_missing_in_the_file_is_not_made_up(exported: Path, tmp_p
     save_file(weights, bad / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ReasonError, match=r"lack score\.weight"):
         train(paid(tmp_path, [model(bad, "own")]))
-
-
-@pytest.mark.long
-def test_commands_that_write_answers_refuse_it(form: Path, tmp_path: Path) -> None:
-    from reason_llm.app.chat import find_subject
-    from reason_llm.app.rescore import rescore
-    from reason_llm.config.command_line import CommandLine
-    from reason_llm.evaluate.request import make_request
-
-    for path in (form, form / "adapter"):
-        with pytest.raises(ConfigError, match="scores completions and writes none"):
-            find_subject(str(path), None)
-        with pytest.raises(ConfigError, match="scores completions and writes none"):
-            make_request(CommandLine(str(path), {}, set(), {}))
-    config = paid(tmp_path, [model(form / "adapter", "a")])
-    train(config)
-    path = tmp_path / "runs" / "rl" / "buffers" / "step-00000000.json.gz"
-    with pytest.raises(ConfigError, match="rescore loads no model"):
-        rescore(read_document(path), config, path)
-    replay = config.model_copy(
-        update={"run": config.run.model_copy(update={"name": "replay", "from_buffer": path.parent})}
-    )
-    assert replay.roles == []  # their rewards count
-    train(replay)

@@ -68,22 +68,6 @@ def test_learning_again_from_the_archive_gives_the_same_adapter(
     assert adapter(folder, "dapo") != adapter(folder, "first")
 
 
-@pytest.mark.long
-def test_files_that_are_not_what_they_are_named_are_told(
-    folder: Path, config: str, call: Callable[..., tuple[int, str]]
-) -> None:
-    """Each is whole, with a digest of its own: swapped, another run's, or of the format without."""
-    source = folder / "runs" / "first" / "buffers"
-    for name, spoil in SPOILT_ARCHIVES.items():
-        spoilt = folder / name
-        shutil.copytree(source, spoilt)
-        told = spoil([spoilt / f"step-0000000{step}.json.gz" for step in (0, 1, 2)])
-        options = ("--run.name", f"of_{name}", "--from-buffer", str(spoilt))
-        code, shown = call("train.py", config, *options)
-        assert code == 0, shown
-        assert all("WARNING" in shown and each in " ".join(shown.split()) for each in told), shown
-
-
 @pytest.mark.parametrize("tokens", [[5] * 100_000, [10**6]], ids=["too long", "another model's"])
 def test_an_export_refuses_rollouts_that_the_base_cannot_read(
     folder: Path, config: str, call: Callable[..., tuple[int, str]], tokens: list[int]
@@ -99,23 +83,6 @@ def test_an_export_refuses_rollouts_that_the_base_cannot_read(
     assert (code, shown.count("\n")) == (2, 1), shown
     assert f"{spoilt}: " in shown
     assert not (folder / "exported").exists()
-
-
-def swap(files: list[Path]) -> list[str]:
-    other = files[1].read_bytes()
-    files[1].write_bytes(files[2].read_bytes())
-    files[2].write_bytes(other)
-    return ["holds step 2 of the run 'first': files", "holds step 1 of the run 'first': files"]
-
-
-def mix(files: list[Path]) -> list[str]:
-    document = read_document(files[1])
-    other = replace(document, run=replace(document.run, name="stranger"))
-    files[1].write_bytes(to_bytes(other, compressed=True))
-    return ["of the run 'stranger': files of 'first' were renamed, swapped or mixed"]
-
-
-SPOILT_ARCHIVES = {"swapped": swap, "mixed": mix}
 
 
 def test_the_archive_holds_the_learners_logprobs(folder: Path, config: str) -> None:
@@ -252,31 +219,6 @@ def test_edited_rollouts_are_refused_by_every_reader_until_they_are_accepted(
     assert call(*calls[1])[0] == 0
     assert call(*calls[2])[0] == 0
     assert not examine(read_run(runs / "edited", "edited")).rollouts.notices
-
-
-@pytest.mark.long
-def test_a_file_deleted_from_the_middle_shifts_no_step(
-    folder: Path, config: str, call: Callable[..., tuple[int, str]]
-) -> None:
-    """Neither before a run begins nor on its way: it goes on once the file is restored."""
-    source, runs = folder / "with a gap", folder / "runs"
-    shutil.copytree(runs / "first" / "buffers", source)
-    middle = source / "step-00000001.json.gz"
-    middle.rename(folder / middle.name)
-    from_it = ("train.py", config, "--run.name", "gap", "--from-buffer", str(source))
-    code, shown = call(*from_it)
-    assert (code, "lacks step-00000001.json.gz: after step 0 comes 2" in shown) == (2, True), shown
-    assert not (runs / "gap").exists()
-    (folder / middle.name).rename(middle)
-    (source / "step-00000002.json.gz").rename(folder / "last")
-    assert call(*from_it)[0] == 0
-    (folder / "last").rename(source / "step-00000002.json.gz")
-    middle.rename(folder / middle.name)
-    code, shown = call(*from_it)
-    assert (code, "lacks step-00000001.json.gz" in shown) == (2, True), shown
-    (folder / middle.name).rename(middle)
-    assert call(*from_it)[0] == 0
-    assert adapter(folder, "gap") == adapter(folder, "first")
 
 
 @pytest.mark.long

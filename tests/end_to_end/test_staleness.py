@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from conftest import ROOT
-from local_cluster import LocalCluster, local_cluster
+from local_cluster import LocalCluster
 from marks import most_are_long
 from peer_processes import file_digest
 from reason_llm.config import Config
@@ -29,7 +29,6 @@ from reason_llm.sample import TransformersSampler
 from reason_llm.score import Scorer
 from reason_llm.train.learner import Learner, Learners
 
-__all__ = ["local_cluster"]  # a fixture
 Make = Callable[..., Config]
 SOME_DIGIT = {"name": "regex", "options": {"pattern": "[3-6]"}}
 
@@ -382,63 +381,3 @@ def test_a_signal_while_samplers_sample(
     train(make("stopped"))
     assert adapter(stopped) == adapter(whole)
     assert records(stopped) == records(whole)
-
-
-@pytest.mark.faults
-def test_a_replica_that_comes_back_is_given_the_newest_adapter(
-    make: Make, local_cluster: type[LocalCluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the head, as it comes back, holds the earlier one to sample by it."""
-    learned, loaded, lost = [], [], []
-    original = Learners.learn
-
-    def learn(self: Learners, *arguments: Any) -> Any:
-        found = original(self, *arguments)
-        learned.append(self.policy.model.adapter_of("policy"))
-        return found
-
-    def alive_later(members: Sequence[Member]) -> list[Member]:
-        """It is back as the head begins to sample by version 1, and no sooner."""
-        return [] if lost and len(learned) < 2 else all_alive(members)
-
-    def before(number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        if method == "sample" and not learned:
-            lost.append(number)
-            raise PeersLost("died")
-        if method == "load" and learned:
-            loaded.append((len(learned), arguments[0]))
-        if method == "learn":
-            raise Killed  # threads cannot learn together
-
-    monkeypatch.setattr(Learners, "learn", learn)
-    monkeypatch.setattr(cluster, "alive", alive_later)
-    monkeypatch.setattr(local_cluster, "before", before)
-    with pytest.raises(Killed):
-        train(make("back", run__replicas=2))
-    ((count, state),) = loaded
-    assert count == 2
-    newest = [each.tobytes() for each in map(_array, learned[-1].values())]
-    given = [
-        _array(each).tobytes()
-        for key, each in state.items()
-        if key.startswith("policy/") and "." not in key
-    ]
-    assert sorted(given) == sorted(newest)
-
-
-def _array(tensor: Any) -> Any:
-    return tensor.numpy()
-
-
-@pytest.mark.long
-def test_an_error_of_the_head_while_it_helps_is_told_after_the_step_is_saved(
-    make: Make, alone: Callable[..., Config], local_cluster: type[LocalCluster],
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    whole, failing = alone(), make("head", run__samplers=1)
-    with monkeypatch.context() as struck, caplog.at_level(logging.WARNING):
-        kill_at(struck, ahead.Ahead, "_sample", 1, TrainingError("the head is broken"))
-        have_samplers_wait_for_the_head(local_cluster, struck)
-        train(failing)
-    assert "failed (the head is broken); it is tried again in its turn" in caplog.text
-    assert adapter(failing) == adapter(whole)

@@ -1,11 +1,7 @@
 """Whom an evaluation asks, in what waves, and what the sampler is asked for a wave."""
 
-import json
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +10,8 @@ import yaml
 from conftest import TINY
 from reason_llm.config import Config
 from reason_llm.config.command_line import CommandLine
-from reason_llm.data import Conditioning, DataSet
 from reason_llm.errors import ConfigError
-from reason_llm.evaluate import evaluation
 from reason_llm.evaluate.evaluation import (
-    _by_base,
-    _config_for,
-    _finish,
-    _identity,
-    _open,
-    _run_stage,
-    _Stage,
     _wave_outcomes,
 )
 from reason_llm.evaluate.outcomes import Wave
@@ -88,62 +75,6 @@ def test_models_that_are_compared_have_the_same_random_numbers() -> None:
     assert seeds != [seed for _, seed in asked("base", seed=1)]
 
 
-@pytest.mark.parametrize(
-    ("sample", "engine", "sizes"),
-    [({}, None, [3, 2, 1]), ({}, "vllm", [5, 1]), ({"prompts_per_wave": 2}, None, [2, 2, 1, 1]),
-     ({"completions_per_prompt": 99}, None, [1] * 6)],
-)  # fmt: skip
-def test_waves_hold_what_fits_at_once(sample: Any, engine: Any, sizes: list[int]) -> None:
-    """Ten completions fit; of each problem three are sampled."""
-    config = Config.model_validate(
-        {"data": {"train": "x"}, "sample": {"completions_per_prompt": 3} | sample}
-    )
-    prompts = [Prompt(str(n), "q", (1,), "4") for n in range(6)]
-    sets = [DataSet("a", "a", "problems", prompts=prompts[:5])]
-    sets.append(DataSet("b", "b", "problems", prompts=prompts[5:]))
-    targets = [Target("adapter", "m", Path("x")), Target("base", "m", None)]
-    plan: Any = SimpleNamespace(cache_tokens=1099, context_tokens=100, engine=engine)
-    waves = list(_Stage(config, targets, None, sets, plan, None).waves())
-    assert [(of.label, wave.model) for of, wave in waves] == [
-        (label, label) for label in ("adapter", "base") for _ in sizes
-    ]
-    first = [wave for _, wave in waves[: len(sizes)]]
-    assert [len(wave.prompts) for wave in first] == sizes
-    assert [prompt for wave in first for prompt in wave.prompts] == prompts
-    assert [wave.start for wave in first] == [*accumulate(sizes[:-2], initial=0), 0]
-    assert [wave.set for wave in first] == ["a"] * (len(sizes) - 1) + ["b"]
-
-
-def test_models_share_a_base_copy_that_serves_them_all(tmp_path: Path) -> None:
-    """With adapters of one shape, asked alike."""
-    made = {name: tmp_path / name for name in ("a", "b", "wide", "scored")}
-    for name, folder in made.items():
-        folder.mkdir()
-        rank = 9 if name == "wide" else 8
-        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": ["q_proj"]}
-        (folder / "adapter_config.json").write_text(json.dumps(settings))
-    Conditioning("{input} {reward}", 0.0, 1.0, None).write(made["scored"])
-    of = {name: Target(name, "m", folder) for name, folder in made.items()}
-    base, other = Target("base", "m", None), Target("other", "n", None)
-    for first, second, is_shared in (
-        (of["a"], of["b"], True), (of["a"], base, True), (base, of["a"], True),
-        (of["a"], of["wide"], False), (of["a"], of["scored"], False), (base, other, False),
-    ):  # fmt: skip
-        request: Any = SimpleNamespace(targets=(first, second))
-        assert _by_base(request) == ([[first, second]] if is_shared else [[first], [second]])
-    tree = {"data": {"train": "x", "eval": "y"}, "eval": {"max_new_tokens": 5}}
-    config = Config.model_validate(tree | {"model": {"train": "full"}})
-    asked = Request(config, (), 0, False, Path("o"), False, False)
-    for targets, rank, train in (([base, of["wide"]], 9, "adapter"), ([base], 32, "full")):
-        found = _config_for(asked, targets)
-        assert (found.model.path, found.model.adapter.rank, found.model.train) == ("m", rank, train)
-        sample = found.sample
-        assert (sample.prompts_per_step, sample.completions_per_prompt) == (64, 1)
-        assert sample.max_new_tokens == 5
-    several = replace(asked, num_samples=4)
-    assert _config_for(several, [base]).sample.completions_per_prompt == 4
-
-
 def test_a_model_is_named_by_its_run_its_adapter_or_itself(tmp_path: Path) -> None:
     run, whole, adapter = (tmp_path / name for name in ("run", "whole", "mine"))
     config = Config.model_validate({"data": {"train": "x"}, "model": {"path": "m"}})
@@ -171,190 +102,6 @@ def test_a_model_is_named_by_its_run_its_adapter_or_itself(tmp_path: Path) -> No
         _target(str(run), config, own, None)
     with pytest.raises(ConfigError, match="there is no adapter: name a run's folder"):
         _target("best", config, own, None)
-
-
-def requested(*targets: Target, k: int = 0, generate: bool = False, **tree: Any) -> Request:
-    config = Config.model_validate({"data": {"train": "x", "eval": "y"}} | tree)
-    return Request(config, targets, k, generate, Path("out"), False, False)
-
-
-@pytest.mark.parametrize(
-    ("k", "generate", "greedy", "drawn"),
-    [(0, False, 1, 0), (4, False, 1, 4), (0, True, 1, 0), (4, True, 0, 4)],
-)
-def test_a_problem_has_a_greedy_answer_unless_samples_alone_are_generated(
-    k: int, generate: bool, greedy: int, drawn: int
-) -> None:
-    sampler, wave = Noted(), Wave("a", "hard", 3, PROMPTS)
-    request = requested(k=k, generate=generate)
-    judged = []
-
-    def score(groups: list[Group], only_first: bool) -> list[Group]:
-        assert only_first
-        judged.append(groups)
-        said = [replace(c, reward=0.5) for c in groups[0].completions]
-        return [replace(group, completions=tuple(said)) for group in groups]
-
-    find = SimpleNamespace(reward=SimpleNamespace(answer=lambda text: f"{text}!"))
-    scorer: Any = SimpleNamespace(score=score, rewards=[find])
-    found = _wave_outcomes(request, request.config, wave, sampler, scorer, lambda *told: None)  # type: ignore[arg-type]
-    assert [params.num_completions for params, _ in sampler.asked] == [n for n in (1, k) if n][
-        1 - greedy : 1 + bool(drawn)
-    ]
-    one = {"text": "x", "tokens": 1, "finish_reason": "stop"}
-    one |= {"reward": None, "answer": None} if generate else {"reward": 0.5, "answer": "x!"}
-    assert found == [
-        {"model": "a", "set": "hard", "id": prompt.id, "prompt": "q", "gold": "4",
-         "greedy": one if greedy else None, "samples": [one] * drawn} for prompt in PROMPTS
-    ]  # fmt: skip
-    assert len(judged) == (0 if generate else greedy + bool(drawn))
-
-
-@pytest.mark.parametrize(
-    ("k", "generate", "each"), [(0, False, 1), (4, False, 5), (4, True, 4), (0, True, 1)]
-)
-def test_a_stage_asks_each_target_by_its_own_weights(
-    k: int, generate: bool, each: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, base, done = Target("a", "m", Path("a")), Target("base", "m", None), Target("d", "m", None)
-    did: list[Any] = []
-
-    @contextmanager
-    def model(section: Any, tokenizer: Any, seed: int, engine: Any) -> Any:
-        assert (section, tokenizer, seed, engine) == (request.config.model, "t", 7, None)
-        yield SimpleNamespace(policy="p", engine=None)
-
-    @contextmanager
-    def sampling(of: Any, tokens: int) -> Any:
-        did.append(tokens)
-        yield "sampler"
-
-    @contextmanager
-    def phase(label: str, total: int) -> Any:
-        did.append((label, total))
-        yield "progress"
-
-    monkeypatch.setattr(evaluation, "Model", model)
-    monkeypatch.setattr(evaluation, "sampling", sampling)
-    monkeypatch.setattr(evaluation.adapters, "clear", lambda policy: did.append(policy))
-    monkeypatch.setattr(evaluation.adapters, "load_as_is", lambda *given: did.append(given))
-    monkeypatch.setattr(evaluation, "in_environment", lambda sampler, played: (sampler, played))
-    monkeypatch.setattr(evaluation, "_wave_outcomes", lambda *given: [given[2], *given[3:]])
-    request = requested(own, base, done, k=k, generate=generate, run={"seed": 7})
-    waves = [(of, Wave(of.label, "s", n, PROMPTS[n:])) for of in (own, base) for n in (0, 2)]
-    plan: Any = SimpleNamespace(engine=None, cache_tokens=99)
-    stage = _Stage(request.config, [own, base, done], "t", [], plan, None)  # type: ignore[arg-type]
-    logged: list[Any] = []
-    log: Any = SimpleNamespace(append=logged.append)
-    scorer: Any = SimpleNamespace(take_counts=dict)
-    _run_stage(request, stage, waves, log, scorer, SimpleNamespace(phase=phase))  # type: ignore[arg-type]
-    assert did == [
-        ("p", Path("a"), "m"), 99, ("a", 4 * each), "p", 99, ("base", 4 * each),
-    ]  # fmt: skip
-    assert logged == [[wave, ("sampler", None), scorer, "progress"] for _, wave in waves]
-
-
-def test_an_evaluation_is_known_by_all_that_its_lines_depend_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(evaluation.run_folder, "weights_digest", lambda path, adapter: f"{path}!")
-    own, base = Target("a", "m", Path("f")), Target("base", "n", None)
-
-    def identity(
-        k: int = 2, seed: int = 0, ids: tuple[int, ...] = (1,), answer: str = "4", **tree: Any
-    ) -> Any:
-        request = requested(own, base, k=k, run={"seed": seed}, **tree)
-        sets = [DataSet("s", "s", "problems", prompts=[Prompt("p", "q", ids, answer)])]
-        tokenizer = SimpleNamespace(eos_token_id=2)
-        stage: Any = SimpleNamespace(
-            config=request.config, sets=sets, targets=request.targets, tokenizer=tokenizer
-        )
-        return _identity(request, [stage])
-
-    usual = identity()
-    assert usual == identity()
-    assert {*usual["config"]} == {"model", "data", "sample", "score", "eval", "memory"}
-    assert (usual["seed"], usual["k"]) == (0, 2)
-    read = {"files_sha256": {}, "end_token_ids": [2]}
-    assert usual["models"] == {
-        "a": {"path": "m", "adapter": "f", "sha256": "m!", **read},
-        "base": {"path": "n", "adapter": None, "sha256": "n!", **read},
-    }
-    changes: list[dict[str, Any]] = [
-        {"k": 3}, {"seed": 1}, {"ids": (2,)}, {"answer": "5"}, {"sample": {"temperature": 0.5}},
-        {"eval": {"sets": {"hard": "z"}}}, {"score": {"rewards": [{"name": "format"}]}},
-    ]  # fmt: skip
-    for change in changes:
-        assert identity(**change) != usual, change
-
-
-@pytest.mark.parametrize(("k", "temperature"), [(0, 0.0), (2, 0.7)])
-def test_the_summary_says_whom_it_is_of_and_how_they_were_asked(
-    k: int, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, base = Target("a", "m", Path("f")), Target("base", "m", None)
-    rewards = [{"name": "boxed"}, {"name": "format"}]
-    tree: Any = {"sample": {"temperature": 0.7}, "eval": {"max_new_tokens": 5}}
-    request = replace(requested(own, base, k=k, score={"rewards": rewards}, **tree), out=tmp_path)
-    asked: list[Any] = []
-
-    def summarize(*given: Any) -> dict[str, Any]:
-        asked.append(given)
-        return {"results": {}, "comparisons": {}}
-
-    monkeypatch.setattr(evaluation.accuracy, "summarize", summarize)
-    log: Any = SimpleNamespace(outcomes=["one"], path=tmp_path / "p", digest=lambda: "d")
-    watch: Any = SimpleNamespace(line=lambda text: None)
-    found = _finish(request, log, True, watch)
-    _finish(replace(request, targets=(own,)), log, False, watch)
-    assert asked == [(["one"], k, True, True), (["one"], k, False, False)]
-    assert found == {
-        "models": {"a": "f", "base": "m"}, "judged_by": "boxed", "k": k, "sha256": "d",
-        "temperature": temperature, "max_new_tokens": 5, "results": {}, "comparisons": {},
-    }  # fmt: skip
-    assert json.loads((tmp_path / "summary.json").read_bytes())["models"] == {"a": "f"}
-
-
-@pytest.mark.parametrize(
-    ("same", "finished", "named", "afresh", "ends"),
-    [  # goes on, moves aside or refuses
-        (True, False, True, False, "goes on"), (False, False, False, False, "refuses"),
-        (False, True, False, False, "moves"), (False, True, True, False, "refuses"),
-        (True, False, True, True, "moves"),
-    ],
-)  # fmt: skip
-def test_another_evaluation_gives_way_only_if_it_is_finished_and_nobody_named_its_folder(
-    same: bool,
-    finished: bool,
-    named: bool,
-    afresh: bool,
-    ends: str,
-    tmp_path: Path,
-    monkeypatch: Any,
-) -> None:
-    monkeypatch.setattr(evaluation, "_identity", lambda request, stages: {"now": 1})
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "problems.jsonl").write_text("")
-    (out / "evaluation.json").write_text('{\n  "now": 1\n}' if same else "{}")
-    if finished:
-        (out / "summary.json").write_text("{}")
-    request = replace(requested(), out=out, afresh=afresh, may_move_aside=not named)
-    if ends == "refuses":
-        with pytest.raises(ConfigError, match="holds an evaluation with other options"):
-            _open(request, [])
-        return
-    log = _open(request, [])
-    assert (log.path, log.num_samples, log.judged) == (out / "problems.jsonl", 0, True)
-    assert log.path.exists() == (ends == "goes on")
-    assert json.loads((out / "evaluation.json").read_bytes()) == {"now": 1}
-    assert len(list(tmp_path.iterdir())) == (2 if ends == "moves" else 1)
-
-
-def test_completions_alone_have_a_file_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(evaluation, "_identity", lambda request, stages: {})
-    log = _open(replace(requested(k=3, generate=True), out=tmp_path / "out"), [])
-    assert (log.path.name, log.num_samples, log.judged) == ("completions.jsonl", 3, False)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@
 import types
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ import torch
 from conftest import TINY
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError, OutOfMemory
-from reason_llm.model import base, nf4
 from reason_llm.model.base import Model
 from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.model.vllm.engine import Engine, EngineSizes
@@ -196,46 +194,6 @@ def test_what_ends_the_start_of_vllm_is_told_with_its_fix(
     assert "sample.engine" not in str(found.value)
 
 
-@pytest.mark.parametrize("on_cpu", [False, True])
-@pytest.mark.parametrize("is_more", [False, True])
-def test_vllm_is_started_with_the_sizes_of_the_plan(
-    on_cpu: bool, is_more: bool, gpu: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever else decides what is sampled, too."""
-    import vllm
-    from vllm.platforms import current_platform
-
-    seen: list[dict[str, Any]] = []
-
-    def refused(**options: Any) -> None:
-        seen.append(options)
-        raise ValueError("no such model")
-
-    monkeypatch.setattr(vllm, "LLM", refused)
-    monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
-    monkeypatch.setattr(current_platform, "is_sleep_mode_available", lambda: not on_cpu)
-    for name in ("_keep_linear_weights", "_keep_expert_weights"):
-        monkeypatch.setattr(engine, name, lambda: None)
-    more = {"lora_rank": 0, "quantize": "nf4", "prefill_tokens": 300, "returns_routes": True}
-    sizes = replace(SIZES, lora_targets=("q_proj",), **(more if is_more else {}))
-    with pytest.raises(ModelError, match=r"cannot load it \(no such model\); set sample\.engine"):
-        engine.start("org/name", torch.bfloat16, sizes, 5)
-    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
-    lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8,
-            "lora_target_modules": ["q_proj"]}  # fmt: skip
-    assert seen == [{
-        "model": "org/name", "trust_remote_code": False, "dtype": "bfloat16", "seed": 5,
-        "quantization": "bitsandbytes" if is_more else None, "max_model_len": 256,
-        "max_num_seqs": 16, "max_num_batched_tokens": 300 if is_more else None,
-        "enable_chunked_prefill": not on_cpu, "kv_cache_memory_bytes": 64 << 20,
-        "gpu_memory_utilization": 0.01, "enforce_eager": on_cpu,
-        "compilation_config": None if on_cpu else graphs, "enable_prefix_caching": True,
-        "enable_sleep_mode": not on_cpu, "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm", "disable_log_stats": True, "use_tqdm_on_load": False,
-        **({"enable_return_routed_experts": True} if is_more else lora),
-    }]  # fmt: skip
-
-
 def test_a_model_that_fails_to_load_closes_its_engine(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,50 +220,3 @@ def test_a_model_that_fails_to_load_closes_its_engine(
     with pytest.raises(ModelError, match="differs from Linear"):
         Model(ModelSection(path=str(TINY), adapter=AdapterSection()), tokenizer, 0, SIZES)
     assert closed == ["closed"]
-
-
-def test_what_fails_while_closing_does_not_hide_the_error(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Broken:
-        def close(self) -> None:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    def learn() -> None:
-        activations = torch.zeros(3)
-        held.append(weakref.ref(activations))
-        raise ZeroDivisionError("the real one")
-
-    held: list[Any] = []
-    section = ModelSection(path=str(TINY), dtype="float32", adapter=AdapterSection())
-    with pytest.raises(ZeroDivisionError, match="the real one"), Model(section, tokenizer, 0) as m:
-        m.engine = Broken()  # type: ignore[assignment]
-        learn()
-    assert held[0]() is None
-    assert "closing vLLM failed: CUDA error" in caplog.text
-    with pytest.raises(RuntimeError, match="illegal"), Model(section, tokenizer, 0) as m:
-        m.engine = Broken()  # type: ignore[assignment]
-
-
-def test_the_table_of_nf4_is_made_before_vllm_starts(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Made while vLLM loads, it would lie in the weights' pool for good."""
-    seen: list[bool] = []
-
-    def start(*_: Any) -> None:
-        seen.append("dynamic" in nf4.name2qmap)
-        raise ModelError("no vLLM here")
-
-    monkeypatch.delitem(nf4.name2qmap, "dynamic", raising=False)
-    monkeypatch.setattr(engine, "start", start)
-    section = ModelSection(path=str(TINY), quantize="nf4", adapter=AdapterSection())
-    with pytest.raises(ModelError, match="no vLLM here"):
-        Model(section, tokenizer, 0, SIZES)
-    assert seen == [True]
-    import bitsandbytes.functional as theirs
-
-    table = theirs.name2qmap["dynamic"]
-    theirs.quantize_blockwise(torch.ones(256))
-    assert theirs.name2qmap["dynamic"] is table
-    assert base.default_device().type == table.device.type

@@ -18,8 +18,8 @@ from reason_llm.config import Config
 from reason_llm.errors import BusyError, RolloutBufferError, WriteError
 from reason_llm.files import sealed, write_atomically
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.store.buffer import RolloutBuffer, check, read_ahead
-from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
+from reason_llm.run.store.buffer import RolloutBuffer, check
+from reason_llm.run.store.document import RunIdentity, read_document
 
 
 def identity(id: str = "run-a", **options: Any) -> RunIdentity:
@@ -248,10 +248,10 @@ def test_an_edited_document_is_not_what_was_written(
 
 
 def test_no_byte_of_a_document_can_change(tmp_path: Path) -> None:
-    """Each byte in turn: most leave valid JSON of the right form behind."""
+    """Every seventh in turn: most leave valid JSON of the right form behind."""
     path = saved(tmp_path / "buffer.json")
     whole = path.read_bytes()
-    for place in range(len(whole)):
+    for place in range(0, len(whole), 7):
         others = [byte for byte in b"7 x" if byte != whole[place]]
         other = others[place % len(others)]
         path.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
@@ -334,123 +334,3 @@ def test_a_lock_in_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WriteError, match="cannot be written"):
         RolloutBuffer(tmp_path / "file" / "buffer.json", identity()).__enter__()
-
-
-class Elsewhere:
-    """A source with this document of the one step, and a writer that is waited for."""
-
-    def __init__(self, document: Document | None = None, folder: Path | None = None) -> None:
-        self.document, self.folder = document, folder
-        self.waited: list[list[str]] = []
-
-    def read(self, step: int, run: RunIdentity) -> Document | None:
-        """The document, if it is of this step."""
-        return self.document if self.document and self.document.step == step else None
-
-    def wait(self) -> None:
-        """Note what is in the folder."""
-        if self.folder is not None:
-            self.waited.append([each.name for each in self.folder.iterdir()])
-
-
-def test_a_step_is_asked_for_in_the_file_ahead_and_elsewhere(tmp_path: Path) -> None:
-    path, folder = tmp_path / "b.json", tmp_path / "ahead"
-    kept = Document(identity("run-b"), 1, True, True, 2, [group("c")], {}, "old", 7)
-    with RolloutBuffer(path, identity(), [Elsewhere(kept).read], ahead=folder) as buffer:
-        assert buffer.read(0) is None
-        buffer.write(0, [group("a")], whole=True, version=0)
-        buffer.write(2, [group("b")], whole=True, version=1)
-        buffer.write(3, [group("b")], whole=False, version=1)
-        taken = buffer.read(1, "new")
-        assert taken == replace(kept, run=identity(), trained=False, checkpoint="new")
-        assert read_document(path) == taken
-        assert groups(buffer, 2) == [group("b")]
-        assert not holds(buffer, 3)
-        document = buffer.read(2, "newer")
-        assert document is not None
-        assert (document.checkpoint, document.weight_version) == (None, 1)
-        assert [each.name for each in folder.iterdir()] == ["step-00000003.json"]
-
-
-@pytest.mark.parametrize("ahead", [None, "ahead"])
-def test_a_run_that_ends_early_marks_what_it_holds(tmp_path: Path, ahead: str | None) -> None:
-    """Rollouts of a later step, from before run.steps was lowered."""
-    path, folder = tmp_path / "b.json", None if ahead is None else tmp_path / ahead
-    with RolloutBuffer(path, identity(), ahead=folder) as buffer:
-        buffer.read(8)
-        buffer.write(8, [group("a")], whole=True)
-    kept = Elsewhere(Document(identity(), 6, True, False, 1, [group("a")]))
-    with RolloutBuffer(path, identity(), [kept.read], ahead=folder) as buffer:
-        assert buffer.read(6) is not None
-        assert holds(buffer, 8)
-        buffer.finish()
-    assert read_document(path).trained
-
-
-def test_a_step_learned_from_where_it_lies_is_archived_before_it_goes(tmp_path: Path) -> None:
-    path, folder = tmp_path / "b.json", tmp_path / "ahead"
-    with RolloutBuffer(path, identity(), ahead=folder) as buffer:
-        buffer.read(8)
-        buffer.write(8, [group("a")], whole=True)
-    with RolloutBuffer(path, identity(), ahead=folder) as buffer:
-        buffer.read(5)
-        buffer.write(6, [group("b")], whole=True)
-    writer: Any = Elsewhere(folder=folder)
-    with RolloutBuffer(path, identity(), ahead=folder, writer=writer) as buffer:
-        document = buffer.read(6)
-        assert document is not None
-        assert document.groups == [group("b")]
-        assert writer.waited == []
-        buffer.read(7)
-    assert writer.waited == [["step-00000006.json"]]
-    assert not list(folder.iterdir())
-
-
-def test_damage_of_a_step_ahead_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved(tmp_path / "b.json")
-    (folder := tmp_path / "ahead").mkdir()
-    (folder / "step-00000004.json").write_bytes(b"{")
-    for _ in range(2):
-        assert list(read_ahead(folder, identity())) == []
-    assert caplog.text.count("it is sampled again") == 1
-
-
-def test_whose_steps_ahead_are_read(tmp_path: Path) -> None:
-    """This run's, of the step in the name; a run that starts afresh looks at nothing."""
-    (folder := tmp_path / "ahead").mkdir()
-    whole = Document(identity(), 4, True, False, 2, [group("a")], {}, None, 3)
-    other = replace(whole, run=identity("run-b"), step=6)
-    for step, document in ((4, whole), (5, whole), (6, other)):
-        (folder / f"step-0000000{step}.json").write_bytes(to_bytes(document))
-    assert list(read_ahead(folder, identity())) == [(folder / "step-00000004.json", whole)]
-    with RolloutBuffer(tmp_path / "b.json", identity(), ahead=folder) as buffer:
-        assert buffer.find(4) == whole
-        assert (buffer.find(5), buffer.find(6)) == (None, None)
-        assert buffer.read(4, "new") == whole  # as it was sampled
-        assert not (folder / "step-00000004.json").exists()
-    (tmp_path / "b.json").write_bytes(b"{")
-    (folder / "step-00000004.json").write_bytes(to_bytes(whole))
-    with RolloutBuffer(tmp_path / "b.json", identity(), ahead=folder, discard=True) as buffer:
-        assert buffer.find(4) is None
-
-
-def test_an_older_checkpoint_s_step_takes_the_place_of_what_later_weights_sampled(
-    tmp_path: Path,
-) -> None:
-    """If it is not whole elsewhere; the steps ahead go, too."""
-    path, folder = saved(tmp_path / "b.json"), tmp_path / "ahead"
-    part = Elsewhere(Document(identity(), 1, False, False, 5, [group("c")], {}, None, 7))
-    with RolloutBuffer(path, identity(), [part.read], ahead=folder) as buffer:
-        buffer.read(3)
-        buffer.write(4, [group("d")], whole=True, version=3)
-        buffer.read(1)
-        assert (tmp_path / "b.old-1.json").exists()
-        assert (buffer.find(4), list(folder.iterdir())) == (None, [])
-        buffer.write(1, [group("c"), group("d")], whole=False, version=9)
-        document = read_document(path)
-        assert (document.step, document.drawn, document.weight_version) == (1, 2, 7)
-        buffer.write(1, [group("c")], whole=True, drawn=6, counts={"x": 1.0}, checkpoint="there")
-        document = read_document(path)
-    assert (document.drawn, document.counts, document.checkpoint) == (6, {"x": 1.0}, "there")

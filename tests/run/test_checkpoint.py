@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -280,32 +279,6 @@ def test_changes_are_told_where_none_is_refused(caplog: pytest.LogCaptureFixture
     refused = warned | {"run": CONFIG["run"] | {"seed": 5}}
     assert len(checkpoint.refused_changes(CONFIG, refused)) == 1
     assert not caplog.messages
-
-
-def test_every_role_gets_its_adapter_head_and_moments_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heads = {"critic": torch.nn.Linear(2, 1)}
-    written = {"policy": 1.0, "critic": 2.0}
-    for role, value in written.items():
-        prefix = "" if role == "policy" else f"{role}."
-        for name in ("adapter_model", "optimizer"):
-            save_file({"x": torch.tensor([value])}, tmp_path / f"{prefix}{name}.safetensors")
-    kept = {"weight": torch.full((1, 2), 3.0), "bias": torch.full((1,), 4.0)}
-    save_file(kept, tmp_path / "critic.score.safetensors")
-    adapters, moments = dict[str, float](), dict[str, float]()
-    model: Any = SimpleNamespace(
-        heads=heads, weights_file="adapter_model.safetensors",
-        load_adapter=lambda role, found: adapters.update({role: found["x"].item()}),
-    )  # fmt: skip
-    monkeypatch.setattr(
-        optim, "load_state_tensors", lambda role, found: moments.update({role: found["x"].item()})
-    )
-    state = RunState(checkpoint.fresh("small", CONFIG).run, 3, tmp_path)
-    roles: Any = {role: role for role in written}
-    checkpoint.restore(state, model, roles)
-    assert adapters == moments == written
-    assert all(torch.equal(heads["critic"].state_dict()[name], kept[name]) for name in kept)
 
 
 @pytest.mark.parametrize(

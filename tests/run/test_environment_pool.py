@@ -18,6 +18,7 @@ from reason_llm.app.console import Console
 from reason_llm.app.training import run_training
 from reason_llm.config import Config
 from reason_llm.errors import TrainingError
+from reason_llm.loop import train
 from reason_llm.run.store import metrics
 
 SEATS = """
@@ -142,7 +143,7 @@ def test_reset_gives_the_prompts_of_a_run_without_data(tmp_path: Path) -> None:
         data__eval="environment?size=2&skip=6", sample__max_new_tokens=12,
         sample__environment=f"{tmp_path}/sums.py:Sums",
     )  # fmt: skip
-    run_training(config, Console("quiet"))
+    train(config)
     groups = orjson.loads((tmp_path / "buffer.json").read_bytes())["groups"]
     asked = {group["prompt"]["id"]: group["prompt"]["text"] for group in groups}
     for where, text in asked.items():

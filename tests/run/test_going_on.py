@@ -4,25 +4,21 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
-import torch
 
 from conftest import ROOT, tree_of
 from reason_llm.config import Config
-from reason_llm.errors import BusyError, OutOfMemory, Stopped
+from reason_llm.errors import BusyError, Stopped
 from reason_llm.files import replacing_folder, sealed
 from reason_llm.loop import train
-from reason_llm.model import adapters
-from reason_llm.run import run as run_module
-from reason_llm.run.run import Run, open_run
-from reason_llm.run.start.prepare import Job, prepare
-from reason_llm.run.store import checkpoint, environment
+from reason_llm.run.run import open_run
+from reason_llm.run.start.prepare import prepare
+from reason_llm.run.store import checkpoint
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.kept_adapters import KeptAdapters
@@ -119,41 +115,6 @@ def test_a_best_adapter_without_its_weights_is_no_longer_the_best(
     assert caplog.messages == ["adapter_best/ of step 3 was not kept: the next one is"]
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_what_a_run_begins_from_is_copied_once(
-    is_new: bool, small_run: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its reference stays the same, whatever stands in that folder later."""
-    copied: list[tuple[Path, Path]] = []
-    monkeypatch.setattr(adapters, "copy_folder", lambda *places: copied.append(places))
-    monkeypatch.setattr(environment, "record_start", lambda *told: None)
-    job: Any = SimpleNamespace(
-        config=small_run(model__start="begun"), folder=tmp_path, is_new=is_new, plan=None,
-        state=RunState(checkpoint.fresh("x", {}).run, 1, tmp_path),
-        data=SimpleNamespace(conditioning=None),
-    )  # fmt: skip
-    Job.begin(job, 0.0)
-    assert copied == ([(Path("begun"), tmp_path / "start")] if is_new else [])
-
-
-@pytest.mark.parametrize(
-    ("step", "options", "is_taken"),
-    [(3, {}, True), (4, {}, False), (3, {"run__keep_best": False}, False)],
-)  # fmt: skip
-def test_the_best_adapter_is_taken_in_its_own_step(
-    step: int, options: dict[str, Any], is_taken: bool, small_run: Small, tmp_path: Path
-) -> None:
-    tensors = {"x": torch.ones(1)}
-    model: Any = SimpleNamespace(
-        adapter_of={"policy": tensors}.__getitem__, weights_file="adapter.safetensors", heads={}
-    )
-    nothing: Any = None
-    best = Best(3, "eval/loss", 1.0, "set", "accuracy")
-    kept = KeptAdapters(small_run(**options), tmp_path, None, ("", ""), model, *[nothing] * 3)
-    kept.take(RunState(checkpoint.fresh("x", {}).run, step, tmp_path, best=best))
-    assert kept.beside == ({"best.adapter.safetensors": tensors} if is_taken else {})
-
-
 @pytest.mark.parametrize(("phase", "count", "saved"), [
     ("sampling", 2, [0, 1]), ("learning", 2, [0, 2]),
 ])  # fmt: skip
@@ -166,24 +127,6 @@ def test_a_signal_saves_every_learned_step(
     assert stopped.value.exit_code == 143
     folders = checkpoint.listing(config.run.directory / "small")
     assert [checkpoint.read(folder).step for folder in folders] == saved
-
-
-@pytest.mark.parametrize(("updates", "saves"), [((0, 0), 1), ((0, 1), 0)])
-def test_out_of_memory_is_saved_before_the_step_s_first_update_alone(
-    updates: tuple[int, int], saves: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The halved micro-batch; the adapter would be in the middle of a step."""
-    named, saved = SimpleNamespace, list[None]()
-    monkeypatch.setattr(run_module, "learning", lambda learner: nullcontext())
-    by_role = dict(enumerate(named(updates_in_step=each) for each in updates))
-    run: Any = named(
-        config=named(samples=False, train=named(epochs=1)), record={}, _watch=SILENT,
-        learners=named(policy=None, by_role=by_role), _measured=lambda phase: nullcontext(),
-        state=named(kl_coefficient=None), _save=lambda: saved.append(None),
-    )  # fmt: skip
-    with pytest.raises(OutOfMemory), Run.learning(run, 0, []):
-        raise OutOfMemory
-    assert len(saved) == saves
 
 
 def test_a_run_that_another_process_went_on_with_is_called_again(small_run: Small) -> None:
@@ -201,26 +144,27 @@ def test_a_reward_model_that_is_another_one_is_written_again(tmp_path: Path) -> 
     run = config.run.directory / "rm"
     job, before = prepare(config, SILENT), tree_of(run)
     assert job.finished(Lines()) is not None
-    for folder in ("adapter", "adapter_best", "adapter_ema"):
-        for name in ("score.safetensors", "reward.json", "adapter_config.json"):
-            shutil.copytree(run / folder, tmp_path / "kept")
-            content = before[f"{folder}/{name}"]
-            with replacing_folder(run / folder) as beside:
-                for file in (tmp_path / "kept").glob("[!d]*"):
-                    shutil.copyfile(file, beside / file.name)
-                if name == "reward.json":
-                    value = orjson.loads(content) | {"mean": 7.0}
-                    del value["sha256"]
-                    content = sealed(orjson.dumps(value))
-                elif name == "adapter_config.json":
-                    content = content.replace(b'"lora_alpha": 16', b'"lora_alpha": 18')
-                else:
-                    content = content[:-1] + bytes([content[-1] ^ 1])
-                assert content != before[f"{folder}/{name}"]
-                (beside / name).write_bytes(content)
-            assert job.finished(Lines()) is None, (folder, name)
-            shutil.rmtree(run / folder)
-            (tmp_path / "kept").rename(run / folder)
+    pairs = {"adapter": "score.safetensors", "adapter_best": "reward.json",
+             "adapter_ema": "adapter_config.json"}  # fmt: skip
+    for folder, name in pairs.items():
+        shutil.copytree(run / folder, tmp_path / "kept")
+        content = before[f"{folder}/{name}"]
+        with replacing_folder(run / folder) as beside:
+            for file in (tmp_path / "kept").glob("[!d]*"):
+                shutil.copyfile(file, beside / file.name)
+            if name == "reward.json":
+                value = orjson.loads(content) | {"mean": 7.0}
+                del value["sha256"]
+                content = sealed(orjson.dumps(value))
+            elif name == "adapter_config.json":
+                content = content.replace(b'"lora_alpha": 16', b'"lora_alpha": 18')
+            else:
+                content = content[:-1] + bytes([content[-1] ^ 1])
+            assert content != before[f"{folder}/{name}"]
+            (beside / name).write_bytes(content)
+        assert job.finished(Lines()) is None, (folder, name)
+        shutil.rmtree(run / folder)
+        (tmp_path / "kept").rename(run / folder)
     assert job.finished(Lines()) is not None
 
 

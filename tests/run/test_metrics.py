@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import pstdev
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,23 +63,6 @@ def test_a_resumed_run_tells_of_a_record_that_is_gone(
     job.begin(0.0)
     (told,) = caplog.messages
     assert "metrics.jsonl up to step 1 is not what was written" in told
-
-
-def test_seconds_of_a_phase_in_parts_add_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Of each name by itself; and a record's seconds are those since the one before."""
-    now = iter([10.0, 12.0, 20.0, 25.0, 30.0, 37.0, 38.0, 41.0, 45.0])
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    record: metrics.Record = {}
-    for name in ("sampling", "scoring", "sampling"):
-        with metrics.timed(record, name):
-            pass
-    assert record == {"time/sampling_seconds": 9.0, "time/scoring_seconds": 5.0}
-    log = MetricsLog(tmp_path, None, 36.0)
-    assert log.write(0, {"x": 1.0}) == {"step": 0, "x": 1.0, "time/total_seconds": 2.0}
-    assert log.write(1, {})["time/total_seconds"] == 3.0
-    assert log.seconds_since() == 4.0
 
 
 def test_a_line_cut_off_by_a_kill_is_no_record(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from reason_llm.data import order
 from reason_llm.loop import train
 from reason_llm.model import Datum
 from reason_llm.run import SILENT, rows
-from reason_llm.run.rows import References, Rows
+from reason_llm.run.rows import Rows
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.watch import Progress, Silent
 from reason_llm.train import Learner
@@ -87,10 +87,6 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def datum(*ids: int, trained: int = 2) -> Datum:
-    return Datum("x", ids, (False,) * (len(ids) - trained) + (True,) * trained)
-
-
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """(role, rows) of every measurement."""
@@ -137,19 +133,13 @@ def test_the_reference_is_passed_once_for_each_row(
 def test_the_adapter_is_that_of_a_run_that_measures_in_its_steps(
     preferences: Make, monkeypatch: pytest.MonkeyPatch, packing: str
 ) -> None:
-    """In the first pass to the last bit; later ones may have a row beside others."""
+    """In the first pass, to the last bit."""
     with_file = preferences(run__name="with", run__steps=2, train__packing=packing)
     train(with_file)
-    twice_with = preferences(run__name="twice_with", train__packing=packing)
-    train(twice_with)
     monkeypatch.setattr(Rows, "measure", lambda rows, learner, record, watch, stop: None)
     without = preferences(run__name="without", run__steps=2, train__packing=packing)
     train(without)
     assert same(adapter(with_file), adapter(without))
-    twice = preferences(run__name="twice", train__packing=packing)
-    train(twice)
-    for name, tensor in adapter(twice_with).items():
-        assert torch.allclose(tensor, adapter(twice)[name], atol=1e-5), name
 
 
 def test_a_kill_while_it_measures_goes_on_to_the_same_bits(
@@ -236,36 +226,6 @@ def test_another_reference_has_another_file(preferences: Make, tmp_path: Path) -
     (start / "adapter_config.json").write_bytes(b'{"r": 8}')
     others.add(rows.path_of(started, folder, start))
     assert len(others) == 5
-
-
-def test_a_row_is_known_by_its_ids_and_what_is_trained(tmp_path: Path) -> None:
-    one, other = datum(1, 2, 3), datum(1, 2, 4)
-    found = References(tmp_path / "reference-0.safetensors")
-    found._logprobs = {
-        rows._key(one): torch.tensor([-1.5, -2.5]),
-        rows._key(datum(5, 6, trained=1)): torch.tensor([-3.0]),
-    }
-    found.write()
-    again = References(found.path)
-    again.read(1 << 20)
-    (known,) = again.of([one])
-    assert known.columns["ref_logprobs"].tolist() == [0.0, -1.5, -2.5]
-    assert [d.columns for d in again.of([other, datum(1, 2, 3, trained=1)])] == [{}, {}]
-    (short,) = again.of([datum(5, 6, trained=1)])
-    assert short.columns["ref_logprobs"].tolist() == [0.0, -3.0]
-    assert again.missing([[one, other], [other], [datum(9, 9)]]) == [
-        ([one, other], 1), ([datum(9, 9)], 1)
-    ]  # fmt: skip
-
-
-def test_the_file_of_an_older_reference_goes(tmp_path: Path) -> None:
-    old = tmp_path / "reference-old.safetensors"
-    old.write_bytes(b"x")
-    found = References(tmp_path / "reference-new.safetensors")
-    found._logprobs = {rows._key(datum(1, 2, 3)): torch.tensor([0.0, 0.0])}
-    found.write()
-    assert [file.name for file in tmp_path.iterdir()] == ["reference-new.safetensors"]
-    assert found.path is not None
 
 
 def test_losses_without_a_reference_measure_none(

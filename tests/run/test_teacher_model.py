@@ -140,20 +140,6 @@ def test_a_teacher_that_does_not_fit_is_one_line(
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"model": "m", "adapter": "a"}, r"teacher\.adapter=a contradicts teacher\.model=m"),
-        ({"prompt": "{prompt}", "quantize": "nf4"}, r"teacher\.quantize=nf4 contradicts"),
-    ],
-)
-def test_options_that_contradict_each_other(
-    given: dict[str, str], said: str, small_run: Small
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        small_run(**OPD, teacher=given)
-
-
 @pytest.mark.parametrize("quantize", ["none", "nf4"])
 def test_it_is_planned_with_the_bytes_that_it_has(
     quantize: str, small_run: Small, tmp_path: Path

@@ -207,27 +207,3 @@ def test_a_refusal_tells_no_key_and_a_busy_server_is_asked_again(
 def test_a_slash_at_the_end_of_an_address_is_left_out(small_run: Small) -> None:
     teacher = {"url": "http://x/v1/", "model": "tiny", "retries": 0}
     assert small_run(algorithm={"name": "opd"}, teacher=teacher).teacher.url == "http://x/v1"
-
-
-@pytest.mark.parametrize(
-    ("told", "more", "said"),
-    [
-        ({"model": None, "prompt": HINT}, {}, r"teacher\.url=\S+ needs teacher\.model"),
-        ({"quantize": "nf4"}, {}, r"teacher\.quantize=nf4 contradicts teacher\.url"),
-        ({"adapter": "a"}, {}, r"teacher\.adapter=a contradicts teacher\.model=tiny"),
-        (
-            {},
-            {"sample__temperature": 0.7},
-            r"teacher\.url=\S+ contradicts sample\.temperature=0\.7",
-        ),
-        ({"url": None}, {}, r"retries, key_env or tokenizer contradicts teacher\.url=null"),
-        ({"url": "ftp://x"}, {}, r"must begin with http"),
-        ({"url": "http://me:secret@x/v1"}, {}, r"holds a user, a password"),
-    ],
-)
-def test_options_that_contradict_each_other(
-    told: Any, more: Any, said: str, small_run: Small
-) -> None:
-    given = {"url": "http://x/v1", "model": "tiny", "retries": 0} | told
-    with pytest.raises(ValueError, match=said):
-        small_run(algorithm={"name": "opd"}, teacher=given, **more)

@@ -6,17 +6,15 @@
 7. Runs: from the config to the adapter, killed in a wave.
 """
 
-import asyncio
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -43,7 +41,6 @@ from reason_llm.sample.token_server import (
     MOST_BYTES,
     SESSION,
     Branch,
-    Endpoint,
     Session,
     TokenServer,
 )
@@ -306,64 +303,6 @@ def test_conversations_of_a_rollout_are_learned_each() -> None:
         assert TOKENIZER.decode(each.token_ids[span.start : span.end]) == asked
         sampled = [*range(span.start), *range(span.end, len(each.token_ids))]
         assert [n for n, logprob in enumerate(each.logprobs) if logprob] == sampled
-
-
-def rollouts_of(plays: Any, count: int) -> list[Session]:
-    """Rollouts of programs, without a port."""
-    made = [Session(a_prompt(n, n=n)) for n in range(count)]
-    server: Any = SimpleNamespace(sessions=made, url="u")
-    server.end = lambda session: setattr(session, "has_ended", True)
-    server.begins = lambda session, task, parent: None
-    own: Any = SimpleNamespace(plays=plays)
-    asyncio.run(sessions_module._play_all(own, server))
-    assert all(each.has_ended for each in made)
-    return made
-
-
-def test_each_program_ends_its_own_rollout() -> None:
-    async def agent(endpoint: Endpoint, row: dict[str, Any]) -> Any:
-        session = next(each for each in given if each.key == endpoint.api_key)
-        assert (endpoint.base_url, endpoint.messages) == ("u", session.prompt.extra[CHAT])
-        if row["n"] == 1:
-            raise KeyError("x")
-        if row["n"] == 3:
-            session.finish = "turns"
-            raise ValueError("it was refused another turn")
-        if row["n"] == 4:  # it took too long
-            session.fail("late")
-            session.has_ended = True
-            session.cancel()
-            await asyncio.sleep(3600)
-        if row["n"] == 5:
-            session.fail("a request too many")
-        return [2, None, float("nan"), None, None, 3, None][row["n"]]
-
-    given: list[Session] = []
-
-    @asynccontextmanager
-    async def plays(server: Any) -> AsyncIterator[Any]:
-        given.extend(server.sessions)
-        async with sessions_module._agent(agent, "x")(server) as play:
-            yield play
-
-    ended = rollouts_of(plays, 7)
-    assert [each.notes.get("reward") for each in ended] == [2.0, *[None] * 6]
-    assert [(each.finish, each.notes.get("problem")) for each in ended] == [
-        (None, None), ("error", "it raised KeyError: 'x'"),
-        ("error", "it gave nan, and not a finite number or None"), ("turns", None),
-        ("error", "late"), ("error", "a request too many"), (None, None),
-    ]  # fmt: skip
-
-
-def test_what_all_programs_share_and_cannot_have_ends_them_all() -> None:
-    @asynccontextmanager
-    async def plays(server: Any) -> AsyncIterator[Any]:
-        raise ExceptionGroup("a", [ExceptionGroup("b", [OSError("no server")]), OSError("other")])
-        yield
-
-    assert [each.notes["problem"] for each in rollouts_of(plays, 2)] == [
-        "it could not begin: OSError: no server"
-    ] * 2
 
 
 def test_the_branch_in_which_the_model_wrote_most_is_learned() -> None:

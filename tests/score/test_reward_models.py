@@ -3,21 +3,19 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from pydantic import ValidationError
 
 from reason_llm.config import Config, ScoreSection
 from reason_llm.errors import RewardError
-from reason_llm.files import parsed_object, read_object
+from reason_llm.files import parsed_object
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run.judges.reward_models import RewardModelFolder
-from reason_llm.run.store.kept_adapters import KeptAdapters, describe
+from reason_llm.run.store.kept_adapters import describe
 from reason_llm.score import Scorer
-from reason_llm.train import optim, with_advantages
+from reason_llm.train import with_advantages
 
 FIRST = {"name": "format", "weight": 0}
 
@@ -168,30 +166,3 @@ def test_the_folder_says_what_was_measured_last_and_nothing_that_was_not() -> No
     }  # fmt: skip
     unmeasured = parsed_object(describe([{"step": 1}], "b", "t")).keys() - {"sha256"}
     assert unmeasured == {"read_at", "base", "template"}
-
-
-def test_the_average_has_the_scale_that_was_measured_with_it(tmp_path: Path) -> None:
-    record = {"step": 3, "eval/reward_mean": 0.0, "eval/reward_std": 2.0}
-    parameter = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([parameter])
-    optim.allocate_average(optimizer)
-    optim.update_average(optimizer, 0.5)
-    parameter.data += 1  # which the average is not
-
-    def judged() -> dict[str, float]:
-        return record | {"eval/reward_std": parameter.item()}
-
-    of_stage = Config.model_validate({"data": {"train": "x.jsonl"}, "stage": "reward"})
-    model: Any = SimpleNamespace(
-        snapshot=lambda: SimpleNamespace(
-            write=lambda folder: (folder / "weights").write_text(f"{parameter.item()}")
-        ),
-        heads={},
-    )
-    log: Any = SimpleNamespace(records=lambda: [record])
-    writer: Any = None
-    kept = KeptAdapters(of_stage, tmp_path, None, ("b", "t"), model, optimizer, log, writer)
-    kept.finish(3, judged)
-    names = ("adapter", "adapter_ema")
-    assert [read_object(tmp_path / name / "reward.json")["std"] for name in names] == [2.0, 1.0]
-    assert [(tmp_path / name / "weights").read_text() for name in names] == ["2.0", "1.0"]

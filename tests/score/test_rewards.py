@@ -2,11 +2,8 @@
 
 import json
 import math
-import threading
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,16 +12,13 @@ from pydantic import ValidationError
 
 from reason_llm.config.score import SAYS_RIGHT, RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
-from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
+from reason_llm.rollout import ROW, Completion, Group, Prompt
 from reason_llm.run.store.metrics import with_means
-from reason_llm.score import Scorer, rewards
-from reason_llm.score.code import Outcome
+from reason_llm.score import Scorer
 from reason_llm.score.custom import CustomReward
-from reason_llm.score.math import default_judge
 from reason_llm.score.rewards import (
     cosine,
     length_in_group,
-    reasoning_steps,
     repetition_penalty,
     soft_overlong,
 )
@@ -220,18 +214,6 @@ def test_repetition_is_counted_in_ngrams_of_tokens() -> None:
     assert reward("repetition_penalty", "ababab") == pytest.approx(-0.5)  # aba bab aba bab
 
 
-def test_what_an_environment_answered_is_in_no_reward_of_tokens() -> None:
-    names = ("boxed", "soft_overlong", "cosine", "length", "repetition_penalty")
-    alone = group("\\boxed{3}", "so \\boxed{3}")
-    first, second = alone.completions
-    ids, logprobs = (*first.token_ids, *[7] * 80), (*first.logprobs, *[0.0] * 80)
-    answered = replace(first, token_ids=ids, logprobs=logprobs, spans=(Span(9, 89),))
-    found = scores(
-        [{"name": name} for name in names], replace(alone, completions=(answered, second))
-    )
-    assert found == scores([{"name": name} for name in names], alone)
-
-
 def test_an_environment_s_word_or_note_is_the_reward() -> None:
     asked = group("a", "b")
     told = [{"reward": 0.5, "notes": {"hits": 2, "what": "x"}}, {"notes": {"hits": 0}}]
@@ -260,29 +242,6 @@ def test_the_model_s_last_turn_is_judged_and_not_the_whole_text(tmp_path: Path) 
     last = replace(last, last_turn="<answer>3</answer> \\boxed{3}")
     (found,) = scores(boxed, replace(asked, completions=(last,)))
     assert list(found.values()) == [1, 1, 0.5]
-
-
-def test_what_a_function_of_trl_s_form_is_given_of_the_row() -> None:
-    given: list[dict[str, Any]] = []
-
-    def seen(prompts: Any, completion_ids: Any, level: Any = 9, trainer_state: Any = None) -> Any:
-        given.append({"ids": completion_ids, "level": level, "state": trainer_state})
-        return [1.0] * len(prompts)
-
-    columns = {"prompt": "x", "completion": "c", "completion_ids": [7], "level": 3}
-    asked = group("a", "b", extra={ROW: {"prompt": "x", "columns": columns}})
-    alone = CustomReward("f", 300.0, seen)
-    assert (alone.takes_group, alone.columns, alone.group(asked)) == (True, (ROW,), [1.0, 1.0])
-    assert given == [{"ids": [[97], [98]], "level": [3, 3], "state": None}]
-    every = CustomReward("f", 300.0, lambda **kwargs: given.append(kwargs) or kwargs["level"])
-    assert every.group(asked) == [3.0, 3.0]
-    assert given[1].pop("log_extra") and given[1].pop("log_metric")
-    assert given[1] == {"prompts": ["x"] * 2, "completions": ["a", "b"], "level": [3, 3],
-                        "completion_ids": [[97], [98]]}  # fmt: skip
-    of_ids = CustomReward("f", 300.0, lambda completion_ids: map(len, completion_ids))
-    assert (of_ids.is_trl, of_ids.group(asked)) == (True, [1.0, 1.0])
-    with pytest.raises(ValueError, match="f asks for the row, which p lacks"):
-        every.group(group("a"))
 
 
 def test_what_trl_s_trainer_gives_beside_columns(caplog: pytest.LogCaptureFixture) -> None:
@@ -345,56 +304,10 @@ def test_completions_without_any_reward_are_told_with_their_commonest_problem(
         assert "failed in 3 completions, such as p#1, which" in caplog.messages[-1]
 
 
-def test_who_finds_an_answer_for_the_vote_and_what_is_asked_of_the_data(tmp_path: Path) -> None:
-    (tmp_path / "config.json").touch()
-    both = "<answer>3</answer> \\boxed{4}"
-    outside, adapter = ({"options": {"path": str(path)}} for path in (tmp_path, "nowhere"))
-    rows: list[tuple[dict[str, Any], str | None, set[str]]] = [
-        ({"name": "boxed"}, "4", set()), ({"name": "think_answer_tags"}, "3", set()),
-        ({"name": "gym"}, "3", set()), ({"name": "format"}, None, set()),
-        ({"name": "environment"}, None, {ROW}), ({"name": "reward_model"} | outside, None, {CHAT}),
-        ({"name": "reward_model"} | adapter, None, set()),
-    ]  # fmt: skip
-    for given, answer, columns in rows:
-        specs = [given] if given["name"] != "reward_model" else [{"name": "format"}, given]
-        with Scorer(ScoreSection.model_validate({"rewards": specs}), 9) as scorer:
-            find = scorer.rewards[-1].reward.answer
-            assert (find and find(both), scorer.columns) == (answer, columns), given
-
-
 def test_a_pattern_is_searched_within_its_limit(caplog: pytest.LogCaptureFixture) -> None:
     spec = {"name": "regex", "options": {"pattern": "(?:a|aa)+$"}}
     assert scores([spec], group("a" * 99 + "b"), timeout_seconds=0.05) == [{"regex": 0}]
     assert "took more than 0.05 seconds on a completion of 100 characters" in caplog.text
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(None, 4), (2, 8), (8, 32), (9, 32)])
-def test_four_threads_for_each_core_and_at_most_32(
-    cores: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
-    with Scorer(ScoreSection(), 100) as scorer:
-        assert scorer._threads._max_workers == threads
-
-
-def test_rewards_that_are_only_looked_at_start_no_sandbox_and_tell_every_mistake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rewards, "CodeTests", None)
-    specs = [{"name": name} for name in ("code_tests", "boxd", "formt")]
-    section, mistakes = ScoreSection.model_validate({"rewards": specs}), []
-    with Scorer(section, 9, runs_programs=False, mistakes=mistakes) as scorer:
-        assert list(scorer.weights) == ["code_tests"]
-    assert [str(error).partition(", which")[0] for error in mistakes] == [
-        "score.rewards names 'boxd'", "score.rewards names 'formt'",
-    ]  # fmt: skip
-
-
-def test_timeouts_are_those_since_the_last_call() -> None:
-    default_judge().num_timed_out += 3  # of a scorer before
-    with Scorer(ScoreSection(), 100) as scorer:
-        default_judge().num_timed_out += 2
-        assert [scorer.take_counts()["score/timeouts"] for _ in range(2)] == [2, 0]
 
 
 def test_reasoning_steps_and_regex() -> None:
@@ -704,54 +617,6 @@ def test_a_file_that_does_not_load_is_named(tmp_path: Path, text: str, problem: 
 def test_a_specification_is_one_reward(spec: dict) -> None:
     with pytest.raises(ValueError, match=r"custom"):
         ScoreSection.model_validate({"rewards": [spec]})
-
-
-@pytest.mark.parametrize("seconds", [None, 2.5])
-def test_options_reach_the_programs_and_the_comparisons(
-    seconds: float | None, custom: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    answers = {"a": Outcome(3, 4, "wrong"), "b": Outcome(4, 4, None), "c": None}
-
-    def seen(*given: Any, stop_early: Any = None) -> Any:
-        asked.append((*given, stop_early))
-        return answers.get(given[1], 0.5)
-
-    programs = SimpleNamespace(sandbox=SimpleNamespace(description="walls"), outcome=seen)
-    monkeypatch.setattr(
-        rewards, "CodeTests", lambda *given: asked.append(given) or nullcontext(programs)
-    )
-    monkeypatch.setattr(rewards, "matches", seen)
-    specs = [
-        {"name": "code_tests"}, {"name": "code_tests_fraction"}, {"name": "think_answer_tags"},
-        {"name": "boxed", "options": {"equality": "value"}}, {"custom": f"{custom}:broken"},
-    ]  # fmt: skip
-    config = {"rewards": specs, "timeout_seconds": seconds, "sandbox": "limits_only"}
-    with Scorer(ScoreSection.model_validate(config), 9) as scorer:
-        assert scorer.descriptions == ["walls"]
-        made: list[Any] = [each.reward.of_one for each in scorer.rewards]
-    assert made[4].__self__.timeout_seconds == (seconds or 60)
-    three = group("a", "b", "c")
-    found = [[made[n](three.prompt, c) for n in (0, 1)] for c in three.completions]
-    assert found == [[0, 0.75], [1, 1], [0, 0]]
-    (marked,) = group("\\boxed{5} <answer>7</answer>").completions
-    assert [made[n](three.prompt, marked) for n in (2, 3)] == [0.5, 0.5]
-    assert asked[:4] == [("limits_only", seconds or 6)] * 2 + [("3", "a", True), ("3", "a", False)]
-    assert asked[-2:] == [("3", "7", seconds or 5, "What?", "form", None),
-                          ("3", "5", seconds or 5, "What?", "value", None)]  # fmt: skip
-
-
-def test_leaving_ends_the_threads() -> None:
-    before = threading.active_count()
-    with Scorer(ScoreSection(), 100) as scorer:
-        scorer.score([group(*["\\boxed{3}"] * 50)])
-        assert threading.active_count() > before
-    assert not [t for t in threading.enumerate() if t.name.startswith("score")]
-
-
-def test_more_steps_than_wanted_earn_no_more() -> None:
-    assert reasoning_steps("1. a\n2. b\n3. c\n4. d", wanted=3) == 1.0
-    assert reasoning_steps("1. a\n2. b", wanted=4) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -8,24 +8,21 @@ import math
 import statistics
 from dataclasses import replace
 from itertools import chain
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from learners import ROW, SHAPED, flat, groups, learn, learned, learner, watch
-from reason_llm.config import TrainSection
 from reason_llm.errors import TrainingError
 from reason_llm.model import logprobs
 from reason_llm.model.base import Model
-from reason_llm.model.datum import Datum, to_data
+from reason_llm.model.datum import to_data
 from reason_llm.rollout import Group
 from reason_llm.train import optim
 from reason_llm.train.learner import Learner, learning, split
 from reason_llm.train.objectives import mean_advantage
 from reason_llm.train.scored import with_advantages
-from reason_llm.train.step_metrics import Tally
 
 
 @pytest.mark.parametrize("passes", [{"optimizer_steps": 2}, {"epochs": 2}], ids=str)
@@ -127,48 +124,6 @@ def test_rows_are_shuffled_by_the_seed_and_cut_into_nearly_equal_parts() -> None
     assert [len(part) for part in parts] == [2, 2, 3]
     assert sorted(chain(*parts)) == [*range(7)]
     assert parts == split(7, 3, "a") != split(7, 3, "b")
-
-
-def test_that_error_names_four_rows_and_the_largest_log_ratio_of_all() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.tensor([math.inf])
-    own: Any = SimpleNamespace(
-        settings=SimpleNamespace(train=TrainSection()), parameters=[parameter]
-    )
-    tallies = [Tally(log_ratios=[torch.tensor([each])]) for each in (0.25, -0.5, 0.125)]
-    said = r"step 7: .* is inf over a, b, c, d and 2 more \(largest log ratio 0\.5\); start again"
-    with pytest.raises(TrainingError, match=said):
-        Learner._update(own, 7, 9, tallies, list("abcdef"))
-
-
-def test_columns_are_measured_of_the_chosen_rows_each_in_its_role() -> None:
-    told: list[Any] = []
-    names = ("old_logprobs", "entropies", "ref_logprobs", "teacher_logprobs")
-
-    def measured(data: list[Datum], updates: int) -> Any:
-        told.append((len(data), updates))
-        return [0, 2], names
-
-    def measure(rows: list[Datum], role: str) -> Any:
-        told.append((role, [row.ids for row in rows]))
-        return [[torch.full((row.num_trained,), float(len(told) + n)) for row in rows]
-                for n in (0, 10)]  # fmt: skip
-
-    made: Any = object.__new__(Learner)
-    made.teacher_prompts = {(1,): (7, 8)}
-    made.measure_step = measure
-    made.settings = SimpleNamespace(
-        train=TrainSection(epochs=3, optimizer_steps=2), role="critic", reference="scorer",
-        teacher="policy", objective=SimpleNamespace(measured=measured, prepared=tuple),
-    )  # fmt: skip
-    rows = made.prepared([Datum.of((1,), (n,) * n) for n in (1, 2, 3)])
-    ids = [(1, 1), (1, 3, 3, 3)]
-    asked = [(7, 8, 1), (7, 8, 3, 3, 3)]
-    assert told == [(3, 6), ("critic", ids), ("scorer", ids), ("policy", asked)]
-    assert [[row.on_trained(name)[-1].item() for name in names] for row in (rows[0], rows[2])] == [
-        [2.0, 12.0, 3.0, 4.0]
-    ] * 2
-    assert not rows[1].columns
 
 
 def test_the_policy_alone_has_an_average(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,7 @@ The fault stands in the allocator's place: torch itself refuses tensors above a 
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +20,7 @@ from reason_llm.errors import OutOfMemory
 from reason_llm.model.base import Model
 from reason_llm.model.datum import Datum
 from reason_llm.train import optim
-from reason_llm.train.learner import Learner
 from reason_llm.train.micro_batches import MicroBatches
-from reason_llm.train.step_metrics import Tally
 from small_memory import SmallMemory
 
 
@@ -58,29 +53,6 @@ def test_the_step_is_replayed_with_the_same_result(
     plain = learn(small)
     assert all(torch.equal(a, b) for a, b in zip(replayed, parameters, strict=True))
     assert metrics == plain | {"train/out_of_memory": memory.refused}
-
-
-def test_what_was_learned_before_memory_ended_counts_once() -> None:
-    """One row, then two for which there is no room, then all three one by one."""
-
-    @contextmanager
-    def attempt(batches: list[list[int]]) -> Iterator[list[list[int]]]:
-        with suppress(MemoryError):
-            yield batches
-
-    def backward(step: int, data: Any, indices: list[int], counts: Any, tally: Tally) -> None:
-        if indices == [1, 2]:
-            raise MemoryError
-        tally.tokens += len(indices)
-
-    tries = [attempt([[0], [1, 2]]), attempt([[0], [1], [2]])]
-    fake: Any = SimpleNamespace(
-        settings=SimpleNamespace(objective=SimpleNamespace(unit="sequence")), parameters=[],
-        micro_batches=SimpleNamespace(attempts=lambda rows, size: tries), _backward=backward,
-    )  # fmt: skip
-    told: list[int] = []
-    part: Any = 0, "abc", range(3), None, told.append
-    assert Learner._accumulate_rows(fake, part).tokens == sum(told) == 3
 
 
 def test_a_rollout_that_fits_no_budget_ends_with_the_adapter_untouched(model: Model) -> None:

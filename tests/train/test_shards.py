@@ -11,7 +11,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +40,6 @@ from reason_llm.train import (
     learning,
     with_advantages,
 )
-from reason_llm.train.learner import Part
 from reason_llm.train.objectives import Objective
 from reason_llm.train.shards import Alone, GradientSum, _from_json, _to_json
 from reason_llm.train.stages import Labels, PairLoss, Supervised
@@ -327,23 +325,6 @@ def test_shards_change_the_gradient_by_rounding_alone(case: str) -> None:
             assert dealt["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
-def test_every_shard_of_every_update_has_dropout_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seeds: list[int] = []
-    monkeypatch.setattr(torch, "manual_seed", seeds.append)
-    nothing = SimpleNamespace(begin=list, end=list, finish=list)
-    for seed, step, update in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
-        fake: Any = SimpleNamespace(
-            shards=SimpleNamespace(deal=lambda data: [[0], [1]], own=[0, 1]),
-            settings=SimpleNamespace(seed=seed), updates_in_step=update, _gradient=nothing,
-            _accumulate_rows=lambda part: part.passed,
-        )  # fmt: skip
-        part: Any = Part(step, "ab", [0, 1], None, lambda count: None)  # type: ignore[arg-type]
-        assert ShardedLearner._accumulate(fake, part) == [[0], [1]]
-    assert len(set(seeds)) == len(seeds) == 8
-
-
 def test_a_tally_reaches_the_peers_whole() -> None:
     """But for what an optimizer step adds to it afterwards."""
     told = Tally(
@@ -382,27 +363,3 @@ def test_a_process_without_rows_takes_part(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(CASES, "few", few)
     (expected,) = learned_by(1, "few", COUNT)
     assert learned_by(4, "few", COUNT) == [expected] * 4
-
-
-def test_work_that_nccl_ended_with_an_error_is_a_lost_peer() -> None:
-    """Without a watchdog that ends the process, as one of several GPUs has."""
-
-    class Work:
-        waited = False
-
-        def is_completed(self) -> bool:
-            return True
-
-        def is_success(self) -> bool:
-            return False
-
-        def wait(self) -> None:
-            self.waited = True
-
-    aborted: list[str] = []
-    peers = GroupPeers.__new__(GroupPeers)
-    peers._tensors = SimpleNamespace(abort=lambda: aborted.append("aborted"))
-    work: Any = Work()
-    with pytest.raises(PeersLost, match="NCCL ended its work with an error"):
-        peers._poll(work)
-    assert aborted == ["aborted"] and not work.waited

@@ -16,9 +16,7 @@ from torch import Tensor
 from conftest import TINY
 from marks import most_are_long
 from reason_llm.config import (
-    STAGES,
     AdapterSection,
-    Config,
     CriticSection,
     ModelSection,
     TrainSection,
@@ -38,7 +36,7 @@ from reason_llm.train import (
     learning,
 )
 from reason_llm.train.objectives import Batch, Objective, with_critic
-from reason_llm.train.stages import OBJECTIVES, Labels, PairLoss, RewardModel, Supervised
+from reason_llm.train.stages import Labels, PairLoss, RewardModel, Supervised
 
 CHOSEN, REJECTED = [[-1.0, -2.0], [-4.0]], [[-0.5, -0.5, -2.0], [-1.0, -1.0]]
 """Sums -3, -4 and -3, -2; means -1.5, -4 and -1, -1."""
@@ -178,16 +176,6 @@ def test_a_column_is_refused_where_it_would_change_nothing(name: str) -> None:
         if changed == of_row(PREFERENCES[name])[0]:
             with pytest.raises(ValueError, match="would be ignored"):
                 resolve(name, {column: value})
-
-
-def test_what_a_pair_loss_asks_for() -> None:
-    rows = data(SIDES)
-    assert PairLoss(row=PREFERENCES["dpo"]).measured(rows, 1) == ([0, 1, 2, 3], ("ref_logprobs",))
-    assert PairLoss(row=PREFERENCES["orpo"]).measured(rows, 1) == ([0, 1, 2, 3], ())
-    assert PairLoss(row=PREFERENCES["dpo"]).unit == RewardModel().unit == "pair"
-    assert Labels(row=PREFERENCES["kto"]).unit == Supervised().unit == "sequence"
-    counts = PairLoss(row=PREFERENCES["irpo"]).count(rows)
-    assert (counts.denominator, counts.tokens) == (2.0, 3)
 
 
 # --- 3. Labels
@@ -361,10 +349,6 @@ def model(roles: Model) -> Model:
     return roles
 
 
-def values_of(model: Model, role: str) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in model.parameters_of(role)]
-
-
 def moved(model: Model, role: str, before: list[Tensor]) -> bool:
     return any(
         not torch.equal(a, b) for a, b in zip(model.parameters_of(role), before, strict=True)
@@ -406,61 +390,6 @@ def ppo(model: Model, warmup_steps: int = 0) -> Learners:
     return Learners(policy, critic, warmup_steps)
 
 
-def test_the_critic_learns_first_and_the_policy_from_the_values_before(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learners, rows = ppo(model, warmup_steps=1), rollouts()
-    assert learners.critic is not None
-    old, _ = learners.critic.measure(rows, "critic")
-    logprobs, _ = learners.policy.measure(rows, "policy")
-    ref, _ = learners.policy.measure(rows, "reference")
-    named = {"old_values": old, "old_logprobs": logprobs, "ref_logprobs": ref}
-    prepared = list(rows)
-    for name, columns in named.items():
-        prepared = [d.with_trained(name, c) for d, c in zip(prepared, columns, strict=True)]
-    expected = with_critic(prepared, PPO, CriticSection())
-    order: list[tuple[str, list[Datum], bool]] = []
-    original = Learner.update
-    start = values_of(model, "policy")
-
-    def update(self: Learner, step: int, data: list[Datum], *more: Any, **named: Any) -> Any:
-        order.append((self.settings.role, data, moved(model, "policy", start)))
-        return original(self, step, data, *more, **named)
-
-    monkeypatch.setattr(Learner, "update", update)
-    critic_before = values_of(model, "critic")
-    told: list[int] = []
-    with learning(learners.policy):
-        found = learners.learn(0, rows, told.append)
-    assert [role for role, _, _ in order] == ["critic"]
-    assert sum(told) == len(rows)
-    assert not moved(model, "policy", start)
-    assert moved(model, "critic", critic_before)
-    assert found["train/kl_per_completion"] == pytest.approx(
-        sum(float((p - r).sum()) for p, r in zip(logprobs, ref, strict=True)) / len(rows), rel=1e-4
-    )
-    assert learners.policy.logprobs_at_start[2].tolist() == pytest.approx(logprobs[2].tolist())
-    order.clear()
-    for parameter, before in zip(model.parameters_of("critic"), critic_before, strict=True):
-        parameter.data.copy_(before)
-    with learning(learners.policy):
-        found = learners.learn(1, rows, told.append)
-    assert [(role, had_moved) for role, _, had_moved in order] == [
-        ("critic", False), ("policy", False)
-    ]  # fmt: skip
-    assert moved(model, "policy", start)
-    assert sum(told) == 2 * len(rows)
-    for _, data, _ in order:
-        for row, by_hand in zip(data, expected, strict=True):
-            for name in ("advantages", "returns"):
-                assert torch.allclose(row.columns[name], by_hand.columns[name], atol=1e-4), name
-    returns = torch.cat([d.on_trained("returns") for d in expected]).double()
-    residual = returns - torch.cat(old).double()
-    explained = 1 - float(residual.var() / returns.var())
-    assert found["critic/explained_variance"] == pytest.approx(explained, abs=1e-3)
-    assert {"critic/loss", "critic/value", "train/loss"} <= found.keys()
-
-
 def test_explained_variance_is_that_of_whole_returns_whatever_lambda_is(model: Model) -> None:
     short = CriticSection(lam=0.5, value_lam=0.0)
     policy = Learner(model, settings(PolicyGradient(PPO, 32, critic=short)))
@@ -478,35 +407,6 @@ def test_explained_variance_is_that_of_whole_returns_whatever_lambda_is(model: M
     left = returns - torch.cat([old[i] for i in scored]).double()
     explained = 1 - float(left.var() / returns.var())
     assert found["critic/explained_variance"] == pytest.approx(explained, abs=1e-3)
-
-
-def test_every_stage_has_an_objective() -> None:
-    assert set(OBJECTIVES) == set(STAGES)
-    tree: dict[str, Any] = {"data": {"train": "x.jsonl"}, "sample": {"max_new_tokens": 77}}
-    ppo = {"algorithm": {"name": "ppo"}, "critic": {"gamma": 0.5}}
-    opd = {"algorithm": {"name": "opd"}, "teacher": {"model": "x", "coefficient": 2.0}}
-    turns: dict[str, Any] = {
-        "algorithm": {"name": "grpo", "credit": "turn"},
-        "sample": tree["sample"] | {"environment": "a.py:A"},
-        "score": {"rewards": [{"name": "environment", "weight": 0.25}]},
-    }
-    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({}, {}),
-        ({"run": {"from_buffer": "x"}}, {"rounding_nats": 1e-3}),
-        (ppo, {"critic": CriticSection(gamma=0.5)}),
-        (opd, {"teacher_coefficient": 2.0}),
-        (turns, {"turn_weight": 0.25}),
-    ]
-    for changes, more in cases:
-        config = Config.model_validate(tree | changes)
-        assert OBJECTIVES[config.stage](config) == PolicyGradient(config.learned_row, 77, **more)
-    for stage in ("sft", "pretrain"):
-        changes = {"stage": stage, "sft": {"aggregation": "sequence_mean"}}
-        config = Config.model_validate(tree | changes)
-        assert OBJECTIVES[stage](config) == Supervised(aggregation="sequence_mean")
-    changes = {"stage": "reward", "reward": {"centering": 0.5, "margin": False}}
-    reward = RewardModel(centering=0.5, uses_margins=False)
-    assert OBJECTIVES["reward"](Config.model_validate(tree | changes)) == reward
 
 
 def test_both_optimizers_are_saved_and_the_kl_s_weight_is_the_policy_s(model: Model) -> None:

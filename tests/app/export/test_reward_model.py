@@ -2,7 +2,6 @@
 lost, another one, or a padding token that ends answers is refused."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -118,9 +117,6 @@ def test_a_family_without_such_a_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = make_base(tmp_path / "base", "qwen2", True)
-    monkeypatch.setattr(
-        reward_model, "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-        SimpleNamespace(get=lambda kind, default: None),
-    )  # fmt: skip
+    monkeypatch.setattr(reward_model, "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", {})
     with pytest.raises(ModelError, match="take --adapter-only"):
         reward_model.configured({}, base, 0)

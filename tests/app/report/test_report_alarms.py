@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reason_llm.app.report import alarms, stage_alarms
-from reason_llm.app.report.evidence import Evidence, Finding, alarm, change
+from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.app.report.rollouts import GroupFacts
 from reason_llm.config import STAGES
 from report_runs import facts, record
@@ -407,21 +407,6 @@ def up(ends: dict[str, tuple[float, float]]) -> list[dict[str, float]]:
     ]
 
 
-def test_a_trained_step_has_groups_and_completions() -> None:
-    whole = record(3)
-    empty = [{**whole, key: 0.0} for key in ("sample/tokens", "sample/completion_tokens")]
-    key = "score/groups_without_signal_fraction"
-    without = {name: value for name, value in whole.items() if name != key}
-    assert seen([record(0), *empty, without, whole]).trained == [whole]
-
-
-def test_what_is_shown_is_of_the_last_five_steps_and_at_most_twelve_groups() -> None:
-    groups = [facts(step) for step in range(9) for _ in range(3)]
-    assert seen([], groups).recent(groups) == groups[12:]
-    found = alarm("text", [2, 5, 7], groups)
-    assert (found.steps, found.groups) == ((2, 7), tuple(groups[:12]))
-
-
 @pytest.mark.parametrize(
     ("first", "value", "is_right"),
     [("boxed", 1.0, True), ("boxed", 0.99, False), ("mine", 0.01, True), ("mine", 0.0, False)],
@@ -430,26 +415,6 @@ def test_an_answer_is_right_by_what_the_first_reward_tells(
     first: str, value: float, is_right: bool
 ) -> None:
     assert seen([], weights={first: 1.0}).is_right(value) is is_right
-
-
-def test_the_ends_of_a_long_series_are_of_five_values() -> None:
-    found = change([0.0] * 5 + [1.0] * 11 + [2.0] * 5)
-    assert found is not None
-    assert (found.before, found.after) == (0.0, 2.0)
-    assert found.error == pytest.approx((2 * (2 / 20 / 2) / 5) ** 0.5)
-
-
-@pytest.mark.parametrize(
-    ("check", "first"),
-    [(alarms.no_right_answer, "boxed"), (alarms.constant_reward, "mine"),
-     (alarms.no_variance, "boxed"), (alarms.environment_fails, "boxed")],
-)  # fmt: skip
-def test_the_last_groups_show_what_is_dead(check: Any, first: str) -> None:
-    groups = [facts(step, rewards=[0.0, 0.0], preview=str(n)) for step in range(6) for n in "abcd"]
-    keys = "score/groups_without_signal_fraction", "sample/environment_error_fraction"
-    values = {f"score/{first}": 0.0, "score/first_reward_std": 0.0} | dict.fromkeys(keys, 1.0)
-    found = check(seen([record(s, **values) for s in range(1, 7)], groups, weights={first: 1.0}))
-    assert (found.state, found.groups) == ("alarm", tuple(groups[-12:]))
 
 
 @pytest.mark.parametrize(
@@ -467,35 +432,6 @@ def test_a_constant_reward_is_told_unless_all_are_right_or_all_wrong(
     assert (found.state, found.steps) == (state, (2, 4) if state == "alarm" else None)
 
 
-def test_a_gradient_of_rounding_is_none_and_is_looked_for_in_the_last_steps() -> None:
-    for norm, state in ((1e-12, "alarm"), (2e-12, "clear")):
-        records = [{"step": 1, "train/grad_norm": 1.0}]
-        records += [{"step": step, "train/grad_norm": norm} for step in (2, 3, 4)]
-        found = alarms.nothing_learned(seen(records))
-        assert (found.state, found.steps) == (state, (2, 4) if state == "alarm" else None)
-
-
-@pytest.mark.parametrize(
-    ("reward", "judge", "accuracies", "is_raised"),
-    [  # the error of the difference is 0.0442
-        (0.0, 0.0, (0.57, 0.43), True), (0.0, 0.0, (0.56, 0.44), False),
-        (-0.1, 0.0, (0.57, 0.43), False), (0.1, 0.0, (0.478, 0.522), True),
-        (0.1, 0.0, (0.4775, 0.5225), False), (0.0, 0.0, (0.5, 0.5), False),
-        # 8 steps' rise is within 3 errors of the two together, or is not
-        (0.1, 0.0168, (0.5, 0.5), False), (0.1, 0.017, (0.5, 0.5), True),
-    ],
-)  # fmt: skip
-def test_accuracy_follows_within_its_error(
-    reward: float, judge: float, accuracies: tuple[float, float], is_raised: bool
-) -> None:
-    records = [
-        record(step, **{"score/reward": 5 + reward * step, "score/boxed": 0.2 + judge * step})
-        for step in range(20)
-    ]
-    with_accuracy(records, (4, accuracies[0]), (16, accuracies[1]))
-    assert raised(alarms.reward_without_accuracy(seen(records))) == is_raised
-
-
 def test_a_fall_of_accuracy_is_told_with_its_numbers_and_its_adapter() -> None:
     records, groups = rising(12), [facts(step, rewards=[step, 0]) for step in range(12)]
     with_accuracy(records, (0, 0.2), (6, 0.7), (12, 0.5))
@@ -506,163 +442,6 @@ def test_a_fall_of_accuracy_is_told_with_its_numbers_and_its_adapter() -> None:
     )
     assert "take the adapter of step 6 (its checkpoint), which has the best" in found.advice
     assert [group.step for group in found.groups] == [11, 10, 9, 8, 7]
-
-
-@pytest.mark.parametrize(
-    ("length", "truncated", "is_raised"),
-    [((20, 26), (0, 0), True), ((20, 25.9), (0, 0), False), ((20, 15.3), (0, 0), True),
-     ((20, 15.5), (0, 0), False), ((20, 20), (0, 0.1), True), ((20, 20), (0, 0.09), False)],
-)  # fmt: skip
-def test_a_drift_is_of_three_tenths_of_the_length_or_one_tenth_cut_off(
-    length: tuple[float, float], truncated: tuple[float, float], is_raised: bool
-) -> None:
-    ends = {"sample/completion_tokens": length, "sample/truncated_fraction": truncated}
-    assert raised(alarms.length_drift(seen(up(ends)))) == is_raised
-
-
-@pytest.mark.parametrize(("count", "steps"), [(39, (16, 39)), (40, (16, 35))])
-def test_drifts_are_looked_for_in_twenty_steps_and_the_last_takes_the_rest(
-    count: int, steps: tuple[int, int]
-) -> None:
-    records = [
-        record(step, **{"sample/completion_tokens": 26.0 if step > 30 else 20.0})
-        for step in range(1, count + 1)
-    ]
-    groups = [facts(step, lengths=[step % 7, step % 7]) for step in range(count)]
-    found = alarms.length_drift(seen(records, groups))
-    assert found.steps == steps
-    assert {group.step for group in found.groups} == set(range(steps[1] - 5, steps[1]))
-    assert found.groups[0].lengths == [6, 6]
-    assert "the mean length went 20 → 26 tokens, completions cut off by the limit 0%" in found.text
-
-
-@pytest.mark.parametrize(
-    ("points", "is_earned"),
-    [  # twice the error of the difference is 0.0884
-        (((5, 0.4555), (6, 0.5445)), True), (((5, 0.4555), (12, 0.5445)), True),
-        (((5, 0.456), (12, 0.544)), False), (((5, 0.4555), (13, 0.5445)), False),
-        (((6, 0.4555), (12, 0.5445)), False), (((3, 0.1), (5, 0.5), (9, 0.5)), False),
-        (((5, 0.2), (9, 0.9), (12, 0.2)), False),
-    ],
-)  # fmt: skip
-def test_accuracy_rises_from_just_before_some_steps_to_their_end(
-    points: tuple[tuple[int, float], ...], is_earned: bool
-) -> None:
-    records = [record(step) for step in range(15)]
-    with_accuracy(records, *points)
-    assert alarms._accuracy_rises(seen(records), records[6:13]) == is_earned
-
-
-@pytest.mark.parametrize(("form", "is_raised"), [(0.8, True), (0.79, False)])
-def test_form_is_told_from_four_fifths_of_the_reward_on(form: float, is_raised: bool) -> None:
-    ends = {"score/reward": (0.0, 1.0), "score/boxed": (0.25, 0.25), "score/format": (0.0, form)}
-    ends |= {"score/regex": (0.0, -0.01), "score/length": (0.0, 0.005)}
-    weights = {"boxed": 1.0, "format": 1.0, "regex": 1.0, "length": 2.0}  # the two cancel out
-    groups = [facts(step, rewards=[step % 3, 0]) for step in range(12)]
-    found = alarms.form_alone(seen(up(ends), groups, weights=weights))
-    assert raised(found) == is_raised
-    if is_raised:
-        assert found.text == (
-            "The reward rose 0 → 1, all of it by format and length, while boxed, which says what "
-            "is right, went 0.25 → 0.25."
-        )
-        names = ("reward", "boxed", "format", "regex", "length")
-        assert found.charts == tuple(f"score/{name}" for name in names)
-        assert found.steps == (1, 12)
-        assert [group.step for group in found.groups] == [8, 11, 7, 10, 9]
-
-
-@pytest.mark.parametrize(
-    ("shares", "is_raised"),
-    [([0.31] + [0.0] * 19, True), ([0.31] + [0.0] * 21, False), ([0.3] * 20, False)],
-)
-def test_repetition_is_told_from_a_twentieth_of_the_completions_on(
-    shares: list[float], is_raised: bool
-) -> None:
-    pairs = [shares[i : i + 2] for i in range(0, len(shares), 2)]
-    groups = [facts(5, repeated=[0.0, 0.0]), *(facts(5, repeated=pair) for pair in pairs[:0:-1])]
-    groups = [*groups[1:], facts(5, repeated=pairs[0])]
-    found = alarms.repeating(seen([record(6)], groups))
-    assert raised(found) == is_raised
-    assert not is_raised or (found.groups[0] is groups[-1] and found.steps == (6, 6))
-
-
-@pytest.mark.parametrize(
-    ("same", "others", "similarity", "is_raised"),
-    [(3, 7, 0.9, True), (3, 8, 0.9, False), (2, 0, 0.9, False), (3, 0, 0.89, False)],
-)
-def test_variety_is_lost_where_three_groups_in_ten_are_near_identical(
-    same: int, others: int, similarity: float, is_raised: bool
-) -> None:
-    groups = [facts(4, similarity=similarity + n / 1000) for n in range(same)]
-    found = alarms.alike(seen([record(5)], [*groups, *[facts(4)] * others]))
-    assert raised(found) == is_raised
-    assert not is_raised or (found.groups == tuple(groups[::-1]) and found.steps == (5, 5))
-
-
-@pytest.mark.parametrize(
-    ("fractions", "state"),
-    [([0.8] * 5, "alarm"), ([0.79] * 5, "clear"), ([0.9] * 2, "unknown"), ([0.9] * 3, "alarm"),
-     ([0.0] + [0.8] * 5, "alarm"), ([0.0, 0.0, 1.0, 1.0, 1.0], "alarm"),
-     ([0.0, 0.9, 0.9, 1.0, 1.0], "clear")],
-)  # fmt: skip
-def test_silence_is_told_from_four_fifths_of_the_last_steps_groups_on(
-    fractions: list[float], state: str
-) -> None:
-    values = {"sample/tokens": 20.0 * 2 * 5}
-    key = "score/groups_without_signal_fraction"
-    records = [record(step, **values, **{key: f}) for step, f in enumerate(fractions, 1)]
-    found = alarms.no_variance(seen(records))
-    assert found.state == state
-    if fractions[0] == 0 and state == "alarm":
-        assert found.steps == ((3, 5) if fractions[1] == 0 else (2, 6))
-
-
-@pytest.mark.parametrize(
-    ("values", "at"),
-    [([0.04] * 5 + [0.2], None), ([0.04] * 5 + [0.21], 6), ([0.001] * 5 + [0.05], None),
-     ([0.001] * 5 + [0.051], 6), ([0.04] * 4 + [0.3], None), ([0.3] + [0.04] * 5 + [0.21], 7),
-     ([0.01] * 3 + [0.05] + [0.04] * 4 + [0.21], None)],
-)  # fmt: skip
-def test_a_jump_is_five_times_the_most_of_the_five_steps_before(
-    values: list[float], at: int | None
-) -> None:
-    records = [record(step, **{"train/kl": value}) for step, value in enumerate(values, 1)]
-    found = alarms.jump(seen(records))
-    assert found.steps == (None if at is None else (at, at))
-    assert at is None or "lower the learning rate or train.max_grad_norm" in found.advice
-    assert at != 6 or f"at step 6, {values[-1] / values[0]:.0f} times the most" in found.text
-
-
-@pytest.mark.parametrize(
-    ("key", "floor"), [("train/sampler_kl", 1e-3), ("train/sampler_mismatch_max", 0.1)]
-)
-def test_below_its_floor_a_mismatch_is_no_jump(key: str, floor: float) -> None:
-    for last, is_raised in ((floor, False), (1.01 * floor, True)):
-        records = [record(step, **{key: 1e-6 if step < 9 else last}) for step in range(1, 10)]
-        assert raised(alarms.jump(seen(records))) == is_raised
-
-
-def test_errors_and_timeouts_are_counted_apart_and_shown_by_rewards_of_zero() -> None:
-    records = [record(step) for step in range(1, 6)]
-    records[1]["score/timeouts"], records[3]["score/timeouts"] = 2.0, 3.0
-    records[2]["score/errors"] = 4.0
-    groups = [facts(step, rewards=[1.0, float(step % 2)]) for step in range(5)]
-    found = alarms.scoring_errors(seen(records, groups))
-    assert found.text == "4 errors and 5 timeouts in scoring. First at step 2."
-    assert (found.steps, found.charts) == ((2, 4), ("score/errors", "score/timeouts"))
-    assert found.groups == (groups[2],)
-
-
-@pytest.mark.parametrize(
-    ("key", "most"),
-    [("environment_error_fraction", 0.1), ("failed_calls_fraction", 0.5),
-     ("no_calls_fraction", 0.95), ("out_of_turns_fraction", 0.8)],
-)  # fmt: skip
-def test_an_environment_fails_above_its_bounds(key: str, most: float) -> None:
-    for value, is_raised in ((most, False), (most + 0.01, True)):
-        records = [record(s, **{f"sample/{key}": 0.0 if s == 1 else value}) for s in range(1, 7)]
-        assert raised(alarms.environment_fails(seen(records))) == is_raised
 
 
 @pytest.mark.parametrize(

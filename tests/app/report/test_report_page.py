@@ -22,17 +22,12 @@ from reason_llm.app.report import rollouts
 from reason_llm.app.report.page import SCRIPTS, _asset, page, write_report
 from reason_llm.app.report.payload import (
     Examined,
-    _rollouts,
-    differing_options,
-    evidence,
     examine,
     to_value,
 )
-from reason_llm.app.report.runs import Run, read_run, read_runs
-from reason_llm.config import Config
+from reason_llm.app.report.runs import read_run, read_runs
 from reason_llm.errors import DataError
-from reason_llm.rollout import Span
-from report_runs import facts, group, record, write_run
+from report_runs import group, record, write_run
 
 HOSTILE = "</script><script>alert(1)</script><!--<script> & \u2028\u2029 {{data}} {{script}}"
 
@@ -73,137 +68,12 @@ def test_a_token_s_ratio_is_the_learner_s_over_the_sampler_s(tmp_path: Path) -> 
     assert ratios.tolist() == [0x8000 + 250] + [0x8000] * (len(learner) - 1)
 
 
-def test_a_token_s_numbers_are_cut_to_what_two_bytes_hold(tmp_path: Path) -> None:
-    """The last value is of what has no number."""
-    options: dict[str, Any] = {"token_ids": (5, 6, 2), "logprobs": (-1e9, -0.014, 0.0)}
-    known = group(["x"], [1.0], **options, learner_logprobs=(1e9, -0.016, -1e9))
-    unknown = group(["x"], [0.0], **options)
-    content = page([examined(write_run(tmp_path / "run", [record(0)], [[known, unknown]]))])
-    header, (lengths, logprobs, ratios) = opened(content, 0, 0)
-    assert (header["tokens"], header["split"]) == ([3, 3], [False, False])
-    assert (header["ratios"], header["played"]) == ([True, False], [None, None])
-    assert lengths.tolist() == [0] * 6
-    assert logprobs.tolist() == [0xFFFE, 1, 0] * 2
-    assert ratios.tolist() == [0xFFFE, 0x8000 - 2, 0] + [0xFFFF] * 3
-
-
 def test_what_an_environment_did_is_beside_the_completion(tmp_path: Path) -> None:
     played = group(["12"], [1.0], environment={"calls": 2.0}, finish_reason="environment")
     header = unpacked(page([examined(write_run(tmp_path / "a", [record(0)], [[played]]))]), 0, 0)
     spans = [[each.start, each.end] for each in played.completions[0].spans]
     assert header["played"] == [{"spans": spans, "end": "environment", "calls": 2.0}]
     assert header["groups"][0]["answer"] == "3"
-
-
-@pytest.mark.parametrize(
-    ("most", "expected"), [(1, [9]), (2, [0, 9]), (4, [0, 3, 6, 9]), (10, list(range(10)))]
-)
-def test_an_even_sample_has_both_ends(most: int, expected: list[int]) -> None:
-    assert rollouts.evenly(range(10), most) == expected
-
-
-@pytest.mark.parametrize(
-    ("share", "places", "most"),
-    [(1.0, [0, 4, 9], [20 // 3, 50 // 3]), (0.5, [0, 9], [5, 12]), (0.1, [0, 9], [1, 2])],
-)
-def test_archives_are_read_within_the_bounds(
-    share: float, places: list[int], most: list[int], tmp_path: Path, monkeypatch: Any
-) -> None:
-    """Here by bytes: ten archives of 20 each, of which 60 may be read."""
-    bounds = {"READ_BYTES": 60, "ROLLOUTS": 20, "BLOB_BYTES": 50, "STEPS": 9}
-    for name, bound in bounds.items():
-        monkeypatch.setattr(rollouts, f"MOST_{name}", bound)
-    archives = [tmp_path / str(number) for number in range(10)]
-    for path in archives:
-        path.write_bytes(b"." * 20)
-    asked: list[Any] = []
-
-    def read(path: Path, *more: Any) -> Any:
-        asked.append((int(path.name), *more))
-
-    found = rollouts.read_rollouts(archives, None, share, read)
-    assert asked == [(place, None, *most) for place in places]
-    assert (found.num_archives, found.notices) == (10, [])
-    monkeypatch.setattr(rollouts, "MOST_STEPS", 2 / share)
-    asked.clear()
-    rollouts.read_rollouts(archives, None, share, read)
-    assert [place for place, *_ in asked] == [0, 9]
-
-
-def test_a_group_comes_to_its_facts(tmp_path: Path) -> None:
-    said = group(["1", "2"], [0.25, 0.5], "What is\n 1?", advantage=-0.12345)
-    cut = replace(said.completions[1], finish_reason="length", reward=None, advantage=None,
-                  rewards={"boxed": float("nan")})  # fmt: skip
-    said = replace(said, completions=(said.completions[0], cut))
-    packed = rollouts.pack(7, [said, group(["3"], [1.0], "x" * 200)], None, 99, 1 << 20)
-    first, second = packed.groups
-    assert (packed.step, packed.num_rollouts, packed.num_split) == (7, 3, 0)
-    assert (first.step, first.prompt_id) == (7, "set.jsonl:What is\n 1?")
-    assert (first.rewards, first.parts) == ([0.25, 0.0], {"boxed": [0.25, 0.0]})
-    assert (first.advantages, first.lengths) == ([-0.12345, 0.0], [2, 2])
-    assert first.are_truncated == [False, True]
-    assert (first.preview, second.preview) == ("What is 1?", f"{'x' * 160}…")
-    ids = (5, *[9] * 12, 6, 7)  # the environment said nine, twelve times
-    played = replace(cut, token_ids=ids, logprobs=(0.0,) * 15, spans=(Span(1, 13),))
-    (turns,) = rollouts.pack(7, [replace(said, completions=(played,))], None, 9, 1 << 20).groups
-    assert (turns.lengths, turns.repeated) == ([3], [0.0])
-    (kept,) = rollouts.pack(7, [said, *[group(["3"], [1.0])] * 3], None, 3, 1 << 20).groups
-    assert kept.rewards == [1.0]  # two completions are the most of a group: one fits
-
-
-@pytest.mark.parametrize(
-    ("prompts", "shared"),
-    [(["same"] * 2, (0, 0)), (["<s>a\nb", "<s>a\nc"], (5, 0)), (["ab", "ac"], (0, 0)),
-     (["<s>1 is</s>", "<s>2 is</s>"], (3, 4)), (["1 or 2\nA", "1 or 3\nA"], (0, 2)),
-     (["[s]7[e]!", "[s]8[e]!"], (3, 4)), (["x> 1 is so", "x> 2 is so"], (2, 0))],
-)  # fmt: skip
-def test_a_preview_leaves_out_what_all_prompts_share(
-    prompts: list[str], shared: tuple[int, int]
-) -> None:
-    assert rollouts._markers(prompts) == shared
-
-
-def test_what_the_page_lists_of_a_run(tmp_path: Path) -> None:
-    rewards = [{"name": "boxed"}, {"name": "format", "weight": 0.5}]
-    pair = {"eval__pair_accuracy": 0.75, "eval__pairs": 16.0}
-    records = [record(1), record(2, **pair, train__kl=0.12345678), record(4)]
-    made = [group(["1", "2"], [0.0, 1 / 3], advantage=1 / 3),
-            group(["1", "1"], [-1.0, 2.0], "What is 4?")]  # fmt: skip
-    said, more = (
-        replace(each, completions=tuple(
-            replace(one, rewards={"boxed": one.reward or 0.0, "format": 0.25})
-            for one in each.completions))
-        for each in made
-    )  # fmt: skip
-    folder = write_run(tmp_path / "run", records, [[said, more]], rewards)
-    (run,) = to_value([examined(folder)])["runs"]
-    assert (run["step"], run["planned_steps"], run["finished"]) == (4, 100, False)
-    assert run["left"] == "about 6 min left"
-    assert (run["stage"], run["judged_by"], run["algorithm"]) == ("rl", "accuracy", "grpo")
-    assert run["warmup_steps"] == 0
-    assert run["rewards"] == [{"name": "boxed", "weight": 1.0}, {"name": "format", "weight": 0.5}]
-    assert run["pairs"] == pytest.approx({"count": 16, "low": 0.50497, "high": 0.89823}, abs=1e-4)
-    assert run["columns"]["train/kl"] == [0.0, 0.123457, 0.0]
-    assert run["columns"]["eval/pairs"] == [None, 16.0, None]
-    listed = run["rollouts"]
-    assert (listed["archives"], listed["steps"], listed["count"]) == (1, 1, 4)
-    assert (listed["least"], listed["most"]) == (-1.0, 2.0)
-    groups = listed["groups"]
-    assert groups["rewards"] == [[0.0, 0.3333], [-1.0, 2.0]]
-    assert groups["first"] == groups["parts"]["boxed"] == [[0.0, 0.3333], [-1.0, 2.0]]
-    assert groups["parts"]["format"] == [[0.25, 0.25]] * 2
-    assert groups["advantages"] == [[0.3333, 0.3333], [0.0, 0.0]]
-    assert groups["lengths"] == [[2, 2], [2, 2]]
-    assert groups["similarity"] == [0.0, 1.0]
-
-
-def test_a_group_without_a_reward_is_listed_with_zeros_of_it() -> None:
-    groups = [facts(0, parts={"boxed": [1.0, 2.0]}), facts(1, parts={"format": [0.5, 0.25]})]
-    step = rollouts.StepRollouts(0, 9, groups, b"", 0)
-    listed = _rollouts(rollouts.Rollouts([step], 3, []), "boxed")
-    assert (listed["archives"], listed["archived"], listed["count"]) == (3, 9, 4)
-    assert listed["groups"]["parts"]["format"] == [[0.0, 0.0], [0.5, 0.25]]
-    assert listed["groups"]["first"] == [[1.0, 2.0], [0.0, 0.0]]
 
 
 def test_checks_point_at_the_groups_that_show_them(tmp_path: Path) -> None:
@@ -214,58 +84,6 @@ def test_checks_point_at_the_groups_that_show_them(tmp_path: Path) -> None:
     assert (check["title"], check["steps"], check["groups"]) == ("Scoring errors", [2, 2], [2])
     assert check["charts"] == ["score/errors"]
     assert check["text"].startswith("1 errors and 0 timeouts")
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, {}),
-        ({"algorithm": {"correction": "token_mask"}}, {}),
-        ({"run": {"from_buffer": "b.json"}}, {"replayed": "token_truncate"}),
-        ({"run": {"max_staleness": 1}}, {"stale": "token_truncate"}),
-        ({"algorithm": {"name": "rloo"}, "sample": {"completions_per_prompt": 6}},
-         {"group_size": 6}),
-    ],
-)  # fmt: skip
-def test_the_checks_are_told_of_the_config(
-    options: dict[str, Any], expected: dict[str, Any], tmp_path: Path
-) -> None:
-    config = Config.model_validate({"data": {"train": "x"}, **options})
-    best = tmp_path / "adapter_best" / "best.json"
-    best.parent.mkdir()
-    best.write_text('{"step": 7}')
-    starts = [{}, {"data": {"held_out": [{"prompts": 9}, {"prompts": 5}]}}]
-    run = Run("run", tmp_path, config, [record(1)], None, starts, [])
-    found = evidence(run, [])
-    assert (found.num_held_out, found.best_step, found.stage) == (9, 7, "rl")
-    assert found.weights == {reward.key: reward.weight for reward in config.score.rewards}
-    usual = {"group_size": config.sample.completions_per_prompt, "replayed": None, "stale": None}
-    for name, value in (usual | expected).items():
-        assert getattr(found, name) == value
-    assert found.compares_groups and not found.paid_by_model
-
-
-@pytest.mark.parametrize(("weight", "is_paid"), [(1.0, True), (0.0, False)])
-def test_a_reward_model_pays_if_it_has_a_weight(
-    weight: float, is_paid: bool, tmp_path: Path
-) -> None:
-    paid = {"name": "reward_model", "weight": weight, "options": {"path": "x"}}
-    rewards = [{"name": "boxed"}, paid]
-    config = Config.model_validate({"data": {"train": "x"}, "score": {"rewards": rewards}})
-    found = evidence(Run("run", tmp_path, config, [], None, [], []), [])
-    assert found.paid_by_model is is_paid
-    assert (found.num_held_out, found.best_step) == (None, None)
-
-
-def test_options_of_every_run_are_not_compared_and_long_ones_are_cut() -> None:
-    tree = {"run": {"name": "a"}, "data": {"train": "x"}}
-    one, other = (
-        Config.model_validate(tree | {"run": {"name": name, "directory": name}, "data": {
-            "train": "x", "system_prompt": name * 300}}) for name in "ab"
-    )  # fmt: skip
-    assert differing_options([one, other]) == [
-        {"option": "data.system_prompt", "values": ["a" * 200, "b" * 200]}
-    ]
 
 
 def test_what_is_shown_is_what_was_recorded(tmp_path: Path) -> None:
@@ -490,13 +308,6 @@ def test_a_damaged_environment_is_passed_over(environment: Any, tmp_path: Path) 
     page([found])
 
 
-def test_an_environment_that_is_whole_is_read(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [record(0), record(1)])
-    (folder / "environment.json").write_bytes(orjson.dumps({"starts": [START]}))
-    found = read_run(folder, "run")
-    assert (found.starts, found.notices, found.num_held_out) == ([START], [], 1)
-
-
 ELEMENTS = """
 globalThis.ResizeObserver = class {};
 const element = () => ({
@@ -533,13 +344,6 @@ def test_the_page_s_own_code_shows_each_number_in_its_place(tmp_path: Path) -> N
         "|Mean reward|0.500 → 0.500|", "|Sampled|300| tokens|Time|14 s|Peak memory|0.60 GiB",
     ):  # fmt: skip
         assert row in ended.stdout, row
-
-
-def test_a_summary_is_read_only_if_the_run_ended_there(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [record(0), record(1)])
-    for steps, summary in ((0, None), (1, {"steps": 1})):
-        (folder / "summary.json").write_bytes(orjson.dumps({"steps": steps}))
-        assert read_run(folder, "run").summary == summary
 
 
 @pytest.mark.parametrize("name", ["summary.json", "environment.json", "metrics.jsonl"])

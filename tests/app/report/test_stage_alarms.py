@@ -1,7 +1,6 @@
 """The checks of the stages: each raised by a run that earns it, and by no healthy one."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -9,7 +8,6 @@ from reason_llm.app.report import alarms, stage_alarms
 from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.config import StageName
 from reason_llm.run import Record
-from report_runs import facts
 
 
 def seen(records: Sequence[Record], stage: StageName = "preference") -> Evidence:
@@ -122,76 +120,6 @@ def test_completions_without_an_end(key: str, stage: StageName) -> None:
     assert not raised(found(*[0.9] * 5, *[0.1] * 5))
     assert not raised(found(0.5))
     assert found().state == "unknown"
-
-
-def test_one_nat_is_lost_before_the_chosen_side_is_unlikely() -> None:
-    for end, is_raised in ((-1.0, False), (-1.01, True)):
-        records = steps("train/chosen_log_ratio", [0.0] * 6 + [end] * 6)
-        assert raised(stage_alarms.ordered_and_broken(seen(records))) == is_raised
-    found = stage_alarms.ordered_and_broken(seen(records))
-    assert "have lost 1.01 nats against the reference" in found.text
-    assert "(log-ratio 0.00 → -1.01)" in found.text
-
-
-def test_accuracy_falls_beyond_three_errors_while_the_order_rises() -> None:
-    """By held-out pairs before those of training, and from the best step on."""
-    for best, last, order, is_raised in (
-        (0.566, 0.434, 0.7, False), (0.567, 0.433, 0.7, True), (0.567, 0.433, 0.5, False),
-    ):  # fmt: skip
-        records = judged((0.1, 0.5), (best, 0.9), (last, order))
-        for each in records:
-            each["train/pair_accuracy"] = 0.5
-        found = stage_alarms.ordered_and_broken(seen(records))
-        assert raised(found) == is_raised
-        if is_raised:
-            assert found.steps == (10, 20)
-            assert found.text == (
-                "From step 10 to 20 held-out accuracy went 56.7% → 43.3% (± 4.4%), while the order "
-                "of the pairs went 0.5 → 0.7."
-            )
-            assert found.advice.endswith("Or take the adapter of step 10 (its checkpoint).")
-
-
-@pytest.mark.parametrize(
-    ("losses", "is_raised"),
-    [([1.0, 1.01, 1.015, 1.02], True), ([1.0, 1.01, 1.015, 1.019], False),
-     ([1.0, 1.1, 1.2, 1.2, 1.3], False), ([1.0, 1.1, 1.2], False),
-     ([0.9, 1.0, 1.1, 0.8, 0.9, 1.0], False)],
-)  # fmt: skip
-def test_three_rises_in_a_row_by_two_percent_are_overfitting(
-    losses: list[float], is_raised: bool
-) -> None:
-    found = stage_alarms.overfits(seen(steps("eval/loss", losses), "sft"))
-    assert raised(found) == is_raised
-    if is_raised:
-        assert found.text == "The held-out loss went 1 → 1.02, lowest at step 1."
-        assert found.advice.startswith("Take the adapter of step 1 (its checkpoint), or stop")
-
-
-def test_a_critic_is_judged_by_its_last_five_steps() -> None:
-    for last, is_raised in ((0.0, False), (-0.01, True)):
-        records = steps("critic/explained_variance", [-1.0] * 21 + [0.0] * 4 + [last])
-        assert raised(stage_alarms.critic_explains_nothing(seen(records, "rl"))) == is_raised
-
-
-def test_where_completions_have_no_end_the_most_cut_off_are_shown() -> None:
-    """Of the last three steps that were sampled, or of the last evaluation."""
-    groups = [facts(s, are_truncated=[bool(s), s == 1]) for s in (0, 2, 1)]
-    for stage, advice in (("rl", "begin from an adapter"), ("sft", "see in --data-check")):
-        of: StageName = "rl" if stage == "rl" else "sft"
-        key = f"{'sample' if stage == 'rl' else 'eval'}/truncated_fraction"
-        found = stage_alarms.no_end_token(
-            replace(seen(steps(key, [0.0, 0.51, 0.51, 0.51]), of), groups=groups)
-        )
-        assert found.steps == ((2, 4) if stage == "rl" else (4, 4))
-        assert found.text == "51% of the completions have no end token."
-        assert found.charts[0] == key
-        assert advice in found.advice
-        assert found.groups == (groups[2], groups[1])
-        assert not raised(stage_alarms.no_end_token(seen(steps(key, [0.9, 0.5, 0.5, 0.5]), of)))
-    both = steps("eval/truncated_fraction", [0.9])
-    assert stage_alarms.no_end_token(seen(both, "rl")).state == "unknown"
-    assert raised(stage_alarms.no_end_token(seen(both, "preference")))
 
 
 OF_ROLLOUTS = list(alarms.ALARMS)[:11]

@@ -44,7 +44,6 @@ from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES
-from reason_llm.model.vllm.engine import EngineSizes
 from reason_llm.readers import outside_models
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, LearningSettings
@@ -433,31 +432,6 @@ def card(gib: float, host: float = 64) -> Machine:
     return Machine("cuda", int(gib * GIB), int(host * GIB))
 
 
-def test_the_longest_context() -> None:
-    """Of answers that are learned or held out, and of what the data has where it is known."""
-    for sample, evaluated, given, prompt, row, expected in (
-        (100, 300, None, 40, 0, 340), (300, 100, None, 40, 0, 340), (300, None, None, 40, 0, 340),
-        (300, 100, 2000, 40, 900, 900), (300, 100, None, 0, 50, 50), (9, 8, 2000, None, 0, 2000),
-        (100, 300, None, None, 0, 1324), (100, 7500, None, None, 0, 8192),
-    ):  # fmt: skip
-        config = Config.model_validate({
-            "model": {"path": str(TINY), "context_tokens": given},
-            "data": {"train": "x", "eval": "x"}, "eval": {"max_new_tokens": evaluated},
-            "sample": {"max_new_tokens": sample},
-        })  # fmt: skip
-        assert memory._context_tokens(config, 8192, prompt, row) == expected
-
-
-def test_the_base_takes_what_its_kind_says() -> None:
-    tiny = Shape.of(meta_model(ModelSection(path=str(TINY))))
-    shape = replace(tiny, packable=(64 * 1024, 640), dense=1000)
-    assert shape.weight_bytes(2, "none", under_vllm=True) == 2 * (65_536 + 640 + 1000)
-    under_vllm = 32_768 + 64 + 4 * 1024 + 320 + 64 + 4 * 10 + 4 * 1000
-    assert shape.weight_bytes(4, "nf4", under_vllm=True) == under_vllm
-    nested = 32_768 + 1_088 + 1024 + 16 + 320 + 1_088 + 10 + 4 + 2 * 1000
-    assert shape.weight_bytes(2, "nf4", under_vllm=False) == nested
-
-
 def test_a_card_too_small_is_refused_with_settings_that_fit(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path)
     with pytest.raises(ConfigError) as caught:
@@ -511,36 +485,6 @@ def test_micro_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path, train__micro_batch_tokens=200_000)
     with pytest.raises(ConfigError, match=r"micro_batch_tokens=200000 needs .* set it to \d+ or"):
         memory.plan(config, shape, card(24), limit=32768)
-
-
-def test_the_engine_is_given_what_was_planned(tmp_path: Path) -> None:
-    asked = {"train__router_replay": True, "train__micro_batch_tokens": 3000}
-    config, shape = card_config(tmp_path, model__quantize="nf4", **asked)
-    shape = replace(shape, adapted=("q_proj",))
-    plan = memory.plan(config, shape, card(24), limit=32768)
-    cache = plan.cache_tokens * 2 * 28 * 512 * 2
-    expected = EngineSizes(
-        plan.context_tokens, cache, 128, config.model.adapter.rank, ("q_proj",), "nf4",
-        prefill_tokens=2048, beside_kv_bytes=plan.peak.sampling - cache, returns_routes=True,
-    )  # fmt: skip
-    assert (plan.engine, plan.micro_batch_tokens) == (expected, 3000)
-    cpu = memory.plan(config, shape, Machine("cpu", 24 * GIB, 0), limit=32768).engine
-    assert cpu is not None and cpu.prefill_tokens is None
-    full, _ = card_config(tmp_path, model__train="full", run__shards=1)
-    few = replace(shape, trained=1000, largest=1000)
-    assert memory.plan(full, few, card(24), limit=32768).engine.lora_rank == 0  # type: ignore[union-attr]
-
-
-def test_the_chunk_follows_from_the_plan(tmp_path: Path) -> None:
-    """Logits of 2^25 at once on a card, or of a fiftieth of it, and of 2^23 on a CPU."""
-    config, shape = card_config(tmp_path, model__quantize="nf4")
-    large, small = (memory.plan(config, shape, card(gib), limit=32768) for gib in (80, 12))
-    cpu = memory.plan(config, shape, Machine("cpu", 80 * GIB, 80 * GIB), limit=32768)
-    assert large.chunk_tokens == 2**25 // shape.vocabulary
-    assert cpu.chunk_tokens == 2**23 // shape.vocabulary
-    (line,) = (line.learning for line in small.lines if line.name == "log-prob chunk")
-    assert cpu.chunk_tokens < small.chunk_tokens < large.chunk_tokens
-    assert 0.95 * 12 * GIB / 50 < line <= 12 * GIB / 50
 
 
 def test_what_a_machine_without_a_gpu_gives() -> None:
@@ -600,85 +544,12 @@ def activations(draft: memory._Draft) -> int:
     return {line.name: line.learning for line in draft.lines(0, 1)}["activations"]
 
 
-def libraries(draft: memory._Draft) -> int:
-    return draft.resident()["libraries, contexts, graphs"]
-
-
 def beside(draft: memory._Draft, tokens: int = 1) -> int:
     """Host memory beyond that of the process."""
     return draft.host_bytes(tokens) - memory.HOST_BYTES
 
 
-PPO, FULL = {"algorithm__name": "ppo"}, {"model__train": "full"}
-CRITIC = 1000 + 3584 + 1
 """Parameters of an adapter of 1,000 with a head."""
-
-
-@pytest.mark.parametrize(
-    ("kind", "gib", "changes", "taken", "expected"),
-    [
-        # Copies of a weight and of its gradient in float32, and the optimizer's temporaries.
-        ("cuda", 24, FULL, lambda d: d.update_bytes, 600 * 8),
-        ("cuda", 24, FULL | {"train__optimizer": "adafactor"}, lambda d: d.update_bytes, 600 * 16),
-        ("cuda", 24, FULL | {"train__optimizer": "muon"}, lambda d: d.update_bytes, 600 * 22),
-        ("cpu", 24, FULL | {"train__optimizer": "adamw_8bit"}, lambda d: d.update_bytes, 600 * 28),
-        ("cpu", 24, {"train__optimizer": "adamw_8bit"}, lambda d: d.update_bytes, 600 * 20),
-        ("cuda", 24, {"train__optimizer": "adamw_8bit"}, lambda d: d.update_bytes, 0),
-        # Moments; on a card of one role at a time.
-        ("cuda", 24, FULL | {"train__optimizer": "muon"}, lambda d: d.optimizer_bytes, 5200),
-        ("cuda", 24, FULL | {"train__optimizer": "adafactor"}, lambda d: d.optimizer_bytes, 100),
-        ("cuda", 24, {"train__ema": 0.9}, lambda d: d.optimizer_bytes, 12_000),
-        ("cuda", 24, PPO, lambda d: d.optimizer_bytes, 8 * CRITIC),
-        ("cpu", 24, PPO, lambda d: d.optimizer_bytes, 8 * (1000 + CRITIC)),
-        ("cuda", 24, {"stage": "reward"}, lambda d: d.learned, {"policy": 1000 + 3584}),
-        # Sizes.
-        ("cuda", 24, {}, lambda d: (d.sequences, d.prefill_tokens), (128, 2048)),
-        ("cuda", 4, {}, lambda d: (d.sequences, d.prefill_tokens), (64, 2048)),
-        ("cpu", 24, {}, lambda d: (d.sequences, d.prefill_tokens), (128, 8192)),
-        ("cuda", 24, {"stage": "preference"}, lambda d: d.unit_tokens, 4096),
-        ("cuda", 24, {"train__router_aux_loss_coef": 0.1},
-         lambda d: activations(d) - activations(replace(d, shape=shape_of_7b())), 8 * 64 * 2048),
-        # Libraries and, on a card, vLLM's graphs and its counts of tokens; sums of shards.
-        ("cuda", 24, {}, libraries, int(1.8 * GIB) + 128 * 152064 * 4),
-        ("cpu", 24, {}, libraries, int(1.4 * GIB)),
-        ("cuda", 24, {"sample__engine": "transformers"}, libraries, int(1.2 * GIB)),
-        ("cuda", 24, {"run__shards": 4},
-         lambda d: {line.name: line.learning for line in d.lines(0, 1)}["gradients"], 3 * 4000),
-        # Kernels of bfloat16 on a CPU, and buffers between several cards.
-        ("cpu", 24, {}, lambda d: d.resident()["compiled kernels"], 2**28),
-        ("cpu", 24, {"model__dtype": "auto", "model__quantize": "nf4"},
-         lambda d: d.resident()["compiled kernels"], 2**28),
-        ("cpu", 24, {"model__dtype": "float32"}, lambda d: "compiled kernels" in d.resident(), 0),
-        ("cuda", 24, {}, lambda d: {"compiled kernels", "NCCL"} & d.resident().keys(), set()),
-        ("cuda", 24, {"run__replicas": 2, "run__shards": 2}, lambda d: d.resident()["NCCL"], 2**29),
-        # A checkpoint: adapters, heads and moments.
-        ("cuda", 24, PPO, lambda d: d._checkpoint_bytes, 12 * (1000 + CRITIC)),
-        ("cuda", 24, {"run__max_staleness": 1}, lambda d: d._checkpoint_bytes, 16_000),
-        ("cuda", 24, {"data__eval": "x"}, lambda d: d._checkpoint_bytes, 16_000),
-        ("cuda", 24, {"data__eval": "x", "run__keep_best": False},
-         lambda d: d._checkpoint_bytes, 12_000),
-        # Host memory beside a card.
-        ("cuda", 24, {"run__replicas": 2, "run__shards": 2}, beside, 12_000),
-        ("cuda", 24, {"run__max_staleness": 1}, beside, 8000),
-        ("cuda", 24, PPO, beside, 8 * CRITIC),
-        ("cuda", 24, FULL | {"algorithm__name": "grpo"}, beside, 2000 + 8000),
-        ("cuda", 24, FULL | {"algorithm__name": "dapo"}, beside, 8000),
-        ("cuda", 24, FULL | {"algorithm__name": "dapo", "train__optimizer": "adafactor"}, beside,
-         2 * (600 + 300)),
-        ("cuda", 24, {"train__gradient_checkpointing": "offload"}, lambda d: beside(d, 3000),
-         28 * 2**25),
-        ("cpu", 24, PPO, lambda d: d.host_bytes(1), 0),
-    ],
-)  # fmt: skip
-def test_what_an_option_takes(
-    kind: Any, gib: int, changes: dict[str, Any], taken: Any, expected: Any, tmp_path: Path
-) -> None:
-    """Of 1,000 parameters that are trained, 600 of them in one matrix, over weights of 900."""
-    config, shape = card_config(tmp_path, **changes)
-    few = {"packable": (600,), "dense": 300, "adapter": 1000, "trained": 1000, "largest": 600}
-    machine = Machine(kind, gib * GIB, 64 * GIB)
-    draft = memory._Draft(config, replace(shape, routed=64, **few), machine, 2048, learns=True)
-    assert taken(draft) == expected
 
 
 def test_more_memory_never_gives_less(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
 from reason_llm.score.code import CodeTests, Outcome
 from reason_llm.score.code.code_tests import _harness_files
-from reason_llm.score.code.sandbox import Finished, Limits
 
 ADD = {"inputs": ["1 2\n", "5 7\n", "10 -3\n"], "outputs": ["3\n", "12\n", "7\n"]}
 ADD_CALLS = {"fn_name": "add", "inputs": [[1, 2], [5, 7]], "outputs": [[3], [12]]}
@@ -122,46 +121,6 @@ def test_many_are_judged_at_once_and_none_depends_on_another(hasty: CodeTests) -
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda program: outcome(hasty, ADD, program, True), programs))
     assert [one.passed for one in found] == [3, 0, 1] * 2
-
-
-def test_what_is_asked_of_the_sandbox_and_made_of_its_answers(
-    code: CodeTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One input after another with its limits; the first problem is told; three limits are enough.
-    Calls that a limit ended between two right results have not all passed."""
-    asked: list[tuple[str, int, float]] = []
-    answers: list[Finished] = []
-
-    def run(program: str, *, stdin: str, limits: Limits, files: Any = None) -> Finished:
-        asked.append((stdin, limits.cpu_seconds, limits.wall_seconds))
-        return answers.pop(0)
-
-    def ended(stdout: str, status: int = 0, limit: Any = None) -> Finished:
-        return Finished(status, stdout, "Traceback\nValueError: no\n", limit)
-
-    monkeypatch.setattr(code.sandbox, "run", run)
-    monkeypatch.setattr(code, "timeout_seconds", 2.5)
-    tests = {"inputs": list("abcdef"), "outputs": ["A 1"] * 6, "atol": 0.2,
-             "checker": "case-insensitive"}  # fmt: skip
-    killed = ended("A 1", -9, "memory")
-    answers[:] = [ended("a 1.1"), ended("A 1", 3), ended("A 2"), killed, killed, ended("A 1")]
-    assert outcome(code, tests, "x") == Outcome(2, 6, "exit code 3: ValueError: no")
-    assert asked == [(given, 3, 7.5) for given in "abcdef"]
-    answers[:] = [killed, ended("A 1"), killed, killed]
-    assert outcome(code, tests, "x") == Outcome(1, 6, "the memory limit")
-    answers[:] = [ended("A 1"), ended("B")]
-    assert outcome(code, tests, "x", stop_early=True) == Outcome(1, 6, "a wrong output")
-    calls = {"fn_name": "f", "inputs": [[1], [2], [3], [4]], "outputs": [1, 2, 3, 4], "atol": 0.2}
-    values = [f'{{"value": {n}}}\n' for n in ("1.1", "2.5")]
-    answers[:] = [ended("".join(values)), ended("", 1), ended('{"value": 4}\n')]
-    assert outcome(code, calls, "x") == Outcome(2, 4, "a wrong result")
-    requests = [json.loads(given) for given, *limits in asked[-3:] if limits == [25, 25.0]]
-    told = {"timeout_seconds": 2.5, "stop_early": False}
-    assert requests == [{"calls": ["f", calls["inputs"][n:]], **told} for n in (0, 2, 3)]
-    answers[:] = [ended(values[0], -9, "time")]
-    assert outcome(code, calls, "x") == Outcome(1, 4, "the time limit")
-    answers[:] = [ended("".join(values))]
-    assert outcome(code, calls, "x", stop_early=True) == Outcome(1, 4, "a wrong result")
 
 
 def test_the_limits_of_cpu_time_follow_the_option(code: CodeTests) -> None:

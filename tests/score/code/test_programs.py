@@ -22,7 +22,6 @@ Row = dict[str, Any]
 ROWS: list[Row] = [
     json.loads(line) for line in Path(__file__).with_name("programs.jsonl").read_text().splitlines()
 ]
-NAMED = {row["name"]: row for row in ROWS}
 BEGIN = "def f(x):\n    if x == 1: return 1\n"
 SOLVE_ONE = [row for row in ROWS if row["program"].startswith(BEGIN) and "[]" not in row["program"]]
 """The first case alone, of squares."""
@@ -60,21 +59,6 @@ def test_the_table_is_large_and_has_no_row_twice() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("row", parameters([r for r in ROWS if r["class"] == "names of its own"]))
-@pytest.mark.parametrize(
-    "attack",
-    [
-        *("fails only in the test beside an assertion", "stops a zip of calls"),
-        *("a subclass of str as a key", "gives nought to every call", "says that a name is a type"),
-    ],
-)
-def test_no_form_pays_for_a_wrong_value(code: CodeTests, attack: str, row: Row) -> None:
-    if row["name"] != "beside":
-        found = outcome(code, row["tests"], NAMED[attack]["program"])
-        assert (found.problem is None, found.passed) == (False, 0)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("row", parameters(SOLVE_ONE))
 def test_the_same_tests_pay_a_right_program(code: CodeTests, row: Row) -> None:
     found = outcome(code, row["tests"], "def f(x): return x * x\n")
@@ -107,7 +91,7 @@ LARGE = {
     "def f(): return Fraction(3 ** 600_000, 7 ** 300_000)",
     "equal hashes": "def f(): return {n * (2**61 - 1) for n in range(6000)}",
 }  # fmt: skip
-SHORT = ("an integer", "a forged fraction")
+SHORT = ("a forged fraction",)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +106,8 @@ SHORT = ("an integer", "a forged fraction")
     [
         {"fn_name": "f", "inputs": [[]], "outputs": [3]},
         {"test": "assert f() == 3\n"},
-        {"test": "assert str(f()) == '3'\n"},
     ],
-    ids=["calls", "asserts", "text"],
+    ids=["calls", "asserts"],
 )
 def test_what_is_large_is_ended_by_cpu_time(tests: Row, program: str) -> None:
     """It took up to 60 s, ten times the limit of a call; here the limit is 2 s of CPU time."""

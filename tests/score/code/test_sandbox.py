@@ -2,7 +2,6 @@
 of it is left, and the next program runs as if it had never been."""
 
 import os
-import queue
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ from conftest import ROOT, descendants
 from reason_llm.errors import ConfigError
 from reason_llm.score.code import sandbox as sandbox_module
 from reason_llm.score.code.jail import isolation
-from reason_llm.score.code.sandbox import Limits, Sandbox, SandboxError
+from reason_llm.score.code.sandbox import Sandbox, SandboxError
 
 ONE_CPU_SECOND = replace(AMPLE, cpu_seconds=1)
 BRIEF = replace(AMPLE, wall_seconds=0.5)
@@ -55,21 +53,6 @@ def until(condition: Callable[[], bool]) -> bool:
 
 
 # --- what must work
-
-
-def test_what_a_program_may_use_where_nothing_else_is_said() -> None:
-    asked: list[dict[str, Any]] = []
-    made = Sandbox.__new__(Sandbox)
-    made._idle = queue.LifoQueue()
-    made._idle.put(SimpleNamespace(run=asked.append))
-    made.run("x", stdin="given", files={"a.py": "y"})
-    made.run("x", limits=Limits(1, 2.5, 3, 4, 5, 6))
-    assert (asked[0]["stdin"], asked[0]["files"]) == ("given", {"a.py": "y", "program.py": "x"})
-    assert (asked[1]["stdin"], asked[1]["files"]) == ("", {"program.py": "x"})
-    mib = 1 << 20
-    assert [tuple(each["limits"].values()) for each in asked] == [
-        (6, 12.0, 1024 * mib, 32, 64 * mib, 16 * mib), (1, 2.5, 3, 4, 5, 6),
-    ]  # fmt: skip
 
 
 def test_a_program_gets_its_input_and_its_files(sandbox: Sandbox) -> None:
