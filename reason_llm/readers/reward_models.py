@@ -99,14 +99,7 @@ class RewardModel(RewardReader):
 
     def rewards(self, groups: Sequence[Group], learner: Learner, progress: Progress) -> list[float]:
         """See ``RewardReader``."""
-        scores = self._scores(groups, learner, progress)
-        if self.scale is None:
-            return scores
-        mean, std = self.scale
-        return [
-            min(max((score - mean) / std, -CLIP), CLIP) if math.isfinite(score) else score
-            for score in scores
-        ]
+        return normalized(self._scores(groups, learner, progress), self.scale)
 
     def _scores(self, groups: Sequence[Group], learner: Learner, progress: Progress) -> list[float]:
         """Score of each completion, in order."""
@@ -124,6 +117,17 @@ class RewardModel(RewardReader):
                 scores[index] = score
                 progress(1)
         return scores
+
+
+def normalized(scores: Sequence[float], scale: tuple[float, float] | None) -> list[float]:
+    """Rewards from scores and their mean and deviation; a score that is not finite stays so."""
+    if scale is None:
+        return list(scores)
+    mean, std = scale
+    return [
+        min(max((score - mean) / std, -CLIP), CLIP) if math.isfinite(score) else score
+        for score in scores
+    ]
 
 
 def _open(config: Config, subject: Subject, base: Base) -> Sequence[RewardModel]:

@@ -93,10 +93,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     calls: list[tuple[str, int]] = []
     original = Learner.measure
 
-    def measure(self: Learner, data: list[Datum], role: str, **options: Any) -> Any:
+    def measure(self: Learner, data: list[Datum], role: str, *output: Any) -> Any:
         if data:
             calls.append((role, len(data)))
-        return original(self, data, role, **options)
+        return original(self, data, role, *output)
 
     monkeypatch.setattr(Learner, "measure", measure)
     return calls

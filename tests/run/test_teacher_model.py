@@ -228,7 +228,7 @@ def test_a_killed_run_goes_on_to_the_same_adapter(tmp_path: Path) -> None:
     whole, _ = call("whole")
     die_at = str(ROOT / "tests" / "fixtures" / "die_at.py")
     for place, count in (
-        ("reason_llm.run.judges.teacher:policy_logprobs", "2"),
+        ("reason_llm.readers.teacher:policy_logprobs", "2"),
         ("reason_llm.train.learner:Learner._update", "2"),
     ):
         call("killed", die_at, place, count, status=-9)

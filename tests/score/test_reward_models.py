@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from reason_llm.config import Config, ScoreSection
 from reason_llm.errors import RewardError
 from reason_llm.files import parsed_object
+from reason_llm.readers.reward_models import normalized
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.judges.reward_models import RewardModelFolder
 from reason_llm.run.store.kept_adapters import describe
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages
@@ -142,17 +142,12 @@ def test_a_first_reward_of_weight_0_changes_no_advantage(algorithm: str) -> None
     assert found[0][0] < found[0][1] < found[0][2]
 
 
-def folder(scale: tuple[float, float] | None) -> RewardModelFolder:
-    return RewardModelFolder("a", Path(), False, scale, "", False)
-
-
-def test_rewards_are_normalised_and_cut_off() -> None:
-    scores = [1.0, 5.0, 200.0, -200.0]
-    assert folder((1.0, 2.0)).rewards(scores) == [0.0, 2.0, 10.0, -10.0]
-    assert folder(None).rewards(scores) == scores
-    assert math.isnan(folder((1.0, 2.0)).rewards([math.nan])[0])
-    assert folder((1.0, 2.0)).rewards([math.inf]) == [math.inf]  # told, and not cut off
-    assert folder((1.0, 2.0)).role == "reward:a"
+def test_rewards_are_normalized_and_clipped() -> None:
+    scores, scale = [1.0, 5.0, 200.0, -200.0], (1.0, 2.0)
+    assert normalized(scores, scale) == [0.0, 2.0, 10.0, -10.0]
+    assert normalized(scores, None) == scores
+    assert math.isnan(normalized([math.nan], scale)[0])
+    assert normalized([math.inf], scale) == [math.inf]  # an error of scoring, not a large reward
 
 
 def test_the_folder_says_what_was_measured_last_and_nothing_that_was_not() -> None:

@@ -23,9 +23,9 @@ from reason_llm.model.base import Model, load_tokenizer, meta_model
 from reason_llm.model.datum import Datum
 from reason_llm.model.plan import GIB, Machine, Plan, look_at, memory, plan_only, with_start
 from reason_llm.model.plan.shape import Shape
-from reason_llm.run import learners
 from reason_llm.readers import Base, Reader, open_readers
 from reason_llm.readers.reference import START
+from reason_llm.run import learners
 from reason_llm.run.store import checkpoint
 from reason_llm.train.step_metrics import Tally
 from shapes import write_config
