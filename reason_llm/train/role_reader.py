@@ -2,13 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+from torch import Tensor
 
 from reason_llm.model import Datum, Role
 from reason_llm.train.objectives import Output
 
-if TYPE_CHECKING:
-    from reason_llm.train.learner import Learner
+
+class Measures(Protocol):
+    """What a reader needs of the learner."""
+
+    def lacking(self, data: Sequence[Datum], column: str) -> list[int]:
+        """See ``Learner``."""
+
+    def measure_step(
+        self, data: Sequence[Datum], role: Role, output: Output | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """See ``Learner``."""
 
 
 class ColumnReader(Protocol):
@@ -22,7 +33,7 @@ class ColumnReader(Protocol):
     def role(self) -> Role:
         """Role that gives it."""
 
-    def read(self, data: Sequence[Datum], learner: "Learner") -> list[Datum]:
+    def read(self, data: Sequence[Datum], learner: Measures) -> list[Datum]:
         """The rows, with the column where it is wanted; shared between all who learn the step."""
 
 
@@ -42,7 +53,7 @@ class RoleReader:
     asked: Callable[[Datum], Datum] = as_it_is
     """The row as the role reads it; its trained tokens are the same."""
 
-    def read(self, data: Sequence[Datum], learner: "Learner") -> list[Datum]:
+    def read(self, data: Sequence[Datum], learner: Measures) -> list[Datum]:
         """See ``ColumnReader``."""
         rows, wanted = list(data), learner.lacking(data, self.column)
         if not wanted:

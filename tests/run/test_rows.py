@@ -17,7 +17,8 @@ from reason_llm.config import Config
 from reason_llm.data import order
 from reason_llm.loop import train
 from reason_llm.model import Datum
-from reason_llm.run import SILENT, rows
+from reason_llm.readers import reference
+from reason_llm.run import SILENT
 from reason_llm.run.rows import Rows
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.watch import Progress, Silent
@@ -147,7 +148,7 @@ def test_a_kill_while_it_measures_goes_on_to_the_same_bits(
 ) -> None:
     whole, killed = preferences(run__name="whole"), preferences(run__name="killed")
     train(whole)
-    monkeypatch.setattr(rows, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(reference, "SAVE_SECONDS", 0.0)
     with pytest.raises(Killed):
         train(killed, Seen(most=20))  # after the first step is written and before the second
     measured.clear()
@@ -213,18 +214,18 @@ def test_another_reference_has_another_file(preferences: Make, tmp_path: Path) -
     (start / "adapter_model.safetensors").write_bytes(b"a" * 9)
     (start / "adapter_config.json").write_bytes(b"{}")
     started = preferences(model__start=str(start))
-    plain = rows.path_of(config, folder, start)
-    assert plain == rows.path_of(preferences(train__learning_rate=0.1), folder, start)
-    from_start = rows.path_of(started, folder, start)
+    plain = reference.path_of(config, folder, start)
+    assert plain == reference.path_of(preferences(train__learning_rate=0.1), folder, start)
+    from_start = reference.path_of(started, folder, start)
     against_base = preferences(model__start=str(start), preference__reference="base")
-    assert rows.path_of(against_base, folder, start) == plain
+    assert reference.path_of(against_base, folder, start) == plain
     (start / "adapter_model.safetensors").write_bytes(b"a" * 8 + b"b")
     others = {
-        plain, from_start, rows.path_of(started, folder, start),
-        rows.path_of(preferences(model__dtype="bfloat16"), folder, start),
+        plain, from_start, reference.path_of(started, folder, start),
+        reference.path_of(preferences(model__dtype="bfloat16"), folder, start),
     }  # fmt: skip
     (start / "adapter_config.json").write_bytes(b'{"r": 8}')
-    others.add(rows.path_of(started, folder, start))
+    others.add(reference.path_of(started, folder, start))
     assert len(others) == 5
 
 

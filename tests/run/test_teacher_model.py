@@ -28,6 +28,7 @@ from reason_llm.loop import train
 from reason_llm.model import Datum, Model, load_tokenizer, meta_model, nf4, offload
 from reason_llm.model.plan import GIB, Machine, memory
 from reason_llm.model.plan.shape import Shape
+from reason_llm.readers import outside_models
 from reason_llm.run import SILENT
 from reason_llm.run.run import open_run
 from reason_llm.run.start.prepare import prepare
@@ -66,7 +67,7 @@ def test_it_reads_rollouts_as_transformers_alone_does(
         for ids, answer in zip(prompts, [(5, 6, 2), (7, 8, 9, 10, 2)], strict=True)
     ]
     with open_run(job, SILENT) as run:
-        seen = run.taught(data)
+        seen = run.read(data)
         assert run.record["memory/scoring_peak_gib"] >= 0
         learned = run.learners.policy.prepared(seen)
     options: dict[str, Any] = {"dtype": torch.float32}
@@ -151,11 +152,11 @@ def test_it_is_planned_with_the_bytes_that_it_has(
     with Model(section, load_tokenizer(section.path), 0) as model:
         base = [(h, t) for h, _, t in offload._places(model.policy) if not _is_adapter(model, h)]
         held = sum(tensor.nbytes for _, tensor in base)
-    shape, of_teacher = Shape.of(meta_model(config.model)), Shape.of(meta_model(section))
+    shape = Shape.of(meta_model(config.model))
     for kind in ("cpu", "cuda"):
-        plan = memory.plan(
-            config, shape, Machine(kind, 8 * GIB, 64 * GIB), 128, 18, teacher=of_teacher
-        )
+        machine = Machine(kind, 8 * GIB, 64 * GIB)
+        outside = [*outside_models(config, machine)]
+        plan = memory.plan(config, shape, machine, 128, 18, outside=outside)
         (line,) = (line for line in plan.lines if line.name.startswith("teacher"))
         if kind == "cpu":
             assert (line.sampling, line.learning) == (line.scoring,) * 2

@@ -90,7 +90,7 @@ def test_it_teaches_as_the_model_loaded_here_does(
         prompts = [prompt.token_ids for prompt in job.data.prompts[:2]]
         data = [Datum.of(ids, a) for ids, a in zip(prompts, [(5, 6, 2), (7, 8, 2)], strict=True)]
         with open_run(job, SILENT) as run:
-            found.append([row.on_trained("teacher_logprobs") for row in run.taught(data)])
+            found.append([row.on_trained("teacher_logprobs") for row in run.read(data)])
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
     assert all(row.isfinite().all() and (row < 0).all() for row in found[0])
     asked = [body for body in server.asked if body["path"] == "/v1/completions"]
@@ -200,7 +200,7 @@ def test_a_refusal_tells_no_key_and_a_busy_server_is_asked_again(
     assert row.on_trained("teacher_logprobs").shape == (3,)
     monkeypatch.delenv("OUR_TEACHER")
     with pytest.raises(ConfigError, match=r"key_env=OUR_TEACHER of the teacher: .*; set it"):
-        run_teacher(job)
+        prepare(asking(small_run, server, key_env="OUR_TEACHER"), SILENT)
 
 
 def test_a_slash_at_the_end_of_an_address_is_left_out(small_run: Small) -> None:

@@ -5,12 +5,11 @@ tokens. Nothing is measured, and a real step takes longer: launches and copies a
 Source of the counts: arXiv:2001.08361, section 2.1; attention: arXiv:2205.14135.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reason_llm.config import Config
 from reason_llm.model.plan.machine import GIB, Machine
-from reason_llm.model.plan.outside import OutsideModel
 from reason_llm.model.plan.shape import Shape
 
 BACKWARD_OF_ATTENTION = 2.5
@@ -80,6 +79,19 @@ class Sizes:
     cache: int
     micro_batch: int
     at_once: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideModel:
+    """A model with weights of its own, such as a separate reward model, that reads the rollouts in
+    a phase of its own."""
+
+    name: str
+    weight_bytes: int
+    passing_bytes: Callable[[int, int], int]
+    """Bytes of a pass over so many tokens, with so many tokens' logits at once."""
+    phase: Callable[[Config, Sizes], Phase] | None = None
+    """Its time in a step; None: it is not counted."""
 
 
 def line(phases: Sequence[Phase], card: Card | None, steps: int) -> str:

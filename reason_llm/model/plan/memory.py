@@ -12,8 +12,8 @@ from reason_llm.errors import ConfigError
 from reason_llm.model import adapters
 from reason_llm.model.logprobs import chunk_bytes
 from reason_llm.model.plan import bound
+from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
-from reason_llm.model.plan.outside import OutsideModel
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.vllm.engine import MAX_LORA_RANKS, EngineSizes
 

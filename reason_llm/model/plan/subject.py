@@ -16,9 +16,9 @@ from reason_llm.errors import ConfigError, ReasonError
 from reason_llm.files import cached, reach_hub
 from reason_llm.model import adapters, base
 from reason_llm.model.plan import backends, memory
+from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
-from reason_llm.model.plan.outside import OutsideModel
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES, write_config
 
