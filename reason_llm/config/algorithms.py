@@ -101,7 +101,7 @@ class Algorithm(SurrogateColumns):
     correction: Correction = "auto"
     """Importance weights, from the log-probs in the buffer, for rollouts of another policy or of a
     sampler that differs slightly from the policy: token_truncate, token_mask, sequence_truncate,
-    sequence_mask or none. auto: with run.from_buffer, run.max_staleness, train.replay and vllm
+    sequence_mask or none. auto: with run.from_buffer, run.max_staleness and vllm
     token_truncate, or sequence_truncate where ratio is the completion's (gspo, gspo_token, luspo);
     else none, as the log-probs of transformers are the learner's."""
     correction_cap: Positive = 2.0

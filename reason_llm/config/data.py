@@ -100,11 +100,6 @@ class DataSection(Section):
     {chosen, rejected} that begin alike. labels: {prompt, completion, label}."""
     split: str = "train"
     """Split of a Hub data set to train on; evaluation takes its test split."""
-    order: Literal["shuffled", "informative"] = "shuffled"
-    """Which prompts a step of rl draws. shuffled: each once in every pass over its set.
-    informative: at random, in proportion to the deviation of its group's rewards when it was last
-    drawn; one that was not drawn yet counts as the largest, one of equal rewards as a tenth of
-    that."""
     columns: ColumnsSection = ColumnsSection()
     """Column names."""
     columns_of: dict[str, ColumnsSection] = {}  # noqa: RUF012

@@ -325,10 +325,6 @@ class TrainSection(Section):
     """Passes over each step's rollouts or rows."""
     optimizer_steps: Count = 1
     """Optimizer steps in a pass; the rollouts or rows are split evenly among them."""
-    replay: Whole = 0
-    """Of rl: each group of a step whose advantages are all 0 is made up for by one of the last so
-    many steps whose are not, the newest first, with importance weights (algorithm.correction).
-    0: none."""
     router_aux_loss_coef: NonNegative = 0.0
     """Of a mixture of experts: weight of the loss that balances how its routers choose, over the
     tokens of all rows that are passed (docs/models.md). 0: none, whatever the model's config says.
@@ -455,8 +451,7 @@ class Config(Section):
     @property
     def is_off_policy(self) -> bool:
         """Whether another policy samples than the one that learns from it."""
-        run = self.run
-        return run.from_buffer is not None or run.max_staleness > 0 or self.train.replay > 0
+        return self.run.from_buffer is not None or self.run.max_staleness > 0
 
     @property
     def learned_row(self) -> Algorithm:
@@ -701,30 +696,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.run.max_staleness > 0 and not c.learns,
      "run.max_staleness={c.run.max_staleness} contradicts stage={c.stage}, whose policy does not "
      "change; leave it out"),
-    (lambda c, row: c.data.order == "informative" and (
-        not (c.samples and c.learns) or c.sample.completions_per_prompt < 2
-     ),
-     "data.order=informative contradicts stage={c.stage} or sample.completions_per_prompt="
-     "{c.sample.completions_per_prompt}: it asks how the rewards of a prompt's completions vary; "
-     "leave it out, or take stage rl with 2 completions or more"),
-    (lambda c, row: c.train.replay > 0 and (c.stage != "rl" or row.needs_whole_step),
-     "train.replay={c.train.replay} contradicts stage={c.stage} or algorithm.name="
-     "{c.algorithm.name}: it learns again from groups with the advantages that they had; leave it "
-     "out, or take rl with an algorithm whose advantages are of the rewards alone, such as grpo"),
-    (lambda c, row: c.train.replay > 0 and row.correction == "none",
-     "train.replay={c.train.replay} contradicts algorithm.correction=none: an earlier policy wrote "
-     "those groups; set correction to auto"),
-    (lambda c, row: c.train.replay > 0 and (
-        c.run.keep_buffers not in ("all", 1) or c.run.from_buffer is not None
-     ),
-     "train.replay={c.train.replay} contradicts run.keep_buffers={c.run.keep_buffers} or "
-     "run.from_buffer={c.run.from_buffer}: it takes groups from the run's own archive; set "
-     "keep_buffers to all and leave from_buffer out"),
-    (lambda c, row: c.data.order == "informative" and (
-        c.run.from_buffer is not None or c.run.max_staleness > 0
-     ),
-     "data.order=informative contradicts run.from_buffer={c.run.from_buffer} or run.max_staleness="
-     "{c.run.max_staleness}: prompts are drawn by the rewards of the step before; leave one out"),
     (lambda c, row: c.sample.environment is None and any(
         spec.kind == "environment" for spec in c.score.rewards
      ),

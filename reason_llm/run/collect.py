@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from statistics import pstdev
 from threading import Lock
 from typing import Protocol, Self
 
 from reason_llm.config import Algorithm, Config, is_right
-from reason_llm.data import informative_order, order
+from reason_llm.data import order
 from reason_llm.errors import TrainingError, printable
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run.judges.reward_models import RewardModelFolder
@@ -54,8 +53,6 @@ class Step:
     number: int
     drawn: int
     """Prompts that earlier steps took from the order."""
-    deviations: Mapping[str, float]
-    """As ``RunState.deviations`` at the start of the step."""
     version: int
     """The version of the policy that samples it, in learned steps."""
     checkpoint: str | None
@@ -80,29 +77,9 @@ class Step:
 
     def prompts(self, count: int) -> list[Prompt]:
         """The first prompts of the step."""
-        prompts = self.job.data.prompts
-        return [prompts[index] for index in self._indices(count)]
-
-    def deviations_after(self, document: Document) -> Mapping[str, float]:
-        """``RunState.deviations`` after the step with these rollouts; of a prompt whose group was
-        dropped 0."""
-        if self.config.data.order != "informative":
-            return self.deviations
-        found = {
-            group.prompt.id: pstdev(c.reward or 0.0 for c in group.completions if c.has_reward)
-            for group in document.groups
-            if any(c.has_reward for c in group.completions)
-        }
-        prompts = self.job.data.prompts
-        drawn = self._indices(document.drawn)
-        return {**self.deviations} | {str(i): found.get(prompts[i].id, 0.0) for i in drawn}
-
-    def _indices(self, count: int) -> list[int]:
-        data, config = self.job.data, self.config
-        place = data.sizes, data.weights, config.run.seed, self.drawn, count
-        if config.data.order == "informative":
-            return informative_order(*place, self.deviations)
-        return order(*place)
+        data, seed = self.job.data, self.config.run.seed
+        indices = order(data.sizes, data.weights, seed, self.drawn, count)
+        return [data.prompts[index] for index in indices]
 
     def save(
         self, groups: list[Group], drawn: int, counts: Mapping[str, float], *, whole: bool = False

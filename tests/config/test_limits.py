@@ -38,7 +38,7 @@ algorithm.min_reward_std=0 >=0; algorithm.dynamic_sampling=1 >=1<=100
 algorithm.success_range=None >=0<=1>=0<=1; algorithm.missing_eos_penalty=0 >=0
 train.learning_rate=1e-05 >=0; train.warmup_steps=0 >=0; train.weight_decay=0 >=0
 train.ema=None >0<1; train.rows_per_step=64 >=1; train.epochs=1 >=1; train.optimizer_steps=1 >=1
-train.replay=0 >=0; train.router_aux_loss_coef=0 >=0; train.micro_batch_tokens=auto >=1
+train.router_aux_loss_coef=0 >=0; train.micro_batch_tokens=auto >=1
 train.max_grad_norm=1 >0; eval.every=10 >=0
 eval.limit=None >=1; eval.patience=0 >=0; eval.samples=0 >=0; eval.max_new_tokens=None >=1
 memory.budget_gib=auto >0; memory.host_gib=auto >0; critic.learning_rate=0.0001 >=0
@@ -86,7 +86,6 @@ PLAYED, PPO = {"sample.environment": "a.py:B"}, {"algorithm.name": "ppo"}
 JUDGED = ["boxed", {"name": "reward_model", "options": {"path": "none"}}]
 GIVEN = {"name": "environment", "label": "given"}
 UNPAID = ["boxed", {"name": "environment", "weight": 0}]
-ORDERED, REPLAYED = {"data.order": "informative"}, {"train.replay": 1}
 SAVED, UNSAVED = {"run.from_buffer": "b"}, {"run.from_buffer": None}
 STALE, FRESH = {"run.max_staleness": 1}, {"run.max_staleness": 0}
 OPD, TEACHER = {"algorithm.name": "opd"}, {"algorithm.name": "opd", "teacher.model": "m"}
@@ -129,18 +128,6 @@ WEIGHED = "learned_row.correction"
         ({"run.ray": "auto"}, {"run.samplers": 1}, "run.ray=auto contradicts run.replicas=1"),
         (STALE | {"stage": "sample"}, RL, "whose policy does not change"),
         (SAVED | {"run.samplers": 1}, {"run.samplers": 0}, "contradicts run.from_buffer"),
-        (ORDERED | {"stage": "sample"}, RL, "data.order=informative"),
-        (ORDERED | SFT, RL, "data.order=informative"),
-        (ORDERED | ONE | {"algorithm.name": "pg"}, {"sample.completions_per_prompt": 2}, "it asks"),
-        (ORDERED | SAVED, UNSAVED, "informative contradicts run.from_buffer=b"),
-        (ORDERED | STALE, FRESH, "run.max_staleness=1: prompts"),
-        (REPLAYED | SFT, RL, "train.replay=1 contradicts stage=sft"),
-        (REPLAYED | PPO, {"algorithm.name": "dapo"}, "algorithm.name=ppo: it learns"),
-        (REPLAYED | {"algorithm.name": "rloo"}, {"algorithm.kl_place": "loss"}, "=rloo: it learns"),
-        (REPLAYED | {"algorithm.correction": "none"}, {"algorithm.correction": "auto"}, "wrote"),
-        (REPLAYED | {"run.keep_buffers": 2}, {"run.keep_buffers": 1}, "run.keep_buffers=2"),
-        (REPLAYED | {"run.keep_buffers": "none"}, {"train.replay": 0}, "run.keep_buffers=none"),
-        (REPLAYED | SAVED, UNSAVED, "run.from_buffer=b: it takes"),
         ({"score.rewards": ["boxed", "environment"]}, PLAYED, "nothing would give it"),
         ({"score.rewards": ["boxed", "environment"], "sample.environment": "mcp:x"}, PLAYED,
          "do not give"),
@@ -335,7 +322,7 @@ def test_each_preference_loss_takes_the_columns_that_it_reads() -> None:
         ("learns_pairs", KTO, False),
         ("compares_with_start", PPO, False),
         ("compares_with_start", PPO | START, True),
-        *(("is_off_policy", each, each != {}) for each in ({}, SAVED, STALE, REPLAYED)),
+        *(("is_off_policy", each, each != {}) for each in ({}, SAVED, STALE)),
         ("run.buffer_path", {}, Path("data/buffer.json")),
         ("run.buffer_path", {"run.buffer": "b.json"}, Path("b.json")),
         ("teacher_model", TEACHER | {"teacher.quantize": "nf4", "model.dtype": "bfloat16",

@@ -1,6 +1,5 @@
 """Dynamic sampling: groups without signal are dropped, others drawn, and a killed step goes on."""
 
-import math
 import os
 import random
 import signal
@@ -130,7 +129,7 @@ def drawn_of(buffer: RolloutBuffer, step: int) -> int:
 
 
 def step_of(job: Job, buffer: RolloutBuffer, stop: StopSignal, drawn: int, number: int) -> Step:
-    return Step(number, drawn, {}, number, None, job, buffer, stop, SILENT, {})
+    return Step(number, drawn, number, None, job, buffer, stop, SILENT, {})
 
 
 @pytest.fixture
@@ -207,29 +206,6 @@ def test_the_bounds_of_success_are_in_range_and_a_reward_of_0_is_none() -> None:
     row = resolve("dapo", {"success_range": (0.25, 0.75)})
     kept = {n: is_kept(group(*[1.0] * n, *[0.0] * (8 - n)), row, BOXED) for n in range(1, 8)}
     assert kept == {n: 2 <= n <= 6 for n in range(1, 8)}
-
-
-def test_deviations_are_of_the_rewards_that_were_given(small_run: Callable[..., Config]) -> None:
-    """Of 0 and 2: 1. A group without rewards, and one that was dropped, have none."""
-    nothing: Any = None
-    prompts = [Prompt(str(n), "", (1,), "") for n in range(8)]
-    data = SimpleNamespace(prompts=prompts, sizes=[8], weights=[1.0])
-    job: Any = SimpleNamespace(config=small_run(data__order="informative"), data=data)
-    step = Step(1, 3, {"x": 9.0}, 1, None, job, nothing, nothing, SILENT, {})
-    drawn = step._indices(3)
-    prompts = [job.data.prompts[index] for index in drawn]
-    given = replace(group(0, 2), prompt=prompts[0])
-    without = Completion((1,), "", (-1.0,), "stop", {"boxed": math.nan}, 0.0)
-    groups = [
-        replace(given, completions=(*given.completions, without)),
-        Group(prompts[1], (without, without)),
-    ]
-    document = Document(RunIdentity("a", "b", {}), 1, True, False, 3, groups)
-    expected = {str(index): value for index, value in zip(drawn, (1.0, 0.0, 0.0), strict=True)}
-    assert step.deviations_after(document) == {"x": 9.0} | expected
-    assert step.prompts(2) == prompts[:2]
-    plain = replace(step, job=SimpleNamespace(config=small_run(), data=data))
-    assert plain.deviations_after(document) == {"x": 9.0}
 
 
 def test_a_step_that_waits_for_reward_models_alone_is_not_sampled_again(job: Job) -> None:
@@ -372,7 +348,7 @@ def test_each_step_ahead_begins_where_the_one_before_it_ended(
     )
     buffer: Any = named(find=documents.get)
     stop: Any = named(requested=False)
-    step = Step(3, 10, {}, 3, None, job, buffer, stop, SILENT, {})
+    step = Step(3, 10, 3, None, job, buffer, stop, SILENT, {})
     sampling: Any = None
     ahead.Ahead(crew, step, sampling, {})._work()
     assert drawn == {4: 14, 5: 19, 6: 24}
@@ -405,7 +381,7 @@ def test_how_far_ahead_is_sampled(
     crew: Any = named(learners=named(policy=named(model=None)), version_of=lambda step: step - 2)
     stop, buffer, nothing = named(requested=False), named(find=documents.get), None
     records: dict[int, Any] = {}
-    step: Any = Step(ahead_of, 10, {}, 3, "there", job, buffer, stop, nothing, {"own": 1.0})
+    step: Any = Step(ahead_of, 10, 3, "there", job, buffer, stop, nothing, {"own": 1.0})
     made: Any = ahead.Ahead(crew, step, nothing, records)
     made._work()
     assert [(each.number, each.version, each.stop, each.watch) for each in later] == [

@@ -26,7 +26,7 @@ from reason_llm.run.watch import SILENT
 
 Small = Callable[..., Config]
 IDENTITY = RunIdentity("a", "small", {})
-STATE = RunState(IDENTITY, 4, None, drawn=10, kl_coefficient=0.25, deviations={"0": 0.5})
+STATE = RunState(IDENTITY, 4, None, drawn=10, kl_coefficient=0.25)
 ONE = Completion((1, 2), "", (-1.0, -1.0), "stop", {"a": 1.0}, 1.0, 0.5, (), (-2.0, -2.0))
 GROUPS = [Group(Prompt(name, "", (1,), ""), (ONE, ONE)) for name in "pq"]
 DOCUMENT = Document(IDENTITY, 4, True, False, 7, GROUPS, {"score/errors": 2.0}, None, 3)
@@ -78,7 +78,6 @@ def test_the_end_of_a_step(
         config=Named(samples=samples, run=section, train=Named(rows_per_step=6)),
         _writer=Named(wait=note("wait"), take_seconds=lambda: 3.0, submit=note("submit")),
         _buffer=Named(find={4: DOCUMENT}.get), _archive=note("archive"), _show=note("show"),
-        step=lambda number: Named(deviations_after=lambda document: {str(number): 1.5}),
         _of_rollouts=lambda document: {"of": 2.0}, _held_out=Named(is_due=lambda step: step == 5),
         _next_kl_coefficient=note("kl", 0.75), _evaluate_if=note("evaluate"),
         _kept=Named(take=note("take")), _log=Named(sync="sync"),
@@ -86,8 +85,7 @@ def test_the_end_of_a_step(
         job=Named(ends_early=lambda state: early, data=Named(sizes=[5, 3])),
     )  # fmt: skip
     Run.end(run, 4, {"b": 2.0})
-    found = {"drawn": 17, "deviations": {"4": 1.5}} if samples else {"drawn": 16}
-    state = replace(STATE, step=5, kl_coefficient=0.75, **found)
+    state = replace(STATE, step=5, kl_coefficient=0.75, drawn=17 if samples else 16)
     assert run.state == state
     more = {"of": 2.0} if samples else {"data/epoch": 2.0}
     assert {k: v for k, v in run.record.items() if k != "time/saving_seconds"} == {
@@ -215,9 +213,7 @@ def test_a_step_is_collected_and_learned_with_what_the_run_has(
     )  # fmt: skip
     run.step = lambda number: Run.step(run, number)
     step = Run.step(run, 6)
-    assert (step.number, step.drawn, step.deviations, step.version, step.checkpoint) == (
-        6, 10, {"0": 0.5}, 4, None
-    )  # fmt: skip
+    assert (step.number, step.drawn, step.version, step.checkpoint) == (6, 10, 4, None)
     assert (step.job, step.buffer, step.stop, step.record) == ("job", "buffer", "stop", run.record)
     run._saved = replace(STATE, folder=Path("there"))
     assert Run.step(run, 6).checkpoint == "there"
@@ -226,11 +222,6 @@ def test_a_step_is_collected_and_learned_with_what_the_run_has(
     with Run.learning(run, 4, ["a", "b"]) as learned:
         assert learned() == (4, ["a", "b"], 0.25)
     assert told == [(Run.step(run, 4), "by"), ("learning", 6), (0, 2)]
-    run._replay = Named(beside=lambda step, groups: [*groups, step])
-    for replay, record in ((1, {"train/replayed_groups": 2.0}), (0, {})):
-        run.config.train.replay, run.record = replay, {}
-        assert Run.replayed(run, 4, ["g"]) == ["g", 4]
-        assert run.record == record
     run._reading = lambda what, count: nullcontext((what, count))
     run._reward_models = Named(scores=lambda *given: given)
     scored = Run.model_scores(run, "model", GROUPS)  # type: ignore[arg-type]
