@@ -329,9 +329,6 @@ class TrainSection(Section):
     """Of a mixture of experts: weight of the loss that balances how its routers choose, over the
     tokens of all rows that are passed (docs/models.md). 0: none, whatever the model's config says.
     Source: arXiv:2101.03961 eq. 4 to 6."""
-    router_replay: bool = False
-    """Of a mixture of experts: the sampler's routes are saved with the rollouts, and the learner's
-    tokens go to the same experts, with weights of its own router. Source: arXiv:2510.11370."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass with padding. It changes memory and speed only."""
     packing: Literal["auto", "padded", "varlen"] = "auto"
@@ -848,11 +845,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "scores into; leave it out, or set stage to sft"),
     (lambda c, row: len(set(c.log.trackers)) < len(c.log.trackers),
      "log.trackers={c.log.trackers} names a tracker twice; name it once"),
-    (lambda c, row: c.train.router_replay and (
-        c.stage != "rl" or c.sample.environment is not None
-     ),
-     "train.router_replay=true contradicts stage={c.stage} or sample.environment="
-     "{c.sample.environment}: the routes are those of a rollout of one turn; leave it out"),
     (lambda c, row: (
         c.train.router_aux_loss_coef > 0 and c.train.gradient_checkpointing == "offload"
      ),

@@ -282,7 +282,7 @@ def sampling_params(config: Config) -> SamplingParams:
     sample = config.sample
     return SamplingParams(
         sample.completions_per_prompt, sample.max_new_tokens, sample.temperature, sample.top_k,
-        sample.top_p, sample.min_p, tuple(sample.stop), config.train.router_replay,
+        sample.top_p, sample.min_p, tuple(sample.stop),
     )  # fmt: skip
 
 

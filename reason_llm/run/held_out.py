@@ -36,9 +36,7 @@ def sampling_params(config: Config) -> SamplingParams:
     """One greedy completion of each held-out problem, or ``eval.samples`` as in training."""
     tokens, stop = config.eval_max_new_tokens, tuple(config.sample.stop)
     if k := config.eval.samples:
-        return replace(
-            collect.sampling_params(config), num_completions=k, max_new_tokens=tokens, routes=False
-        )
+        return replace(collect.sampling_params(config), num_completions=k, max_new_tokens=tokens)
     return SamplingParams(1, tokens, temperature=0.0, stop=stop)
 
 

@@ -65,7 +65,7 @@ def make(config: Config, folder: Path, state: RunState, plan: Plan, model: Model
     of_critic = train.with_options(
         {"learning_rate": critic.learning_rate, "epochs": critic.updates}
         | {"optimizer_steps": 1, "warmup_steps": 0}
-        | {"router_aux_loss_coef": 0.0, "router_replay": False}
+        | {"router_aux_loss_coef": 0.0}
     )
     settings = replace(
         settings,

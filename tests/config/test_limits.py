@@ -205,8 +205,6 @@ WEIGHED = "learned_row.correction"
         *((TEACHER | {f"teacher.{name}": value}, SERVED, "contradicts teacher.url=null")
           for name, value in (("timeout_seconds", 9), ("retries", 3), ("key_env", "K"),
                               ("tokenizer", "t"))),
-        (SFT | {"train.router_replay": True}, RL, "train.router_replay=true contradicts stage=sft"),
-        (PLAYED | {"train.router_replay": True}, {"sample.environment": None}, "router_rep"),
         ({"train.router_aux_loss_coef": 0.1, "train.gradient_checkpointing": "offload"},
          {"train.gradient_checkpointing": True}, "train.router_aux_loss_coef=0.1 contradicts"),
         ({"model.attention": "sdpa", "model.backend": "unsloth"}, {"model.backend": "native"},

@@ -216,7 +216,7 @@ def test_vllm_is_started_with_the_sizes_of_the_plan(
     monkeypatch.setattr(current_platform, "is_sleep_mode_available", lambda: not on_cpu)
     for name in ("_keep_linear_weights", "_keep_expert_weights"):
         monkeypatch.setattr(engine, name, lambda: None)
-    more = {"lora_rank": 0, "quantize": "nf4", "prefill_tokens": 300, "returns_routes": True}
+    more = {"lora_rank": 0, "quantize": "nf4", "prefill_tokens": 300}
     sizes = replace(SIZES, lora_targets=("q_proj",), **(more if is_more else {}))
     with pytest.raises(ModelError, match=r"cannot load it \(no such model\); set sample\.engine"):
         engine.start("org/name", torch.bfloat16, sizes, 5)
@@ -232,7 +232,7 @@ def test_vllm_is_started_with_the_sizes_of_the_plan(
         "compilation_config": None if on_cpu else graphs, "enable_prefix_caching": True,
         "enable_sleep_mode": not on_cpu, "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm", "disable_log_stats": True, "use_tqdm_on_load": False,
-        **({"enable_return_routed_experts": True} if is_more else lora),
+        **({} if is_more else lora),
     }]  # fmt: skip
 
 

@@ -71,10 +71,6 @@ def test_samples_are_drawn_as_in_training(small_run: Callable[..., Config]) -> N
     assert params == SamplingParams(3, 5, 0.7, 9, 0.9, stop=("Q:",))
     trained = collect.sampling_params(small_run(**drawn, sample__min_p=0.1, sample__stop=["Q:"]))
     assert (trained.min_p, trained.stop) == (0.1, ("Q:",))
-    routes = SimpleNamespace(sampling_params=lambda config: SamplingParams(8, 9, routes=True))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(held_out_module, "collect", routes)
-        assert sampling_params(small_run(eval__samples=1, **drawn)) == SamplingParams(1, 32)
     greedy = sampling_params(small_run(**drawn, sample__stop=["Q:"]))
     assert greedy == SamplingParams(1, 32, temperature=0.0, stop=("Q:",))
 

@@ -223,7 +223,6 @@ ELSEWHERE = {
     "model.deterministic": "of a GPU",
     "model.adapter.target_parameters": "of mixtures: tests/end_to_end/test_families.py",
     "train.router_aux_loss_coef": "of mixtures: tests/model/test_routing.py",
-    "train.router_replay": "of mixtures: tests/model/test_routing.py",
     **dict.fromkeys(
         [
             f"teacher.{name}"

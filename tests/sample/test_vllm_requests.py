@@ -74,9 +74,7 @@ def test_a_choice_of_vllm_is_a_completion(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(vllm_sampler, "decode", lambda *given: [told(*given)])
     logprobs = [{7: SimpleNamespace(logprob=-0.5)}, {8: SimpleNamespace(logprob=-1.25)}]
     for reason, why in (("stop", "stop"), ("length", "length"), (None, "length")):
-        choice = SimpleNamespace(
-            token_ids=[7, 8], logprobs=logprobs, finish_reason=reason, routed_experts=None
-        )
+        choice = SimpleNamespace(token_ids=[7, 8], logprobs=logprobs, finish_reason=reason)
         made = bare(tokenizer="by", end_token_ids=[2])._completion(choice)
         assert made == Completion((7, 8), "by [(7, 8)] [2]", (-0.5, -1.25), why)
 

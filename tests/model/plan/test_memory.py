@@ -513,14 +513,13 @@ def test_micro_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_engine_is_given_what_was_planned(tmp_path: Path) -> None:
-    asked = {"train__router_replay": True, "train__micro_batch_tokens": 3000}
-    config, shape = card_config(tmp_path, model__quantize="nf4", **asked)
+    config, shape = card_config(tmp_path, model__quantize="nf4", train__micro_batch_tokens=3000)
     shape = replace(shape, adapted=("q_proj",))
     plan = memory.plan(config, shape, card(24), limit=32768)
     cache = plan.cache_tokens * 2 * 28 * 512 * 2
     expected = EngineSizes(
         plan.context_tokens, cache, 128, config.model.adapter.rank, ("q_proj",), "nf4",
-        prefill_tokens=2048, beside_kv_bytes=plan.peak.sampling - cache, returns_routes=True,
+        prefill_tokens=2048, beside_kv_bytes=plan.peak.sampling - cache,
     )  # fmt: skip
     assert (plan.engine, plan.micro_batch_tokens) == (expected, 3000)
     cpu = memory.plan(config, shape, Machine("cpu", 24 * GIB, 0), limit=32768).engine
