@@ -231,7 +231,7 @@ class TokenRow:
     """Rows with the same number belong together: the two sides of a pair."""
     value: float = 0.0
     """Of a pair the margin, on the chosen row; of a labelled row its label: +1 for true, -1 for
-    false, or the number that it has; of a conditioned demonstration its score."""
+    false, or the number that it has."""
 
 
 def group_from_json(value: Any) -> Group:

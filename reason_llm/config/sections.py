@@ -659,8 +659,6 @@ NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "a reward model in score.rewards that is an adapter: its base must stay; name a model"),
     (lambda c, row: c.of_stage.scores or not c.learns,
      "stage={c.stage}: it trains an adapter and a head, or nothing; take another stage"),
-    (lambda c, row: c.sft.condition != "none",
-     "sft.condition={c.sft.condition}: only adapters say how their prompts are made; leave it out"),
     (lambda c, row: c.train.ema is not None,
      "train.ema={c.train.ema}: the average of all weights would take them once more; leave it out"),
 )  # fmt: skip
@@ -840,9 +838,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.data.max_prompt_tokens is not None and c.data.form == "texts",
      "data.max_prompt_tokens={c.data.max_prompt_tokens} does not act on data.form=texts, which "
      "have no prompt; set data.max_tokens"),
-    (lambda c, row: c.sft.condition != "none" and c.data.form == "texts",
-     "sft.condition={c.sft.condition} contradicts data.form=texts, which has no prompts to write "
-     "scores into; leave it out, or set stage to sft"),
     (lambda c, row: len(set(c.log.trackers)) < len(c.log.trackers),
      "log.trackers={c.log.trackers} names a tracker twice; name it once"),
     (lambda c, row: (

@@ -167,7 +167,6 @@ class Run:
         self._kept = KeptAdapters(
             job.config,
             job.folder,
-            job.data.conditioning,
             job.run.digests,
             self.model,
             policy.optimizer,

@@ -45,7 +45,7 @@ memory.budget_gib=auto >0; memory.host_gib=auto >0; critic.learning_rate=0.0001 
 critic.updates=1 >=1; critic.warmup_steps=10 >=0; critic.gamma=1 >0<=1; critic.lam=1 >=0<=1
 critic.value_lam=1 >=0<=1; critic.value_clip=0.2 >=0; teacher.coefficient=1 >0
 teacher.timeout_seconds=60 >0<=3600; teacher.retries=2 >=0<=10
-sft.condition_bins=5 >=2<=100; reward.centering=0.01 >=0; preference.beta=0.1 >0
+reward.centering=0.01 >=0; preference.beta=0.1 >0
 preference.label_smoothing=0 >=0<0.5; preference.margin=0 >=0; preference.nll_coefficient=0 >=0
 preference.desirable_weight=1 >0; preference.undesirable_weight=1 >0
 """
@@ -110,7 +110,6 @@ NOT_WITH_FULL: list[tuple[dict[str, Any], str]] = [
     ({"score.rewards": JUDGED}, "a reward model in score.rewards that is an adapter"),
     ({"stage": "reward"}, "stage=reward"),
     ({"stage": "sample"}, "stage=sample"),
-    (SFT | {"sft.condition": "reward"}, "sft.condition=reward"),
     ({"train.ema": 0.9}, "train.ema=0.9"),
 ]
 WEIGHED = "learned_row.correction"
@@ -192,12 +191,6 @@ WEIGHED = "learned_row.correction"
         (PAIRS | {"preference.name": "orpo", "preference.reference": "base"},
          {"preference.reference": "auto"}, "preference.reference=base would be ignored"),
         ({"train.rows_per_step": 63}, SFT, "train.rows_per_step=63 contradicts stage=rl"),
-        (SFT | {"sft.condition_bins": 3}, {"sft.condition": "bins"}, "condition_bins=3 would be"),
-        (SFT | {"sft.condition": "reward", "sft.condition_bins": 3}, {"sft.condition": "bins"},
-         "sft.condition_bins=3 would be ignored"),
-        (SFT | {"sft.condition_text": "{reward} {input}"}, {"sft.condition": "reward"},
-         "would be ignored because sft.condition is none"),
-        ({"stage": "pretrain", "sft.condition": "bins"}, SFT, "contradicts data.form=texts"),
         (OPD | {"teacher.prompt": "x"}, {"teacher.prompt": "{prompt}"}, "'x' must hold {prompt}"),
         (SERVED | {"teacher.model": None, "teacher.prompt": "{prompt}"}, TEACHER, "needs teach"),
         (SERVED | {"teacher.quantize": "nf4"}, {"teacher.quantize": "none"}, "server loads th"),
@@ -338,8 +331,6 @@ def test_each_preference_loss_takes_the_columns_that_it_reads() -> None:
         *(("model.adapter.adapts_head", {"model.adapter.targets": targets}, found)
           for targets, found in ((["q_proj"], False), (["q_proj", "lm_head"], True),
                                  ("all-linear", False), ("lm_.*", True), ("(", False))),
-        *(("sft.condition_target", SFT | {"sft.condition": way, "sft.condition_target": told}, told)
-          for way, told in (("bins", "0"), ("bins", "4"), ("reward", "-1.50"))),
         ("run.name", {"run.name": "é" * 50}, "é" * 50),
         *((f"learned_row.{name}", options, found) for name, options, found in (
             ("needs_group", {"algorithm.name": "pg"}, False),
@@ -383,12 +374,6 @@ def test_rows_that_are_given_come_beside_those_that_were_given() -> None:
     data = made({}).data.with_rows({"a": [1], "b": [2]})
     assert data.with_rows({"b": [3], "c": [4]}).given == {"a": [1], "b": [3], "c": [4]}
     assert data.given == {"a": [1], "b": [2]}
-
-
-@pytest.mark.parametrize("target", ["5", "-1", "4.0"])
-def test_a_bin_that_there_is_not_is_refused(target: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no bin; set it to 0 \.\. 4"):
-        made(SFT | {"sft.condition": "bins", "sft.condition_target": target})
 
 
 def test_several_options_of_a_section_are_set_at_once() -> None:

@@ -14,7 +14,7 @@ import yaml
 from conftest import TINY
 from reason_llm.config import Config
 from reason_llm.config.command_line import CommandLine
-from reason_llm.data import Conditioning, DataSet
+from reason_llm.data import DataSet
 from reason_llm.errors import ConfigError
 from reason_llm.evaluate import evaluation
 from reason_llm.evaluate.evaluation import (
@@ -115,19 +115,18 @@ def test_waves_hold_what_fits_at_once(sample: Any, engine: Any, sizes: list[int]
 
 
 def test_models_share_a_base_copy_that_serves_them_all(tmp_path: Path) -> None:
-    """With adapters of one shape, asked alike."""
-    made = {name: tmp_path / name for name in ("a", "b", "wide", "scored")}
+    """With adapters of one shape."""
+    made = {name: tmp_path / name for name in ("a", "b", "wide")}
     for name, folder in made.items():
         folder.mkdir()
         rank = 9 if name == "wide" else 8
         settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": ["q_proj"]}
         (folder / "adapter_config.json").write_text(json.dumps(settings))
-    Conditioning("{input} {reward}", 0.0, 1.0, None).write(made["scored"])
     of = {name: Target(name, "m", folder) for name, folder in made.items()}
     base, other = Target("base", "m", None), Target("other", "n", None)
     for first, second, is_shared in (
         (of["a"], of["b"], True), (of["a"], base, True), (base, of["a"], True),
-        (of["a"], of["wide"], False), (of["a"], of["scored"], False), (base, other, False),
+        (of["a"], of["wide"], False), (base, other, False),
     ):  # fmt: skip
         request: Any = SimpleNamespace(targets=(first, second))
         assert _by_base(request) == ([[first, second]] if is_shared else [[first], [second]])

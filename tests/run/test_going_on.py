@@ -130,7 +130,7 @@ def test_what_a_run_begins_from_is_copied_once(
     job: Any = SimpleNamespace(
         config=small_run(model__start="begun"), folder=tmp_path, is_new=is_new, plan=None,
         state=RunState(checkpoint.fresh("x", {}).run, 1, tmp_path),
-        data=SimpleNamespace(conditioning=None),
+        data=None,
     )  # fmt: skip
     Job.begin(job, 0.0)
     assert copied == ([(Path("begun"), tmp_path / "start")] if is_new else [])

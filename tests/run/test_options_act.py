@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from conftest import ROOT
 from option_runs import (
-    BINS,
     DPO,
     EVAL,
     FULL,
@@ -61,9 +60,6 @@ PPO_TARGET = PPO | {"algorithm": {"name": "ppo", "kl": "k1", "kl_target": 0.01},
 OTHER_TEACHER = OPD | {"teacher__adapter": None, "teacher__prompt": "Think. {prompt}"}
 MODEL_TEACHER = OPD | {"teacher__adapter": None, "teacher__model": "{folder}/model"}
 PAYS = TURNS | {"sample__environment": "{folder}/reward.py:Pays"}
-JUDGED_BINS = BINS | {
-    "data__eval": "{folder}/held_out.jsonl", "score__rewards": [{"name": "boxed"}],
-}  # fmt: skip
 CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (SMALL, "run.seed", 1, "prompts"),
     (SMALL, "run.steps", 2, "files"),
@@ -189,10 +185,6 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (OPD, "teacher.prompt", "Think. {prompt}", "learned"),
     (OPD, "teacher.coefficient", 0.1, "learned"),
     (SFT, "sft.aggregation", "sequence_mean", "learned"),
-    (BINS, "sft.condition", "reward", "learned"),
-    (BINS, "sft.condition_bins", 2, "learned"),
-    (BINS, "sft.condition_text", "{reward}: {input}", "learned"),
-    (JUDGED_BINS, "sft.condition_target", "0", "evaluated"),
     (RM | {"run__steps": 2}, "reward.centering", 1.0, "adapter"),
     (RM | {"data__train": "{folder}/margins.jsonl"}, "reward.margin", False, "learned"),
     (DPO, "preference.name", "ipo", "learned"),

@@ -64,8 +64,6 @@ class Job:
         write_atomically(self.folder / run_folder.CONFIG, resolved)
         step = 0 if self.is_new else self.state.step
         environment.record_start(self.folder, step, self.data, self.plan)
-        if self.data.conditioning is not None:
-            self.data.conditioning.write(self.folder)
         if self.config.model.start is not None and self.is_new:
             adapters.copy_folder(self.config.model.start, self.folder / START)
         learned = None if self.is_new else self.state.step

@@ -198,11 +198,6 @@ def _check_adapters(subject: Subject, start: Path | None, folder: Path) -> None:
     if start is not None:
         with _reading_start(start, folder):
             adapters.check_fits(policy, start, path)
-        if config.samples and run_folder.conditioning_of(start) is not None:
-            logger.warning(
-                "model.start=%s learned from prompts with a score (sft.condition); this run's "
-                "prompts have none", config.model.start,
-            )  # fmt: skip
     if (teacher := config.teacher.adapter) is not None:
         adapters.check_over(policy, teacher, path)
     if (critic := config.critic.start) is not None:
