@@ -102,10 +102,6 @@ class RunSection(Section):
     """Parts that a step's prompts and rows are dealt in. What is sampled and learned depends on it
     and not on run.replicas or run.samplers, each of which may be at most as many. Left out: 8 with
     replicas or samplers, 1 without."""
-    sum: Literal["exact", "fast"] = "exact"
-    """How the replicas' gradients are added. exact: in a fixed order, so that the adapter is the
-    same to the last bit for any number of replicas. fast: by a plain all-reduce, which sends less
-    with four or more; the last bits then depend on the number of replicas."""
     ray: str | None = None
     """Address of a Ray cluster to join, such as auto or 10.0.0.1:6379. null: one that this command
     starts on this machine and ends with the run."""
@@ -289,8 +285,7 @@ class SampleSection(Section):
 
 
 Schedule = Literal[
-    "constant", "linear", "cosine", "polynomial", "inverse_sqrt", "cosine_with_restarts",
-    "cosine_with_min_lr", "warmup_stable_decay",
+    "constant", "linear", "cosine", "inverse_sqrt", "cosine_with_min_lr", "warmup_stable_decay"
 ]  # fmt: skip
 
 
@@ -301,11 +296,8 @@ class TrainSection(Section):
     """Peak learning rate. 0 trains nothing, as a control."""
     schedule: Schedule = "constant"
     """After the warm-up, by its name in Transformers. constant; linear, cosine: down to 0 at
-    run.steps; the others are polynomial, inverse_sqrt, cosine_with_restarts, cosine_with_min_lr and
-    warmup_stable_decay."""
-    schedule_options: dict[str, float | int | str] = {}  # noqa: RUF012
-    """Options of Transformers' schedule of that name, such as {num_cycles: 3} or {min_lr_rate:
-    0.1}."""
+    run.steps; cosine_with_min_lr: down to a tenth; warmup_stable_decay: constant, and down to 0 in
+    the last tenth of the optimizer steps; inverse_sqrt."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear rise from 0."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "muon"] = "adamw"
@@ -363,8 +355,6 @@ class EvalSection(Section):
     which the accuracy is the mean. 0: one, by greedy decoding."""
     max_new_tokens: Count | None = None
     """Longest completion. null: as in sample."""
-    keep_completions: bool = True
-    """Keep completions and scores of every evaluation, compressed, in <run>/evaluations/."""
 
 
 class MemorySection(Section):
@@ -885,7 +875,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
             *("model.deterministic", "model.attention", "teacher.url"),
             *("train.gradient_checkpointing", "memory.", "sample.engine"),
-            *("sample.prompts_per_wave", "score.on_error", "run.shards", "run.sum"),
+            *("sample.prompts_per_wave", "score.on_error", "run.shards"),
             "data.columns_sha256",  # what the rewards read beside the answer
             "score.custom_sha256",  # the files of custom rewards
         ),

@@ -150,10 +150,8 @@ class CriticSection(Section):
     lam: Fraction = 1.0
     """GAE's lambda: 1 takes whole returns, 0 the critic's word. Below 1 a reward at the end hardly
     reaches the first tokens of a long answer: 0.95 leaves 4 millionths of it 240 tokens before.
-    Source: arXiv:1506.02438 eq. 16; 1 is the default of OpenRLHF and verl."""
-    value_lam: Fraction = 1.0
-    """lambda of the returns that the critic learns. Source: 1, VC-PPO, arXiv:2503.01491, and VAPO,
-    arXiv:2504.05118."""
+    The critic learns whole returns. Source: arXiv:1506.02438 eq. 16; 1 is the default of OpenRLHF
+    and verl."""
     value_clip: NonNegative = 0.2
     """A value counts as moved by at most this in a step. 0: no clip."""
     start: Path | None = None

@@ -98,12 +98,6 @@ def load_data(
     problems = [DataSet(*each, "problems") for each in config.evaluation_sets.items()]
     rows = None if config.eval.rows is None else DataSet("", config.eval.rows, section.form)
     sets = [*problems, *([] if rows is None else [rows]), *training]
-    names = list(filter(None, (name for each in sets for name in (each.source, each.name))))
-    for name in section.columns_of.keys() - names:
-        raise ConfigError(
-            f"data.columns_of names {name!r:.200}, which is no set of this run; name one of "
-            f"{', '.join(names)}"
-        )
     reader = _Reader(
         config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
     )
@@ -326,8 +320,7 @@ class _Reader:
         try:
             example = self._of_form(data_set, where, row)
         except DataError as error:
-            columns = section.columns_for(data_set.name, data_set.source)
-            option = option_for(row, data_set.form, columns)
+            option = option_for(row, data_set.form, section.columns)
             if option is None:
                 raise
             if not data_set.is_training and data_set.form != section.form:
@@ -382,7 +375,7 @@ class _Reader:
         return made
 
     def _of_form(self, data_set: DataSet, where: str, row: Row) -> Example:
-        columns = self.config.data.columns_for(data_set.name, data_set.source)
+        columns = self.config.data.columns
         if data_set.form == "demonstrations":
             return read_demonstration(where, row, columns)
         if not data_set.is_asked:

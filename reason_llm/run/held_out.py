@@ -98,9 +98,8 @@ class HeldOut:
                     record |= values
                 record |= metrics.by_name(values, data_set.name) if data_set.name else {}
                 content += to_lines(data_set.name or "held_out", groups)
-        if config.eval.keep_completions:
-            path = job.folder / "evaluations" / f"step-{step:08d}.jsonl.gz"
-            writer.submit(lambda: write_atomically(path, gzip.compress(content, mtime=0)))
+        path = job.folder / "evaluations" / f"step-{step:08d}.jsonl.gz"
+        writer.submit(lambda: write_atomically(path, gzip.compress(content, mtime=0)))
         return record
 
 

@@ -4,7 +4,6 @@ from reason_llm.train.advantages import next_kl_coefficient
 from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import PolicyGradient, Values
-from reason_llm.train.optim import check_schedule
 from reason_llm.train.preferences import kto_desirable_weights
 from reason_llm.train.rewards import length_bias
 from reason_llm.train.scored import varies_enough, with_advantages, with_learner_logprobs
@@ -22,7 +21,6 @@ __all__ = [
     "ShardedLearner",
     "Shards",
     "Values",
-    "check_schedule",
     "deal",
     "ending_out_of_memory",
     "kto_desirable_weights",

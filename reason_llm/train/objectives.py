@@ -345,9 +345,8 @@ def with_critic(
     )  # fmt: skip
     earned_NT = _earned(data, turn_weight).to(rewards_NT)
     rewards_NT += earned_NT.diff(dim=1, append=earned_NT[:, :1] * 0)  # the rest at the row's end
-    advantages_NT, returns_NT = advantages.gae(
-        rewards_NT, values_NT, mask_NT, critic.gamma, critic.lam, critic.value_lam
-    )
+    gamma, lam = critic.gamma, critic.lam
+    advantages_NT, returns_NT = advantages.gae(rewards_NT, values_NT, mask_NT, gamma, lam)
     taught_NT = mask_NT & _teaches(data, row, mask_NT)
     advantages_NT = advantages_NT.masked_fill(~taught_NT, 0.0)
     returns_NT = torch.where(taught_NT, returns_NT, values_NT)

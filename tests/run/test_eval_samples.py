@@ -246,10 +246,8 @@ def test_each_set_has_numbers_of_its_own(
 
     monkeypatch.setattr(held_out_module, "evaluate", evaluate)
     monkeypatch.setattr(held_out_module, "sampling", sampling)
-    config, nothing = (
-        small_run(**HELD_OUT, run__seed=3, eval__keep_completions=False),
-        SimpleNamespace(),
-    )
+    config = small_run(**HELD_OUT, run__seed=3)
+    nothing: Any = SimpleNamespace(submit=lambda write: None)
     record = held_out(config, held_out_rows=None).evaluate(1, SILENT, nothing)
     assert record == {"eval/accuracy": 1.0, "eval/again/accuracy": 2.0}
     params = sampling_params(config)

@@ -115,8 +115,6 @@ def test_the_completions_of_every_evaluation_are_kept(
         assert means == [record["eval/accuracy"], record["eval/again/accuracy"]]
         assert means[0] != means[1]
         assert all(line["completion"] and line["finish_reason"] for line in lines)
-    train(small_run(eval__keep_completions=False, run__name="bare", **options))
-    assert not (tmp_path / "runs" / "bare" / "evaluations").exists()
 
 
 def test_the_project_of_a_tracker() -> None:

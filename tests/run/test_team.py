@@ -72,7 +72,7 @@ class Answers:
 
 def team_of(kind: Callable[..., Any], answers: Answers | None, **run: Any) -> Any:
     """The head's, at version 5, with ``learners`` that note what they load."""
-    section = Named(**{"shards": 8, "max_staleness": 0, "sum": "exact"} | run)
+    section = Named(**{"shards": 8, "max_staleness": 0} | run)
     config = Named(run=section, sample=Named(engine="transformers"), learns=True, as_written="c")
     job = Named(config=config, folder=Path("run"), state=Named(step=5), plan="p",
                 data=Named(teacher_prompts={}))  # fmt: skip
@@ -275,20 +275,17 @@ def test_each_member_is_given_its_seat(fails: bool, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("replicas", "samplers", "summing", "told"),
+    ("replicas", "samplers", "told"),
     [
-        (2, 0, "exact", ["3 replicas on 2 machines"]),
-        (1, 1, "fast", ["2 replicas and 1 that sample only on 2 machines",
-                        "gradients are added by a plain all-reduce"]),
-        (0, 1, "fast", ["1 replica and 1 that sample only on 1 machine"]),
+        (2, 0, ["3 replicas on 2 machines"]),
+        (1, 1, ["2 replicas and 1 that sample only on 2 machines"]),
+        (0, 1, ["1 replica and 1 that sample only on 1 machine"]),
     ],
-)  # fmt: skip
-def test_who_takes_part_is_told(
-    replicas: int, samplers: int, summing: str, told: list[str]
-) -> None:
+)
+def test_who_takes_part_is_told(replicas: int, samplers: int, told: list[str]) -> None:
     """The first one is on another machine, if there are two replicas."""
     answers = Answers(replicas, samplers)
-    team = team_of(Crew, answers, sum=summing, max_staleness=2)
+    team = team_of(Crew, answers, max_staleness=2)
     if replicas:
         answers.members[0].address = "there"
     team.begin(team._learners, {3: "three", 1: "one"})
@@ -326,7 +323,7 @@ class Together(GroupPeers):
     def __init__(self, rank: int, size: int, queues: dict[Any, Queue[Any]]) -> None:
         self.rank, self.size, self.sent_bytes, self.waited_seconds = rank, size, 0, 0.0
         self.acts: list[tuple[str, int]] = []
-        self._is_exact, self._device, self._lost = True, torch.device("cpu"), threading.Event()
+        self._device, self._lost = torch.device("cpu"), threading.Event()
         self._queues, self._gloo, self._tensors = queues, Named(allgather=self._allgather), None
 
     def _pass(self, act: str, tensor: torch.Tensor, peer: int) -> None:
