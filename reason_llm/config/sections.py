@@ -766,10 +766,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "sample.prompts_per_step * sample.completions_per_prompt = 1 contradicts algorithm.scale="
      "{row.scale}: one reward has no deviation; raise one of the two, or set scale to none"),
-    (lambda c, row: row.max_ratio > 0 and c.train.epochs * c.train.optimizer_steps == 1,
-     "algorithm.max_ratio={row.max_ratio:g} contradicts train.optimizer_steps=1 and "
-     "train.epochs=1: before the first update every ratio is 1; raise one of the two, or leave "
-     "max_ratio out"),
     (lambda c, row: row.top_k > c.sample.completions_per_prompt,
      "algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="
      "{c.sample.completions_per_prompt}; set it to that or less"),

@@ -26,7 +26,7 @@ from reason_llm.run.store.document import Document
 from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Sampler, SamplingParams
-from reason_llm.train import varies_enough, with_advantages
+from reason_llm.train import with_advantages
 
 MOST_FAILED_STEPS = 3
 """Steps in a row whose rollouts all failed, at which a run ends."""
@@ -289,7 +289,7 @@ def sampling_params(config: Config) -> SamplingParams:
 def is_kept(
     group: Group, algorithm: Algorithm, weights: Mapping[str, float], kind: str = ""
 ) -> bool:
-    """Whether dynamic sampling keeps the group: its rewards vary enough, and the fraction of right
+    """Whether dynamic sampling keeps the group: its rewards vary, and the fraction of right
     completions by the first reward, which is of this kind, is in range."""
     if algorithm.dynamic_sampling == 1:
         return True
@@ -301,8 +301,6 @@ def is_kept(
         numbers = [[c.rewards[name] for name in counted] for c in scored]
         totals = [[None if math.isnan(n) else n for n in row] for row in numbers]
     if all(total == totals[0] for total in totals):
-        return False
-    if not varies_enough(group, algorithm):
         return False
     if algorithm.success_range is None:
         return True

@@ -6,7 +6,7 @@ from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import PolicyGradient, Values
 from reason_llm.train.preferences import kto_desirable_weights
 from reason_llm.train.rewards import length_bias
-from reason_llm.train.scored import varies_enough, with_advantages, with_learner_logprobs
+from reason_llm.train.scored import with_advantages, with_learner_logprobs
 from reason_llm.train.shards import Peers, ShardedLearner, Shards, deal
 from reason_llm.train.stages import OBJECTIVES
 
@@ -27,7 +27,6 @@ __all__ = [
     "learning",
     "length_bias",
     "next_kl_coefficient",
-    "varies_enough",
     "with_advantages",
     "with_learner_logprobs",
 ]

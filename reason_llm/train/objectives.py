@@ -214,7 +214,7 @@ class PolicyGradient(Objective):
         if row.correction not in ("auto", "none"):
             weights_BT = losses.importance_weights(
                 batch.old_BT, batch.columns["sampler_logprobs"], mask_BT, row.correction,
-                row.correction_cap, row.correction_floor, self.rounding_nats,
+                row.correction_cap, self.rounding_nats,
             )  # fmt: skip
         terms = Terms(
             logprobs_BT, batch.old_BT, batch.columns["advantages"], mask_BT, weights_BT,
@@ -256,10 +256,6 @@ class PolicyGradient(Objective):
                 batch.logprobs_BT, batch.columns["sampler_logprobs"], batch.columns["advantages"],
                 batch.mask_BT, row.off_policy_threshold,
             )  # fmt: skip
-        if row.max_ratio:
-            log_ratio_BT = (batch.logprobs_BT.detach() - batch.old_BT) * batch.mask_BT
-            largest_B1 = log_ratio_BT.amax(dim=1, keepdim=True)
-            kept_BT = kept_BT & (largest_B1 <= math.log(row.max_ratio))
         return kept_BT
 
 
