@@ -31,7 +31,6 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
             if not config.learns:
                 run.end(step, {})
                 continue
-            groups = groups + run.replayed(step, groups)
             data = to_data(groups) if config.samples else run.batch(step)
             data = run.read(data)  # GPU: weights + one model that reads the rollouts after another
             with run.learning(step, data) as learn:  # GPU: weights + activations + optimizer

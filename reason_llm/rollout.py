@@ -4,7 +4,6 @@ Token ids are the record; text is kept for the reader. The stages meet here and 
 else. The types of the fields are checked where a record is read from JSON.
 """
 
-import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -158,9 +157,6 @@ class Completion:
     others: tuple[Conversation, ...] = ()
     """Conversations beside the one in which the model wrote most. Each is a row of its own for the
     learner, with the rollout's one advantage."""
-    routes: Text | None = None
-    """With ``train.router_replay``, the experts that each router chose for each token but the last,
-    the prompt's among them: a byte each, in base64."""
 
     @property
     def answer(self) -> str:
@@ -235,7 +231,7 @@ class TokenRow:
     """Rows with the same number belong together: the two sides of a pair."""
     value: float = 0.0
     """Of a pair the margin, on the chosen row; of a labelled row its label: +1 for true, -1 for
-    false, or the number that it has; of a conditioned demonstration its score."""
+    false, or the number that it has."""
 
 
 def group_from_json(value: Any) -> Group:
@@ -264,26 +260,10 @@ def check_lengths(group: Group) -> None:
             for logprobs in (each.logprobs, of_learner):
                 if logprobs is not None and len(logprobs) != tokens:
                     raise ValueError(f"{where}: {tokens} token_ids but {len(logprobs)} log-probs")
-        if completion.routes is not None:
-            read = len(group.prompt.token_ids) + len(completion.token_ids) - 1
-            routes_from_text(completion.routes, read)
         turns = completion.num_turns
         for of_turns in (completion.turn_rewards, completion.turn_advantages):
             if len(of_turns) not in (0, turns):
                 raise ValueError(f"{where}: {len(of_turns)} numbers for {turns} turns")
-
-
-def routes_to_text(experts: Any) -> str:
-    """Experts (tokens, choices) below 256 as ``Completion.routes``."""
-    return base64.b64encode(np.asarray(experts, dtype=np.uint8).tobytes()).decode()
-
-
-def routes_from_text(text: str, tokens: int) -> np.ndarray:
-    """Experts (tokens, choices). Raises ValueError where the text does not hold that."""
-    content = base64.b64decode(text, validate=True)
-    if not content or len(content) % tokens:
-        raise ValueError(f"{len(content)} bytes of routes for {tokens} tokens")
-    return np.frombuffer(content, dtype=np.uint8).reshape(tokens, -1)
 
 
 def record_from_json(kind: type[T], value: Any) -> T:

@@ -155,8 +155,6 @@ class Chat:
         self.stop = subject.stop
         stop_strings(tokenizer, self.stop)
         self.uses_adapter = self.adapter is not None
-        self.conditioning = run_folder.conditioning_of(self.adapter) if self.adapter else None
-        """If training wrote scores into the prompts, this adapter is asked for the best."""
         self.messages: Messages = []
         """The messages, without the system prompt."""
 
@@ -167,10 +165,7 @@ class Chat:
         Raises a DataError, when its first piece is asked for, if the template cannot take the
         conversation, or the context has no room for it; the conversation is as it was."""
         messages = [*self.messages, {"role": "user", "content": text}]
-        asked = messages
-        if self.conditioning is not None and self.uses_adapter:
-            asked = self.conditioning.asking("this conversation", messages)
-        prompt = self.renderer.prompt("this conversation", asked, answer="")
+        prompt = self.renderer.prompt("this conversation", messages, answer="")
         room = self.context_tokens - len(prompt.token_ids)
         if room < 1:
             raise DataError(

@@ -18,7 +18,6 @@ from reason_llm.model.plan import plan_only
 from reason_llm.readers import PATHS, outside_models
 from reason_llm.run.start import resolve
 from reason_llm.score import Scorer
-from reason_llm.train import check_schedule
 
 
 def check_options(
@@ -55,7 +54,6 @@ def check_options(
     for folder in (config.model.start, config.teacher.adapter, config.critic.start):
         if folder is not None:
             check(partial(adapters.read_config, folder))
-    check(lambda: check_schedule(config.train, config.policy_optimizer_steps))
     check(lambda: trackers.check_installed(config.log.trackers))
     check(lambda: resolve.replicas_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))

@@ -1,4 +1,5 @@
-"""Rows to learn from, out of saved rollouts: preferences, labels or demonstrations.
+"""Rows to learn from, out of saved rollouts: preferences, labels, demonstrations, or conditioned
+demonstrations, whose prompts name their score (``app.conditioned``).
 
     {"prompt", "chosen", "rejected", "prompt_ids", "chosen_ids", "rejected_ids", "tokenizer", ...}
 
@@ -10,13 +11,15 @@ learn never to stop; it may be the rejected side."""
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from reason_llm.app import conditioned
+from reason_llm.app.conditioned import QuestionEnd
 from reason_llm.config import PairForm, PairsSection
 from reason_llm.data import tokenizer_digest
 from reason_llm.errors import ConfigError, DataError, RolloutBufferError, WriteError
@@ -43,15 +46,19 @@ class Written:
     prompts: set[bytes] = field(default_factory=set)
     rollouts: int = 0
     buffers: int = 0
+    scored_rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
 
     @property
     def line(self) -> str:
         """``812 preferences of 300 prompts, from 1,024 rollouts in 4 buffers, in my.jsonl``"""
         left_out = ", ".join(f"{count:,} {why}" for why, count in self.left_out.items())
+        origins = [f"{self.scored_rows:,} scored rows"] if self.scored_rows else []
+        if self.buffers or not origins:
+            origins.append(f"{self.rollouts:,} rollouts in {self.buffers} buffers")
         return (
-            f"{self.rows:,} {self.form} of {len(self.prompts):,} prompts, from {self.rollouts:,} "
-            f"rollouts in {self.buffers} buffers, in {self.path}"
+            f"{self.rows:,} {self.form} of {len(self.prompts):,} prompts, from "
+            f"{' and '.join(origins)}, in {self.path}"
             + (f"; left out: {left_out}" if left_out else "")
         )
 
@@ -66,7 +73,8 @@ def write_pairs(
     """Write the rows that ``section`` chooses from saved rollouts, one JSON object a line.
 
     Args:
-        sources: saved buffers, or folders of them.
+        sources: saved buffers, or folders of them; for conditioned also files of demonstrations
+            with a ``score``.
         model: folder or Hub id of the model that sampled; None: the one that the buffers name.
 
     Raises:
@@ -75,20 +83,22 @@ def write_pairs(
             ``target`` cannot be used.
     """
     way = section.way(form)
-    paths = []
+    paths, rows = list[Path](), list[dict[str, Any]]()
     for source in sources:
-        files = buffer_files(source)
-        missing, first = missing_steps(source, files)
-        if source.is_dir() and missing:
-            logger.warning(
-                "%s lacks %d of its %d steps, the first is step %d: no rows are made of them; to "
-                "keep all, set run.keep_buffers to all and raise run.keep_buffers_gib",
-                source, missing, missing + len(files), first,
-            )  # fmt: skip
-        paths += files
+        if form == "conditioned" and source.suffix in conditioned.ROWS:
+            rows += conditioned.scored_rows(source)
+        else:
+            paths += _buffers(source)
     quiet_libraries()
     maker: _Maker | None = None
-    written, lines = Written(form, target), []
+    if rows and (section.reward or section.per_prompt or (model and not paths)):
+        raise ConfigError(
+            "reward, per_prompt and --model are of rollouts, and scored rows have none; leave them "
+            "out"
+        )
+    prompts = {_digest_of_row(row) for row in rows}
+    written = Written(form, target, prompts=prompts, scored_rows=len(rows))
+    ends = dict[str, QuestionEnd]()
     for path in paths:
         document = read_document(path)
         warn_of_another(path, document, None)
@@ -107,8 +117,13 @@ def write_pairs(
             )
         written.buffers += 1
         origin = f"{document.run.name}, step {document.step}"
-        for group in document.groups:
-            lines += [orjson.dumps(row) + b"\n" for row in maker.rows(group, origin)]
+        made = [row for group in document.groups for row in maker.rows(group, origin)]
+        if form == "conditioned" and document.run.id not in ends:
+            ends[document.run.id] = QuestionEnd(document.run.config, maker.tokenizer)
+        rows += [row | {"run": document.run.id} for row in made] if ends else made
+    if form == "conditioned":
+        rows = _conditioned(rows, section, ends, written)
+    lines = [orjson.dumps(row) + b"\n" for row in rows]
     written.rows = len(lines)
     if not lines:
         raise DataError(
@@ -118,6 +133,38 @@ def write_pairs(
         )
     write_atomically(target, b"".join(lines))
     return written
+
+
+def _buffers(source: Path) -> list[Path]:
+    """The saved buffers of a source; a warning where some of its steps are missing."""
+    files = buffer_files(source)
+    missing, first = missing_steps(source, files)
+    if source.is_dir() and missing:
+        logger.warning(
+            "%s lacks %d of its %d steps, the first is step %d: no rows are made of them; to keep "
+            "all, set run.keep_buffers to all and raise run.keep_buffers_gib",
+            source, missing, missing + len(files), first,
+        )  # fmt: skip
+    return files
+
+
+def _conditioned(
+    rows: Sequence[dict[str, Any]],
+    section: PairsSection,
+    ends: Mapping[str, QuestionEnd],
+    written: Written,
+) -> list[dict[str, Any]]:
+    """The rows with their scores in their prompts; those of rollouts name their ``run``."""
+    condition = conditioned.fit([row["score"] for row in rows], section)
+    found = []
+    for row in rows:
+        text, run = condition.text(row["score"]), row.pop("run", None)
+        changed = conditioned.with_text(row, text) if run is None else ends[run].insert(row, text)
+        if changed is None:
+            written.left_out["whose prompt does not end as the chat template's do"] += 1
+        else:
+            found.append(changed)
+    return found
 
 
 class _Maker:
@@ -186,7 +233,7 @@ class _Maker:
             return
         rewards = selection.rewards_of(group, section.reward)
         places: Sequence[tuple[int, ...]]
-        if self.form == "labels":
+        if self.form in ("labels", "conditioned"):
             places = [(i,) for i in rewards]
         elif self.way == "best":
             count = section.per_prompt or 1
@@ -235,6 +282,10 @@ def _spread(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         return (second - first) % len(wrong), first
 
     return sorted(pairs, key=turn)
+
+
+def _digest_of_row(row: dict[str, Any]) -> bytes:
+    return hashlib.sha256(orjson.dumps(row["prompt"])).digest()
 
 
 def _digest(token_ids: Sequence[int]) -> bytes:

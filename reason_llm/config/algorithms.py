@@ -95,23 +95,14 @@ class Algorithm(SurrogateColumns):
     off_policy_threshold: NonNegative = 0.0
     """Completions with a negative advantage whose mean log-ratio to the sampler is above this are
     masked. 0: none. Source: arXiv:2512.02556 eq. 9."""
-    max_ratio: NonNegative = 0.0
-    """Completions with a token whose probability ratio is above this are masked; at least 1, for
-    several optimizer steps per step. 0: none."""
     correction: Correction = "auto"
     """Importance weights, from the log-probs in the buffer, for rollouts of another policy or of a
     sampler that differs slightly from the policy: token_truncate, token_mask, sequence_truncate,
-    sequence_mask or none. auto: with run.from_buffer, run.max_staleness, train.replay and vllm
+    sequence_mask or none. auto: with run.from_buffer, run.max_staleness and vllm
     token_truncate, or sequence_truncate where ratio is the completion's (gspo, gspo_token, luspo);
     else none, as the log-probs of transformers are the learner's."""
     correction_cap: Positive = 2.0
     """Max weight; a larger one becomes this (truncate) or 0 (mask)."""
-    correction_floor: NonNegative = 0.0
-    """Min weight; a smaller one becomes this (truncate) or 0 (mask). 0: none."""
-    min_reward_std: NonNegative = 0.0
-    """Groups whose total rewards have a smaller standard deviation, such as 0.1, are taken as
-    groups without signal: their advantages are 0, and dynamic sampling drops them. 0: only groups
-    of equal rewards are."""
     dynamic_sampling: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
     """Groups without signal are dropped and others sampled until the step is full, from up to this
     many times prompts_per_step. 1: they are kept. Source: arXiv:2503.14476 eq. 11."""
@@ -298,19 +289,6 @@ IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str
      "algorithm.keep is {row.keep}", "set algorithm.keep to top_k"),
     ("correction_cap", lambda row, given: row.correction == "none" and "correction_cap" in given,
      "algorithm.correction is none", "set algorithm.correction to token_truncate"),
-    ("correction_floor",
-     lambda row, given: row.correction == "none" and "correction_floor" in given,
-     "algorithm.correction is none", "set algorithm.correction to token_truncate"),
-    ("min_reward_std",
-     lambda row, given: row.min_reward_std > 0 and not row.compares_rewards_in_groups,
-     "the algorithm does not compare the completions of a group",
-     "leave it out, or set algorithm.name to grpo"),
-    ("min_reward_std",
-     lambda row, given: (
-         row.min_reward_std > 0 and row.kl_place != "loss" and row.dynamic_sampling == 1
-     ),
-     "algorithm.kl_place is {row.kl_place}, where the KL makes advantages, too",
-     "leave it out, or set algorithm.kl_place to loss"),
     ("credit", lambda row, given: row.credit == "turn" and row.teacher,
      "algorithm.name is opd, which learns no rewards", "leave it out"),
     ("missing_eos_penalty", lambda row, given: row.missing_eos_penalty > 0 and not row.critic,
@@ -365,17 +343,9 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
      "algorithm.kl_place=token_reward contradicts algorithm.baseline={row.baseline} or "
      "algorithm.scale={row.scale}: every token has its own return; set baseline to none and scale "
      "to whiten, or kl_place to reward"),
-    (lambda row: 0 < row.dual_clip <= 1,
-     "algorithm.dual_clip={row.dual_clip} must be above 1, or 0 for none (arXiv:1912.09729)"),
     (lambda row: 0 < row.delta <= 1 + row.clip_high,
      "algorithm.delta={row.delta} contradicts algorithm.clip_high={row.clip_high}: it must be "
      "above 1 + clip_high, or 0 for none"),
-    (lambda row: 0 < row.max_ratio < 1,
-     "algorithm.max_ratio={row.max_ratio} would mask every completion: on policy the ratio is 1; "
-     "set algorithm.max_ratio above 1, or to 0 for none"),
-    (lambda row: row.correction_floor >= row.correction_cap,
-     "algorithm.correction_floor={row.correction_floor} contradicts algorithm.correction_cap="
-     "{row.correction_cap}: no weight lies between them; set it below the cap, or to 0 for none"),
     (lambda row: row.surrogate in ("clip", "cispo") and row.clip_low > 1,
      "algorithm.clip_low={row.clip_low} is above 1; set it to 1 or less"),
     (lambda row: row.success_range is not None and row.success_range[0] > row.success_range[1],

@@ -100,15 +100,8 @@ class DataSection(Section):
     {chosen, rejected} that begin alike. labels: {prompt, completion, label}."""
     split: str = "train"
     """Split of a Hub data set to train on; evaluation takes its test split."""
-    order: Literal["shuffled", "informative"] = "shuffled"
-    """Which prompts a step of rl draws. shuffled: each once in every pass over its set.
-    informative: at random, in proportion to the deviation of its group's rewards when it was last
-    drawn; one that was not drawn yet counts as the largest, one of equal rewards as a tenth of
-    that."""
     columns: ColumnsSection = ColumnsSection()
     """Column names."""
-    columns_of: dict[str, ColumnsSection] = {}  # noqa: RUF012
-    """Column names of single sets: {file, Hub id or name in eval.sets: {prompt, answer}}."""
     preprocess: str | None = None
     """A function of your own that each row of every set goes through as it is read,
     path/to/file.py:function: it takes the row as a dict and returns one, or None to drop it."""
@@ -165,10 +158,6 @@ class DataSection(Section):
     def sources(self) -> list[WeightedSource]:
         """The training sets."""
         return [WeightedSource(source=self.train)] if isinstance(self.train, str) else self.train
-
-    def columns_for(self, name: str, source: str) -> ColumnsSection:
-        """Column names of a set, by its name in ``eval.sets`` (empty: none) or its source."""
-        return self.columns_of.get(name) or self.columns_of.get(source) or self.columns
 
     @property
     def is_offline(self) -> bool:

@@ -3,17 +3,18 @@
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from reason_llm.config.types import Count, NonNegative, Section
 from reason_llm.errors import ConfigError
 
-PairForm = Literal["preferences", "labels", "demonstrations"]
+PairForm = Literal["preferences", "labels", "demonstrations", "conditioned"]
 PAIR_FORMS: tuple[PairForm, ...] = get_args(PairForm)
 WAYS: dict[PairForm, tuple[str, ...]] = {
     "preferences": ("best_worst", "threshold", "all"),
     "labels": ("threshold",),
     "demonstrations": ("threshold", "best"),
+    "conditioned": ("all",),
 }
 """Values of ``by`` for each form of rows, the default first."""
 
@@ -24,8 +25,9 @@ class PairsSection(Section):
     by: Literal["best_worst", "threshold", "all", "best"] | None = None
     """best_worst: a pair of the best and the worst completion. threshold: of preferences the same,
     if only the best is right; of labels each completion, right or wrong; of demonstrations the
-    right ones. all: each right completion with each wrong one. best: the best completions, right or
-    not. null: best_worst for preferences, else threshold."""
+    right ones. all: each right completion with each wrong one; of conditioned every completion.
+    best: the best completions, right or not. null: best_worst for preferences, all for conditioned,
+    else threshold."""
     threshold: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Completions with at least this reward are right."""
     min_margin: NonNegative = 0.0
@@ -38,6 +40,19 @@ class PairsSection(Section):
     unique: Literal["tokens", "answer"] = "tokens"
     """Rows of a prompt that are left out as duplicates. tokens: those with the same tokens. answer:
     of demonstrations, those with the same final answer, too."""
+    bins: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
+    """Of conditioned: the number of quantiles (of the distinct scores, where so many are equal that
+    a bin would be empty), of which the question names the row's own, from 0 for the worst. 0: it
+    names the score as a z-score over all rows."""
+    condition_text: str = " <rm_score>: {reward} "
+    """Of conditioned: what follows the question, with the number for {reward}."""
+
+    @field_validator("bins")
+    @classmethod
+    def _is_no_single_bin(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("tells no score from another; set it to 0, or to 2 or more")
+        return value
 
     def way(self, form: PairForm) -> str:
         """``by`` for rows of this form.
@@ -50,13 +65,17 @@ class PairsSection(Section):
             raise ConfigError(
                 f"by {way} makes no {form}; take by {' or '.join(WAYS[form])}, or another form"
             )
-        ignored = [
-            ("threshold", self.threshold, 1.0, way in ("best_worst", "best")),
-            ("min_margin", self.min_margin, 0.0, form != "preferences"),
-            ("unique", self.unique, "tokens", form != "demonstrations"),
-        ]
-        for name, value, default, is_ignored in ignored:
-            if is_ignored and value != default:
+        is_conditioned = form == "conditioned"
+        ignored = {
+            "threshold": is_conditioned or way in ("best_worst", "best"),
+            "min_margin": form != "preferences",
+            "unique": form != "demonstrations",
+            "bins": not is_conditioned,
+            "condition_text": not is_conditioned,
+        }
+        for name, is_ignored in ignored.items():
+            value = getattr(self, name)
+            if is_ignored and value != type(self).model_fields[name].default:
                 raise ConfigError(
                     f"{name}={value} would be ignored, as {form} by {way} do not read it; leave it "
                     "out"

@@ -102,10 +102,6 @@ class RunSection(Section):
     """Parts that a step's prompts and rows are dealt in. What is sampled and learned depends on it
     and not on run.replicas or run.samplers, each of which may be at most as many. Left out: 8 with
     replicas or samplers, 1 without."""
-    sum: Literal["exact", "fast"] = "exact"
-    """How the replicas' gradients are added. exact: in a fixed order, so that the adapter is the
-    same to the last bit for any number of replicas. fast: by a plain all-reduce, which sends less
-    with four or more; the last bits then depend on the number of replicas."""
     ray: str | None = None
     """Address of a Ray cluster to join, such as auto or 10.0.0.1:6379. null: one that this command
     starts on this machine and ends with the run."""
@@ -289,8 +285,7 @@ class SampleSection(Section):
 
 
 Schedule = Literal[
-    "constant", "linear", "cosine", "polynomial", "inverse_sqrt", "cosine_with_restarts",
-    "cosine_with_min_lr", "warmup_stable_decay",
+    "constant", "linear", "cosine", "inverse_sqrt", "cosine_with_min_lr", "warmup_stable_decay"
 ]  # fmt: skip
 
 
@@ -301,11 +296,8 @@ class TrainSection(Section):
     """Peak learning rate. 0 trains nothing, as a control."""
     schedule: Schedule = "constant"
     """After the warm-up, by its name in Transformers. constant; linear, cosine: down to 0 at
-    run.steps; the others are polynomial, inverse_sqrt, cosine_with_restarts, cosine_with_min_lr and
-    warmup_stable_decay."""
-    schedule_options: dict[str, float | int | str] = {}  # noqa: RUF012
-    """Options of Transformers' schedule of that name, such as {num_cycles: 3} or {min_lr_rate:
-    0.1}."""
+    run.steps; cosine_with_min_lr: down to a tenth; warmup_stable_decay: constant, and down to 0 in
+    the last tenth of the optimizer steps; inverse_sqrt."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear rise from 0."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "muon"] = "adamw"
@@ -325,17 +317,10 @@ class TrainSection(Section):
     """Passes over each step's rollouts or rows."""
     optimizer_steps: Count = 1
     """Optimizer steps in a pass; the rollouts or rows are split evenly among them."""
-    replay: Whole = 0
-    """Of rl: each group of a step whose advantages are all 0 is made up for by one of the last so
-    many steps whose are not, the newest first, with importance weights (algorithm.correction).
-    0: none."""
     router_aux_loss_coef: NonNegative = 0.0
     """Of a mixture of experts: weight of the loss that balances how its routers choose, over the
     tokens of all rows that are passed (docs/models.md). 0: none, whatever the model's config says.
     Source: arXiv:2101.03961 eq. 4 to 6."""
-    router_replay: bool = False
-    """Of a mixture of experts: the sampler's routes are saved with the rollouts, and the learner's
-    tokens go to the same experts, with weights of its own router. Source: arXiv:2510.11370."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass with padding. It changes memory and speed only."""
     packing: Literal["auto", "padded", "varlen"] = "auto"
@@ -370,8 +355,6 @@ class EvalSection(Section):
     which the accuracy is the mean. 0: one, by greedy decoding."""
     max_new_tokens: Count | None = None
     """Longest completion. null: as in sample."""
-    keep_completions: bool = True
-    """Keep completions and scores of every evaluation, compressed, in <run>/evaluations/."""
 
 
 class MemorySection(Section):
@@ -455,8 +438,7 @@ class Config(Section):
     @property
     def is_off_policy(self) -> bool:
         """Whether another policy samples than the one that learns from it."""
-        run = self.run
-        return run.from_buffer is not None or run.max_staleness > 0 or self.train.replay > 0
+        return self.run.from_buffer is not None or self.run.max_staleness > 0
 
     @property
     def learned_row(self) -> Algorithm:
@@ -667,8 +649,6 @@ NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "a reward model in score.rewards that is an adapter: its base must stay; name a model"),
     (lambda c, row: c.of_stage.scores or not c.learns,
      "stage={c.stage}: it trains an adapter and a head, or nothing; take another stage"),
-    (lambda c, row: c.sft.condition != "none",
-     "sft.condition={c.sft.condition}: only adapters say how their prompts are made; leave it out"),
     (lambda c, row: c.train.ema is not None,
      "train.ema={c.train.ema}: the average of all weights would take them once more; leave it out"),
 )  # fmt: skip
@@ -701,30 +681,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.run.max_staleness > 0 and not c.learns,
      "run.max_staleness={c.run.max_staleness} contradicts stage={c.stage}, whose policy does not "
      "change; leave it out"),
-    (lambda c, row: c.data.order == "informative" and (
-        not (c.samples and c.learns) or c.sample.completions_per_prompt < 2
-     ),
-     "data.order=informative contradicts stage={c.stage} or sample.completions_per_prompt="
-     "{c.sample.completions_per_prompt}: it asks how the rewards of a prompt's completions vary; "
-     "leave it out, or take stage rl with 2 completions or more"),
-    (lambda c, row: c.train.replay > 0 and (c.stage != "rl" or row.needs_whole_step),
-     "train.replay={c.train.replay} contradicts stage={c.stage} or algorithm.name="
-     "{c.algorithm.name}: it learns again from groups with the advantages that they had; leave it "
-     "out, or take rl with an algorithm whose advantages are of the rewards alone, such as grpo"),
-    (lambda c, row: c.train.replay > 0 and row.correction == "none",
-     "train.replay={c.train.replay} contradicts algorithm.correction=none: an earlier policy wrote "
-     "those groups; set correction to auto"),
-    (lambda c, row: c.train.replay > 0 and (
-        c.run.keep_buffers not in ("all", 1) or c.run.from_buffer is not None
-     ),
-     "train.replay={c.train.replay} contradicts run.keep_buffers={c.run.keep_buffers} or "
-     "run.from_buffer={c.run.from_buffer}: it takes groups from the run's own archive; set "
-     "keep_buffers to all and leave from_buffer out"),
-    (lambda c, row: c.data.order == "informative" and (
-        c.run.from_buffer is not None or c.run.max_staleness > 0
-     ),
-     "data.order=informative contradicts run.from_buffer={c.run.from_buffer} or run.max_staleness="
-     "{c.run.max_staleness}: prompts are drawn by the rewards of the step before; leave one out"),
     (lambda c, row: c.sample.environment is None and any(
         spec.kind == "environment" for spec in c.score.rewards
      ),
@@ -810,10 +766,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "sample.prompts_per_step * sample.completions_per_prompt = 1 contradicts algorithm.scale="
      "{row.scale}: one reward has no deviation; raise one of the two, or set scale to none"),
-    (lambda c, row: row.max_ratio > 0 and c.train.epochs * c.train.optimizer_steps == 1,
-     "algorithm.max_ratio={row.max_ratio:g} contradicts train.optimizer_steps=1 and "
-     "train.epochs=1: before the first update every ratio is 1; raise one of the two, or leave "
-     "max_ratio out"),
     (lambda c, row: row.top_k > c.sample.completions_per_prompt,
      "algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="
      "{c.sample.completions_per_prompt}; set it to that or less"),
@@ -872,16 +824,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.data.max_prompt_tokens is not None and c.data.form == "texts",
      "data.max_prompt_tokens={c.data.max_prompt_tokens} does not act on data.form=texts, which "
      "have no prompt; set data.max_tokens"),
-    (lambda c, row: c.sft.condition != "none" and c.data.form == "texts",
-     "sft.condition={c.sft.condition} contradicts data.form=texts, which has no prompts to write "
-     "scores into; leave it out, or set stage to sft"),
     (lambda c, row: len(set(c.log.trackers)) < len(c.log.trackers),
      "log.trackers={c.log.trackers} names a tracker twice; name it once"),
-    (lambda c, row: c.train.router_replay and (
-        c.stage != "rl" or c.sample.environment is not None
-     ),
-     "train.router_replay=true contradicts stage={c.stage} or sample.environment="
-     "{c.sample.environment}: the routes are those of a rollout of one turn; leave it out"),
     (lambda c, row: (
         c.train.router_aux_loss_coef > 0 and c.train.gradient_checkpointing == "offload"
      ),
@@ -927,7 +871,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
             *("model.deterministic", "model.attention", "teacher.url"),
             *("train.gradient_checkpointing", "memory.", "sample.engine"),
-            *("sample.prompts_per_wave", "score.on_error", "run.shards", "run.sum"),
+            *("sample.prompts_per_wave", "score.on_error", "run.shards"),
             "data.columns_sha256",  # what the rewards read beside the answer
             "score.custom_sha256",  # the files of custom rewards
         ),

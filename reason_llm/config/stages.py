@@ -3,9 +3,9 @@ PPO's critic and the teacher of a distillation."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from reason_llm.config.types import (
     Count,
@@ -123,36 +123,6 @@ class SupervisedSection(Section):
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """token_mean: every trained token of an optimizer batch counts the same. sequence_mean: every
     row does."""
-    condition: Literal["none", "reward", "bins"] = "none"
-    """Conditional SFT: the row's ``score`` is written into its prompt, so that the best can be
-    asked for. reward: as a z-score over the set; bins: as the number of its quantile (of the
-    distinct scores, where so many are equal that a bin would be empty)."""
-    condition_bins: Annotated[int, Field(ge=2, le=100, strict=True)] = 5
-    """Quantiles, for condition: bins."""
-    condition_text: str = "{input} <rm_score>: {reward} "
-    """How prompt and score are put together."""
-    condition_target: str | None = None
-    """The score in prompts of evaluation and chat. null: the best, which is 5.00 or the highest
-    bin."""
-
-    @model_validator(mode="after")
-    def _condition_reads_every_option(self) -> Self:
-        bins, target = self.condition_bins, self.condition_target
-        both = ("reward", "bins")
-        read_by = {"condition_bins": both[1:], "condition_text": both, "condition_target": both}
-        for name, conditions in read_by.items():
-            value = getattr(self, name)
-            is_set = value != type(self).model_fields[name].default
-            if is_set and self.condition not in conditions:
-                raise ValueError(
-                    f"sft.{name}={value!r:.60} would be ignored because sft.condition is "
-                    f"{self.condition}; leave it out, or set condition to bins"
-                )
-        if self.condition == "bins" and target not in (None, *map(str, range(bins))):
-            raise ValueError(
-                f"sft.condition_target={target!r:.60} is no bin; set it to 0 .. {bins - 1}"
-            )
-        return self
 
 
 class RewardSection(Section):
@@ -180,10 +150,8 @@ class CriticSection(Section):
     lam: Fraction = 1.0
     """GAE's lambda: 1 takes whole returns, 0 the critic's word. Below 1 a reward at the end hardly
     reaches the first tokens of a long answer: 0.95 leaves 4 millionths of it 240 tokens before.
-    Source: arXiv:1506.02438 eq. 16; 1 is the default of OpenRLHF and verl."""
-    value_lam: Fraction = 1.0
-    """lambda of the returns that the critic learns. Source: 1, VC-PPO, arXiv:2503.01491, and VAPO,
-    arXiv:2504.05118."""
+    The critic learns whole returns. Source: arXiv:1506.02438 eq. 16; 1 is the default of OpenRLHF
+    and verl."""
     value_clip: NonNegative = 0.2
     """A value counts as moved by at most this in a step. 0: no clip."""
     start: Path | None = None

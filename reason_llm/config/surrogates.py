@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from reason_llm.config.rows import row_of_table
-from reason_llm.config.types import NonNegative, Positive
+from reason_llm.config.types import NonNegative
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Ratio = Literal["token", "sequence", "sequence_token"]
 
+SAPO_TEMPERATURES = 1.0, 1.05
+"""Temperatures of SAPO's gate: for positive advantages, and for others."""
 VESPO_POSITIVE, VESPO_NEGATIVE = (2.0, 3.0), (3.0, 2.0)
 """(k, lambda) of VESPO's weight for advantages from 0 up, and below."""
 VESPO_LOG_RATIO = (-18.420680743952367, 20.0)
@@ -39,13 +41,8 @@ class SurrogateColumns:
     clip_high: NonNegative = 0.2
     """The probability ratio is clipped above at 1 + clip_high (gmpo: its log at clip_high)."""
     delta: NonNegative = 0.0
-    """Upper bound of the unclipped ratio, for negative advantages (two-sided clip). 0: none."""
-    dual_clip: NonNegative = 0.0
-    """A negative advantage costs at most this many times itself (dual-clip PPO). 0: none."""
-    temperature_positive: Positive = 1.0
-    """SAPO's gate for positive advantages."""
-    temperature_negative: Positive = 1.05
-    """SAPO's gate for negative advantages."""
+    """Upper bound of the unclipped ratio, for negative advantages (two-sided clip, or the c of
+    dual-clip PPO). 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +118,7 @@ def _reinforce(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, None]:
 
 def _clip(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, Tensor]:
     ratio_BT = terms.ratio(row.ratio)
-    return clipped_surrogate(
-        ratio_BT, terms.advantages_BT, row.clip_low, row.clip_high, row.delta, row.dual_clip
-    )
+    return clipped_surrogate(ratio_BT, terms.advantages_BT, row.clip_low, row.clip_high, row.delta)
 
 
 def _cispo(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, None]:
@@ -135,7 +130,7 @@ def _cispo(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, None]:
 def _sapo(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, None]:
     """``-4 / tau * sigmoid(tau (r - 1)) A``: slope 1 at r = 1, flatter away from it."""
     advantages_BT = terms.advantages_BT
-    tau_BT = _by_sign(advantages_BT > 0, row.temperature_positive, row.temperature_negative)
+    tau_BT = _by_sign(advantages_BT > 0, *SAPO_TEMPERATURES)
     gate_BT = (tau_BT * (terms.ratio(row.ratio) - 1)).sigmoid() * 4 / tau_BT
     return -gate_BT * advantages_BT, None
 
@@ -162,7 +157,7 @@ SURROGATES: dict[str, Surrogate] = {
         idea="the clipped ratio of PPO and GRPO",
         source="arXiv:1707.06347 eq. 7; with two bounds, arXiv:2503.14476 eq. 8",
         function=_clip,
-        columns=("ratio", "clip_low", "clip_high", "delta", "dual_clip"),
+        columns=("ratio", "clip_low", "clip_high", "delta"),
     ),
     "reinforce": Surrogate(
         idea="the log-prob, without a ratio",
@@ -179,7 +174,7 @@ SURROGATES: dict[str, Surrogate] = {
         idea="a smooth gate of the ratio",
         source="arXiv:2511.20347",
         function=_sapo,
-        columns=("ratio", "temperature_positive", "temperature_negative"),
+        columns=("ratio",),
     ),
     "gmpo": Surrogate(
         idea="the geometric mean of clipped token ratios",
@@ -202,19 +197,17 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
     delta: float = 0.0,
-    dual_clip: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``, token by token.
 
     Args:
         delta: the unclipped ratio is at most this, a bound for negative advantages; 0: none.
-        dual_clip: for negative advantages the loss is at most ``-dual_clip * A``; 0: none.
 
     Returns:
         loss_BT, and clipped_BT: True where the clip took the token's gradient away.
 
     Source: arXiv:1707.06347 eq. 7; with two bounds, arXiv:2503.14476 eq. 8; delta, INTELLECT-2,
-    arXiv:2505.07291; dual_clip, arXiv:1912.09729.
+    arXiv:2505.07291, and the c of arXiv:1912.09729.
     """  # fmt: skip
     clipped_ratio_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
     bounded_BT = ratio_BT.clamp(max=delta) if delta else ratio_BT
@@ -225,10 +218,6 @@ def clipped_surrogate(
     )
     if delta:
         clipped_BT = clipped_BT | ((ratio_BT > delta) & negative_BT)
-    if dual_clip:
-        clipped_BT = clipped_BT | ((ratio_BT > dual_clip) & negative_BT)
-        bounded_loss_BT = loss_BT.minimum(-dual_clip * advantages_BT)
-        loss_BT = bounded_loss_BT.where(negative_BT, loss_BT)
     return loss_BT, clipped_BT
 
 

@@ -1,7 +1,6 @@
 """The data of a run: sources become rows, rows become examples, and examples become prompts or
 rows of tokens. The filters of training rows act in this order, whatever the form: preprocess, pass
-rate, duplicates, contamination, length. All sets are read before the first one is rendered, as a
-condition is fitted to the scores of all training rows."""
+rate, duplicates, contamination, length. All sets are read before the first one is rendered."""
 
 import logging
 import re
@@ -15,7 +14,6 @@ import orjson
 
 from reason_llm.config import ColumnsSection, Config
 from reason_llm.data.cells import Cells
-from reason_llm.data.conditioning import Conditioning, fit
 from reason_llm.data.forms import (
     NO_EXTRAS,
     Completed,
@@ -100,12 +98,6 @@ def load_data(
     problems = [DataSet(*each, "problems") for each in config.evaluation_sets.items()]
     rows = None if config.eval.rows is None else DataSet("", config.eval.rows, section.form)
     sets = [*problems, *([] if rows is None else [rows]), *training]
-    names = list(filter(None, (name for each in sets for name in (each.source, each.name))))
-    for name in section.columns_of.keys() - names:
-        raise ConfigError(
-            f"data.columns_of names {name!r:.200}, which is no set of this run; name one of "
-            f"{', '.join(names)}"
-        )
     reader = _Reader(
         config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
     )
@@ -113,13 +105,6 @@ def load_data(
     if problems or not section.is_offline:
         reader.renderer.check_generation_prompt()
     examples = [reader.read(each) for each in sets]
-    if config.sft.condition != "none":
-        learned = (example for of_set in examples[-len(training) :] for example in of_set)
-        scores = [each.value for each in learned if isinstance(each, Completed)]
-        try:
-            reader.conditioning = fit(scores, config.sft)
-        except DataError as error:
-            fault(error)
     for data_set, of_set in zip(sets, examples, strict=True):
         reader.render(data_set, of_set)
     return Data(
@@ -129,7 +114,6 @@ def load_data(
         rows,
         reader.contamination,
         {student: teacher for student, (_, teacher) in reader.teacher_prompts.items()},
-        reader.conditioning,
     )
 
 
@@ -152,15 +136,13 @@ def load_evaluation(
     context_tokens: int,
     extra_columns: Collection[str] = (),
     with_answers: bool = True,
-    conditioning: Conditioning | None = None,
 ) -> list[DataSet]:
     """The held-out problems alone, read as by ``load_data``; without answers where the rows need no
-    more than a prompt, and with the target of ``conditioning`` written into the prompts."""
+    more than a prompt."""
     form = "problems" if with_answers else "prompts"
     sets = [DataSet(*each, form) for each in config.evaluation_sets.items()]
     renderer = renderer_of(config, tokenizer)
     reader = _Reader(config, renderer, context_tokens, raise_fault, extra_columns)
-    reader.conditioning = conditioning
     for data_set in sets:
         reader.render(data_set, reader.read(data_set))
     return sets
@@ -205,7 +187,6 @@ class _Reader:
     fault: Fault
     extra_columns: Collection[str]
     end_token_ids: Collection[int] = ()
-    conditioning: Conditioning | None = None
     evaluated: dict[str, str] = field(default_factory=dict)
     """Place of each question of a held-out set, by its key."""
     trained: set[str] = field(default_factory=set)
@@ -287,13 +268,10 @@ class _Reader:
         extras: dict[str, TemplateExtras] = {}
         for each in examples:
             if isinstance(each, Problem):
-                talk = each.messages
-                if self.conditioning is not None:
-                    talk = self.conditioning.asking(each.where, talk)
                 key = "" if each.extras is NO_EXTRAS else orjson.dumps(each.extras).decode()
                 extras[key] = each.extras
                 part = asked.setdefault((each.environment, key), [])
-                part.append((each.where, talk, each.answer))
+                part.append((each.where, each.messages, each.answer))
         made = dict[str, Prompt | DataError]()
         for (name, key), part in asked.items():
             try:
@@ -342,8 +320,7 @@ class _Reader:
         try:
             example = self._of_form(data_set, where, row)
         except DataError as error:
-            columns = section.columns_for(data_set.name, data_set.source)
-            option = option_for(row, data_set.form, columns)
+            option = option_for(row, data_set.form, section.columns)
             if option is None:
                 raise
             if not data_set.is_training and data_set.form != section.form:
@@ -398,10 +375,9 @@ class _Reader:
         return made
 
     def _of_form(self, data_set: DataSet, where: str, row: Row) -> Example:
-        columns = self.config.data.columns_for(data_set.name, data_set.source)
+        columns = self.config.data.columns
         if data_set.form == "demonstrations":
-            scored = self.config.sft.condition != "none"
-            return read_demonstration(where, row, columns, score=scored)
+            return read_demonstration(where, row, columns)
         if not data_set.is_asked:
             return LEARNED[data_set.form](where, row, columns)
         judge = self.config.score.rewards[0]
@@ -538,8 +514,6 @@ class _Reader:
         if data_set.is_training or data_set.form == "texts":
             most = section.max_tokens or most
         ignored: dict[str, None] = {}
-        if self.conditioning is not None and isinstance(example, Completed):
-            example = self.conditioning.apply(example)
         rows = render(
             example,
             self.renderer,

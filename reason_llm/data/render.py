@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache, partial
-from itertools import cycle
 from math import floor
 from typing import TYPE_CHECKING, Any
 
@@ -603,39 +602,6 @@ def order(
             permutations[number, epoch] = permutation
         indices.append(sum(sizes[:number]) + permutations[number, epoch][offset])
     return indices
-
-
-SMALLEST_SHARE = 0.1
-"""What is added to every weight of ``informative_order``, of the largest deviation."""
-
-
-def informative_order(
-    sizes: Sequence[int],
-    weights: Sequence[float],
-    seed: int,
-    start: int,
-    count: int,
-    deviations: Mapping[str, float],
-) -> list[int]:
-    """Indices of prompts drawn by how much their rewards varied: as ``order``, but that each set
-    fills its turns by a draw without replacement in proportion to the deviations, made by
-    exponential clocks. Source: Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003.
-
-    Args:
-        deviations: of the rewards of each prompt's last group, by its index as text; one that is
-            not there counts as the largest.
-    """
-    largest = max(deviations.values(), default=0.0) or 1.0
-    numbers = [_turn(weights, position)[0] for position in range(start, start + count)]
-    draws = {}
-    for number in set(numbers):
-        clock, first = random.Random(f"{seed}/informative/{start}/{number}"), sum(sizes[:number])
-        rings = {
-            index: clock.expovariate(deviations.get(str(index), largest) + SMALLEST_SHARE * largest)
-            for index in range(first, first + sizes[number])
-        }
-        draws[number] = cycle(sorted(rings, key=lambda index: (rings[index], index)))
-    return [next(draws[number]) for number in numbers]
 
 
 def _turn(weights: Sequence[float], position: int) -> tuple[int, int]:

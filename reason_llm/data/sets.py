@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
-from reason_llm.data.conditioning import Conditioning
 from reason_llm.data.forms import Document, Example
 from reason_llm.data.rows import shared_gym_tasks
 from reason_llm.errors import DataError, printable
@@ -113,8 +112,6 @@ class Data:
     """(training row, held-out row) with the same question, those left out included."""
     teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     """With teacher.prompt, the teacher's prompt for each training prompt; both as token ids."""
-    conditioning: Conditioning | None = None
-    """How scores were written into the prompts; None if they were not."""
 
     @property
     def prompts(self) -> list[Prompt]:

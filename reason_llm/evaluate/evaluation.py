@@ -18,7 +18,6 @@ import orjson
 from reason_llm.config import Config
 from reason_llm.data import (
     TASKSET,
-    Conditioning,
     DataSet,
     environments_by_name,
     load_evaluation,
@@ -51,7 +50,7 @@ from reason_llm.model.plan import Plan, Subject, look_at
 from reason_llm.rollout import LOGGED
 from reason_llm.run import Watch
 from reason_llm.run.start import dates
-from reason_llm.run.store import checkpoint, folder as run_folder
+from reason_llm.run.store import checkpoint
 from reason_llm.sample import (
     Episodes,
     Progress,
@@ -142,7 +141,6 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         answers = not request.generate_only
         sets = load_evaluation(
             config, subject.tokenizer, subject.context_tokens, scorer.columns, answers,
-            _conditioning(targets[0]),
         )  # fmt: skip
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
         plan = subject.plan(longest, learns=False)
@@ -172,19 +170,12 @@ def _date(request: Request, subjects: Sequence[Subject]) -> str | None:
 
 
 def _by_base(request: Request) -> list[list[Target]]:
-    """One group for all targets, if one base with one shape of adapter serves them, and all are
-    asked alike."""
+    """One group for all targets, if one base with one shape of adapter serves them."""
     targets = list(request.targets)
     shapes = [adapters.section_of(each.adapter) for each in targets if each.adapter is not None]
-    asked = [_conditioning(each) for each in targets]
-    alike = all(t.path == targets[0].path for t in targets) and all(c == asked[0] for c in asked)
-    if alike and all(s == shapes[0] for s in shapes):
+    if all(t.path == targets[0].path for t in targets) and all(s == shapes[0] for s in shapes):
         return [targets]
     return [[each] for each in targets]
-
-
-def _conditioning(target: Target) -> Conditioning | None:
-    return None if target.adapter is None else run_folder.conditioning_of(target.adapter)
 
 
 def _config_for(request: Request, targets: list[Target]) -> Config:

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from reason_llm.rollout import Group, TokenRow, routes_from_text
+from reason_llm.rollout import Group, TokenRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,6 @@ class Datum:
     """False where every reward gave None: the row then teaches nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """By name, such as sampler_logprobs, old_logprobs, ref_logprobs, entropies, advantages."""
-    routes: Tensor | None = None
-    """Experts (T - 1, choices) that the sampler's routers chose for each token but the last."""
 
     @classmethod
     def of(
@@ -91,7 +89,6 @@ class Datum:
             ids=(*prompt_ids, *self.ids[start:]),
             trained=(*(False,) * len(prompt_ids), *self.trained[start:]),
             columns={},
-            routes=None,
         )
 
     def on_trained(self, name: str) -> Tensor:
@@ -128,13 +125,9 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
             Datum.of, group=number, rollout=rollout, reward=float(c.reward or 0.0),
             is_truncated=c.finish_reason == "length", has_reward=c.has_reward or c.reward is None,
         )  # fmt: skip
-        row = datum_of(
-            prompt.token_ids, c.token_ids, name, columns=columns, is_sampled=c.is_sampled
+        rows.append(
+            datum_of(prompt.token_ids, c.token_ids, name, columns=columns, is_sampled=c.is_sampled)
         )
-        if c.routes is not None:
-            experts = routes_from_text(c.routes, row.num_tokens - 1)
-            row = replace(row, routes=torch.tensor(experts, dtype=torch.long))
-        rows.append(row)
         for n, o in enumerate(c.others, 1):
             told, wrote = f"{name}.{n}", o.is_sampled
             columns = {

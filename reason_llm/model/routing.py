@@ -1,5 +1,4 @@
-"""Routers of a mixture of experts: which experts they choose, how evenly, and choices that are
-replayed. Source of the replay: arXiv:2510.11370 (R3), section 4.
+"""Routers of a mixture of experts: which experts they choose, and how evenly.
 
 Shapes: N tokens in the order in which a pass has them, L routers, K chosen experts of a token, E
 experts.
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reason_llm.errors import RolloutBufferError
 from reason_llm.model.datum import Datum
 from reason_llm.model.layout import Layout
 
@@ -25,12 +23,6 @@ def routers(policy: nn.Module) -> list[Any]:
     return [m for m in policy.modules() if type(m).__name__.endswith("TopKRouter")]
 
 
-def layers(policy: nn.Module) -> list[int]:
-    """Numbers of the layers that have a router."""
-    names = [n for n, m in policy.named_modules() if type(m).__name__.endswith("TopKRouter")]
-    return [int(name.partition(".layers.")[2].partition(".")[0]) for name in names]
-
-
 class Routing:
     """The routers of a model, seen within ``hooked``."""
 
@@ -41,32 +33,14 @@ class Routing:
         self.experts = list(self._logits)
         """Chosen in the last pass, (N, K) of each router."""
         self._times_N = torch.empty(0)
-        self._given_NLK: Tensor | None = None
-        self._log: list[Tensor] | None = None
 
-    def begin(
-        self, data: Sequence[Datum], layout: Layout | None, ids_BT: Tensor, replays: bool
-    ) -> None:
-        """Take the rows of the pass that comes next, and of its recomputation.
-
-        Args:
-            replays: the routers take the experts in ``Datum.routes``, with weights of their own.
-
-        Raises:
-            RolloutBufferError: a row has no such routes.
-        """
+    def begin(self, data: Sequence[Datum], layout: Layout | None, ids_BT: Tensor) -> None:
+        """Take the rows of the pass that comes next, and of its recomputation."""
         self._times_N = _times(data, layout, ids_BT)
-        self._given_NLK = None
-        if replays:
-            size = len(self._routers), self._routers[0].top_k
-            most = size[0] * size[1], self._routers[0].num_experts
-            self._given_NLK = _given(data, layout, *most).to(ids_BT.device).unflatten(-1, size)
 
     @contextmanager
-    def hooked(self, log: list[Tensor] | None = None) -> Iterator[None]:
-        """Context in which every pass through the routers is seen; ``log`` gets the experts (N, LK)
-        of each."""
-        self._log = log
+    def hooked(self) -> Iterator[None]:
+        """Context in which every pass through the routers is seen."""
         hooks = [m.register_forward_hook(self._hook(i)) for i, m in enumerate(self._routers)]
         try:
             yield
@@ -74,33 +48,12 @@ class Routing:
             for place, hook in enumerate(hooks):
                 hook.remove()
                 self._logits[place] = torch.empty(0)
-            self._given_NLK = None
 
     def _hook(self, place: int) -> Any:
-        def hook(router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
-            logits_NE, weights_NK, experts_NK = output
-            self._logits[place], self.experts[place] = logits_NE, experts_NK
-            if self._log is not None and place == len(self.experts) - 1:
-                self._log.append(torch.cat(self.experts, dim=-1).to("cpu", torch.uint8))
-            if self._given_NLK is None:
-                return None
-            given_NK = self._given_NLK[:, place]
-            chosen_NK = torch.where(given_NK < 0, experts_NK, given_NK)
-            probs_NK = logits_NE.float().softmax(-1).gather(-1, chosen_NK)
-            if getattr(router, "norm_topk_prob", True):  # Mixtral and gpt-oss always do
-                probs_NK = probs_NK / probs_NK.sum(-1, keepdim=True)
-            return logits_NE, probs_NK.to(weights_NK.dtype), chosen_NK
+        def hook(router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+            self._logits[place], _, self.experts[place] = output
 
         return hook
-
-    def replayed(self) -> Tensor | None:
-        """1 for each token and router that would have chosen the experts that it was given in the
-        last pass, 0 for others; None without replay."""
-        if (given_NLK := self._given_NLK) is None:
-            return None
-        of_router = enumerate(self.experts)
-        same_LN = torch.stack([agreement(e_NK, given_NLK[:, i]) for i, e_NK in of_router])
-        return same_LN[:, given_NLK[:, 0, 0] >= 0].flatten()
 
     def balance(self) -> Tensor:
         """The load-balancing loss of the last pass: E * sum_e f_e P_e, where f_e is the share of
@@ -120,24 +73,6 @@ class Routing:
             chosen_E = chosen_E + (weights_1N @ is_chosen_NE)[0]
             mean_E = mean_E + (weights_1N @ probs_NE)[0]
         return experts * (chosen_E * mean_E).sum()
-
-
-def _given(data: Sequence[Datum], layout: Layout | None, choices: int, num_experts: int) -> Tensor:
-    """The rows' routes in the order of the pass, (N, choices); -1 where there is none."""
-    rows = []
-    for datum in data:
-        routes = datum.routes
-        if routes is None or routes.shape[1] != choices or int(routes.max()) >= num_experts:
-            whose = "no" if routes is None else "another model's"
-            raise RolloutBufferError(
-                f"{datum.name} has {whose} routes, which train.router_replay=true needs; set it to "
-                "false, or take rollouts that this model sampled with it"
-            )
-        rows.append(torch.nn.functional.pad(routes, (0, 0, 0, 1), value=-1))
-    if layout is None:
-        padded_BTC = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
-        return padded_BTC.flatten(0, 1)
-    return torch.cat([row[skip:] for row, skip in zip(rows, layout.skipped, strict=True)])
 
 
 def agreement(ours_NK: Tensor, theirs_NK: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def settings(config: Config, policy: LearningSettings) -> LearningSettings | Non
     train = config.train.with_options(
         {"learning_rate": critic.learning_rate, "epochs": critic.updates}
         | {"optimizer_steps": 1, "warmup_steps": 0}
-        | {"router_aux_loss_coef": 0.0, "router_replay": False}
+        | {"router_aux_loss_coef": 0.0}
     )
     return replace(
         policy,

@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from statistics import pstdev
 from threading import Lock
 from typing import Self
 
 from reason_llm.config import Algorithm, Config, is_right
-from reason_llm.data import informative_order, order
+from reason_llm.data import order
 from reason_llm.errors import TrainingError, printable
 from reason_llm.readers import RewardReader, Stop
 from reason_llm.rollout import Group, Prompt
@@ -27,7 +26,7 @@ from reason_llm.run.store.document import Document
 from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Sampler, SamplingParams
-from reason_llm.train import varies_enough, with_advantages
+from reason_llm.train import with_advantages
 
 MOST_FAILED_STEPS = 3
 """Steps in a row whose rollouts all failed, at which a run ends."""
@@ -43,8 +42,6 @@ class Step:
     number: int
     drawn: int
     """Prompts that earlier steps took from the order."""
-    deviations: Mapping[str, float]
-    """As ``RunState.deviations`` at the start of the step."""
     version: int
     """The version of the policy that samples it, in learned steps."""
     checkpoint: str | None
@@ -69,29 +66,9 @@ class Step:
 
     def prompts(self, count: int) -> list[Prompt]:
         """The first prompts of the step."""
-        prompts = self.job.data.prompts
-        return [prompts[index] for index in self._indices(count)]
-
-    def deviations_after(self, document: Document) -> Mapping[str, float]:
-        """``RunState.deviations`` after the step with these rollouts; of a prompt whose group was
-        dropped 0."""
-        if self.config.data.order != "informative":
-            return self.deviations
-        found = {
-            group.prompt.id: pstdev(c.reward or 0.0 for c in group.completions if c.has_reward)
-            for group in document.groups
-            if any(c.has_reward for c in group.completions)
-        }
-        prompts = self.job.data.prompts
-        drawn = self._indices(document.drawn)
-        return {**self.deviations} | {str(i): found.get(prompts[i].id, 0.0) for i in drawn}
-
-    def _indices(self, count: int) -> list[int]:
-        data, config = self.job.data, self.config
-        place = data.sizes, data.weights, config.run.seed, self.drawn, count
-        if config.data.order == "informative":
-            return informative_order(*place, self.deviations)
-        return order(*place)
+        data, seed = self.job.data, self.config.run.seed
+        indices = order(data.sizes, data.weights, seed, self.drawn, count)
+        return [data.prompts[index] for index in indices]
 
     def save(
         self, groups: list[Group], drawn: int, counts: Mapping[str, float], *, whole: bool = False
@@ -293,14 +270,14 @@ def sampling_params(config: Config) -> SamplingParams:
     sample = config.sample
     return SamplingParams(
         sample.completions_per_prompt, sample.max_new_tokens, sample.temperature, sample.top_k,
-        sample.top_p, sample.min_p, tuple(sample.stop), config.train.router_replay,
+        sample.top_p, sample.min_p, tuple(sample.stop),
     )  # fmt: skip
 
 
 def is_kept(
     group: Group, algorithm: Algorithm, weights: Mapping[str, float], kind: str = ""
 ) -> bool:
-    """Whether dynamic sampling keeps the group: its rewards vary enough, and the fraction of right
+    """Whether dynamic sampling keeps the group: its rewards vary, and the fraction of right
     completions by the first reward, which is of this kind, is in range."""
     if algorithm.dynamic_sampling == 1:
         return True
@@ -312,8 +289,6 @@ def is_kept(
         numbers = [[c.rewards[name] for name in counted] for c in scored]
         totals = [[None if math.isnan(n) else n for n in row] for row in numbers]
     if all(total == totals[0] for total in totals):
-        return False
-    if not varies_enough(group, algorithm):
         return False
     if algorithm.success_range is None:
         return True

@@ -36,9 +36,7 @@ def sampling_params(config: Config) -> SamplingParams:
     """One greedy completion of each held-out problem, or ``eval.samples`` as in training."""
     tokens, stop = config.eval_max_new_tokens, tuple(config.sample.stop)
     if k := config.eval.samples:
-        return replace(
-            collect.sampling_params(config), num_completions=k, max_new_tokens=tokens, routes=False
-        )
+        return replace(collect.sampling_params(config), num_completions=k, max_new_tokens=tokens)
     return SamplingParams(1, tokens, temperature=0.0, stop=stop)
 
 
@@ -100,9 +98,8 @@ class HeldOut:
                     record |= values
                 record |= metrics.by_name(values, data_set.name) if data_set.name else {}
                 content += to_lines(data_set.name or "held_out", groups)
-        if config.eval.keep_completions:
-            path = job.folder / "evaluations" / f"step-{step:08d}.jsonl.gz"
-            writer.submit(lambda: write_atomically(path, gzip.compress(content, mtime=0)))
+        path = job.folder / "evaluations" / f"step-{step:08d}.jsonl.gz"
+        writer.submit(lambda: write_atomically(path, gzip.compress(content, mtime=0)))
         return record
 
 

@@ -24,7 +24,7 @@ from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import best, checkpoint, metrics
-from reason_llm.run.store.archive import Archive, Replay
+from reason_llm.run.store.archive import Archive
 from reason_llm.run.store.buffer import AHEAD, RolloutBuffer
 from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.folder import kept_name
@@ -159,12 +159,10 @@ class Run:
         self.record: Record = {}
         """The record of the current step, as far as it is known."""
         self._archived = _archive_of(job)
-        self._replay = Replay(self._archived, job.state.run, job.config.train.replay)
         self._held_out = HeldOut(job, policy, self.rows, self._team)
         self._kept = KeptAdapters(
             job.config,
             job.folder,
-            job.data.conditioning,
             job.run.digests,
             self.model,
             policy.optimizer,
@@ -188,7 +186,7 @@ class Run:
     def step(self, number: int) -> Step:
         """The step that is learned next, ready to be collected."""
         return Step(
-            number, self.state.drawn, self.state.deviations, self._team.version_of(number),
+            number, self.state.drawn, self._team.version_of(number),
             None if self._saved is None else str(self._saved.folder),
             self.job, self._buffer, self._stop, self._watch, self.record,
             metrics.failed_steps(self._log.records()),
@@ -241,13 +239,6 @@ class Run:
         with self._reading(reader.title, count) as progress:
             return reader.rewards(groups, self.learners.policy, progress)
 
-    def replayed(self, step: int, groups: list[Group]) -> list[Group]:
-        """Groups of earlier steps to learn beside those of this one, with ``train.replay``."""
-        found = self._replay.beside(step, groups)
-        if self.config.train.replay:
-            self.record["train/replayed_groups"] = float(len(found))
-        return found
-
     def read(self, data: list[Datum]) -> list[Datum]:
         """The step's rows with the columns of models that have weights of their own, one memory
         phase each; those of the base's roles are read in the learning phase."""
@@ -298,20 +289,17 @@ class Run:
         self._writer.wait()  # so that one step at most is on its way to the disk
         self.record |= learned
         drawn, last = self.config.train.rows_per_step, None
-        deviations = self.state.deviations
         if self.config.samples:
             document = self._buffer.find(step)
             assert document is not None
             self._archive(document)
             drawn, last = document.drawn, document.groups[-1]
-            deviations = self.step(step).deviations_after(document)
             self.record |= self._of_rollouts(document)
         self.state = replace(
             self.state,
             step=step + 1,
             drawn=self.state.drawn + drawn,
             kl_coefficient=self._next_kl_coefficient(learned),
-            deviations=deviations,
         )
         if not self.config.samples:
             self.record["data/epoch"] = self.state.drawn / sum(self.job.data.sizes)
@@ -363,14 +351,14 @@ class Run:
         if not self._archived.wants(document.step):
             return
         logprobs, folder = self.learners.policy.logprobs_at_start, self.job.folder
-        learns, replay = self.config.learns, self.config.train.replay
+        learns = self.config.learns
 
         def write() -> None:
             groups = document.groups
             if learns:
                 groups = with_learner_logprobs(groups, logprobs)
             archived = replace(document, groups=groups)
-            self._archived.add(archived, max(0, checkpoint.needed_from(folder) - replay))
+            self._archived.add(archived, checkpoint.needed_from(folder))
 
         self._writer.submit(write)
 

@@ -23,8 +23,6 @@ class SamplingParams:
     """0: all tokens."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion as an end token does; they are part of it."""
-    routes: bool = False
-    """Whether completions hold their routes."""
 
 
 Progress = Callable[[int, int], None]

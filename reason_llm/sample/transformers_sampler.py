@@ -9,7 +9,7 @@ vocabulary, D hidden.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from reason_llm.errors import ConfigError, TrainingError
-from reason_llm.model import Model, decode, routing
+from reason_llm.model import Model, decode
 from reason_llm.model.plan import READ_TOKENS
-from reason_llm.rollout import Completion, Group, Prompt, routes_to_text, shortest_decimals
+from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.sample.kv_cache import ReservedCache, filling
 from reason_llm.sample.protocol import Progress, SamplingParams
 
@@ -44,12 +44,10 @@ class TransformersSampler:
         for start in range(0, num_rows, rows):
             of_prompt = [row // size for row in range(start, min(start + rows, num_rows))]
             first, last = of_prompt[0], of_prompt[-1]
-            log: list[Tensor] | None = [] if params.routes else None
-            seen = nullcontext() if log is None else routing.Routing(self.model.policy).hooked(log)
-            with self.model.decoding(), seen:
+            with self.model.decoding():
                 completions += self._decode(
                     prompts[first : last + 1], [p - first for p in of_prompt], params,
-                    uniforms_NL[start:], progress, log,
+                    uniforms_NL[start:], progress,
                 )  # fmt: skip
         return [
             Group(prompt, tuple(completions[index * size : (index + 1) * size]))
@@ -76,10 +74,8 @@ class TransformersSampler:
         params: SamplingParams,
         uniforms_BL: Tensor,
         progress: Progress,
-        log: list[Tensor] | None = None,
     ) -> list[Completion]:
-        """Complete row b of the batch from prompt ``of_prompt[b]``, for all rows together; ``log``
-        gets the routes of each pass."""
+        """Complete row b of the batch from prompt ``of_prompt[b]``, for all rows together."""
         batch = _Batch.prefill(self.model, prompts, of_prompt, params.max_new_tokens)
         num_rows, device = len(of_prompt), self.model.device
         tokens_BL = torch.zeros(num_rows, params.max_new_tokens, dtype=torch.long, device=device)
@@ -88,7 +84,6 @@ class TransformersSampler:
         stopped_B = torch.zeros(num_rows, dtype=torch.bool, device=device)
         end_ids = torch.tensor(self.model.end_token_ids, device=device)
         completes_string = stop_strings(self.model.tokenizer, params.stop)
-        fed: list[Tensor] = []
         for position in range(params.max_new_tokens):
             alive = batch.rows[~stopped_B[batch.rows]]
             tokens, logprobs = draw(
@@ -106,46 +101,16 @@ class TransformersSampler:
             progress(len(alive), num_ended)
             if num_ended == len(alive):
                 break
-            tokens = batch.drop(stopped_B, tokens)
-            fed.append(batch.rows.cpu())
-            batch.extend(tokens)
-        routes: Sequence[str | None] = [None] * num_rows
-        if log is not None:
-            routes = _routes(log, fed, prompts, of_prompt, lengths_B.tolist())
+            batch.extend(batch.drop(stopped_B, tokens))
         reported = shortest_decimals(logprobs_BL.cpu().numpy())
         ended = zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)
         rows = [tuple(ids[:length]) for ids, length in ended]
         texts = decode(self.model.tokenizer, rows, self.model.end_token_ids)
         stops = stopped_B.tolist()
         return [
-            Completion(
-                ids, text, tuple(values[: len(ids)]), "stop" if stopped else "length", routes=routed
-            )
-            for ids, text, values, stopped, routed in zip(
-                rows, texts, reported, stops, routes, strict=True
-            )
+            Completion(ids, text, tuple(values[: len(ids)]), "stop" if stopped else "length")
+            for ids, text, values, stopped in zip(rows, texts, reported, stops, strict=True)
         ]
-
-
-def _routes(
-    log: list[Tensor],
-    fed: list[Tensor],
-    prompts: Sequence[Prompt],
-    of_prompt: list[int],
-    lengths: list[int],
-) -> list[str]:
-    """The routes of each row: of its prompt, and of its own tokens, which passes fed, each to these
-    rows."""
-    parts = log[: len(log) - len(fed)]
-    read_PTC = torch.cat([part.unflatten(0, (len(prompts), -1)) for part in parts], dim=1)
-    own_BLC = torch.zeros(len(of_prompt), len(fed), read_PTC.shape[2], dtype=torch.uint8)
-    for position, (rows, experts) in enumerate(zip(fed, log[len(parts) :], strict=True)):
-        own_BLC[rows, position] = experts
-    found = []
-    for row, (prompt, length) in enumerate(zip(of_prompt, lengths, strict=True)):
-        read_TC = read_PTC[prompt, -len(prompts[prompt].token_ids) :]
-        found.append(routes_to_text(torch.cat([read_TC, own_BLC[row, : length - 1]])))
-    return found
 
 
 BLOCK = 256

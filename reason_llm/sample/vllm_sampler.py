@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from reason_llm.errors import ModelError
-from reason_llm.model import Model, decode, routing
+from reason_llm.model import Model, decode
 from reason_llm.rollout import (
     Completion,
     FinishReason,
     Group,
     Prompt,
-    routes_to_text,
     shortest_decimals,
 )
 from reason_llm.sample.protocol import Progress, SamplingParams
@@ -104,11 +103,7 @@ class VllmSampler:
         logprobs = [each[id].logprob for each, id in zip(choice.logprobs, ids, strict=True)]
         (text,) = decode(self.model.tokenizer, [ids], self.model.end_token_ids)
         why: FinishReason = "stop" if choice.finish_reason == "stop" else "length"
-        routes = None
-        if choice.routed_experts is not None:  # (tokens, layers, K), 0 in layers without a router
-            experts = choice.routed_experts[:, routing.layers(self.model.policy)]
-            routes = routes_to_text(experts.reshape(len(experts), -1))
-        return Completion(ids, text, tuple(shortest_decimals(logprobs)), why, routes=routes)
+        return Completion(ids, text, tuple(shortest_decimals(logprobs)), why)
 
 
 class VllmBatch:

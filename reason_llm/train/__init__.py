@@ -4,11 +4,10 @@ from reason_llm.train.advantages import next_kl_coefficient
 from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import PolicyGradient, Values
-from reason_llm.train.optim import check_schedule
 from reason_llm.train.preferences import kto_desirable_weights
 from reason_llm.train.rewards import length_bias
 from reason_llm.train.role_reader import BASE, ColumnReader, RoleReader
-from reason_llm.train.scored import varies_enough, with_advantages, with_learner_logprobs
+from reason_llm.train.scored import with_advantages, with_learner_logprobs
 from reason_llm.train.shards import Peers, ShardedLearner, Shards, deal
 from reason_llm.train.stages import OBJECTIVES
 
@@ -26,14 +25,12 @@ __all__ = [
     "ShardedLearner",
     "Shards",
     "Values",
-    "check_schedule",
     "deal",
     "ending_out_of_memory",
     "kto_desirable_weights",
     "learning",
     "length_bias",
     "next_kl_coefficient",
-    "varies_enough",
     "with_advantages",
     "with_learner_logprobs",
 ]

@@ -133,25 +133,20 @@ def kl_in_reward(
 
 @torch.no_grad()
 def gae(
-    rewards_BT: Tensor,
-    values_BT: Tensor,
-    mask_BT: Tensor,
-    gamma: float,
-    lam: float,
-    critic_lam: float,
+    rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Advantages, by ``lam``, and returns, by ``critic_lam``; (B, T), 0 outside the mask.
+    """Advantages, by ``lam``, and whole returns, those with a lambda of 1; (B, T), 0 outside the
+    mask.
 
     ``delta_t = r_t + gamma V_{t+1} - V_t``, ``A_t = delta_t + gamma lam A_{t+1}``, ``R_t = A_t +
     V_t``. After the last trained token V is 0.
 
-    Source: arXiv:1506.02438 eq. 16; a lambda of its own for the critic, VC-PPO, arXiv:2503.01491.
+    Source: arXiv:1506.02438 eq. 16; whole returns for the critic, VC-PPO, arXiv:2503.01491, and
+    VAPO, arXiv:2504.05118.
     """
     advantages_BT = _gae(rewards_BT, values_BT, mask_BT, gamma, lam)
-    critic_BT = advantages_BT
-    if critic_lam != lam:
-        critic_BT = _gae(rewards_BT, values_BT, mask_BT, gamma, critic_lam)
-    return advantages_BT, torch.where(mask_BT, critic_BT + values_BT, 0.0)
+    whole_BT = _gae(rewards_BT, values_BT, mask_BT, gamma, 1.0) if lam != 1 else advantages_BT
+    return advantages_BT, torch.where(mask_BT, whole_BT + values_BT, 0.0)
 
 
 def _gae(

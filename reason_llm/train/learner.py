@@ -92,7 +92,7 @@ class Learner:
         if self.is_packed:
             with on_default_stream():
                 prove_packing(model)
-        is_routed = settings.train.router_aux_loss_coef > 0 or settings.train.router_replay
+        is_routed = settings.train.router_aux_loss_coef > 0
         self._routing = routing.Routing(model.policy) if is_routed else None
         self._batch_tokens = 0
         """Tokens of the rows that the optimizer batch passes."""
@@ -293,9 +293,7 @@ class Learner:
         layout = lay_out(data, model.device) if self.is_packed else None
         tokens = (ids_BT if layout is None else layout.ids_1N).numel()
         if self._routing is not None:
-            is_own = role in (None, settings.role)
-            replays = settings.train.router_replay and is_own
-            self._routing.begin(data, layout, ids_BT, replays)
+            self._routing.begin(data, layout, ids_BT)
         if output == "logprobs":
             output_BT, entropies_BT = policy_logprobs(
                 model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
@@ -349,10 +347,7 @@ class Learner:
                     self.logprobs_at_start[i] = held_BT[row, : len(trained)][trained]
         result = objective.loss(batch, counts)
         loss = result.total / counts.denominator
-        of_units = dict(result.of_units or {})
-        if self._routing is not None and (same := self._routing.replayed()) is not None:
-            of_units["route_agreement"] = same
-        if self._routing is not None and self.settings.train.router_aux_loss_coef:
+        if self._routing is not None:
             # Each micro-batch by its part of the tokens. Its expert loads are its own, as in
             # Transformers, and the only thing that depends on how rows are split.
             share = sum(row.num_tokens for row in rows) / self._batch_tokens
@@ -371,7 +366,7 @@ class Learner:
         padding = 0 if self.is_packed else tokens - sum(row.num_tokens for row in rows)
         tally.add_micro_batch(
             loss, mask_BT, tokens, padding, result.values, log_ratio_BT if is_sampled else None,
-            mismatch_BT, of_units,
+            mismatch_BT, dict(result.of_units or {}),
         )  # fmt: skip
         tally.left_out += result.masked_out
 

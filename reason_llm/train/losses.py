@@ -40,16 +40,14 @@ def importance_weights(
     mask_BT: Tensor,
     kind: Correction,
     cap: float,
-    floor: float = 0.0,
     rounding: float = 0.0,
 ) -> Tensor:
     """Importance weights ``w = pi_old / pi_sampler`` (B, T), 0 outside the mask: each token's, or
-    the whole completion's product. Above ``cap`` w is cut down to it (truncate) or is 0 (mask);
-    below ``floor`` it is raised to it, or 0 likewise. A log-ratio of at most ``rounding`` nats
-    counts as 0.
+    the whole completion's product. Above ``cap`` w is cut down to it (truncate) or is 0 (mask).
+    A log-ratio of at most ``rounding`` nats counts as 0.
 
     Source: truncated importance sampling, F. Yao et al., "Your Efficient RL Framework Secretly
-    Brings You Off-Policy RL Training" (2025); the four kinds and the floor are TRL's.
+    Brings You Off-Policy RL Training" (2025); the four kinds are TRL's.
     Differs: the default is token_truncate with a cap of 2, as there; TRL 1.14.2's is sequence_mask
     with a cap of 3.
     """
@@ -60,9 +58,9 @@ def importance_weights(
         log_ratio_BT = log_ratio_BT.sum(dim=1, keepdim=True)
     ratio_BT = torch.exp(log_ratio_BT)
     if kind.endswith("truncate"):
-        ratio_BT = ratio_BT.clamp(floor, cap)
+        ratio_BT = ratio_BT.clamp(max=cap)
     else:
-        ratio_BT = torch.where((ratio_BT > cap) | (ratio_BT < floor), 0.0, ratio_BT)
+        ratio_BT = torch.where(ratio_BT > cap, 0.0, ratio_BT)
     return ratio_BT * mask_BT
 
 

@@ -215,7 +215,7 @@ class PolicyGradient(Objective):
         if row.correction not in ("auto", "none"):
             weights_BT = losses.importance_weights(
                 batch.old_BT, batch.columns["sampler_logprobs"], mask_BT, row.correction,
-                row.correction_cap, row.correction_floor, self.rounding_nats,
+                row.correction_cap, self.rounding_nats,
             )  # fmt: skip
         terms = Terms(
             logprobs_BT, batch.old_BT, batch.columns["advantages"], mask_BT, weights_BT,
@@ -257,10 +257,6 @@ class PolicyGradient(Objective):
                 batch.logprobs_BT, batch.columns["sampler_logprobs"], batch.columns["advantages"],
                 batch.mask_BT, row.off_policy_threshold,
             )  # fmt: skip
-        if row.max_ratio:
-            log_ratio_BT = (batch.logprobs_BT.detach() - batch.old_BT) * batch.mask_BT
-            largest_B1 = log_ratio_BT.amax(dim=1, keepdim=True)
-            kept_BT = kept_BT & (largest_B1 <= math.log(row.max_ratio))
         return kept_BT
 
 
@@ -346,9 +342,8 @@ def with_critic(
     )  # fmt: skip
     earned_NT = _earned(data, turn_weight).to(rewards_NT)
     rewards_NT += earned_NT.diff(dim=1, append=earned_NT[:, :1] * 0)  # the rest at the row's end
-    advantages_NT, returns_NT = advantages.gae(
-        rewards_NT, values_NT, mask_NT, critic.gamma, critic.lam, critic.value_lam
-    )
+    gamma, lam = critic.gamma, critic.lam
+    advantages_NT, returns_NT = advantages.gae(rewards_NT, values_NT, mask_NT, gamma, lam)
     taught_NT = mask_NT & _teaches(data, row, mask_NT)
     advantages_NT = advantages_NT.masked_fill(~taught_NT, 0.0)
     returns_NT = torch.where(taught_NT, returns_NT, values_NT)

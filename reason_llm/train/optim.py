@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import get_scheduler
 
 from reason_llm.config import TrainSection
-from reason_llm.errors import ConfigError, one_line
 from reason_llm.model.plan import STEPPED_AT_ONCE, UPDATE_BYTES
 
 AVERAGE = "average"
@@ -209,45 +208,40 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
                 state[name] = value.to(device)
 
 
+LAST_PART = 0.1
+"""Part of the steps in which warmup_stable_decay falls, and part of the peak rate at which
+cosine_with_min_lr ends."""
+
+
 def learning_rate(config: TrainSection, optimizer_step: int, total_steps: int) -> float:
     """Learning rate of optimizer step ``optimizer_step`` (from 0) of ``total_steps``: warm-up, then
     the schedule of that name in Transformers; linear and cosine reach 0 just after the last step.
     Differs: in the warm-up, whose first step would have a rate of 0 there."""
     if optimizer_step < config.warmup_steps:
         return config.learning_rate * (optimizer_step + 1) / config.warmup_steps
-    options = tuple(sorted(config.schedule_options.items()))
     rate = config.learning_rate
-    factor = _schedule(config.schedule, rate, config.warmup_steps, total_steps, options)
+    factor = _schedule(config.schedule, rate, config.warmup_steps, total_steps)
     return rate * max(0.0, float(factor(optimizer_step)))
-
-
-def check_schedule(config: TrainSection, total_steps: int) -> None:
-    """Raise a ConfigError if the schedule lacks an option, or knows one not."""
-    try:
-        for step in (config.warmup_steps, max(config.warmup_steps, total_steps - 1)):
-            learning_rate(config, step, total_steps)
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise ConfigError(
-            f"train.schedule={config.schedule} with train.schedule_options="
-            f"{config.schedule_options} cannot be used: {one_line(error)}; set its options"
-        ) from error
 
 
 @cache
 def _schedule(
-    name: str, rate: float, warmup_steps: int, total_steps: int, options: tuple[Any, ...]
+    name: str, rate: float, warmup_steps: int, total_steps: int
 ) -> Callable[[int], float]:
     """Factor of the learning rate by optimizer step, as Transformers has it."""
     if name == "constant":
-        if options:
-            raise ValueError("constant takes no options")
         return lambda step: 1.0
+    options: dict[str, Any] = {}
+    if name == "cosine_with_min_lr":
+        options = {"min_lr_rate": LAST_PART}
+    if name == "warmup_stable_decay":
+        options = {"num_decay_steps": max(1, round(LAST_PART * total_steps))}
     # A rate of 0, which trains nothing, has no schedule of its own.
     carrier = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate or 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the optimizer has taken no step
         made: Any = get_scheduler(
-            name, carrier, warmup_steps, total_steps, scheduler_specific_kwargs=dict(options)
+            name, carrier, warmup_steps, total_steps, scheduler_specific_kwargs=options
         )
     return cast(Callable[[int], float], made.lr_lambdas[0])
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from statistics import stdev
 
 import torch
 from torch import Tensor
@@ -14,22 +13,14 @@ from reason_llm.rollout import Completion, Group, shortest_decimals
 from reason_llm.train import advantages
 
 
-def varies_enough(group: Group, algorithm: Algorithm) -> bool:
-    """Whether the group's rewards have the sample's deviation that ``min_reward_std`` asks for."""
-    rewards = [float(c.reward or 0.0) for c in group.completions if c.has_reward]
-    return algorithm.min_reward_std == 0 or (
-        len(rewards) > 1 and stdev(rewards) >= algorithm.min_reward_std
-    )
-
-
 def with_advantages(
     groups: Sequence[Group],
     algorithm: Algorithm,
     weights: Mapping[str, float] | None = None,
     turn_weight: float = 0.0,
 ) -> list[Group]:
-    """The scored groups with an advantage on every completion, from the rewards alone; 0 in groups
-    that do not vary enough, and for a completion without any reward, which counts in no baseline.
+    """The scored groups with an advantage on every completion, from the rewards alone; 0 for a
+    completion without any reward, which counts in no baseline.
 
     Args:
         weights: of each reward by name, for ``normalization: per_reward``; None: 1 each.
@@ -58,9 +49,7 @@ def with_advantages(
             rewards_N, size, algorithm.scale, algorithm.baseline, counted_N=counted_N,
             earned_KN=turn_weight * earned_KN,
         )  # fmt: skip
-    taught_P = torch.tensor([varies_enough(group, algorithm) for group in groups])
-    found = found.masked_fill(~taught_P.repeat_interleave(size), 0.0).view(-1, len(completions))
-    values = iter(found.T.tolist())
+    values = iter(found.view(-1, len(completions)).T.tolist())
 
     def taught(completion: Completion) -> Completion:
         found = next(values)

@@ -19,7 +19,7 @@ class Tally:
     padding: int = 0
     updates: int = 0
     left_out: int = 0
-    """Completions that off_policy_threshold or max_ratio took out."""
+    """Completions that off_policy_threshold took out."""
     sums: dict[str, Tensor | float] = field(default_factory=dict)
     mismatch_max: float = 0.0
     log_ratios: list[Tensor] = field(default_factory=list)

@@ -99,7 +99,9 @@ def test_pairs_of_a_group(options: dict, expected: list, tmp_path: Path) -> None
     ("form", "options"),
     [("preferences", {"threshold": 2}), ("demonstrations", {"by": "best", "threshold": 2}),
      ("labels", {"min_margin": 0.5}), ("demonstrations", {"min_margin": 0.5}),
-     ("labels", {"unique": "answer"}), ("preferences", {"unique": "answer"})],
+     ("labels", {"unique": "answer"}), ("preferences", {"unique": "answer"}),
+     ("labels", {"bins": 3}), ("demonstrations", {"condition_text": "{reward}"}),
+     ("conditioned", {"threshold": 0.5}), ("conditioned", {"unique": "answer"})],
 )  # fmt: skip
 def test_an_option_that_a_way_does_not_read_is_refused(
     form: PairForm, options: dict[str, Any]
@@ -199,16 +201,6 @@ def test_ids_that_cannot_be_used_are_one_line(change: dict, told: str, tmp_path:
         load(path, "preferences")
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_score_is_not_written_into_tokens(tmp_path: Path) -> None:
-    written(save(tmp_path, [MIXED]), "demonstrations", threshold=0)
-    tree: dict[str, Any] = {
-        "stage": "sft", "sft": {"condition": "reward"},
-        "data": {"train": str(tmp_path / "demonstrations.jsonl")},
-    }  # fmt: skip
-    with pytest.raises(DataError, match="its prompt is token ids"):
-        load_data(Config.model_validate(tree), tokenizer, 200, end_token_ids=[END])
 
 
 def damaged(source: Path) -> None:

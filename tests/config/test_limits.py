@@ -63,24 +63,10 @@ def test_parts_and_processes_are_powers_of_two(options: dict[str, Any], told: st
         made(options)
 
 
-def test_the_columns_of_a_set_go_by_its_name_then_its_source() -> None:
-    of = {"n": {"prompt": "by name"}, "s": {"prompt": "by source"}}
-    data = made({"data.columns_of": of, "data.columns": {"prompt": "else"}}).data
-    places = [("n", "s"), ("", "s"), ("m", "s"), ("m", "t")]
-    found = [data.columns_for(*place).prompt for place in places]
-    assert found == ["by name", "by source", "by source", "else"]
-
-
 def test_rows_that_are_given_come_beside_those_that_were_given() -> None:
     data = made({}).data.with_rows({"a": [1], "b": [2]})
     assert data.with_rows({"b": [3], "c": [4]}).given == {"a": [1], "b": [3], "c": [4]}
     assert data.given == {"a": [1], "b": [2]}
-
-
-@pytest.mark.parametrize("target", ["5", "-1", "4.0"])
-def test_a_bin_that_there_is_not_is_refused(target: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no bin; set it to 0 \.\. 4"):
-        made(SFT | {"sft.condition": "bins", "sft.condition_target": target})
 
 
 def test_several_options_of_a_section_are_set_at_once() -> None:

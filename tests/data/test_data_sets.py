@@ -11,7 +11,6 @@ import pytest
 from chat_templates import without_template
 from conftest import config_of
 from reason_llm.data import Data, load_evaluation
-from reason_llm.data.conditioning import Conditioning
 from reason_llm.data.forms import Problem
 from reason_llm.data.load import check_files
 from reason_llm.data.rows import read_rows
@@ -227,13 +226,11 @@ def test_an_evaluation_alone_reads_what_it_needs(tmp_path: Path, tokenizer: Any)
     bare = lines(tmp_path / "b.jsonl", {"prompt": "Q"})
     tree = {"data": {"train": "none", "eval": held_out, "system_prompt": "none"}}
     config = config_of(tree, eval__sets={"x": bare}, eval__limit=1, sample__max_new_tokens=1)
-    by_score = Conditioning("{input} <{reward}>", 0.0, 1.0, None, "3.00")
-    sets = load_evaluation(config, tokenizer, 400, ["prompt"], False, by_score)
+    sets = load_evaluation(config, tokenizer, 400, ["prompt"], False)
     assert [(each.name, each.source, each.size) for each in sets] == [
         ("", held_out, 1), ("x", bare, 1)
     ]  # fmt: skip
     for each in sets:
-        assert "Q <3.00>" in each.prompts[0].text
         assert each.prompts[0].extra == {"prompt": "Q"}
     with pytest.raises(DataError, match=r"b\.jsonl:1: lacks"):
         load_evaluation(config, tokenizer, 400)
@@ -314,26 +311,6 @@ def test_a_limit_takes_a_row_of_just_as_many_tokens(
         of_form(form, train, **{f"data__{option}": most - 1})
     with pytest.raises(DataError, match=rf"the (prompt|row) has {whole} tokens and the context"):
         of_form(form, train, context - 1)
-
-
-def test_scores_are_written_into_the_prompts(tmp_path: Path, of_form: Load, tokenizer: Any) -> None:
-    rows = [row("Q", "A", score=score) for score in (2, 4, 9)]
-    train = lines(tmp_path / "a.jsonl", *rows)
-    held_out = lines(tmp_path / "b.jsonl", rows[0] | {"score": 5})
-    options: dict[str, Any] = {"sft__condition": "reward"}
-    data = of_form("demonstrations", train, **options, eval__rows=held_out, data__eval=held_out)
-    texts = [tokenizer.decode(unit[0].ids) for unit in data.units]
-    assert ["Q <rm_score>: -0.83 <" in texts[0], "Q <rm_score>: 1.11 <" in texts[2]] == [True] * 2
-    assert [unit[0].value for unit in data.units] == [2.0, 4.0, 9.0]
-    assert data.conditioning is not None
-    assert data.conditioning.mean == 5.0
-    assert data.held_out_rows is not None
-    assert "Q <rm_score>: 0.00 <" in tokenizer.decode(data.held_out_rows.rows[0].ids)
-    assert "Q <rm_score>: 5.00 <" in data.held_out_prompts[0].text
-    with pytest.raises(DataError, match="all 1 scores are equal"):
-        of_form("demonstrations", held_out, **options)
-    with pytest.raises(DataError, match=r"a\.jsonl:1: lacks column 'score'"):
-        of_form("demonstrations", lines(tmp_path / "a.jsonl", *ROWS), **options)
 
 
 def test_a_model_without_a_chat_template_learns_texts(tmp_path: Path, of_form: Load) -> None:

@@ -12,7 +12,7 @@ from conftest import TINY
 from reason_llm.app.chat import find_subject
 from reason_llm.app.data_check import check_data
 from reason_llm.config import Config, file as config_file
-from reason_llm.data import Data, load_data, load_evaluation
+from reason_llm.data import Data, load_data
 from reason_llm.errors import ConfigError, DataError, ReasonError
 
 MATH = [
@@ -42,30 +42,6 @@ def test_sets_with_other_columns_in_any_case(tmp_path: Path, read: Callable[...,
     assert "What is 1 + 70?" in found.held_out_prompts[1].text
     mixed = lines(tmp_path / "exact.jsonl", {"Problem": "no", "problem": "yes", "answer": 1})
     assert "yes" in read(data__train=mixed).prompts[0].text
-
-
-def test_columns_of_single_sets(
-    tmp_path: Path, read: Callable[..., Data], small_run: Callable[..., Config], tokenizer: Any
-) -> None:
-    mine = lines(tmp_path / "mine.jsonl", {"task": "What is 1 + 1?", "target": 2})
-    others = lines(tmp_path / "others.jsonl", {"q": "What is 1 + 2?", "a": 3})
-    aime = lines(tmp_path / "aime.jsonl", *AIME)
-    options: dict[str, Any] = {
-        "data__train": [mine, others],
-        "data__columns": {"prompt": "task", "answer": "target"},
-        "data__columns_of": {others: {"prompt": "q", "answer": "a"}, "aime": {}},
-        "eval__sets": {"aime": aime},
-    }
-    found = read(**options)
-    assert [p.answer for p in found.prompts] == ["2", "3"]
-    assert len(found.held_out_prompts) == 3
-    options["data__columns_of"] = {"aimee": {}}
-    with pytest.raises(ConfigError, match=r"columns_of names 'aimee', which is no set.*aime"):
-        read(**options)
-    # An evaluation of other sets keeps what the run says of its own.
-    options["data__columns_of"] = {others: {}, "aime": {"prompt": "Problem", "answer": "ID"}}
-    (only,) = load_evaluation(small_run(**options), tokenizer, 4000)
-    assert only.prompts[0].answer == "2024-I-0"
 
 
 def test_bad_rows_are_skipped_counted_and_shown(

@@ -57,12 +57,9 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "dapo": EVAL | SLOW | {
         "run__steps": 3, "algorithm": {"name": "dapo", "success_range": [0.1, 0.9]},
-        "eval__samples": 2, "eval__limit": 2, "data__order": "informative", "run__shards": 2,
+        "eval__samples": 2, "eval__limit": 2, "run__shards": 2,
     },
     "stale": OFF | SLOW | {"run__steps": 4, "run__max_staleness": 1, "algorithm": {"name": "gspo"}},
-    "replay": SMALL | SLOW | {
-        "run__steps": 3, "train__replay": 2, "algorithm__min_reward_std": 0.3,
-    },
     "ppo": PPO | SLOW | {
         "run__steps": 3, "critic__updates": 2, "critic__start": "{folder}/judge",
         "algorithm": {"name": "ppo", "kl": "k1", "kl_target": 0.1, "kl_horizon": 16},

@@ -1,12 +1,10 @@
 """Dynamic sampling: groups without signal are dropped, others drawn, and a killed step goes on."""
 
-import math
 import os
 import random
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from reason_llm.run.collect import Step, collect, is_kept, sampled_before
 from reason_llm.run.start.prepare import Job, prepare
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
-from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.watch import SILENT
 
 BOXED = {"boxed": 1.0}
@@ -127,7 +124,7 @@ def drawn_of(buffer: RolloutBuffer, step: int) -> int:
 
 
 def step_of(job: Job, buffer: RolloutBuffer, stop: StopSignal, drawn: int, number: int) -> Step:
-    return Step(number, drawn, {}, number, None, job, buffer, stop, SILENT, {})
+    return Step(number, drawn, number, None, job, buffer, stop, SILENT, {})
 
 
 @pytest.fixture
@@ -182,29 +179,6 @@ def test_the_bounds_of_success_are_in_range_and_a_reward_of_0_is_none() -> None:
     row = resolve("dapo", {"success_range": (0.25, 0.75)})
     kept = {n: is_kept(group(*[1.0] * n, *[0.0] * (8 - n)), row, BOXED) for n in range(1, 8)}
     assert kept == {n: 2 <= n <= 6 for n in range(1, 8)}
-
-
-def test_deviations_are_of_the_rewards_that_were_given(small_run: Callable[..., Config]) -> None:
-    """Of 0 and 2: 1. A group without rewards, and one that was dropped, have none."""
-    nothing: Any = None
-    prompts = [Prompt(str(n), "", (1,), "") for n in range(8)]
-    data = SimpleNamespace(prompts=prompts, sizes=[8], weights=[1.0])
-    job: Any = SimpleNamespace(config=small_run(data__order="informative"), data=data)
-    step = Step(1, 3, {"x": 9.0}, 1, None, job, nothing, nothing, SILENT, {})
-    drawn = step._indices(3)
-    prompts = [job.data.prompts[index] for index in drawn]
-    given = replace(group(0, 2), prompt=prompts[0])
-    without = Completion((1,), "", (-1.0,), "stop", {"boxed": math.nan}, 0.0)
-    groups = [
-        replace(given, completions=(*given.completions, without)),
-        Group(prompts[1], (without, without)),
-    ]
-    document = Document(RunIdentity("a", "b", {}), 1, True, False, 3, groups)
-    expected = {str(index): value for index, value in zip(drawn, (1.0, 0.0, 0.0), strict=True)}
-    assert step.deviations_after(document) == {"x": 9.0} | expected
-    assert step.prompts(2) == prompts[:2]
-    plain = replace(step, job=SimpleNamespace(config=small_run(), data=data))
-    assert plain.deviations_after(document) == {"x": 9.0}
 
 
 def test_a_step_that_waits_for_reward_models_alone_is_not_sampled_again(job: Job) -> None:

@@ -53,9 +53,9 @@ def test_each_is_a_row() -> None:
 
 
 def test_a_row_with_another_prompt_keeps_what_the_model_wrote() -> None:
-    row = replace(to_data(GROUPS)[4], routes=torch.zeros(6, 2))
+    row = to_data(GROUPS)[4]
     trained = (False, True, False, True, True)
-    expected = replace(row, ids=(1, 4, 5, 6, 4), trained=trained, columns={}, routes=None)
+    expected = replace(row, ids=(1, 4, 5, 6, 4), trained=trained, columns={})
     assert row.with_prompt((1,)) == expected
     assert replace(row, trained=(False,) * 7).prompt_ids == row.ids
 

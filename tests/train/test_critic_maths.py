@@ -45,15 +45,15 @@ def test_gae_goes_over_gaps_and_garbage_to_the_next_trained_token() -> None:
     mask = torch.tensor([[True, False, True, False, True, False]])
     rewards = tensor([[0.0, NAN, 0.0, 7.0, 10.0, NAN]])
     estimates = tensor([[1.0, 50.0, 3.0, NAN, -2.0, math.inf]])
-    advantages, returns = values.gae(rewards, estimates, mask, 0.5, 0.5, 0.5)
+    advantages, returns = values.gae(rewards, estimates, mask, 0.5, 0.5)
     assert advantages.tolist() == [[0.25, 0.0, -1.0, 0.0, 12.0, 0.0]]
-    assert returns.tolist() == [[1.25, 0.0, 2.0, 0.0, 10.0, 0.0]]
+    assert returns.tolist() == [[2.5, 0.0, 5.0, 0.0, 10.0, 0.0]]  # whole
 
 
 def test_gae_of_rows_that_end_at_different_places() -> None:
     mask = torch.tensor([[True, False, False], [False, False, False], [True, True, True]])
     rewards, estimates = tensor([[1.0, 9, 9], [9, 9, 9], [0, 0, 1.0]]), tensor([[0.25] * 3] * 3)
-    advantages, returns = values.gae(rewards, estimates, mask, 1.0, 1.0, 1.0)
+    advantages, returns = values.gae(rewards, estimates, mask, 1.0, 1.0)
     assert advantages.tolist() == [[0.75, 0, 0], [0, 0, 0], [0.75, 0.75, 0.75]]
     assert returns.tolist() == [[1, 0, 0], [0, 0, 0], [1, 1, 1]]
 
@@ -63,12 +63,12 @@ def test_gae_with_lambda_1_is_the_return_minus_the_value_and_with_0_the_error_of
     rewards = torch.randn(3, 8, dtype=torch.float64, generator=generator)
     estimates = torch.randn(3, 8, dtype=torch.float64, generator=generator)
     mask = torch.rand(3, 8, generator=generator) < 0.6
-    advantages, returns = values.gae(rewards, estimates, mask, 0.9, 1.0, 1.0)
+    advantages, returns = values.gae(rewards, estimates, mask, 0.9, 1.0)
     expected = returns_to_go(rewards, mask, 0.9)
     assert torch.allclose(returns, expected)
     assert torch.allclose(advantages, torch.where(mask, expected - estimates, 0.0))
     every = torch.ones(3, 2).bool()
-    one_step, _ = values.gae(rewards[:, :2], estimates[:, :2], every, 0.9, 0.0, 0.0)
+    one_step, _ = values.gae(rewards[:, :2], estimates[:, :2], every, 0.9, 0.0)
     assert torch.allclose(one_step[:, 0], rewards[:, 0] + 0.9 * estimates[:, 1] - estimates[:, 0])
 
 

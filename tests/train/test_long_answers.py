@@ -54,4 +54,4 @@ def right_after_learning(critic: CriticSection) -> float:
 
 def test_whole_returns_teach_the_first_token_and_short_ones_do_not() -> None:
     assert right_after_learning(CriticSection()) > 0.85
-    assert right_after_learning(CriticSection(lam=0.95, value_lam=0.95)) < 0.6
+    assert right_after_learning(CriticSection(lam=0.95)) < 0.6

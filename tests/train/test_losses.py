@@ -187,8 +187,7 @@ def test_cispo_clips_the_weight_and_never_the_gradient() -> None:
     ("options", "ratio", "advantage", "cost", "slope"),
     [
         ({"delta": 4.0}, 9.0, -1.0, 4.0, 0.0), ({"delta": 4.0}, 3.0, -1.0, 3.0, 3.0),
-        ({"dual_clip": 3.0}, 9.0, -0.5, 1.5, 0.0), ({"dual_clip": 3.0}, 2.0, -0.5, 1.0, 1.0),
-        ({"dual_clip": 3.0}, 9.0, 0.5, -0.6, 0.0),  # a good token is clipped as always
+        ({"delta": 3.0}, 9.0, 0.5, -0.6, 0.0),  # a good token is clipped as always
     ],
 )  # fmt: skip
 def test_bounds_of_a_negative_advantage(
@@ -231,23 +230,19 @@ def test_gmpo_clips_each_token_before_the_geometric_mean(advantage: float) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected", "with_floor", "low"),
+    ("kind", "expected"),
     [
-        ("token_truncate", [[2.0, 0.5], [1.25, 0.0]], [2.0, 0.7, 0.9], [0.7, 0.9]),
-        ("token_mask", [[0.0, 0.5], [1.25, 0.0]], [0.0, 0.0, 0.9], [0.0, 0.9]),
-        ("sequence_truncate", [[2.0, 2.0], [1.25, 0.0]], [1.8] * 3, [0.7] * 2),
-        ("sequence_mask", [[0.0, 0.0], [1.25, 0.0]], [1.8] * 3, [0.0] * 2),
+        ("token_truncate", [[2.0, 0.5], [1.25, 0.0]]),
+        ("token_mask", [[0.0, 0.5], [1.25, 0.0]]),
+        ("sequence_truncate", [[2.0, 2.0], [1.25, 0.0]]),
+        ("sequence_mask", [[0.0, 0.0], [1.25, 0.0]]),
     ],
 )
-def test_importance_weights_by_hand(kind: str, expected: list, with_floor: list, low: list) -> None:
+def test_importance_weights_by_hand(kind: str, expected: list) -> None:
     old = tensor([[math.log(8.0), math.log(0.5)], [math.log(1.25), 9.0]])
     mask = torch.tensor([[True, True], [True, False]])
     found = losses.importance_weights(old, torch.zeros_like(old), mask, kind, cap=2.0)
     assert torch.allclose(found, tensor(expected))
-    for ratios, by_hand in (([4.0, 0.5, 0.9], with_floor), ([0.5, 0.9], low)):
-        old, mask = tensor([ratios]).log(), torch.ones(1, len(ratios), dtype=torch.bool)
-        found = losses.importance_weights(old, torch.zeros_like(old), mask, kind, 2.0, floor=0.7)
-        assert torch.allclose(found, tensor([by_hand]))
 
 
 @pytest.mark.parametrize("kind", ["token_truncate", "sequence_mask"])

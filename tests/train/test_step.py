@@ -23,7 +23,7 @@ from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, learning
-from reason_llm.train.objectives import Batch, PolicyGradient, mean_advantage
+from reason_llm.train.objectives import mean_advantage
 from reason_llm.train.scored import with_advantages
 from small_memory import SmallMemory
 
@@ -85,14 +85,6 @@ def test_off_policy_completions_are_those_that_the_policy_left(model: Model) -> 
         for epochs in (1, 2)
     ]
     assert masked[0] == 0 < masked[1]
-
-
-def test_completions_beyond_the_ratio_are_masked() -> None:
-    now = torch.tensor([[9.0, 0.5, 0.0], [9.0, 0.1, -3.0]])  # what no mask holds says nothing
-    mask = torch.tensor([[False, True, True]] * 2)
-    batch = Batch(mask, now, now, {"old_logprobs": torch.zeros(2, 3)}, torch.zeros(2))
-    kept = PolicyGradient(replace(ROW, max_ratio=1.2), 32)._kept(batch)
-    assert kept.tolist() == [[False] * 3, [False, True, True]]
 
 
 def test_groups_without_signal_are_trained_for_their_entropy(model: Model) -> None:

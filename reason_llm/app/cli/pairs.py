@@ -6,8 +6,9 @@ from pathlib import Path
 
 DESCRIPTION = """\
 Write rows to learn from, out of the rollouts that runs have saved: preferences (for stage
-preference or reward), labels (for preference.name kto) or demonstrations (for stage sft, which is
-rejection sampling). Rows hold the sampled token ids beside the texts."""
+preference or reward), labels (for preference.name kto), demonstrations (for stage sft, which is
+rejection sampling) or conditioned demonstrations (for stage sft), whose prompts name their score.
+Rows hold the sampled token ids beside the texts."""
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
@@ -21,7 +22,8 @@ def run(program: str, arguments: Sequence[str]) -> None:
     parser = Parser(program, DESCRIPTION, usage)
     parser.add_argument(
         "buffers", nargs="+", type=Path, metavar="BUFFERS",
-        help="a folder such as runs/x/buffers, or a saved buffer",
+        help="a folder such as runs/x/buffers, or a saved buffer; for conditioned also rows "
+        "{prompt, completion, score} in a .jsonl, .csv or .parquet file",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="a new file")
     parser.add_argument(

@@ -362,7 +362,7 @@ def _about_jump(key: str, replayed: str | None, stale: str | None) -> str:
         )
     begin = (
         "The rollouts are of an earlier policy "
-        f"({'run.max_staleness, train.replay' if stale else 'run.from_buffer'}): this is how far "
+        f"({'run.max_staleness' if stale else 'run.from_buffer'}): this is how far "
         "it has moved since"
     )
     if correction == "none":

@@ -99,7 +99,7 @@ def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
         run.num_held_out,
         config.sample.completions_per_prompt,
         config.learned_row.correction if config.run.from_buffer else None,
-        config.learned_row.correction if config.run.max_staleness or config.train.replay else None,
+        config.learned_row.correction if config.run.max_staleness else None,
         config.stage,
         run_folder.best_step(run.folder),
         config.algorithm.row().needs_group,

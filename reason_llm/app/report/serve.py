@@ -32,7 +32,7 @@ HTML, JSON = "text/html; charset=utf-8", "application/json"
 GZIP, TEXT = "application/octet-stream", "text/plain; charset=utf-8"
 BEFORE_RECORDS = {
     *("resolved_config.yaml", "environment.json", "start", "buffers", "buffer.json"),
-    *("conditioning.json", "rows.jsonl.gz"),
+    "rows.jsonl.gz",
 }
 """In a run's folder before its first record."""
 HEADERS = {

@@ -39,17 +39,13 @@ def choose(
         ConfigError: what is asked for is not installed, or contradicts another option.
         ModelError: Unsloth is asked for and cannot serve this model here.
     """
-    train = config.train
-    asked = {
-        "router_aux_loss_coef": train.router_aux_loss_coef,
-        "router_replay": train.router_replay,
-    }
-    for name, value in asked.items():
-        if value and text_config.model_type not in routing.FAMILIES:
-            raise ConfigError(
-                f"train.{name}={value} contradicts model_type={text_config.model_type}: routers "
-                f"are known of {', '.join(routing.FAMILIES)}; leave it out"
-            )
+    coefficient = config.train.router_aux_loss_coef
+    if coefficient and text_config.model_type not in routing.FAMILIES:
+        raise ConfigError(
+            f"train.router_aux_loss_coef={coefficient} contradicts model_type="
+            f"{text_config.model_type}: routers are known of {', '.join(routing.FAMILIES)}; leave "
+            "it out"
+        )
     engine, why = _engine(config, text_config, device)
     backend: str = config.model.backend
     lines = [why]
@@ -60,12 +56,6 @@ def choose(
                 f"sample.temperature={config.sample.temperature:g} contradicts sample.engine=vllm, "
                 f"which takes at most {MOST_VLLM_TEMPERATURE:g}; lower it, or set sample.engine to "
                 "transformers"
-            )
-        if train.router_replay and device.type != "cuda":
-            raise ConfigError(
-                "train.router_replay=true contradicts sample.engine=vllm without a GPU: vLLM "
-                "returns routes from its second model runner alone, which needs Triton; set "
-                "sample.engine to transformers"
             )
         backend, why = unsloth.choose(config.model, text_config, device)
         lines.append(why)

@@ -437,7 +437,6 @@ class _Draft:
                 quantize=self.config.model.quantize,
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
                 beside_kv_bytes=fixed,
-                returns_routes=self.config.train.router_replay,
             )
         sizes = bound.Sizes(self.context, cache_tokens, micro_batch_tokens, self.sequences)
         return Plan(

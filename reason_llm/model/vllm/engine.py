@@ -48,8 +48,6 @@ class EngineSizes:
     """Tokens of one forward pass at most; None: vLLM's own choice."""
     beside_kv_bytes: int = 0
     """Weights and workspace, for an engine that is told the whole (Unsloth's)."""
-    returns_routes: bool = False
-    """Whether the experts of each token come with it; on a GPU."""
 
 
 class Engine:
@@ -233,7 +231,6 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             enable_prefix_caching=True,
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
             **(lora if sizes.lora_rank else {}),
-            **({"enable_return_routed_experts": True} if sizes.returns_routes else {}),
             logprobs_mode="processed_logprobs",
             generation_config="vllm",  # no sampling defaults of the model's own
             disable_log_stats=True,

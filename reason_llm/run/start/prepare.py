@@ -20,7 +20,7 @@ from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.metrics import MetricsLog
 from reason_llm.run.watch import Watch
 from reason_llm.score import Scorer
-from reason_llm.train import check_schedule, kto_desirable_weights
+from reason_llm.train import kto_desirable_weights
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +65,6 @@ class Job:
         write_atomically(self.folder / run_folder.CONFIG, resolved)
         step = 0 if self.is_new else self.state.step
         environment.record_start(self.folder, step, self.data, self.plan)
-        if self.data.conditioning is not None:
-            self.data.conditioning.write(self.folder)
         if self.config.model.start is not None and self.is_new:
             adapters.copy_folder(self.config.model.start, self.folder / reference.START)
         learned = None if self.is_new else self.state.step
@@ -133,7 +131,6 @@ def prepare(config: Config, watch: Watch) -> Job:
     run, data = resolve(config, scorer, watch)
     if run.config.stage == "preference" and not run.config.learns_pairs:
         _check_labels(run.config, data)
-    check_schedule(run.config.train, run.config.policy_optimizer_steps)
     state = recovery.state_of(run)
     for line in _lines(run, state, data, scorer):
         watch.line(line)

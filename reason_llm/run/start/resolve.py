@@ -46,7 +46,7 @@ from reason_llm.model.plan import Subject, look_at, with_start
 from reason_llm.readers import Base, Reader, RewardReader, open_readers, reference
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.dates import with_date
-from reason_llm.run.store import checkpoint, folder as run_folder
+from reason_llm.run.store import checkpoint
 from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Episodes, environments_of, stop_strings
@@ -200,16 +200,10 @@ def _reading_start(start: Path, folder: Path) -> Iterator[None]:
 def _check_start(subject: Subject, start: Path | None, folder: Path) -> None:
     """Raises ModelError where the adapter that the run begins from is damaged or does not fit the
     model, and CheckpointError of the run's own copy."""
-    config = subject.config
     if start is None:
         return
     with _reading_start(start, folder):
-        adapters.check_fits(subject.policy, start, config.model.path)
-    if config.samples and run_folder.conditioning_of(start) is not None:
-        logger.warning(
-            "model.start=%s learned from prompts with a score (sft.condition); this run's "
-            "prompts have none", config.model.start,
-        )  # fmt: skip
+        adapters.check_fits(subject.policy, start, subject.config.model.path)
 
 
 def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:

@@ -2,15 +2,14 @@
 data/buffer.json as it was learned from, compressed."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from reason_llm.config import changes
 from reason_llm.errors import RolloutBufferError
 from reason_llm.files import write_atomically
-from reason_llm.rollout import Group, without_learner_logprobs
+from reason_llm.rollout import without_learner_logprobs
 from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
 
 FILES = "step-????????.json.gz"
@@ -78,43 +77,6 @@ class Archive:
                 break
             file.unlink(missing_ok=True)
             total -= size
-
-
-@dataclass
-class Replay:
-    """Groups with signal of a run's last steps, up to ``most``, to be learned once more; those from
-    before the run went on are read from its archive."""
-
-    archive: Archive
-    run: RunIdentity
-    most: int
-    _groups: dict[int, list[Group]] = field(default_factory=dict)
-    """By step."""
-
-    def beside(self, step: int, groups: Sequence[Group]) -> list[Group]:
-        """Groups for those of this step without signal, as many and the newest first."""
-        if self.most == 0:
-            return []
-        found: list[Group] = []
-        for before in range(step - 1, max(-1, step - 1 - self.most), -1):
-            if before not in self._groups:
-                document = self.archive.read(before, self.run)
-                if document is None:
-                    logger.warning(
-                        "train.replay: the rollouts of step %d are not in %s as this config "
-                        "sampled them; nothing of them is learned again",
-                        before + 1, self.archive.folder,
-                    )  # fmt: skip
-                self._groups[before] = with_signal(document.groups if document else [])
-            found += self._groups[before]
-        self._groups[step] = with_signal(groups)
-        self._groups.pop(step - self.most, None)
-        return found[: len(groups) - len(self._groups[step])]
-
-
-def with_signal(groups: Sequence[Group]) -> list[Group]:
-    """The groups of which a completion has an advantage."""
-    return [group for group in groups if any(c.advantage for c in group.completions)]
 
 
 def is_archived(document: Document) -> bool:

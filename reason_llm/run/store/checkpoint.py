@@ -19,7 +19,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +47,7 @@ STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
 WRITTEN = (
     *("step", "drawn", "micro_batch_tokens", "kl_coefficient", "best", "metrics_sha256"),
-    *("deviations", "run"),
+    "run",
 )
 """Members of a state after the format, in their order in the file."""
 
@@ -72,9 +72,6 @@ class RunState:
     """The best evaluation so far; None before any."""
     metrics_sha256: Text | None = None
     """SHA-256 of metrics.jsonl; None for a run that has not begun."""
-    deviations: Mapping[Text, Number] = field(default_factory=dict)
-    """With data.order=informative: of the rewards of each prompt's group when it was last drawn,
-    by its index."""
 
 
 def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
@@ -151,9 +148,7 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
         )
     origin = f"{source.run.id}/{source.step}/{name}".encode()
     run = RunIdentity(hashlib.sha256(origin).hexdigest()[:12], name, config)
-    return replace(
-        source, run=run, micro_batch_tokens=None, best=None, metrics_sha256=None, deviations={}
-    )
+    return replace(source, run=run, micro_batch_tokens=None, best=None, metrics_sha256=None)
 
 
 def needed_from(run_folder: Path) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file
-from reason_llm.data import Conditioning, read_conditioning
 from reason_llm.errors import CheckpointError, ConfigError, NotAsWritten
 from reason_llm.files import compare, read_object, read_text
 from reason_llm.rollout import record_from_json
@@ -167,13 +166,6 @@ def find_adapter(run: Path, which: Which = "last") -> Path:
             f"{run} holds neither adapter/ nor a checkpoint; let the run take a step first"
         )
     return newest
-
-
-def conditioning_of(adapter: Path) -> Conditioning | None:
-    """How scores are written into the prompts of an adapter from conditional SFT; None for others;
-    raises DataError."""
-    of_checkpoint = adapter.parent.name == "checkpoints"  # the run's
-    return read_conditioning(adapter.parent.parent if of_checkpoint else adapter)
 
 
 def learned_steps(run: Path, adapter: Path) -> int | None:

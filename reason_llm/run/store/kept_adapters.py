@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from reason_llm.config import Config
-from reason_llm.data import Conditioning
 from reason_llm.errors import NotAsWritten
 from reason_llm.files import (
     MANIFEST,
@@ -58,8 +57,6 @@ class KeptAdapters:
     config: Config
     run: Path
     """The run's folder."""
-    conditioning: Conditioning | None
-    """How scores are written into prompts."""
     digests: tuple[str, str]
     """Digests of the base's config and of the prompts' form."""
     model: Model
@@ -167,11 +164,9 @@ class KeptAdapters:
         return [record for record in self.log.records() if record["step"] <= step]
 
     def _describe(self, folder: Path, step: int, records: Sequence[Record], told: str) -> None:
-        """Write a README that says ``told`` of the adapter, how scores are written into its
-        prompts, and a reward model's scale by the last of the records."""
+        """Write a README that says ``told`` of the adapter, and a reward model's scale by the last
+        of the records."""
         (folder / "README.md").write_bytes(readme(self.config, step, told))
-        if self.conditioning is not None:
-            self.conditioning.write(folder)
         if self.config.of_stage.scores:
             (folder / reward_models.SCALE).write_bytes(describe(records, *self.digests))
 

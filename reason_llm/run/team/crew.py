@@ -99,11 +99,6 @@ class Crew(Team):
             f"{self._run.shards} shards; the others were waited for "
             f"{time.perf_counter() - started:.0f} s; the plan above is for each"
         )
-        if self._run.sum == "fast" and self.cluster.count > 1:
-            self._watch.line(
-                "gradients are added by a plain all-reduce (run.sum=fast): the adapter's last bits "
-                f"are those of {self.cluster.count} replicas"
-            )
 
     def version_of(self, step: int) -> int:
         """See ``Team``. A run that began from a checkpoint has no adapters from before it."""

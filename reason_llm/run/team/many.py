@@ -185,11 +185,9 @@ class Many(Crew):
             calls.append(self.call(member, "learn", step, rows, kl_coefficient, seat))
         try:
             if self._peers is None:
-                is_exact = self._run.sum == "exact"
                 self._peers = GroupPeers(
                     own_seat,
                     own.policy.model.device,
-                    is_exact,
                     lambda: any(call.is_done() for call in calls),
                 )
                 self._group = members

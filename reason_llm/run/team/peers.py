@@ -70,8 +70,6 @@ class GroupPeers:
     """The ``train.Peers`` of one process.
 
     Args:
-        is_exact: whether tensors are added in the order that ``add`` promises; else by a plain
-            all-reduce, whose order depends on the number of processes.
         is_off: whether one of the others will not come. Who gives up tells the others.
 
     Raises:
@@ -83,14 +81,12 @@ class GroupPeers:
         self,
         seat: Seat,
         device: torch.device,
-        is_exact: bool = True,
         is_off: Callable[[], bool] = lambda: False,
     ) -> None:
         self.rank, self.size = seat.rank, seat.size
         self.sent_bytes = 0
         self.waited_seconds = 0.0
         """Seconds spent in all calls, waiting for the others and for the network."""
-        self._is_exact = is_exact
         self._lost = threading.Event()
         self._device = device
         try:
@@ -140,12 +136,6 @@ class GroupPeers:
 
     def add(self, total: Tensor) -> None:
         """See ``train.Peers.add``. Of two ranks the lower one sends first."""
-        if not self._is_exact:
-            self._finish(lambda: self._tensors.allreduce([total]))
-            self.sent_bytes += (
-                2 * (self.size - 1) * total.numel() * total.element_size() // self.size
-            )
-            return
         numbers = CHUNK_BYTES // total.element_size()
         theirs = total.new_empty(min(numbers, len(total)))
         for level in range(self.size.bit_length() - 1):

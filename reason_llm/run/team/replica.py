@@ -132,8 +132,7 @@ class Replica:
         started = time.perf_counter()
         try:
             if self._seat != seat:
-                is_exact = self._work.config.run.sum == "exact"
-                peers = GroupPeers(seat, self._model.device, is_exact)
+                peers = GroupPeers(seat, self._model.device)
                 self._peers, self._seat = peers, seat
                 deal(self._learners, Shards(count, peers))
             assert self._peers is not None

@@ -1,0 +1,164 @@
+"""Scores in prompts, for conditional SFT: the score of a completion follows the question, as the
+number of its quantile bin or as a z-score, so that a policy learns what a good and a bad answer is
+and can be asked for a good one.
+
+Source: arXiv:2308.12050, as OpenRLHF wrote it until March 2026 (``conditional_sft_processor`` of
+openrlhf/utils/processor.py); the bins are those of arXiv:2205.13636, whose control tokens are text
+here.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from reason_llm.config import ColumnsSection, Config, PairsSection
+from reason_llm.data import read_demonstration, read_rows, renderer_of
+from reason_llm.errors import ConfigError, DataError, RolloutBufferError, one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROWS = (".jsonl", ".csv", ".parquet")
+"""Names of files with scored rows end so; other sources are saved rollouts."""
+KEPT = ("tools", "functions", "chat_template_kwargs", "score")
+"""Columns of a scored row that are written as they are."""
+_QUESTION = "question-8315"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What follows each question, fitted to the scores of all rows."""
+
+    template: str
+    mean: float
+    deviation: float
+    edges: tuple[float, ...] | None
+    """The K - 1 borders of the bins, in the unit of the scores; None for z-scores."""
+
+    def text(self, score: float) -> str:
+        """What follows the question: `` <rm_score>: 4 `` in the fifth bin, or with ``1.16``."""
+        if self.edges is None:
+            return self.template.replace("{reward}", f"{(score - self.mean) / self.deviation:.2f}")
+        return self.template.replace("{reward}", str(bin_of(score, self.edges)))
+
+
+def fit(scores: Sequence[float], section: PairsSection) -> Condition:
+    """The condition fitted to the scores of all rows: z = (score - mean) / deviation, with the
+    unbiased deviation, in float64.
+
+    Raises:
+        ConfigError: the text lacks ``{reward}``.
+        DataError: all scores are equal, or too large to be compared.
+    """
+    text, num_bins = section.condition_text, section.bins
+    if text.count("{reward}") != 1:
+        raise ConfigError(
+            f"condition_text={text!r:.200} holds {{reward}} {text.count('{reward}')} times; write "
+            "it once"
+        )
+    if len(set(scores)) < 2:
+        raise DataError(
+            f"all {len(scores)} scores are equal, so there is nothing to tell good from bad; give "
+            "rollouts with different rewards, or rows with different numbers in the column 'score'"
+        )
+    if num_bins:
+        edges = quantile_edges(scores, num_bins)
+        distinct = sorted(set(scores))
+        # Where many scores are equal, the quantiles of all of them would leave bins empty.
+        if len({bin_of(score, edges) for score in distinct}) < min(num_bins, len(distinct)):
+            edges = quantile_edges(distinct, num_bins)
+        return Condition(text, 0.0, 1.0, edges)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(np.mean(scores)), float(np.std(scores, ddof=1))
+    if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0):
+        raise DataError(
+            f"the scores from {min(scores):g} to {max(scores):g} have no finite deviation; give "
+            "smaller ones"
+        )
+    return Condition(text, mean, deviation, None)
+
+
+def quantile_edges(scores: Sequence[float], num_bins: int) -> tuple[float, ...]:
+    """The quantiles 1/K .. (K-1)/K, with linear interpolation: ``[0, 1, 2, 3, 4], 2 -> (2.0,)``."""
+    shares = np.arange(1, num_bins) / num_bins
+    return tuple(np.quantile(np.asarray(scores, np.float64), shares, method="linear").tolist())
+
+
+def bin_of(score: float, edges: Sequence[float]) -> int:
+    """The number of edges that are at most the score: 0 for the worst, K - 1 for the best."""
+    return sum(edge <= score for edge in edges)
+
+
+def scored_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The demonstrations of a file with their ``score``, ready for ``with_text``; DataError for a
+    row that is none."""
+    for where, row in read_rows(str(file), "train"):
+        example = read_demonstration(where, row, ColumnsSection(), score=True)
+        if example.sampled is not None:
+            raise DataError(
+                f"{where}: its prompt is token ids, which a score cannot be written into; give the "
+                "rollouts that it was made of"
+            )
+        if example.messages[-1]["role"] != "user":
+            raise DataError(
+                f"{where}: the prompt ends with a message of {example.messages[-1]['role']!r:.60}; "
+                "expected one of the user, which the score is written into"
+            )
+        kept = {name: row[name] for name in KEPT if name in row} | {"score": example.value}
+        if example.is_text:
+            (prompt,), ((completion,),) = example.messages, example.completions
+            yield {"prompt": prompt["content"], "completion": completion["content"], **kept}
+            continue
+        answered = [
+            message | ({"train": False} if number in example.untrained else {})
+            for number, message in enumerate(example.completions[0])
+        ]
+        yield {"prompt": example.messages, "completion": answered, **kept}
+
+
+def with_text(row: dict[str, Any], text: str) -> dict[str, Any]:
+    """A scored row with the text at the end of the question."""
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return row | {"prompt": prompt + text}
+    *earlier, last = prompt
+    return row | {"prompt": [*earlier, last | {"content": last["content"] + text}]}
+
+
+class QuestionEnd:
+    """The place where the question ends in the prompts that a run sampled from.
+
+    Args:
+        config: the run's, as its rollouts hold it.
+
+    Raises:
+        RolloutBufferError: another version of this program wrote it.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> None:
+        sections = {name: value for name, value in config.items() if name in Config.model_fields}
+        try:
+            made = Config.model_validate(sections)
+        except ValueError as error:
+            raise RolloutBufferError(
+                f"the rollouts' config is not one of this version ({one_line(error)[:200]}), so "
+                "where a question ends is unknown; sample them again"
+            ) from error
+        self._renderer = renderer_of(made, tokenizer)
+        asked = self._renderer.text("a question", [{"role": "user", "content": _QUESTION}])
+        self._after = asked.rpartition(_QUESTION)[2]
+
+    def insert(self, row: dict[str, Any], text: str) -> dict[str, Any] | None:
+        """The row of a rollout with the text at the end of the question; None where its prompt does
+        not end as the chat template's do, or has other token ids than its text."""
+        prompt, name = row["prompt"], row["source"]
+        if not prompt.endswith(self._after):
+            return None
+        if self._renderer.marked_ids(name, prompt) != list(row["prompt_ids"]):
+            return None
+        changed = prompt.removesuffix(self._after) + text + self._after
+        return row | {"prompt": changed, "prompt_ids": self._renderer.marked_ids(name, changed)}
