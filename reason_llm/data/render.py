@@ -27,11 +27,11 @@ from reason_llm.data.families import ANSWER, ASKED, PROBES, Family, family_of
 from reason_llm.data.forms import NO_EXTRAS, TemplateExtras
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.templates import ChatTemplate, date_argument
-from reason_llm.data.time_limit import within
 from reason_llm.data.tools import Call, calls_of
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import Panic, without_panics
 from reason_llm.rollout import Prompt
+from reason_llm.workers import within
 
 RENDER_SECONDS = 10.0
 """Seconds for one conversation, and for those rendered at once."""
