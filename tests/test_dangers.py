@@ -120,7 +120,6 @@ OPENED_OTHERWISE = {  # where, what: why
         "open",
     ): "the sandbox's own solution.py, within it",
     ("reason_llm/score/code/jail/function_harness.py", "os.open"): "/dev/null, within the sandbox",
-    ("reason_llm/score/math/math_worker.py", "os.fdopen"): "a pipe",
     ("reason_llm/score/math/math_worker.py", ".open"): "sympy's open interval",
     ("scripts/benchmarks/sides.py", ".open"): "a log in its own temporary folder, for writing",
     ("scripts/benchmarks/sides.py", "os.fdopen"): "a pipe",
