@@ -1,41 +1,27 @@
-"""Files: writing that survives a crash, bounded reading of files from others, and limits on the
-programs that come with them.
+"""Files: writing that survives a crash, and bounded reading of files from others.
 
 Files that a later stage or command reads carry their SHA-256: a JSON object as its first member
 (``sealed``), a folder in ``digests.json``; files without one are read as they are. Regular files
-alone are opened, as a FIFO would hang and ``/dev/zero`` would not end. A model's chat template and
-its ``tokenizer.json`` are programs: they run, or are tried, in a limited process (``Confined``).
+alone are opened, as a FIFO would hang and ``/dev/zero`` would not end.
 """
 
-import ctypes
 import errno
 import fcntl
-import gc
 import hashlib
-import json
 import logging
-import multiprocessing
 import os
-import resource
 import shutil
 import signal
-import socket
 import stat
 import sys
-import threading
-import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from io import BufferedReader, BufferedWriter
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import orjson
 from safetensors import SafetensorError
@@ -474,183 +460,6 @@ def without_panics() -> Iterator[None]:
         raise Panic(one_line(error)) from None
 
 
-MOST_CONFINED_BYTES = 1 << 30
-"""Memory that a confined process may take beyond this process's."""
-MOST_ANSWER_BYTES = 256 << 20
-POLL_SECONDS = 0.2
-PR_SET_PDEATHSIG = 1
-
-
-class Confined:
-    """A forked process that makes calls of one function, with limits on memory and on processor
-    time: for programs that come with a model.
-
-    It has none of this one's threads, files and signals, serves one call after another, and dies
-    with this one. Its address space may grow by ``MOST_CONFINED_BYTES``, so that what fills the
-    memory ends in a ``MemoryError`` there.
-
-    Args:
-        call: what it makes of the arguments of ``ask``, a tuple of texts, numbers and None. It
-            raises nothing but MemoryError.
-    """
-
-    def __init__(self, call: Callable[..., tuple[Any, ...]]) -> None:
-        self._pipe, theirs = multiprocessing.Pipe()
-        parent = os.getpid()
-        with warnings.catch_warnings():  # of other threads, whose locks the child does not need
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process = os.fork()
-        if self._process == 0:
-            _serve(call, theirs, parent)
-        theirs.close()
-        self.end = weakref.finalize(self, _end, parent, self._process, self._pipe)
-
-    @property
-    def lives(self) -> bool:
-        """Whether it can be asked: it ends with the thread that made it, and after an error."""
-        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return self.end.alive and os.waitid(os.P_PID, self._process, how) is None
-
-    def ask(self, seconds: float, *arguments: Any) -> tuple[Any, ...]:
-        """What ``call`` makes of the arguments.
-
-        Raises:
-            TimeoutError: it took more of the processor's time. The process is ended.
-            MemoryError: it took more memory, or its process was ended from outside.
-        """
-        try:
-            self._pipe.send_bytes(json.dumps(arguments).encode())
-            begun = self._processor_seconds()
-            while not self._pipe.poll(POLL_SECONDS):
-                if self._processor_seconds() - begun > seconds:
-                    raise TimeoutError
-            answer: list[Any] | None = json.loads(self._pipe.recv_bytes(MOST_ANSWER_BYTES))
-        except BaseException as error:
-            self.end()
-            if isinstance(error, OSError | EOFError) and not isinstance(error, TimeoutError):
-                raise MemoryError from error
-            raise
-        if answer is None:
-            raise MemoryError
-        return tuple(answer)
-
-    def _processor_seconds(self) -> float:
-        stat = Path(f"/proc/{self._process}/stat").read_text().rpartition(")")[2].split()
-        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _end(parent: int, process: int, pipe: "Connection[Any, Any]") -> None:
-    if os.getpid() == parent:  # and not a copy of this process
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        pipe.close()
-
-
-def _serve(call: Callable[..., tuple[Any, ...]], pipe: "Connection[Any, Any]", parent: int) -> None:
-    """Answer until nobody asks; never returns."""
-    try:
-        gc.freeze()  # the parent's objects must not be closed here
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):
-            os.dup2(nothing, standard)
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-            if int(name) > 2 and int(name) != pipe.fileno():
-                with suppress(OSError):  # the listing's own
-                    os.close(int(name))
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * os.sysconf("SC_PAGE_SIZE") + MOST_CONFINED_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        while True:
-            arguments = json.loads(pipe.recv_bytes())
-            try:
-                answer = json.dumps(call(*arguments)).encode()
-            except MemoryError:
-                answer = b"null"
-            pipe.send_bytes(answer if len(answer) <= MOST_ANSWER_BYTES else b"null")
-            del arguments, answer
-    finally:
-        os._exit(0)
-
-
-TOKENIZER_SECONDS = 20.0
-"""CPU seconds for reading a tokenizer and trying it once."""
-PROBE = "".join(map(chr, range(32, 127))) * 2 + " \u00e4\u00df\u4f60\u597d \n\t "
-
-
-def check_tokenizer(content: bytes) -> None:
-    """Try a tokenizer.json on a short text: a step that writes ``aa`` for ``a``, forty times in a
-    row, would fill any memory.
-
-    Raises:
-        ValueError: it fills the memory, takes too long, or makes its library panic.
-    """
-    trial = Confined(lambda: (_tried(content),))
-    try:
-        (problem,) = trial.ask(TOKENIZER_SECONDS)
-    except TimeoutError:
-        problem = f"it takes longer than {TOKENIZER_SECONDS:g} s on a short text"
-    except MemoryError:
-        problem = "it fills the memory on a short text"
-    trial.end()
-    if problem is not None:
-        raise ValueError(problem)
-
-
-def _tried(content: bytes) -> str | None:
-    """What goes wrong for good; any other error comes again where it is read, and is told there."""
-    from tokenizers import Tokenizer
-
-    try:
-        with without_panics():
-            tokenizer = Tokenizer.from_str(content.decode())
-            tokenizer.decode(tokenizer.encode(PROBE).ids, skip_special_tokens=False)
-    except Panic as error:
-        return str(error)[:300]
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001  (the library raises nothing narrower)
-        return None
-    return None
-
-
-HUB_SECONDS = 2.0
-"""Seconds for opening a connection to the Hub, the look-up of its name included."""
-_PORTS = {"http": 80, "https": 443}
-
-
-def reach_hub() -> bool:
-    """Whether the Hub, or the proxy before it, can be reached. If not, its libraries, which would
-    try for most of a minute, are told to take only what is in their cache, until ``hub_restored``.
-    """
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        _connect(constants.ENDPOINT)
-    except OSError:
-        constants.HF_HUB_OFFLINE = True
-        return False
-    return True
-
-
-@contextmanager
-def hub_restored() -> Iterator[None]:
-    """After the block, the Hub's libraries ask it again if they did before."""
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
-
-
 def cached(repository: str, name: str) -> Path | None:
     """A file of a model on the Hub that was downloaded before, in the folder of its commit."""
     from huggingface_hub import try_to_load_from_cache
@@ -661,24 +470,3 @@ def cached(repository: str, name: str) -> Path | None:
     except HFValidationError:  # it is no name of a repository
         return None
     return Path(path) if isinstance(path, str) else None
-
-
-@cache
-def _connect(endpoint: str) -> None:
-    """Open a connection and close it; one that succeeded is not tried again."""
-    url = urlsplit(endpoint)
-    proxy = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
-    if proxy is not None:
-        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    place = (url.hostname or "", url.port or _PORTS.get(url.scheme, 1080))
-    connected: list[bool] = []
-
-    def connect() -> None:
-        with suppress(OSError), socket.create_connection(place, timeout=HUB_SECONDS):
-            connected.append(True)
-
-    thread = threading.Thread(target=connect, daemon=True)  # the look-up of a name has no limit
-    thread.start()
-    thread.join(HUB_SECONDS)
-    if not connected:
-        raise OSError(errno.EHOSTUNREACH, f"{place[0]} cannot be reached")

@@ -103,7 +103,6 @@ OPEN_BY_PATH = {
 }
 """They open by themselves, so they are given ``regular(path)``."""
 OPENED_OTHERWISE = {  # where, what: why
-    ("reason_llm/files.py", ".read_text"): "of /proc",
     ("reason_llm/files.py", "os.open"): "the one way to read a file, and to write one",
     ("reason_llm/files.py", "os.fdopen"): "the one way to read a file, and to write one",
     ("reason_llm/model/adapters.py", "shutil.copyfile"): "of a file that regular looked at",
@@ -121,7 +120,6 @@ OPENED_OTHERWISE = {  # where, what: why
         "open",
     ): "the sandbox's own solution.py, within it",
     ("reason_llm/score/code/jail/function_harness.py", "os.open"): "/dev/null, within the sandbox",
-    ("reason_llm/score/math/math_worker.py", "os.fdopen"): "a pipe",
     ("reason_llm/score/math/math_worker.py", ".open"): "sympy's open interval",
     ("scripts/benchmarks/sides.py", ".open"): "a log in its own temporary folder, for writing",
     ("scripts/benchmarks/sides.py", "os.fdopen"): "a pipe",

@@ -4,26 +4,20 @@ import errno
 import fcntl
 import hashlib
 import os
-import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
-from conftest import TINY
 from reason_llm import files
 from reason_llm.app.cli import run_command
 from reason_llm.errors import ConfigError, DataError, NotAsWritten, WriteError, raise_all, shown
 from reason_llm.files import (
-    Confined,
     FileLock,
     Panic,
     check_digests,
     check_nesting,
     check_seal,
-    check_tokenizer,
     check_writable,
     large_digest,
     move_aside,
@@ -91,67 +85,6 @@ def test_only_a_panic_of_a_rust_library_becomes_an_error() -> None:
     for error in (KeyboardInterrupt, ValueError):
         with pytest.raises(error), without_panics():
             raise error
-
-
-def test_a_confined_process_that_is_ended_from_outside_took_too_much() -> None:
-    confined = Confined(lambda number: (number + 1,))
-    assert (confined.ask(1.0, 1), confined.lives) == ((2,), True)
-    os.kill(confined._process, signal.SIGKILL)
-    with pytest.raises(MemoryError):
-        confined.ask(1.0, 1)
-    assert not confined.lives
-
-
-def test_a_tokenizer_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one that cannot be read its reader tells."""
-    for content in (b"{", (TINY / "tokenizer.json").read_bytes()):
-        check_tokenizer(content)
-
-    def tried(content: bytes) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(files, "_tried", tried)
-    with pytest.raises(ValueError, match="it fills the memory on a short text"):
-        check_tokenizer(b"")
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "proxies", "place"),
-    [
-        ("https://hub.test", {}, ("hub.test", 443)),
-        ("http://hub.test", {"https": "a:1"}, ("hub.test", 80)),
-        ("https://hub.test:99", {}, ("hub.test", 99)),
-        ("https://hub.test", {"https": "proxy.test:3128"}, ("proxy.test", 3128)),
-        ("https://hub.test", {"https": "http://proxy.test"}, ("proxy.test", 80)),
-        ("https://hub.test", {"https": "socks5://proxy.test"}, ("proxy.test", 1080)),
-        ("https://near.test", {"https": "proxy.test:3128"}, ("near.test", 443)),
-    ],
-)
-def test_the_hub_or_the_proxy_before_it_is_reached(
-    endpoint: str, proxies: dict[str, str], place: tuple[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def connect(place: tuple[str, int], timeout: float) -> socket.socket:
-        asked.append(place)
-        if "down" in place[0]:
-            raise OSError
-        return socket.socket()
-
-    monkeypatch.setattr(files, "getproxies", lambda: proxies)
-    monkeypatch.setattr(files, "proxy_bypass", lambda host: host == "near.test")
-    monkeypatch.setattr(socket, "create_connection", connect)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    files._connect.cache_clear()
-    with files.hub_restored():
-        assert files.reach_hub() and files.reach_hub()
-        monkeypatch.setattr(constants, "ENDPOINT", "http://down.test")
-        proxies.clear()
-        assert not files.reach_hub() and constants.HF_HUB_OFFLINE
-        assert not files.reach_hub()
-    assert asked == [place, ("down.test", 80)]
-    assert not constants.HF_HUB_OFFLINE
 
 
 def test_a_file_system_without_locks_is_one_line(

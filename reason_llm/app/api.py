@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from reason_llm.config import PYTHON, CommandLine, Config, Rows, file as config_file
 from reason_llm.errors import ConfigError, DataError, Stopped
-from reason_llm.files import hub_restored
 from reason_llm.run import Record, Watch
 from reason_llm.run.store import folder as run_folder, metrics
 
@@ -277,7 +276,7 @@ def _restored() -> Iterator[None]:
     verbosity = of_transformers.get_verbosity()
     had_bars = of_transformers.is_progress_bar_enabled()
     try:
-        with restored_output(), hub_restored():
+        with restored_output():
             yield
     finally:
         of_transformers.set_verbosity(verbosity)

@@ -20,7 +20,6 @@ from typing import Any, Self, TypeVar
 import yaml
 
 from reason_llm.config import installation, yaml_text
-from reason_llm.data import within
 from reason_llm.errors import (
     ConfigError,
     one_line,
@@ -30,6 +29,7 @@ from reason_llm.errors import (
 )
 from reason_llm.files import read_text
 from reason_llm.run import Begun, Record
+from reason_llm.workers import within
 
 LIMIT_SECONDS = 60.0
 """Longest time that one call of a tracker may take."""

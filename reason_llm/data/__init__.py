@@ -16,7 +16,6 @@ from reason_llm.data.templates import (
     system_prompt,
     today,
 )
-from reason_llm.data.time_limit import abandon, within
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
 from reason_llm.data.tools import (
     ENVIRONMENT,

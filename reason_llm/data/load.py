@@ -46,7 +46,6 @@ from reason_llm.data.rows import (
 from reason_llm.data.sets import Data, DataSet, question_key
 from reason_llm.data.tasksets import TASKSET
 from reason_llm.data.templates import chat_template, system_prompt
-from reason_llm.data.time_limit import within
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.data.tools import (
     ENVIRONMENT,
@@ -58,6 +57,7 @@ from reason_llm.data.tools import (
 )
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import CHAT, MAY_LACK, ROW, Prompt
+from reason_llm.workers import within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,18 +1,17 @@
 """Rendering of messages as Prompts, by a chat template and the tokenizer, and the order of the
 prompts, a pure function of the seed and the position, so that resuming needs only a number.
 
-A chat template comes with a model and is a program: it runs in Jinja's sandbox, in a process of its
-own whose memory and time are limited.
+A chat template comes with a model and is a program. It runs in Transformers' Jinja sandbox, with a
+limit on its time and on the length of its text. Not limited: the memory of a single operation.
 """
 
 import hashlib
-import os
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import floor
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +25,15 @@ from reason_llm.data.control_tokens import (
 from reason_llm.data.families import ANSWER, ASKED, PROBES, Family, family_of
 from reason_llm.data.forms import NO_EXTRAS, TemplateExtras
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
-from reason_llm.data.templates import DATE_FUNCTION, ChatTemplate, date_argument
-from reason_llm.data.time_limit import within
+from reason_llm.data.templates import ChatTemplate, date_argument
 from reason_llm.data.tools import Call, calls_of
 from reason_llm.errors import ConfigError, DataError, one_line
-from reason_llm.files import Confined, Panic, without_panics
+from reason_llm.files import Panic, without_panics
 from reason_llm.rollout import Prompt
+from reason_llm.workers import within
 
-RENDER_SECONDS = 5.0
-"""CPU seconds for one conversation."""
+RENDER_SECONDS = 10.0
+"""Seconds for one conversation, and for those rendered at once."""
 MOST_TEXT_CHARACTERS = 16 << 20
 """Longest text of one conversation."""
 ENCODE_SECONDS = 20.0
@@ -42,7 +41,7 @@ ENCODE_SECONDS = 20.0
 MOST_NAMED = 5
 """Control tokens that an error names."""
 AT_ONCE = 256
-"""Conversations that a process is asked for at once: asking takes 0.3 ms."""
+"""Conversations that share one time limit and one call of the tokenizer."""
 
 _REPLY = "an environment's reply"
 _ANSWERS = {
@@ -180,7 +179,7 @@ class Renderer:
                 for row, talk in zip(part, talks, strict=True)
                 if not self.spells_controls(talk)
             ]
-            with suppress(TimeoutError, Panic, ValueError, MemoryError):
+            with suppress(TimeoutError, Panic, ValueError):
                 made = self._rendered([talk for _, talk in usual]) if usual else []
                 texts = [text for text, _, _ in made if text is not None and text.strip()]
                 if usual and len(texts) == len(usual):
@@ -224,12 +223,9 @@ class Renderer:
         try:
             ((text, problem, line),) = self._rendered([messages], generation)
         except TimeoutError as error:
-            raise ConfigError(
-                f"{source} took more than {RENDER_SECONDS:g} s of CPU time on {where}; take "
-                "another template"
-            ) from error
-        except (ValueError, MemoryError) as error:
-            text, problem, line = None, one_line(error) or "it takes too much memory", None
+            raise ConfigError(f"{error} on {where}; take another template") from error
+        except ValueError as error:
+            text, problem, line = None, one_line(error), None
         if line is not None:
             raise ConfigError(f"{source}, line {line}: {problem}; fix that line")
         if text is None:
@@ -418,24 +414,24 @@ class Renderer:
         return f"{begin}\n[{len(ids) - 2 * half:,} tokens are left out here]\n{end}"
 
     def _rendered(self, talks: Sequence[Messages], generation: bool = True) -> list[_Rendering]:
-        """What ``_render`` makes of each, in its process; TimeoutError if all together take longer
-        than one may, MemoryError, or ValueError for a tokenizer without a template."""
+        """Return what ``_render`` makes of each; TimeoutError if all together take longer than
+        ``RENDER_SECONDS``, or ValueError for a tokenizer without a template."""
         tokenizer = self.tokenizer
-        kind = os.getpid(), type(tokenizer), str(tokenizer.special_tokens_map)
-        process = _PROCESSES.pop(kind, None)
-        if process is None or not process.lives:
-            process = Confined(partial(_render, tokenizer))
-        _PROCESSES[kind] = process
-        if len(_PROCESSES) > MOST_PROCESSES:
-            del _PROCESSES[next(iter(_PROCESSES))]
-        jinja = tokenizer.get_chat_template(self.template.jinja, list(self.tools) or None)
-        arguments: dict[str, Any] = {"add_generation_prompt": generation}
-        arguments |= dict(self.template.arguments)
-        if self.template.date is not None:
-            arguments[DATE_FUNCTION] = self.template.date
+        arguments: dict[str, Any] = {
+            "chat_template": tokenizer.get_chat_template(
+                self.template.jinja, list(self.tools) or None
+            ),
+            "add_generation_prompt": generation,
+            **dict(self.template.arguments),
+            **date_argument(self.template.date),
+        }
         if self.tools:
             arguments["tools"] = list(self.tools)
-        return list(process.ask(RENDER_SECONDS, talks, jinja, arguments))
+        return within(
+            RENDER_SECONDS,
+            self.template.source,
+            lambda: [_render(tokenizer, talk, arguments) for talk in talks],
+        )
 
     def _encoded(self, texts: list[str], as_text: bool = False) -> list[list[int]]:
         """The token ids of each, with special tokens read as text if ``as_text``; TimeoutError or
@@ -495,7 +491,7 @@ def _decoded(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
 def _controls(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> ControlTokens:
     """The control tokens of a template, which is not asked with a message that spells one."""
     text = None
-    with suppress(TimeoutError, ValueError, MemoryError):  # said when a row is rendered
+    with suppress(TimeoutError, ValueError):  # said when a row is rendered
         ((text, _, _),) = Renderer(tokenizer, template, None)._rendered([TALK], False)
     return control_tokens(tokenizer, text or "")
 
@@ -508,7 +504,7 @@ def _form_of_answers(
     content, else an empty text; and the last token of an answer that nothing follows."""
     renderer = Renderer(tokenizer, template, None)
     begin = end = None
-    with suppress(TimeoutError, ValueError, MemoryError):
+    with suppress(TimeoutError, ValueError):
         ((begin, _, _),) = renderer._rendered([ASKED])
         ((end, _, _),) = renderer._rendered([[*ASKED, ANSWER]], False)
     if not begin or not end or not end.startswith(begin):
@@ -545,40 +541,21 @@ def _family(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> Fam
     return family_of(tokenizer, written, template.date)
 
 
-_PROCESSES: dict[tuple[int, type, str], Confined] = {}
-"""The processes that render, last used last: by whose they are, and by what a template can tell a
-tokenizer by."""
-MOST_PROCESSES = 2
-
-
 def _render(
-    tokenizer: "PreTrainedTokenizerBase",
-    talks: Sequence[Messages],
-    jinja: str,
-    arguments: dict[str, Any],
-) -> tuple[_Rendering, ...]:
-    """In the process that may take little memory."""
+    tokenizer: "PreTrainedTokenizerBase", talk: Messages, arguments: Mapping[str, Any]
+) -> _Rendering:
+    """Return the text that the template writes of a conversation, or the problem."""
     import jinja2
 
-    arguments |= date_argument(arguments.get(DATE_FUNCTION))
-    found: list[_Rendering] = []
-    for talk in talks:
-        try:
-            text = str(
-                tokenizer.apply_chat_template(
-                    talk, chat_template=jinja, tokenize=False, **arguments
-                )
-            )
-            if len(text) > MOST_TEXT_CHARACTERS:
-                raise ValueError(f"it writes more than {MOST_TEXT_CHARACTERS:,} characters")
-            found.append((text, "", None))
-        except jinja2.TemplateSyntaxError as error:
-            found.append((None, one_line(error), error.lineno))
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is the template's)
-            found.append((None, one_line(error)[:1000] or type(error).__name__, None))
-    return tuple(found)
+    try:
+        text = str(tokenizer.apply_chat_template(talk, tokenize=False, **arguments))
+    except jinja2.TemplateSyntaxError as error:
+        return None, one_line(error), error.lineno
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is the template's)
+        return None, one_line(error)[:1000] or type(error).__name__, None
+    if len(text) > MOST_TEXT_CHARACTERS:
+        return None, f"it writes more than {MOST_TEXT_CHARACTERS:,} characters", None
+    return text, "", None
 
 
 def order(

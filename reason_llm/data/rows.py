@@ -16,7 +16,7 @@ from typing import Any
 from reason_llm.config import PYTHON, Rows, installation
 from reason_llm.data.tasksets import TASKSET, options_of, rows_of_tasks
 from reason_llm.errors import DataError, one_line
-from reason_llm.files import MIB, check_nesting, open_regular, reach_hub, read_bounded
+from reason_llm.files import MIB, check_nesting, open_regular, read_bounded
 
 Row = dict[str, Any]
 Fault = Callable[[DataError], None]
@@ -210,24 +210,17 @@ def check_made(where: str, row: Mapping[str, Any]) -> None:
 def _hub_rows(source: str, split: str) -> Read:
     import datasets
 
-    was_offline = datasets.config.HF_HUB_OFFLINE
     try:
         name, _, subset = source.partition(":")
-        datasets.config.HF_HUB_OFFLINE = not reach_hub()
         rows = datasets.load_dataset(name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         problem = one_line(error)
         if datasets.config.HF_HUB_OFFLINE:
-            problem = (
-                "the Hub cannot be reached (no network, or HF_HUB_OFFLINE is set) and did not "
-                "leave it in the cache"
-            )
+            problem = "HF_HUB_OFFLINE is set, and the Hub's cache does not hold it"
         raise DataError(
             f"{source} is neither a file here nor a Hub data set that can be read ({problem}); "
             "give a .jsonl, .json, .csv or .parquet file, or an id such as openai/gsm8k:main"
         ) from error
-    finally:
-        datasets.config.HF_HUB_OFFLINE = was_offline
     yield from _numbered(source, _as_written(rows))
 
 

@@ -23,9 +23,9 @@ import orjson
 from reason_llm.data.forms import SIDES, Completed, Document, Learned, Sampled
 from reason_llm.data.messages import Message, Messages, Note
 from reason_llm.data.render import RENDER_SECONDS, Renderer
-from reason_llm.data.time_limit import within
 from reason_llm.errors import DataError
 from reason_llm.rollout import TokenRow
+from reason_llm.workers import within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -697,7 +697,7 @@ def reading(path: str, what: str) -> Iterator[None]:
                 "model.trust_remote_code to true if you trust that code, or take another model "
                 "(it is never run for a reward model)"
             ) from error
+        fix = "the folder" if Path(path).is_dir() else "the Hub id and the network"
         raise ModelError(
-            f"model.path={path}: its {what} cannot be read ({one_line(error)[:300]}); check the "
-            "folder or the Hub id"
+            f"model.path={path}: its {what} cannot be read ({one_line(error)[:300]}); check {fix}"
         ) from error

@@ -25,7 +25,7 @@ from functools import cache
 from typing import Any
 
 from reason_llm.config import Config
-from reason_llm.data import Renderer, abandon, load_function, own_session
+from reason_llm.data import Renderer, load_function, own_session
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Span
@@ -34,6 +34,7 @@ from reason_llm.sample.mcp_tools import mcp_tools
 from reason_llm.sample.protocol import Wave
 from reason_llm.sample.tasksets import tasksets
 from reason_llm.sample.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
+from reason_llm.workers import abandon
 
 
 class Sessions:

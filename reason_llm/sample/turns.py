@@ -50,7 +50,6 @@ from reason_llm.data import (
     environments_by_name,
     own_session,
     tool_methods,
-    within,
 )
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
@@ -58,6 +57,7 @@ from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
 from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
 from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
+from reason_llm.workers import within
 
 AT_A_TIME = 32
 MOST_CHARACTERS = 1 << 16

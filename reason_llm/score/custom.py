@@ -36,9 +36,10 @@ from types import SimpleNamespace
 from typing import Any, SupportsFloat, TypeVar
 
 from reason_llm.config import PYTHON
-from reason_llm.data import load_function, within
+from reason_llm.data import load_function
 from reason_llm.errors import ConfigError
 from reason_llm.rollout import MAY_LACK, ROW, Completion, Group, Prompt
+from reason_llm.workers import within
 
 T = TypeVar("T")
 LARGEST = 1e9

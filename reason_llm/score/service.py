@@ -13,9 +13,9 @@ import httpx
 import orjson
 
 from reason_llm.config import ServiceSection
-from reason_llm.data import within
 from reason_llm.errors import ConfigError, ReasonError, one_line, printable
 from reason_llm.files import MIB
+from reason_llm.workers import within
 
 FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0
 """Seconds between two tries."""

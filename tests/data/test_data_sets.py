@@ -13,7 +13,6 @@ from conftest import config_of
 from reason_llm.data import Data, load_evaluation
 from reason_llm.data.forms import Problem
 from reason_llm.data.load import check_files
-from reason_llm.data.rows import read_rows
 from reason_llm.data.sets import question_key
 from reason_llm.errors import ConfigError, DataError, ModelError
 from stages import OF_FORM
@@ -353,21 +352,6 @@ def test_options_that_contradict_each_other(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         of_form(form, lines(tmp_path / "a.jsonl", *ROWS), 300, **options)
-
-
-def test_the_library_s_own_switch_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook that loads data sets of its own goes on as before."""
-    seen = []
-
-    def load_dataset(*arguments: Any, **options: Any) -> None:
-        seen.append(datasets.config.HF_HUB_OFFLINE)
-        raise ValueError("not found")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    with pytest.raises(DataError, match="neither a file here nor a Hub data set"):
-        list(read_rows("nobody/nothing", "train"))
-    assert (seen, datasets.config.HF_HUB_OFFLINE) == ([True], False)
 
 
 def test_golds_of_a_hub_set_are_those_of_its_file(

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from reason_llm.data.render import _PROCESSES, AT_ONCE, Renderer, order
+from reason_llm.data.render import AT_ONCE, Renderer, order
 from reason_llm.data.templates import ChatTemplate
-from reason_llm.files import Confined
 
 NO_ODD = "{% for m in messages %}{{ 1 // (m.content != 'odd') }}{{ m.content }}\n{% endfor %}"
 
@@ -25,23 +24,6 @@ def test_many_prompts_at_once_are_those_made_one_by_one(tokenizer: Any) -> None:
     assert str(again.pop(asked[AT_ONCE][0])).startswith("row 256 + 256: a test's fails on it")
     assert again == {name: prompt for name, prompt in made.items() if name in again}
     assert len(again) == len(made) - 1 and renderer.prompts([]) == {}
-
-
-def test_a_process_that_ended_is_started_again(tokenizer: Any) -> None:
-    renderer, asked = Renderer(tokenizer, ChatTemplate("a", NO_ODD), None), {"role": "user"}
-    for content in ("1", "2"):
-        assert renderer.text("", [asked | {"content": content}]) == f"1{content}\n"
-        for process in _PROCESSES.values():
-            process.end()
-
-
-def test_a_forked_process_renders_by_one_of_its_own(tokenizer: Any) -> None:
-    renderer, asked = Renderer(tokenizer, ChatTemplate("a", NO_ODD), None), {"role": "user"}
-    assert renderer.text("", [asked | {"content": "1"}]) == "11\n"
-    forked = Confined(lambda: (renderer.text("", [asked | {"content": "2"}]),))
-    assert forked.ask(60.0) == ("12\n",)
-    forked.end()
-    assert renderer.text("", [asked | {"content": "3"}]) == "13\n"
 
 
 def test_order_is_a_function_of_seed_and_position() -> None:

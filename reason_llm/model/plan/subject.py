@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ReasonError
-from reason_llm.files import cached, reach_hub
+from reason_llm.files import cached
 from reason_llm.model import adapters, base
 from reason_llm.model.plan import backends, memory
 from reason_llm.model.plan.bound import OutsideModel
@@ -114,7 +114,7 @@ def plan_only(config: Config, outside: Outside = no_models, paths: Sequence[str]
     with ExitStack() as folders:
         for option, path in options.items():
             is_shipped = path in SHAPES and not Path(path).is_dir()
-            if path and is_shipped and not (cached(path, "config.json") or reach_hub()):
+            if path and is_shipped and not cached(path, "config.json"):
                 made[option] = folders.enter_context(TemporaryDirectory())
                 write_config(path, Path(made[option]))
         try:

@@ -1,9 +1,9 @@
 """A process that compares answers with sympy, and may hang or run out of memory doing so.
 ``judge.py`` starts it, limits it and replaces it.
 
-It imports only its own folder, so that it starts in half a second. Protocol: a line of JSON
-``[gold, answer, seconds]`` in, two trees of ``answer_tree.py`` and processor time; a line of JSON
-true or false out; the first line out says that it is ready. It ends with its input.
+It imports only its own folder and ``workers``, so that it starts in half a second. It is asked
+``[gold, answer, seconds]``, two trees of ``answer_tree.py`` and processor time, and answers true or
+false; null asks whether it is ready. It ends with its input.
 
 Numbers are exact: a decimal is a rational. Where one side is a decimal and the other has no end
 in decimals, they are equal within ``RELATIVE_TOLERANCE``. Expressions with variables are equal if
@@ -13,20 +13,19 @@ they are at points drawn from a fixed seed, to 30 digits.
 import contextlib
 import json
 import operator
-import os
 import random
 import resource
 import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, TextIO
+from typing import Any
 
 import sympy
 from sympy import Expr, ImmutableMatrix, MatrixBase, Rational, Set, Symbol
 
 from reason_llm.score.math.answer_tree import Tree, holds, subtrees
 from reason_llm.score.math.units import word_set
+from reason_llm.workers import serve
 
 MEMORY_BYTES = 2 * 2**30
 RELATIVE_TOLERANCE = Rational(1, 10**6)
@@ -538,22 +537,21 @@ def _limit_this_process() -> None:
 def main() -> None:
     """Answer until the input ends."""
     _limit_this_process()
-    with os.fdopen(os.dup(1), "w", buffering=1) as replies:
-        os.dup2(2, 1)  # whatever a library prints is no reply
-        replies.write("true\n")
-        serve(sys.stdin, replies)
+    serve(compared)
 
 
-def serve(questions: Iterable[str], replies: TextIO) -> None:
-    """Answer line by line. The kernel's signal at the limit ends this process, in C code too."""
-    for line in questions:
-        gold, answer, timeout_seconds = json.loads(line)
-        verdict = False
-        signal.setitimer(signal.ITIMER_PROF, timeout_seconds)
-        with contextlib.suppress(*_NOT_COMPUTED):
-            verdict = same(gold, answer)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        replies.write(f"{json.dumps(verdict)}\n")
+def compared(question: tuple[Tree, Tree, float] | None) -> bool:
+    """The verdict on a question; True for None. The kernel's signal at the limit ends this process,
+    in C code too."""
+    if question is None:
+        return True
+    gold, answer, timeout_seconds = question
+    verdict = False
+    signal.setitimer(signal.ITIMER_PROF, timeout_seconds)
+    with contextlib.suppress(*_NOT_COMPUTED):
+        verdict = same(gold, answer)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return verdict
 
 
 if __name__ == "__main__":

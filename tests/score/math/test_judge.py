@@ -5,7 +5,6 @@
 5. Memory is limited.                                          6. A worker loads no more.
 """
 
-import io
 import os
 import signal
 import subprocess
@@ -20,10 +19,12 @@ from typing import Any
 
 import pytest
 
-from reason_llm.score.math import judge as judge_module, math_worker
+from reason_llm import workers
+from reason_llm.score.math import math_worker
 from reason_llm.score.math.answer_text import Question, decide
 from reason_llm.score.math.answer_tree import Tree
 from reason_llm.score.math.judge import Judge, default_judge
+from reason_llm.workers import Died
 
 ROOT = Path(__file__).resolve().parents[3]
 EASY, WRONG = ("(x+1)^2", "x^2+2x+1"), ("(x+1)^2", "x^2+2x+1.01")
@@ -135,16 +136,16 @@ def test_an_interrupt_costs_no_later_verdict(
     judge: Judge, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     """The reply that nobody waited for is not taken for the next question's."""
-    main, read, waited = threading.main_thread(), judge_module._reply, threading.Event()
+    main, read, waited = threading.main_thread(), workers._receive, threading.Event()
     replies = count()
 
-    def interrupted(*arguments: Any) -> bool | None:
+    def interrupted(*arguments: Any) -> Any:
         if next(replies) == which:
             signal.pthread_kill(main.ident or 0, signal.SIGINT)
             waited.wait(LONG_SECONDS)
         return read(*arguments)
 
-    monkeypatch.setattr(judge_module, "_reply", interrupted)
+    monkeypatch.setattr(workers, "_receive", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -162,9 +163,10 @@ def test_what_ends_with_the_judge_has_no_verdict(
 
     def ends(*arguments: Any) -> None:
         """Once from outside, and once by ``close``, which then waits for this comparison."""
-        judge._is_closed = next(asked) == 1
+        judge.pool.is_closed = next(asked) == 1
+        raise Died("it ended")
 
-    monkeypatch.setattr(judge._workers[0], "ask", ends)
+    monkeypatch.setattr(judge.pool.workers[0], "ask", ends)
     with ThreadPoolExecutor(1) as threads:
         verdict = threads.submit(judge.compare, Question(ONE, ONE))
         with pytest.raises(RuntimeError, match="the judge is closed"):
@@ -220,8 +222,8 @@ def test_a_worker_that_is_being_made_as_the_judge_closes_is_ended_too(
 
     def closing(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
         made = popen(*arguments, **options)
-        judge._is_closed = True  # as ``close`` does, which then waits for this comparison
-        judge._workers[0].kill()
+        judge.pool.is_closed = True  # as ``close`` does, which then waits for this comparison
+        judge.pool.workers[0].kill()
         return made
 
     monkeypatch.setattr(subprocess, "Popen", closing)
@@ -245,7 +247,7 @@ import os, sys, warnings
 from reason_llm.score.math.judge import Question, default_judge
 judge, one = default_judge(), Question({ONE!r}, {ONE!r})
 judge.compare(one)
-(worker,) = [each._process for each in judge._workers if each._process]
+(worker,) = [each._process for each in judge.pool.workers if each._process]
 warnings.simplefilter("ignore")
 child = os.fork()
 if child == 0:
@@ -271,7 +273,7 @@ def test_workers_end_with_their_parent_at_their_limit_at_the_latest(asked: str) 
         f"import threading; judge = Judge(1); hang = Question({ONE!r}, {HANGS[0]!r})\n"
         f"judge.compare(Question({ONE!r}, {ONE!r}))\n"
         f"threading.Thread(target=lambda: {asked}).start(); time.sleep(0.3)\n"
-        "print(judge._workers[0]._process.pid, flush=True); time.sleep(600)"
+        "print(judge.pool.workers[0]._process.pid, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     assert parent.stdout is not None
@@ -310,9 +312,8 @@ def test_what_does_not_fit_in_memory_is_refused_and_the_worker_goes_on(
         return True
 
     monkeypatch.setattr(math_worker, "same", fills_memory)
-    replies = io.StringIO()
-    math_worker.serve(['["1", "2", 9]', '["x", "y", 9]'], replies)
-    assert replies.getvalue().split() == ["false", "true"]
+    assert math_worker.compared(("1", "2", 9)) is False  # type: ignore[arg-type]
+    assert math_worker.compared(("x", "y", 9)) is True  # type: ignore[arg-type]
 
 
 def test_a_worker_loads_no_torch_and_nothing_of_ours_but_the_mathematics() -> None:
@@ -321,7 +322,7 @@ def test_a_worker_loads_no_torch_and_nothing_of_ours_but_the_mathematics() -> No
         "print({'torch', 'transformers', 'pydantic', 'httpx'} & set(sys.modules))\n"
         "ours = {name for name in sys.modules if name.startswith('reason_llm.')}\n"
         "print({name for name in ours if not name.startswith('reason_llm.score')}\n"
-        "      - {'reason_llm.errors'})"
+        "      - {'reason_llm.workers'})"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["set()", "set()"]

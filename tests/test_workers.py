@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from reason_llm.data.time_limit import within
+from reason_llm.workers import within
 
 
 def test_a_call_s_result_and_its_exception_come_through() -> None:
