@@ -96,7 +96,10 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     folder = config.run.directory / str(config.run.name)
     replicas = replicas_of(config)
     start = config.model.start
-    if start is not None and config.run.resume != "never" and checkpoint.listing(folder):
+    if config.run.resume == "never" or not checkpoint.listing(folder):
+        for option, adapter in _other_adapters(config).items():
+            run_folder.check_ended(option, adapter)
+    elif start is not None:
         start = folder / START  # the copy that the run made at its start
     if start is not None:
         with _reading_start(start, folder):
@@ -137,6 +140,17 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         saved_run=saved_run,
         identity=_identity(config, start, data, models, saved, _reading(config, subject, renderer)),
     ), data
+
+
+def _other_adapters(config: Config) -> dict[str, Path]:
+    """Adapters of other runs that this one begins from or reads, by the option that names them."""
+    named = {
+        "model.start": config.model.start,
+        "critic.start": config.critic.start,
+        "teacher.adapter": config.teacher.adapter,
+        **{f"path of the reward {k}": each.path for k, each in config.score.reward_models.items()},
+    }
+    return {option: path for option, path in named.items() if path is not None}
 
 
 def replicas_of(config: Config) -> int:
@@ -302,6 +316,9 @@ def _identity(
         "data.prompts_sha256": _sha256(prompts),
         "score.reward_models_sha256": {model.key: model.digest for model in models},
     }
+    named = config.model.start
+    if named is not None and run_folder.is_adapter(named):
+        start = named  # differs from the run's copy if it was written again since
     for name, adapter in (("model.start", start), ("teacher.adapter", config.teacher.adapter)):
         if adapter is not None:
             digests[f"{name}_sha256"] = run_folder.folder_digest(adapter, adapters.WEIGHTS)[:16]
