@@ -274,8 +274,8 @@ def write_pairs_once(
         if known == {**origin, "rows_sha256": _file_digest(target)}:
             return f"{target} holds these rows already"
         raise WriteError(
-            f"{target} exists and is not what was written from these rollouts with these options; "
-            "remove it to write the rows again, or name another file with --out"
+            f"{target} exists and is not what was written from {', '.join(map(str, sources))} with "
+            "these options; remove it to write the rows again, or name another file with --out"
         )
     made = target.with_name(f".{target.name}.made")
     written = write_pairs(sources, made, form, section, model)

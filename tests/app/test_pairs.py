@@ -284,7 +284,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "1 beyond per_prompt\n"
     )
     for change, problem in (
-        (["--per-prompt", "2"], f"{target} exists and is not what was written from these"),
+        (["--per-prompt", "2"], f"{target} exists and is not what was written from {source} with"),
         (["--out", "x.json"], "is no .jsonl file"),
         (["--threshold", "x"], "--threshold x must be a valid number"),
         (["--as", "essays"], "invalid choice: 'essays'"),
@@ -332,7 +332,7 @@ def test_rows_of_another_origin_are_never_overwritten(changed: str, tmp_path: Pa
     if changed == "unknown":
         record.unlink()
     before = target.read_bytes()
-    with pytest.raises(WriteError, match="is not what was written from these rollouts with these"):
+    with pytest.raises(WriteError, match=r"is not what was written from .* with these options"):
         write_pairs_once([source], target, "preferences", section)
     assert target.read_bytes() == before
 
