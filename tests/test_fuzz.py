@@ -24,10 +24,9 @@ from reason_llm.app.export import merging
 from reason_llm.app.report.page import page
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
-from reason_llm.config import Config, TrainSection
+from reason_llm.config import Config, TrainSection, read_command_line
 from reason_llm.config.data import ColumnsSection
 from reason_llm.config.file import QUICK_START, changes, leaves, load, to_yaml
-from reason_llm.config.pipeline import parse_training_line
 from reason_llm.data import check_ends, forms as row_forms, load_data, sets
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
@@ -120,7 +119,8 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def read(arguments: list[str]) -> None:
         if not {"-h", "--help"} & set(arguments):
-            parse_training_line("train.py", "", arguments, {"plan": "p"}, [])
+            line = read_command_line("train.py", "", ("CONFIG.yaml", ""), arguments, {"plan": "p"})
+            line.config([])
 
     pairs = st.lists(
         st.one_of(st.tuples(option, value), st.tuples(option), st.tuples(value)), max_size=3

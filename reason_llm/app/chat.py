@@ -1,41 +1,33 @@
-"""A chat with the base or its adapter, with the run's template and sampling, token by token, in a
-terminal.
+"""A chat with a policy or its base in a terminal, with the run's template and sampling.
 
-What a model says is data: whatever a terminal would act on is spelled out, character by character,
-so that nothing can hide in the seam of two pieces. Not here: vLLM."""
+A model's text is data: what a terminal would act on is spelled out. Not here: vLLM."""
 
-import difflib
-import os
 import random
 import sys
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from reason_llm.config import (
-    Config,
-    Count,
-    ModelSection,
-    Section,
-    file as config_file,
-    yaml_text,
-)
+from reason_llm.config import Config, Count, ModelSection, Section, file as config_file, yaml_text
 from reason_llm.data import Messages, Renderer, chat_template, system_prompt
-from reason_llm.errors import (
-    ConfigError,
-    DataError,
-    ReasonError,
-    printable,
-    secrets,
-    without_secrets,
-)
+from reason_llm.errors import ConfigError, DataError, ReasonError, printable, without_secrets
 from reason_llm.model import Model, adapters, base, decode, quiet_libraries
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.sample import SamplingParams, stop_strings, stream
+
+KEPT = "\n\t\u00a0\u202f\u3000\u200d"
+"""Characters that are harmless and that Python calls unprintable, such as joiners in emoji."""
+HELP = """\
+/base, /adapter        who answers next; the conversation stays
+/reset                 forget the conversation
+/system TEXT           another system prompt (none: without)
+/temperature 0.7       likewise /top_p /top_k /min_p /max_new_tokens /seed
+/help, /quit           this, and the end (or Ctrl-D); Ctrl-C stops an answer
+A message that begins with / needs a space before it."""
 
 
 class Options(Section):
@@ -170,73 +162,47 @@ class Chat:
         if room < 1:
             raise DataError(
                 f"this conversation takes {len(prompt.token_ids)} of {self.context_tokens} tokens "
-                "of context, which leaves none for an answer; begin a new one with /new"
+                "of context, which leaves none for an answer; forget it with /reset"
             )
-        options = self.options
-        params = SamplingParams(
-            1, min(options.max_new_tokens, room), temperature=options.temperature,
-            top_k=options.top_k, top_p=options.top_p, min_p=options.min_p, stop=self.stop,
-        )  # fmt: skip
-        seed = None if options.seed is None else f"{options.seed}/chat/{len(messages)}"
-        draws = random.Random(seed).getrandbits(63)
-        spelled = Detokenizer(self.renderer.tokenizer, self.model.end_token_ids)
+        sampling = self.options.model_dump(exclude={"seed", "max_new_tokens"})
+        limit = min(self.options.max_new_tokens, room)
+        params = SamplingParams(1, limit, **sampling, stop=self.stop)
+        seed = self.options.seed
+        draws = random.Random(None if seed is None else f"{seed}/chat/{len(messages)}")
+        token_ids: list[int] = []
+
+        def sampled() -> Generator[int, None, None]:
+            for token in stream(self.model, prompt, params, draws.getrandbits(63)):
+                token_ids.append(token)
+                yield token
+
         try:
             with self.model.using("policy" if self.uses_adapter else "reference"):
-                for token in stream(self.model, prompt, params, draws):
-                    if piece := spelled.add(token):
-                        yield piece
-            if piece := spelled.rest():
-                yield piece
+                yield from text_pieces(sampled(), self._spell)
         finally:
-            content = self.renderer.content_of(spelled.text)
+            content = self.renderer.content_of(self._spell(token_ids))
             self.messages = [*messages, {"role": "assistant", "content": content}]
 
-    def begins_thinking(self) -> bool:
-        """Whether the template opens the thinking part before the model writes anything."""
-        prompt = self.renderer.prompt("a test", [{"role": "user", "content": "1"}], answer="")
-        return prompt.text.rstrip().endswith("<think>")
+    def _spell(self, token_ids: list[int]) -> str:
+        return decode(self.renderer.tokenizer, [token_ids], self.model.end_token_ids)[0]
 
 
-class Detokenizer:
-    """Text of tokens as they arrive: a piece ends where a character ends, and all pieces together
-    are the text of all tokens, except for a byte that spoils those before it (``text`` has it).
+def text_pieces(
+    tokens: Iterable[int], spell: Callable[[list[int]], str]
+) -> Generator[str, None, None]:
+    """The text of tokens as they arrive, in pieces that end where a character ends.
 
     Source: the two offsets of ``detokenize_incrementally`` in vLLM."""
-
-    LONGEST = 16
-    """A character has at most this many tokens; longer incomplete bytes are shown as they are."""
-
-    def __init__(self, tokenizer: Any, end_token_ids: Collection[int] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.end_token_ids = end_token_ids
-        self.token_ids: list[int] = []
-        self._before, self._shown = 0, 0
-        """Decoding restarts at token ``_before``; the text up to ``_shown`` was returned."""
-
-    @property
-    def text(self) -> str:
-        """The text of all tokens so far."""
-        return self._spell(self.token_ids)
-
-    def add(self, token: int) -> str:
-        """Text that is complete after this token."""
-        self.token_ids.append(token)
-        return self._piece(last=len(self.token_ids) - self._shown > self.LONGEST)
-
-    def rest(self) -> str:
-        """The text that was held back until the end."""
-        return self._piece(last=True)
-
-    def _piece(self, last: bool) -> str:
-        old = self._spell(self.token_ids[self._before : self._shown])
-        new = self._spell(self.token_ids[self._before :])
-        if len(new) <= len(old) or (new.endswith("\ufffd") and not last):
-            return ""
-        self._before, self._shown = self._shown, len(self.token_ids)
-        return new[len(old) :]
-
-    def _spell(self, token_ids: list[int]) -> str:
-        return decode(self.tokenizer, [token_ids], self.end_token_ids)[0]
+    token_ids: list[int] = []
+    before = shown = 0  # decoding restarts at token before; the text up to token shown is out
+    for token in tokens:
+        token_ids.append(token)
+        old, new = spell(token_ids[before:shown]), spell(token_ids[before:])
+        if len(new) > len(old) and not new.endswith("\ufffd"):
+            before, shown = shown, len(token_ids)
+            yield new[len(old) :]
+    if rest := spell(token_ids[before:])[len(spell(token_ids[before:shown])) :]:
+        yield rest
 
 
 def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:
@@ -265,187 +231,69 @@ def parse_option(options: Options, name: str, value: str) -> Options:
         ) from error
 
 
-KEPT = "\n\t\u00a0\u202f\u3000\u200d"
-"""Characters that are harmless and that Python calls unprintable, such as joiners in emoji."""
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+def talk(chat: Chat) -> None:
+    """Answer messages from the terminal until Ctrl-D or ``/quit``."""
+    import readline  # line editing and history, for input()
 
-COMMANDS = ("base", "adapter", "again", "new", "system", "settings", "help", "quit")
-HELP = """\
-/base, /adapter        who answers next; the conversation goes on
-/again                 the last message once more
-/new                   forget the conversation
-/system TEXT           another system prompt (none: without)
-/temperature 0.7       likewise /top_p /top_k /min_p /max_new_tokens /seed
-/settings              all of these
-/help, /quit           this, and the end (or Ctrl-D)
-Ctrl-C stops an answer. A line that ends with \\ goes on in the next one; so does
-all between two lines of three quotes. What is pasted is one message. A message
-that begins with / needs a space before it."""
-
-
-class AnswerWriter:
-    """Writes an answer's pieces without the environment's secrets; the thinking part, in which the
-    answer may begin, is dim on a terminal that is ``styled``."""
-
-    def __init__(self, out: TextIO, styled: bool, thinking: bool) -> None:
-        self._out = out
-        self._styled = styled
-        self._thinking = thinking
-        self._held = ""
-        self._secrets = secrets()
-        if thinking:
-            self._style(DIM)
-
-    def write(self, piece: str) -> None:
-        """Show a piece, except an end that may become a tag or a secret."""
-        text = without_secrets(self._held + piece, self._secrets)
-        while (at := text.find(self._tag)) >= 0:
-            end = at + len(self._tag)
-            if self._thinking:
-                self._show(text[:end])
-                self._style(PLAIN)
-            else:
-                self._show(text[:at])
-                self._style(DIM)
-                self._show(text[at:end])
-            self._thinking, text = not self._thinking, text[end:]
-        keep = max(_begun(text, each) for each in (self._tag, *self._secrets))
-        self._held = text[len(text) - keep :]
-        self._show(text[: len(text) - keep])
-        self._out.flush()
-
-    def end(self) -> None:
-        """Show the text that was held back, and restore the terminal's style."""
-        self._show(self._held)
-        self._style(PLAIN)
-        self._out.flush()
-
-    @property
-    def _tag(self) -> str:
-        return "</think>" if self._thinking else "<think>"
-
-    def _show(self, text: str) -> None:
-        self._out.write(printable(text, keep=KEPT))
-
-    def _style(self, style: str) -> None:
-        if self._styled:
-            self._out.write(style)
-
-
-def _begun(text: str, word: str) -> int:
-    """Number of characters at the end of the text that may begin a word."""
-    longest = min(len(word) - 1, len(text))
-    return next(n for n in range(longest, -1, -1) if text.endswith(word[:n]))
-
-
-class ChatTerminal:
-    """Loop of messages and answers over standard input and output."""
-
-    def __init__(self, chat: Chat) -> None:
-        self.chat = chat
-        self._out = sys.stdout
-        self._thinking = chat.begins_thinking()
-        is_dumb = os.environ.get("TERM", "dumb") == "dumb" or "NO_COLOR" in os.environ
-        self._styled = self._out.isatty() and not is_dumb
-
-    def talk(self) -> None:
-        """Answer messages until Ctrl-D or ``/quit``."""
-        import readline  # line editing and history, for input()
-
-        # Which Python turns off for its own prompt: pasted lines are one message.
-        readline.parse_and_bind("set enable-bracketed-paste on")
-        chat = self.chat
-        adapter = f" with the adapter {chat.adapter}" if chat.adapter else ", without an adapter"
-        self._say(f"{chat.model.path}{adapter}. /help tells the commands; Ctrl-D leaves.")
-        while True:
-            try:
-                message = read_message("adapter> " if chat.uses_adapter else "base> ")
-                if message.startswith("/"):
-                    name, _, rest = message[1:].strip().partition(" ")
-                    if name in ("quit", "exit"):
-                        return
-                    self._command(name, rest.strip())
-                elif message.strip():
-                    self.answer(message.strip(), stops_quietly=True)
-            except KeyboardInterrupt:
-                self._say("")
-            except EOFError:
-                self._say("")
-                return
-            except ReasonError as error:
-                self._say(str(error))
-
-    def _say(self, text: str) -> None:
-        self._out.write(f"{without_secrets(printable(text, keep=KEPT))}\n")
-        self._out.flush()
-
-    def answer(self, message: str, stops_quietly: bool = False) -> None:
-        """Answer one message; if ``stops_quietly``, Ctrl-C ends the answer alone."""
-        writer = AnswerWriter(self._out, self._styled, self._thinking)
-        with closing(self.chat.answer(message)) as answer:
-            try:
-                for piece in answer:
-                    writer.write(piece)
-            except KeyboardInterrupt:
-                if not stops_quietly:
-                    raise
-                writer.write(" (stopped)")
-            finally:
-                writer.end()
-                self._say("")
-
-    def _command(self, name: str, rest: str) -> None:
-        chat = self.chat
-        values = {k: "null" if v is None else v for k, v in chat.options.model_dump().items()}
-        match name:
-            case "base":
-                chat.uses_adapter = False
-            case "adapter":
-                chat.uses_adapter = chat.adapter is not None
-                if chat.adapter is None:
-                    self._say("there is no adapter; start the chat with a run, or --adapter FOLDER")
-            case "again":
-                self._again()
-            case "new":
-                chat.messages = []
-            case "system":
-                if rest:
-                    chat.renderer = replace(chat.renderer, system_prompt=system_prompt(rest, ""))
-                self._say(chat.renderer.system_prompt or "there is no system prompt")
-            case "settings":
-                self._say("\n".join(f"{key} {value}" for key, value in values.items()))
-            case "help":
-                self._say(HELP)
-            case _ if name in values and rest:
-                chat.options = parse_option(chat.options, name, rest)
-            case _ if name in values:
-                self._say(f"{name} {values[name]}")
-            case _:
-                near = difflib.get_close_matches(name, [*COMMANDS, *values], n=1)
-                hint = f"did you mean /{near[0]}?" if near else "/help tells them all"
-                self._say(f"/{name} is no command; {hint}")
-
-    def _again(self) -> None:
-        before = self.chat.messages
-        if not before:
-            self._say("nothing was asked yet")
-            return
-        self.chat.messages = before[:-2]
+    # Python turns it off for its own prompt; with it pasted lines are one message.
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    adapter = f" with the adapter {chat.adapter}" if chat.adapter else ", without an adapter"
+    say(f"{chat.model.path}{adapter}. /help lists the commands; Ctrl-D leaves.\n")
+    while True:
         try:
-            self.answer(before[-2]["content"], stops_quietly=True)
-        except ReasonError:
-            self.chat.messages = before
-            raise
+            message = input("adapter> " if chat.uses_adapter else "base> ")
+            if message.strip() in ("/quit", "/exit"):
+                return
+            if message.startswith("/"):
+                say(_obey(chat, *message[1:].strip().partition(" ")[::2]))
+            elif message.strip():
+                print_answer(chat, message.strip())
+        except KeyboardInterrupt:
+            say(" (stopped)\n")
+        except EOFError:
+            say("\n")
+            return
+        except ReasonError as error:
+            say(f"{error}\n")
 
 
-def read_message(prompt: str) -> str:
-    """One message from the terminal: one line, or several by backslashes or between quotes."""
-    line = input(prompt)
-    if line.strip() == '"""':
-        lines: list[str] = []
-        while (line := input("... ")).strip() != '"""':
-            lines.append(line)
-        return "\n".join(lines)
-    while line.endswith("\\"):
-        line = f"{line[:-1]}\n{input('... ')}"
-    return line
+def print_answer(chat: Chat, message: str) -> None:
+    """Write an answer to standard output as it is sampled."""
+    with closing(chat.answer(message)) as answer:
+        for piece in answer:
+            say(piece)
+    say("\n")
+
+
+def say(text: str) -> None:
+    """Write text to standard output, without what a terminal acts on."""
+    sys.stdout.write(without_secrets(printable(text, keep=KEPT)))
+    sys.stdout.flush()
+
+
+def _obey(chat: Chat, name: str, rest: str) -> str:
+    """Carry out a command, and return what to say."""
+    if name in Options.model_fields:
+        if rest.strip():
+            chat.options = parse_option(chat.options, name, rest.strip())
+        value = getattr(chat.options, name)
+        return f"{name} {'null' if value is None else value}\n"
+    match name:
+        case "base":
+            chat.uses_adapter = False
+        case "adapter" if chat.adapter is None:
+            return "there is no adapter; start the chat with a run, or --adapter FOLDER\n"
+        case "adapter":
+            chat.uses_adapter = True
+        case "reset":
+            chat.messages = []
+        case "system":
+            if rest.strip():
+                prompt = system_prompt(rest.strip(), "")
+                chat.renderer = replace(chat.renderer, system_prompt=prompt)
+            return f"{chat.renderer.system_prompt or 'there is no system prompt'}\n"
+        case "help":
+            return f"{HELP}\n"
+        case _:
+            return f"/{name} is no command; /help lists them\n"
+    return ""

@@ -39,13 +39,11 @@ class DataReport:
     """The first of each kind, in their order; ``lines`` has the first ten of them."""
 
 
-def check_data(
-    config: Config, mistakes: list[ReasonError], planned: Config | None = None
-) -> DataReport:
+def check_data(config: Config, mistakes: list[ReasonError]) -> DataReport:
     """Check the options as ``check_options`` does, and read, render and count all rows. The report
     is empty where they cannot be read for a mistake."""
     quiet_libraries()
-    config, columns, _ = check_options(config, mistakes, planned)
+    config, columns, _ = check_options(config, mistakes)
     try:
         report = _check_rows(config, columns, mistakes)
     except ReasonError as error:

@@ -21,10 +21,9 @@ from reason_llm.score import Scorer
 
 
 def check_options(
-    config: Config, mistakes: list[ReasonError], planned: Config | None = None
+    config: Config, mistakes: list[ReasonError], is_plan: bool = False
 ) -> tuple[Config, set[str], list[str]]:
-    """Add to ``mistakes`` what is wrong with the options; ``planned`` is the config whose memory is
-    planned, if another.
+    """Add to ``mistakes`` what is wrong with the options.
 
     Returns the config without the wrong ones, the columns that its rewards ask for, and the lines
     of the memory plan, from the model's config alone."""
@@ -52,10 +51,14 @@ def check_options(
         check(partial(load_function, data.preprocess, "data.preprocess"), preprocess=None)
     check_files(config, mistakes.append)
     for folder in (config.model.start, config.teacher.adapter, config.critic.start):
-        if folder is not None:
+        if folder is None:
+            continue
+        if is_plan and not folder.exists():
+            table.append(f"{folder} does not exist yet: planned like the policy's adapter")
+        else:
             check(partial(adapters.read_config, folder))
     check(lambda: trackers.check_installed(config.log.trackers))
     check(lambda: resolve.replicas_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
-    check(lambda: table.extend(plan_only(planned or config, outside_models, PATHS).table()))
+    check(lambda: table.extend(plan_only(config, outside_models, PATHS).table()))
     return config.with_options(without), columns, table

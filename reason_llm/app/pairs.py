@@ -10,8 +10,10 @@ learn never to stop; it may be the rejected side."""
 
 import hashlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from reason_llm.app.conditioned import QuestionEnd
 from reason_llm.config import PairForm, PairsSection
 from reason_llm.data import tokenizer_digest
 from reason_llm.errors import ConfigError, DataError, RolloutBufferError, WriteError
-from reason_llm.files import write_atomically
+from reason_llm.files import read_object, sha256, write_atomically
 from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
 from reason_llm.run import buffer_files, missing_steps, read_document, warn_of_another
@@ -292,9 +294,61 @@ def _digest(token_ids: Sequence[int]) -> bytes:
     return hashlib.sha256(orjson.dumps(token_ids)).digest()
 
 
-def check_target(target: Path) -> None:
-    """Check that the file may be written; raises a ConfigError or a WriteError."""
+def write_pairs_once(
+    sources: Sequence[Path],
+    target: Path,
+    form: PairForm,
+    section: PairsSection,
+    model: str | None = None,
+) -> str:
+    """Write the rows of ``write_pairs`` unless the same ones are there, and return the line to
+    show. ``<target>.rows.json`` holds their origin: options, and digests of rollouts and rows; of
+    rollouts that were deleted, those noted there count.
+
+    Raises:
+        ReasonError: as ``write_pairs``; ``target`` has another name or other content.
+    """
     if target.suffix != ".jsonl":
         raise ConfigError(f"--out {target} is no .jsonl file, which data.train reads; rename it")
-    if target.exists() or target.is_symlink():
-        raise WriteError(f"{target} exists and is left as it is; name another file with --out")
+    record, known = target.with_suffix(".rows.json"), dict[str, Any]()
+    with suppress(OSError, ValueError):
+        known = read_object(record)
+    noted = known.get("rollouts")
+    noted = noted if isinstance(noted, dict) else {}
+    origin = {
+        "form": form,
+        "model": model,
+        "pairs": section.model_dump(mode="json"),
+        "rollouts": {str(each): _files_digest(each) or noted.get(str(each)) for each in sources},
+    }
+    if os.path.lexists(target):
+        if known == {**origin, "rows_sha256": _file_digest(target)}:
+            return f"{target} holds these rows already"
+        raise WriteError(
+            f"{target} exists and is not what was written from {', '.join(map(str, sources))} with "
+            "these options; remove it to write the rows again, or name another file with --out"
+        )
+    made = target.with_name(f".{target.name}.made")
+    written = write_pairs(sources, made, form, section, model)
+    written.path = target
+    # The record comes first: after a kill between the two, the rows are made again.
+    content = {**origin, "rows_sha256": _file_digest(made)}
+    write_atomically(record, orjson.dumps(content, option=orjson.OPT_INDENT_2))
+    made.replace(target)
+    return written.line
+
+
+def _files_digest(source: Path) -> str | None:
+    """Digest of the names and contents of saved rollouts; None without any."""
+    try:
+        lines = [f"{file.name} {_file_digest(file)}\n" for file in buffer_files(source)]
+    except RolloutBufferError:
+        return None
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _file_digest(file: Path) -> str | None:
+    try:
+        return sha256(file)
+    except OSError:
+        return None

@@ -1,16 +1,16 @@
-"""Trackers beside a run: TensorBoard, Weights & Biases, trackio.
+"""Trackers of a run: TensorBoard, Weights & Biases, trackio.
 
-A tracker gets a copy of each record of metrics.jsonl once, also when a killed run goes on, because
-it knows up to which step it has them. A tracker that raises, or takes longer than ``LIMIT_SECONDS``
-for one call, is dropped with one warning."""
+A tracker gets each record of metrics.jsonl once, also when a killed run is resumed, because it
+knows the last step that it has. One that raises, or takes longer than ``LIMIT_SECONDS`` for a call,
+is dropped with one warning."""
 
+import importlib
 import importlib.util
 import logging
 import math
 import os
 import shlex
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,13 +57,11 @@ class Tracker:
     """A destination of records."""
 
     opens: str
-    """How the user looks at them: a command or an address."""
+    """The command or address that shows them."""
     last_step: int
-    """Step of the last record that the tracker already has; -1 for none."""
+    """Step of the last record that it has; -1 for none."""
     write: Callable[[int, Values], object]
-    """Adds a record."""
     close: Callable[[], object]
-    """Writes what is buffered."""
 
 
 class Trackers:
@@ -124,92 +122,71 @@ def _shown(text: str) -> str:
     return without_secrets(printable(text))[:MOST_CHARACTERS]
 
 
-def project_of(config: dict[str, Any], otherwise: str | None = None) -> str:
-    """``log.project`` of a run's config, or else ``otherwise``, or else reason_llm."""
-    return str((config.get("log") or {}).get("project") or otherwise or PROJECT)
-
-
 def _tensorboard(begun: Begun, config: dict[str, Any]) -> Tracker:
-    """Event files in ``<run>/tensorboard``, written again from the records at each start, so that
-    they hold what metrics.jsonl holds. Wall times are the run's own seconds: the records of before
-    end now."""
+    """Event files in ``<run>/tensorboard``, written again from the records at each start."""
     from torch.utils.tensorboard import SummaryWriter
 
     folder = begun.folder / "tensorboard"
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
-    now = time.time() - sum(float(each.get("time/total_seconds") or 0) for each in begun.records)
-    # A TensorBoard that shows the old files forgets their steps.
+    # purge_step: a TensorBoard that shows the old files forgets their steps.
     writer = SummaryWriter(str(folder), purge_step=0, flush_secs=5)
     text = "    " + yaml.safe_dump(config, sort_keys=False).replace("\n", "\n    ")
-    writer.add_text("config", text, walltime=now)
+    writer.add_text("config", text)
 
     def write(step: int, values: Values) -> None:
-        nonlocal now
-        now += values.get("time/total_seconds", 0.0)
         for key, value in values.items():
-            writer.add_scalar(key, value, step, walltime=now)
+            writer.add_scalar(key, value, step)
         writer.flush()
 
     return Tracker(f"tensorboard --logdir {shlex.quote(str(folder))}", -1, write, writer.close)
 
 
-def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
-    """Weights & Biases, online or (``WANDB_MODE=offline``) in ``<run>/wandb``. Offline, one folder
-    holds the whole run: it is written again from the records at each start."""
-    import wandb
+WANDB_SETTINGS = {
+    "console": "off",
+    "silent": True,
+    "init_timeout": 60,
+    "x_service_wait": 60,
+    "disable_git": True,
+    "disable_code": True,
+    "x_save_requirements": False,
+    "x_disable_stats": True,
+    "x_disable_meta": True,
+}
+"""Nothing but the config and the records leaves the machine."""
 
-    settings = wandb.Settings(
-        console="off",
-        silent=True,
-        disable_git=True,
-        disable_code=True,
-        x_disable_stats=True,
-        x_disable_meta=True,
-        x_save_requirements=False,
-        x_service_wait=LIMIT_SECONDS,
-        init_timeout=LIMIT_SECONDS,
-    )
-    run = wandb.init(
-        project=project_of(config, os.environ.get("WANDB_PROJECT")),
-        id=begun.id,
-        name=begun.folder.name,
-        dir=str(begun.folder),
-        config=config,
-        resume="allow",
-        settings=settings,
-    )
-    opens = str(run.url)
-    if run.offline:
-        synced = Path(run.settings.sync_dir)
-        opens = f"wandb sync {shlex.quote(str(begun.folder / 'wandb' / synced.name))}"
-        for folder in begun.folder.glob(f"wandb/offline-run-*-{begun.id}"):
-            if folder.name != synced.name:
-                # The service of a killed run may still write there.
-                shutil.rmtree(folder, ignore_errors=True)
+
+def _service(name: str, begun: Begun, config: dict[str, Any]) -> Tracker:
+    """Weights & Biases, online or (``WANDB_MODE=offline``) in ``<run>/wandb``, or trackio, which
+    share one form."""
+    is_wandb, folder = name == "wandb", begun.folder
+    project = (config.get("log") or {}).get("project")
+    project = str(project or (is_wandb and os.environ.get("WANDB_PROJECT")) or PROJECT)
+    own: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+    if is_wandb:
+        own = {"id": begun.id, "dir": str(folder), "settings": WANDB_SETTINGS}
+    title = folder.name if is_wandb else f"{folder.name}-{begun.id}"
+    init = importlib.import_module(name).init
+    run = init(project=project, name=title, config=config, resume="allow", **own)
+    opens = str(run.url) if is_wandb else f"trackio show --project {shlex.quote(project)}"
+    if is_wandb and run.offline:
+        # The folder holds the whole run, written again from the records at each start.
+        now = Path(run.settings.sync_dir).name
+        opens = f"wandb sync {shlex.quote(str(folder / 'wandb' / now))}"
+        for old in folder.glob(f"wandb/offline-run-*-{begun.id}"):
+            if old.name != now:  # the service of a killed run may still write there
+                shutil.rmtree(old, ignore_errors=True)
+    next_step = run.step if is_wandb else run._next_step  # trackio has no public name for it
+    commit = {"commit": True} if is_wandb else {}  # not with the next record
 
     def write(step: int, values: Values) -> None:
-        run.log(values, step=step, commit=True)  # not with the next one
+        run.log(values, step=step, **commit)
 
-    return Tracker(opens, int(run.step) - 1, write, run.finish)  # online, the server knows
-
-
-def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
-    """trackio, in its own folder on this machine, or where its environment variables say."""
-    import trackio
-
-    run = trackio.init(
-        project=project_of(config),
-        name=f"{begun.folder.name}-{begun.id}",
-        config=config,
-        resume="allow",
-        embed=False,
-        auto_log_gpu=False,
-        auto_log_cpu=False,
-    )
-    opens = f"trackio show --project {shlex.quote(project_of(config))}"
-    last_step = int(run._next_step) - 1  # there is no public way to ask for it
-    return Tracker(opens, last_step, lambda step, values: run.log(values, step=step), run.finish)
+    return Tracker(opens, int(next_step) - 1, write, run.finish)
 
 
-TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
+TRACKERS: dict[str, Callable[[Begun, dict[str, Any]], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": partial(_service, "wandb"),
+    "trackio": partial(_service, "trackio"),
+}

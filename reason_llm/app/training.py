@@ -89,7 +89,7 @@ class _Followed(Watch):
 
 
 def write_report_of(folder: Path, shown: Watch) -> None:
-    """Write the report.html of a run or pipeline. Nothing wrong with it may fail the run."""
+    """Write the report.html of a run. Nothing wrong with it may fail the run."""
     try:
         alarms = "; ".join(write_report([folder], folder / "report.html"))
     except Exception as error:  # noqa: BLE001

@@ -28,13 +28,6 @@ from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load
 from reason_llm.config.functions import PYTHON
 from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
-from reason_llm.config.pipeline import (
-    Pipeline,
-    PipelineStage,
-    RowsOfRollouts,
-    load_pipeline,
-    parse_training_line,
-)
 from reason_llm.config.preferences import PreferenceRow
 from reason_llm.config.score import (
     REWARD_MODEL,

@@ -64,11 +64,6 @@ def build(
     Raises:
         ConfigError: as ``load``; with ``mistakes``, too, where no config is left.
     """
-    if "stages" in tree:
-        raise ConfigError(
-            f"{path} is a pipeline of stages, which the commands train and plan take; name the "
-            "config or the folder of one run"
-        )
     for section in Config.model_fields:
         if section in tree and tree[section] is None:
             tree[section] = {}  # an empty section is one of defaults

@@ -1,5 +1,4 @@
-"""The choice of rollouts that become rows: options of ``pairs`` and of a pipeline's
-``pairs_of``."""
+"""The choice of rollouts that become rows: options of the command ``pairs``."""
 
 from typing import Annotated, Literal, get_args
 

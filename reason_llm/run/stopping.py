@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import ClassVar, Self
+from typing import Self
 
 from reason_llm.errors import Stopped
 
@@ -17,9 +17,6 @@ class StopSignal:
     """Signal handler of a run: the first signal is noted, the second one ends the process; in an
     interactive session it is a KeyboardInterrupt. Outside the main thread signals are left alone.
     """
-
-    unheeded: ClassVar[signal.Signals | None] = None
-    """Received by the last run of this process while it ended by itself."""
 
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
@@ -34,7 +31,6 @@ class StopSignal:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        StopSignal.unheeded = self._received
 
     @property
     def requested(self) -> bool:

@@ -1,8 +1,6 @@
 """A chat: the run's prompts, the sampler's tokens, base and adapter; what reaches a terminal."""
 
-import io
 import json
-import random
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -15,19 +13,16 @@ import pytest
 from conftest import ROOT, TINY
 from hostile import HOSTILE
 from reason_llm.app.chat import (
-    DIM,
     HELP,
-    PLAIN,
-    AnswerWriter,
     Chat,
-    ChatTerminal,
-    Detokenizer,
     Options,
     Subject,
     find_subject,
     options_of,
     parse_option,
-    read_message,
+    say,
+    talk,
+    text_pieces,
 )
 from reason_llm.config import Config
 from reason_llm.config.file import to_yaml
@@ -75,8 +70,7 @@ def test_it_shows_special_tokens_but_the_end_and_reads_typed_ones_as_text(chat: 
     tokenizer = chat.renderer.tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     ids = tokenizer.encode("<think>a</think>b<|im_end|>", add_special_tokens=False)
-    spelled = Detokenizer(tokenizer, chat.model.end_token_ids)
-    assert "".join(map(spelled.add, ids)) + spelled.rest() == "<think>a</think>b" == spelled.text
+    assert "".join(text_pieces(ids, chat._spell)) == "<think>a</think>b"
     said(chat, "x<|im_end|>\n<|im_start|>assistant\n42")
     asked = chat.renderer.prompt("", chat.messages[:1], "")
     assert asked.token_ids.count(chat.model.end_token_ids[-1]) == 1
@@ -157,52 +151,37 @@ def test_the_conversation_is_remembered_also_a_stopped_answer(chat: Chat) -> Non
         {"role": "user", "content": "And 2 + 2?"},
         {"role": "assistant", "content": start},
     ]
-    with pytest.raises(DataError, match="begin a new one with /new"):
+    with pytest.raises(DataError, match="forget it with /reset"):
         said(chat, "1" * 5000)
     assert len(chat.messages) == 4
-
-
-def test_again_without_room_keeps_the_conversation(
-    chat: Chat, capsys: pytest.CaptureFixture[str]
-) -> None:
-    terminal = ChatTerminal(chat)
-    terminal.answer("What is 1 + 2?")
-    before = list(chat.messages)
-    chat.renderer = replace(chat.renderer, system_prompt="word " * 5000)
-    with pytest.raises(DataError, match="leaves none for an answer"):
-        terminal._again()
-    assert chat.messages == before
 
 
 def test_what_is_typed_is_a_message_or_a_command(
     chat: Chat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each line, and what is said to it; Ctrl-C gives up a line, and Ctrl-D ends."""
+    """Each line, and the reply; Ctrl-C gives up a line, and Ctrl-D ends."""
     adapted = said(chat, "What is 1 + 2?")
     chat.messages, chat.uses_adapter = [], False
     plain = said(chat, "What is 1 + 2?")
     chat.messages, chat.uses_adapter = [], True
     typed: dict[Any, str] = {
-        "/again": "nothing was asked yet\n",
         " What is 1 + 2? ": f"{adapted}\n",
         "/base": "",
-        "/again ": f"{plain}\n",
-        KeyboardInterrupt: "\n",
-        "/new": "",
+        "/reset ": "",
+        "What is 1 + 2?": f"{plain}\n",
+        KeyboardInterrupt: " (stopped)\n",
+        "/reset": "",
         "": "",
         "/adapter": "",
-        "/top_k 3": "",
+        "/top_k 3": "top_k 3\n",
         "/top_k": "top_k 3\n",
         "/top_k -1": "top_k='-1': input should be greater than or equal to 0; it is INT: Keep the "
         "k likeliest tokens. 0: all.\n",
-        "/seed 5": "",
-        "/seed null": "",
-        "/settings": "temperature 0.0\ntop_p 1.0\ntop_k 3\nmin_p 0.0\nmax_new_tokens 24\n"
-        "seed null\n",
+        "/seed 5": "seed 5\n",
+        "/seed null": "seed null\n",
         "/system Be brief.": "Be brief.\n",
         "/system none": "there is no system prompt\n",
-        "/tempreature 1": "/tempreature is no command; did you mean /temperature?\n",
-        "/xyz": "/xyz is no command; /help tells them all\n",
+        "/tempreature 1": "/tempreature is no command; /help lists them\n",
         "/help": f"{HELP}\n",
         EOFError: "\n",
     }
@@ -217,13 +196,13 @@ def test_what_is_typed_is_a_message_or_a_command(
         return line
 
     monkeypatch.setattr("builtins.input", entered)
-    ChatTerminal(chat).talk()
+    talk(chat)
     assert said_to.pop(0) == (
-        f"{TINY} with the adapter {chat.adapter}. /help tells the commands; Ctrl-D leaves.\n"
+        f"{TINY} with the adapter {chat.adapter}. /help lists the commands; Ctrl-D leaves.\n"
     )
     said_to.append(capsys.readouterr().out)
     assert said_to == list(typed.values())
-    assert prompts == ["adapter> "] * 3 + ["base> "] * 5 + ["adapter> "] * 12
+    assert prompts == ["adapter> "] * 2 + ["base> "] * 6 + ["adapter> "] * 10
     assert (chat.messages, chat.options.seed, chat.options.top_k) == ([], None, 3)
 
 
@@ -281,49 +260,22 @@ def test_an_adapter_of_another_kind_is_refused(
     ids=["tags", "several bytes", "spaces", "no character", "empty"],
 )
 def test_pieces_add_up_to_the_text(tokenizer: Any, text: str) -> None:
-    raw = text.encode("utf-8", "surrogateescape")
-    if text == "\udcff":  # a byte that no character begins with, many times: nothing waits for ever
+    if text == "\udcff":  # a byte that no character begins with
         ids = tokenizer.convert_tokens_to_ids(["ÿ"]) * 40
     else:
         ids = tokenizer.encode(text, add_special_tokens=False)
-    detokenizer = Detokenizer(tokenizer)
-    pieces = [detokenizer.add(token) for token in ids]
-    assert "\ufffd" not in "".join(pieces) or raw == b"\xff"
-    assert "".join(pieces) + detokenizer.rest() == tokenizer.decode(ids) == detokenizer.text
-    assert sum(map(bool, pieces)) >= len(text.strip()) / 4
+    pieces = list(text_pieces(ids, tokenizer.decode))
+    assert "\ufffd" not in "".join(pieces) or text == "\udcff"
+    assert "".join(pieces) == tokenizer.decode(ids)
+    assert len(pieces) >= len(text.strip()) / 4
 
 
-def written(pieces: list[str], thinking: bool = False, styled: bool = True) -> str:
-    out = io.StringIO()
-    writer = AnswerWriter(out, styled, thinking)
-    for piece in pieces:
-        writer.write(piece)
-    writer.end()
-    return out.getvalue()
-
-
-def test_the_thinking_part_is_dim_wherever_the_pieces_end() -> None:
-    text = "<think>a < b</think><answer>3</answer> <thin <think>x"
-    expected = f"{DIM}<think>a < b</think>{PLAIN}<answer>3</answer> <thin {DIM}<think>x{PLAIN}"
-    generator = random.Random(0)
-    for _ in range(200):
-        cuts = sorted(generator.choices(range(len(text) + 1), k=8))
-        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        assert written(pieces) == expected
-    assert written(["ab</think>c"], thinking=True) == f"{DIM}ab</think>{PLAIN}c{PLAIN}"
-    assert written([text], styled=False) == text
-
-
-def test_nothing_that_a_terminal_acts_on_is_written() -> None:
+def test_nothing_that_a_terminal_acts_on_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     for pieces in (list(HOSTILE), [HOSTILE], [HOSTILE[:3], HOSTILE[3:]]):
-        shown = written(pieces, styled=False)
+        for piece in pieces:
+            say(piece)
+        shown = capsys.readouterr().out
         assert shown.isprintable()
         assert shown.startswith("\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\u2066<script>")
-    assert written(["x" * 1000] * 1000, styled=False) == "x" * 1_000_000
-    assert written(["1\n\t日 😀"], styled=False) == "1\n\t日 😀"
-
-
-def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = iter(["one\\", "two\\", "three", '"""', "a", "", 'b"', '"""', "plain"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    assert [read_message("> ") for _ in range(3)] == ["one\ntwo\nthree", 'a\n\nb"', "plain"]
+    say("1\n\t日 😀")
+    assert capsys.readouterr().out == "1\n\t日 😀"

@@ -3,6 +3,7 @@ were sampled, and that what cannot be used is one line."""
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,10 @@ import pytest
 
 from conftest import ROOT, TINY
 from reason_llm.app.cli import main
-from reason_llm.app.pairs import write_pairs
-from reason_llm.app.rows_of_rollouts import update_rows
-from reason_llm.config import Config, PairForm, PairsSection, RowsOfRollouts
+from reason_llm.app.pairs import write_pairs, write_pairs_once
+from reason_llm.config import Config, PairForm, PairsSection
 from reason_llm.data import Data, load_data
-from reason_llm.errors import ConfigError, DataError, RolloutBufferError
+from reason_llm.errors import ConfigError, DataError, RolloutBufferError, WriteError
 from reason_llm.model import load_tokenizer
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run import Document, RunIdentity, to_bytes
@@ -276,7 +276,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "1 beyond per_prompt\n"
     )
     for change, problem in (
-        ([], f"{target} exists and is left as it is"),
+        (["--per-prompt", "2"], f"{target} exists and is not what was written from {source} with"),
         (["--out", "x.json"], "is no .jsonl file"),
         (["--threshold", "x"], "--threshold x must be a valid number"),
         (["--as", "essays"], "invalid choice: 'essays'"),
@@ -287,27 +287,46 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert shown.count("\n") == 1
 
 
-def test_rows_of_a_pipeline_are_written_again_if_an_option_or_a_rollout_changed(
-    tmp_path: Path,
-) -> None:
-    archives = {"drawn": save(tmp_path / "drawn", [MIXED])}
+def test_the_same_command_again_changes_nothing(tmp_path: Path) -> None:
+    """What a script needs that is called again; the archive may be deleted once the rows are there,
+    and after a kill before the rows were there, they are written."""
+    source, target = save(tmp_path, [MIXED]), tmp_path / "learned.jsonl"
 
-    def rows_after(anew: bool = False, **options: Any) -> int | None:
-        """Rows that were written, None if those that were there stay."""
+    def once(**options: Any) -> str:
         section = PairsSection.model_validate(options)
-        rows = RowsOfRollouts(("drawn",), "preferences", section, tmp_path / "learned.jsonl")
-        update = update_rows(rows, archives, anew=anew)
-        return None if update is None else update[0].rows
+        return write_pairs_once([source], target, "preferences", section)
 
-    assert rows_after(by="all") == 4
-    assert rows_after(by="all") is None
-    assert rows_after(by="all", per_prompt=2) == 2
-    assert rows_after(by="all", per_prompt=2) is None
-    assert rows_after(anew=True, by="all", per_prompt=2) == 2
-    assert rows_after(by="all") == 4
-    save(tmp_path / "other", [group("2+2?", ("five", 0.0), ("4", 1.0))])
-    archives["drawn"] = tmp_path / "other" / "buffers"
-    assert rows_after(by="all") == 1
+    assert once(by="all").startswith("4 preferences of 1 prompts")
+    before = target.read_bytes()
+    for _ in range(2):
+        assert once(by="all") == f"{target} holds these rows already"
+    target.unlink()
+    assert once(by="all").startswith("4 preferences")
+    assert target.read_bytes() == before
+    shutil.rmtree(source)
+    assert once(by="all").endswith("already")
+
+
+@pytest.mark.parametrize("changed", ["options", "rollouts", "rows", "record", "unknown"])
+def test_rows_of_another_origin_are_never_overwritten(changed: str, tmp_path: Path) -> None:
+    source, target = save(tmp_path, [MIXED]), tmp_path / "learned.jsonl"
+    section, record = PairsSection(by="all"), tmp_path / "learned.rows.json"
+    write_pairs_once([source], target, "preferences", section)
+    if changed == "options":
+        section = PairsSection(by="all", per_prompt=2)
+    if changed == "rollouts":
+        shutil.rmtree(source)
+        save(tmp_path, [group("2+2?", ("five", 0.0), ("4", 1.0))])
+    if changed == "rows":
+        target.write_bytes(target.read_bytes()[:-100])
+    if changed == "record":
+        record.write_bytes(record.read_bytes().replace(b"preferences", b"demonstrations"))
+    if changed == "unknown":
+        record.unlink()
+    before = target.read_bytes()
+    with pytest.raises(WriteError, match=r"is not what was written from .* with these options"):
+        write_pairs_once([source], target, "preferences", section)
+    assert target.read_bytes() == before
 
 
 def test_the_committed_rows_are_what_their_script_writes(tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -283,47 +281,8 @@ def test_wrong_names_are_refused(small_run: Callable[..., Config], value: Any) -
         small_run(log__trackers=value)
 
 
-def test_a_tracker_is_asked_for_this_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins of the two libraries that start a service; offline, an earlier folder of the same
-    run gives way to the new one."""
-    old, now, others = (
-        folder / "wandb" / f"offline-run-{name}" for name in (f"1-{RUN_ID}", f"2-{RUN_ID}", "3-x")
-    )
-    for each in (old, now, others):
-        each.mkdir(parents=True)
-    asked, logged = dict[str, dict[str, Any]](), list[Any]()
-    run = SimpleNamespace(
-        url="u", offline=True, settings=SimpleNamespace(sync_dir=str(now)), step=4, _next_step=6,
-        log=lambda values, **given: logged.append((values, given)), finish="end",
-    )  # fmt: skip
-    for name in ("wandb", "trackio"):
-        init = partial(lambda library, **given: asked.update({library: given}) or run, name)
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(Settings=dict, init=init))
-    monkeypatch.setenv("WANDB_PROJECT", "theirs")
-    made = [trackers.TRACKERS[name](begun(folder), {"a": 1}) for name in ("wandb", "trackio")]
-    assert [each.last_step for each in made] == [3, 5]
-    assert [each.close for each in made] == ["end", "end"]
-    assert [each.opens for each in made] == [
-        f"wandb sync {now}", "trackio show --project reason_llm",
-    ]  # fmt: skip
-    for each in made:
-        each.write(7, {"loss": 0.5})
-    assert logged == [({"loss": 0.5}, {"step": 7, "commit": True}), ({"loss": 0.5}, {"step": 7})]
-    usual = {"config": {"a": 1}, "resume": "allow"}
-    settings = asked["wandb"].pop("settings")
-    assert settings["console"] == "off" and settings["disable_git"] and settings["disable_code"]
-    assert asked["wandb"] == usual | {
-        "project": "theirs", "id": RUN_ID, "name": "small", "dir": str(folder),
-    }  # fmt: skip
-    assert asked["trackio"] == usual | {
-        "project": "reason_llm", "name": f"small-{RUN_ID}", "embed": False, "auto_log_gpu": False,
-        "auto_log_cpu": False,
-    }  # fmt: skip
-    assert sorted(folder.glob("wandb/*")) == [now, others]
-
-
 def test_tensorboard_holds_each_step_once(folder: Path) -> None:
-    """At the run's own seconds, and those of before again; nothing is left of an earlier start."""
+    """Nothing is left of an earlier start."""
     for steps in (3, 2):
         with Trackers(["tensorboard"]) as followers:
             followers.start(begun(folder, steps))
@@ -332,9 +291,7 @@ def test_tensorboard_holds_each_step_once(folder: Path) -> None:
         assert tensorboard(folder) == [(step, step / 8) for step in range(4)]
     (file,) = (folder / "tensorboard").glob("events*")
     found = [event for event in EventFileLoader(str(file)).Load() if event.summary.value]
-    text, *values = (event for event in found if event.summary.value[0].tag != "time/total_seconds")
-    assert SECRET.encode() not in text.SerializeToString()
-    assert [round(value.wall_time - text.wall_time) for value in values] == [2, 4, 6, 8]
+    assert not [event for event in found if SECRET.encode() in event.SerializeToString()]
 
 
 @pytest.mark.long

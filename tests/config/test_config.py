@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from reason_llm.config import Config
 from reason_llm.config.command_line import read_command_line
@@ -17,8 +16,6 @@ from reason_llm.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-RUNS = [path for path in CONFIGS if "stages" not in yaml.safe_load(path.read_text())]
-"""Without the pipelines, which ``test_pipeline`` loads."""
 
 
 def write(folder: Path, text: str) -> Path:
@@ -33,12 +30,21 @@ def parse(*arguments: str) -> Config:
     return line.config()
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_shipped_config_loads_and_comes_back_the_same(path: Path, tmp_path: Path) -> None:
     config = load(path)
     assert config.run.name == path.stem
     again = load(write(tmp_path, to_yaml(config)))
     assert again == config
+
+
+def test_shipped_critics_take_whole_returns_and_learn_alone_first() -> None:
+    """PPO's lambdas are 1, and the critic is warmed up in at most a tenth of the steps."""
+    configs = [load(path) for path in CONFIGS if "ppo_" in path.stem]
+    assert len(configs) == 3
+    for config in configs:
+        assert (config.critic.lam, config.critic.value_lam) == (1, 1)
+        assert 0 < config.critic.warmup_steps <= config.run.steps / 10
 
 
 def test_a_config_s_path_and_overrides_that_are_read_as_yaml(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Damages to the files of a pipeline, between its end and the same command for the stage that reads
-them, of PPO with one more step: each is told in a line, or does nothing. None is silent."""
+"""Damages to the files of several runs that read each other, between their end and the same command
+of the run that reads them, of PPO with one more step: each is told in a line, or does nothing."""
 
 import logging
 import os
@@ -22,64 +22,82 @@ REWARD = "def even(completion):\n    return len(completion) % 2\n"
 pytestmark = pytest.mark.faults
 
 
-def tree(folder: Path, steps: int) -> dict[str, Any]:
-    """SFT, rollouts, SFT on the best of them, a reward model, and PPO of so many steps."""
+STAGES = ["sft", "drawn", "again", "rm", "ppo"]
+
+
+def config(folder: Path, name: str, steps: int = 1) -> dict[str, Any]:
+    """One of SFT, rollouts, SFT on the best of them, a reward model, and PPO of so many steps."""
+    home = folder / "runs" / "mine"
     prompts = {"train": str(DATA / "arithmetic_train.jsonl"), "limit": 24}
-    return {
-        "run": {"directory": str(folder / "runs"), "steps": 1},
-        "model": {"path": str(folder / "base"), "dtype": "float32",
-                  "adapter": {"rank": 4, "alpha": 8}},
-        "data": {"system_prompt": "none"},
+    sampling = {
         "sample": {"prompts_per_step": 8, "completions_per_prompt": 2, "max_new_tokens": 32},
         "score": {"rewards": [{"name": "think_answer_tags"}]},
-        "train": {"rows_per_step": 4, "learning_rate": 1e-3, "gradient_checkpointing": False},
-        "log": {"console": "plain"},
-        "stages": {
-            "sft": {
-                "stage": "sft",
-                "data": {"train": str(DATA / "arithmetic_demonstrations.jsonl"), "limit": 12,
-                         "contamination": "ignore"},
-                "eval": {"rows": str(DATA / "arithmetic_demonstrations.jsonl"), "limit": 4},
-                "train": {"ema": 0.5},
-            },
-            "drawn": {"stage": "sample", "from": "sft", "run": {"steps": 3}, "data": dict(prompts)},
-            "again": {
-                "stage": "sft", "from": "sft",
-                "data": {"train": {"pairs_of": "drawn", "per_prompt": 1}},
-            },
-            "rm": {
-                "stage": "reward", "from": "sft",
-                "data": {"train": str(DATA / "arithmetic_preferences.jsonl"), "limit": 12},
-                "eval": {"rows": str(DATA / "arithmetic_preferences_test.jsonl"), "limit": 8},
-            },
-            "ppo": {
-                "from": "again", "data": prompts, "run": {"steps": steps},
-                "score": {"rewards": [
-                    {"name": "think_answer_tags", "weight": 0},
-                    {"custom": str(folder / "mine.py") + ":even", "weight": 0},
-                    {"name": "reward_model", "options": {"path": {"stage": "rm"}}},
-                ]},
-                "algorithm": {"name": "ppo"},
-                "critic": {"warmup_steps": 0},
-            },
+    }
+    from_sft = {"start": str(home / "sft" / "adapter")}
+    own: dict[str, dict[str, Any]] = {
+        "sft": {
+            "stage": "sft",
+            "model": {"adapter": {"rank": 4, "alpha": 8}},
+            "data": {"train": str(DATA / "arithmetic_demonstrations.jsonl"), "limit": 12,
+                     "contamination": "ignore"},
+            "eval": {"rows": str(DATA / "arithmetic_demonstrations.jsonl"), "limit": 4},
+            "train": {"ema": 0.5},
+        },
+        "drawn": {"stage": "sample", "model": from_sft, "run": {"steps": 3}, "data": prompts,
+                  **sampling},
+        "again": {"stage": "sft", "model": from_sft, "data": {"train": str(home / "again.jsonl")}},
+        "rm": {
+            "stage": "reward",
+            "model": from_sft,
+            "data": {"train": str(DATA / "arithmetic_preferences.jsonl"), "limit": 12},
+            "eval": {"rows": str(DATA / "arithmetic_preferences_test.jsonl"), "limit": 8},
+        },
+        "ppo": {
+            **sampling,
+            "model": {"start": str(home / "again" / "adapter")},
+            "run": {"steps": steps, "buffer": str(home / "ppo" / "buffer.json")},
+            "data": prompts,
+            "score": {"rewards": [
+                {"name": "think_answer_tags", "weight": 0},
+                {"custom": str(folder / "mine.py") + ":even", "weight": 0},
+                {"name": "reward_model", "options": {"path": str(home / "rm" / "adapter")}},
+            ]},
+            "algorithm": {"name": "ppo"},
+            "critic": {"warmup_steps": 0},
         },
     }  # fmt: skip
+    learning = {"learning_rate": 1e-3, "gradient_checkpointing": False}
+    rows = {"rows_per_step": 4} if name in ("sft", "again", "rm") else {}
+    shared: dict[str, dict[str, Any]] = {
+        "run": {"directory": str(home), "name": name, "steps": 1},
+        "model": {"path": str(folder / "base"), "dtype": "float32"},
+        "data": {"system_prompt": "none"},
+        "train": learning | rows if name != "drawn" else {},
+        "log": {"console": "plain"},
+    }
+    both = {key: values | own[name].get(key, {}) for key, values in shared.items()}
+    return own[name] | both
 
 
-def command(folder: Path, steps: int, *stage: str) -> list[str]:
-    path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump(tree(folder, steps), sort_keys=False))
-    return ["train", str(path), *(word for name in stage for word in ("--stage", name))]
+def call(folder: Path, steps: int, name: str) -> int:
+    """Exit code of a run's command; of SFT on the rollouts, with that of its rows before."""
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config(folder, name, steps), sort_keys=False))
+    home = folder / "runs" / "mine"
+    pairs = ["pairs", home / "drawn" / "buffers", "--out", home / "again.jsonl",
+             "--as", "demonstrations", "--per-prompt", "1"]  # fmt: skip
+    code = main(list(map(str, pairs))) if name == "again" else 0
+    return code or main(["train", str(path)])
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline that has ended; its place is ``now`` beside it."""
+    """Finished runs; their place is ``now`` beside them."""
     now = tmp_path_factory.mktemp("damages") / "now"
     now.mkdir()
     shutil.copytree(TINY, now / "base")
     (now / "mine.py").write_text(REWARD)
-    assert main(command(now, 1)) == 0
+    assert [call(now, 1, name) for name in STAGES] == [0] * len(STAGES)
     shutil.copytree(now, now.parent / "ended")
     return now.parent / "ended"
 
@@ -105,7 +123,7 @@ def expected(ended: Path) -> dict[bool, dict[str, bytes]]:
     """Without damage, and whether PPO went on."""
     now = place(ended)
     before = outcome(now)
-    assert main(command(now, 2, "ppo")) == 0
+    assert call(now, 2, "ppo") == 0
     return {False: before, True: outcome(now)}
 
 
@@ -139,7 +157,7 @@ def number(pattern: str, by: str) -> Callable[[Path], None]:
 
 
 def by_neighbour(other: str) -> Callable[[Path], None]:
-    """Another file or folder of the pipeline in its place."""
+    """Another file or folder of the runs in its place."""
 
     def change(path: Path) -> None:
         source = path.parents[0]
@@ -169,7 +187,7 @@ def another_reward(path: Path) -> None:
 @dataclass(frozen=True)
 class Damage:
     file: str
-    """In the pipeline's folder; or ../../ of it."""
+    """In the folder of the runs; or ../../ of it."""
     change: Callable[[Path], None]
     then: str = ""
     """Stage that reads it, or report; empty: its own stage."""
@@ -270,15 +288,15 @@ WORDS = ("not what was written", "damaged", "cannot be read", "missing", "lacks"
 def told(caplog: pytest.LogCaptureFixture) -> Callable[..., tuple[int, str]]:
     """What a command ends with, and the warnings and errors that it shows."""
 
-    def call(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    def shown_by(command: Callable[[], int], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            code = main(words)
+            code = command()
         shown = capsys.readouterr()
         assert "Traceback" not in shown.out + shown.err
         return code, shown.out + shown.err + caplog.text
 
-    return call
+    return shown_by
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -294,13 +312,15 @@ def test_no_damage_is_silent(
     damage.change(file)
     if damage.reader == "report":
         stage = now / "runs" / "mine" / damage.file.split("/")[0]
-        code, shown = told(["report", str(stage), "--out", str(now / "page.html")], capsys)
+        code, shown = told(
+            lambda: main(["report", str(stage), "--out", str(now / "page.html")]), capsys
+        )
         page = (now / "page.html").read_text() if code == 0 else ""
         words = ("not what was written", "damaged", f"{file.name} cannot be read")
         assert any(word in shown + page for word in words)
         return
     goes_on = damage.reader == "ppo"
-    code, shown = told(command(now, 2 if goes_on else 1, damage.reader), capsys)
+    code, shown = told(lambda: call(now, 2 if goes_on else 1, damage.reader), capsys)
     files = (file.name, file.parent.name, "weights_sha256", "custom_sha256")
     lines = [line for line in shown.splitlines() if "WARNING" in line or line.startswith("error: ")]
     is_told = any(

@@ -243,19 +243,6 @@ def test_ten_mistakes_are_told_in_one_run(tmp_path: Path, script: Call, switch: 
     assert shown == "" if switch == "--plan" else column in shown
 
 
-def test_a_pipeline_tells_the_mistakes_of_all_stages(tmp_path: Path, script: Call) -> None:
-    row = {"question": "Q", "answer": "1"}
-    shared = {"data": {"train": lines(tmp_path / "a.jsonl", row)}, "model": {"path": str(TINY)}}
-    stages = {"one": {"run": {"steps": 0}, "score": {"rewards": "boxd"}}, "two": {
-        "from": "one", "train": {"lr": 1}, "data": {"template": "r0_zero"}}}  # fmt: skip
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**shared, "stages": stages}))
-    told = ["stage one: run.steps=0", "stage two: unknown key 'train.lr'", "'boxd'", "'r0_zero'"]
-    for switch in ("--plan", "--data-check"):
-        code, _, errors = script("train.py", tmp_path / "config.yaml", switch)
-        assert (code, len(errors.splitlines())) == (2, len(told)), errors
-        assert all(part in line for part, line in zip(told, errors.splitlines(), strict=True))
-
-
 def test_wrong_options_are_one_line(tmp_path: Path, call: Call) -> None:
     train = lines(tmp_path / "a.jsonl", {"prompt": "Q", "chosen": "good one", "rejected": "bad"})
     for data, named in (

@@ -145,7 +145,7 @@ def test_configs_and_lists_are_found_outside_of_the_repository(
 ) -> None:
     folder, options = tmp_path / "empty", ("--memory.budget_gib", "4", "--log.console", "plain")
     assert "sampling" in call("plan", "configs/sft_tiny.yaml", *options)
-    assert "ppo" in call("plan", "configs/rlhf_tiny.yaml", "--memory.budget_gib", "4")
+    assert "role critic" in call("plan", "configs/rlhf_ppo_tiny.yaml", "--memory.budget_gib", "4")
     small = ("--run.steps", "1", "--eval.limit", "2", "--log.console", "plain")
     assert "step 1/1" in call("train", "configs/sft_tiny.yaml", *small)
     python = "from reason_llm.model.plan.backends import INSTALL_VLLM as told; print(told)"

@@ -25,7 +25,6 @@ from reason_llm.loop import train
 from reason_llm.run.start.resolve import replicas_of
 from reason_llm.run.team import cluster
 from replica_runs import SECONDS, Started, adapter, quick_start, records
-from stage_runs import PIPELINES
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 STOPPED = 128 + signal.SIGINT
@@ -268,9 +267,7 @@ def test_replicas_meet_before_their_first_heartbeat(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    "name", [name for name in RUNS if name not in ("strict", "full", *PIPELINES)]
-)
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("strict", "full")])
 def test_every_kind_of_run(name: str, tmp_path: Path, start_adapter: Path) -> None:
     """Every stage, ppo with its critic, opd with its teacher, dynamic sampling, 8-bit Adam."""
     if "{shared}/start/adapter" in str(RUNS[name].options):

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from conftest import ROOT, TINY
 from reason_llm.app.chat import Chat, Options, find_subject
-from reason_llm.config import Config, file as config_file
+from reason_llm.config import Config
 from reason_llm.loop import train
 from reason_llm.run.store.document import read_document
 
@@ -119,19 +118,3 @@ def test_an_evaluation_of_a_model_goes_on_with_the_date_of_its_first_start(
         (out / "summary.json").unlink()
     assert found[0] == found[1]
     assert "2 problems are done already" in shown
-
-
-@pytest.mark.long
-def test_the_stages_of_a_pipeline_read_the_date_of_the_first(
-    dated: Callable[..., Config], script: Script, tmp_path: Path
-) -> None:
-    tree = dated(run__steps=1, run__name=None).model_dump(mode="json", exclude_defaults=True)
-    stages: dict[str, Any] = {"one": {"data": tree.pop("data")}, "two": {}}
-    stages["two"] = {"data": stages["one"]["data"] | {"limit": 30}}
-    stages["one"]["data"] = stages["one"]["data"] | {"date": "2024-07-26"}
-    (tmp_path / "both.yaml").write_text(yaml.safe_dump(tree | {"stages": stages}))
-    code, _, errors = script("train.py", tmp_path / "both.yaml")
-    assert code == 0, errors
-    for stage in stages:
-        found = config_file.read_yaml(tmp_path / "runs" / "both" / stage / "resolved_config.yaml")
-        assert found["data"]["date"] == "2024-07-26"

@@ -17,53 +17,61 @@ from reason_llm.run.store.best import Best
 BEST = asdict(Best(3, "eval/accuracy", 0.5, "digest", "accuracy", evaluations_since=2))
 
 
-def make(run: Path, resolved: int, newest: int, **summary: Any) -> Path:
+def make(run: Path, resolved: int, newest: int, patience: int = 0, **summary: Any) -> Path:
     checkpoint = run / "checkpoints" / f"step-{newest:08d}"
     checkpoint.mkdir(parents=True)
     (checkpoint / folder.ADAPTER_CONFIG).write_text("{}")
-    (run / folder.CONFIG).write_text(f"run:\n  steps: {resolved}\n")
+    tree = {"data": {"train": "x", "eval": "y"}, "run": {"steps": resolved}}
+    config = Config.model_validate(tree | {"eval": {"patience": patience}})
+    (run / folder.CONFIG).write_bytes(folder.config_to_bytes(config))
     if summary:
         (run / "summary.json").write_bytes(orjson.dumps(summary))
     return run
 
 
 @pytest.mark.parametrize(
-    ("run", "asked", "patience", "expected"),
+    ("run", "expected"),
     [
-        ({"resolved": 5, "newest": 5, "steps": 5}, 5, 0, True),
-        ({"resolved": 5, "newest": 5, "steps": 5}, 6, 0, False),
-        ({"resolved": 9, "newest": 9, "steps": 9}, 5, 0, True),  # prolonged
-        ({"resolved": 9, "newest": 7, "steps": 5}, 5, 0, False),  # prolonged and killed
-        ({"resolved": 9, "newest": 5, "steps": 5}, 5, 0, True),  # killed before it took a step
-        ({"resolved": 5, "newest": 5}, 5, 0, False),
-        ({"resolved": 7, "newest": 7, "steps": 7}, None, 0, True),
-        ({"resolved": 9, "newest": 7, "steps": 7}, None, 0, False),  # of more epochs
-        ({"resolved": 9, "newest": 5, "steps": 5, "best": BEST}, 9, 2, True),
-        ({"resolved": 9, "newest": 5, "steps": 5, "best": BEST}, 9, 3, False),
-        ({"resolved": 9, "newest": 5, "steps": 5, "best": BEST}, 9, 0, False),
-        ({"resolved": 9, "newest": 5, "steps": 5, "best": {"step": "?"}}, 9, 2, False),
+        ({"resolved": 5, "newest": 5, "steps": 5}, True),
+        ({"resolved": 9, "newest": 7, "steps": 5}, False),  # prolonged and killed
+        ({"resolved": 9, "newest": 5, "steps": 5}, False),  # killed before it took a step
+        ({"resolved": 5, "newest": 5}, False),
+        ({"resolved": 9, "newest": 5, "steps": 5, "best": BEST, "patience": 2}, True),
+        ({"resolved": 9, "newest": 5, "steps": 5, "best": BEST, "patience": 3}, False),
+        ({"resolved": 9, "newest": 5, "steps": 5, "best": BEST}, False),
+        ({"resolved": 9, "newest": 5, "steps": 5, "best": {"step": "?"}, "patience": 2}, False),
     ],
     ids=str,
 )
 def test_a_run_ends_where_its_config_asks(
-    run: dict[str, Any], asked: int | None, patience: int, expected: bool, tmp_path: Path
+    run: dict[str, Any], expected: bool, tmp_path: Path
 ) -> None:
-    assert folder.has_ended(make(tmp_path / "run", **run), asked, patience) is expected
+    assert folder.has_ended(make(tmp_path / "run", **run)) is expected
+    adapter = tmp_path / "run" / "adapter"
+    with (
+        nullcontext()
+        if expected
+        else pytest.raises(
+            CheckpointError, match=r"model\.start=.* belongs to a run that has not ended; finish it"
+        )
+    ):
+        folder.check_ended("model.start", adapter)
+    folder.check_ended("model.start", tmp_path / "run" / "adapter_best")
+    folder.check_ended("model.start", tmp_path / "of_another_program" / "adapter")
 
 
 def test_a_damaged_config_is_told(tmp_path: Path) -> None:
     run = make(tmp_path / "run", 5, 5, steps=5)
-    (run / folder.CONFIG).write_text("run: [")
-    assert folder.has_ended(run, 5, 0)
-    with pytest.raises(ConfigError, match=r"resolved_config\.yaml is not valid YAML"):
-        folder.has_ended(run, None, 0)
-    whole = folder.config_to_bytes(Config.model_validate({"data": {"train": "x"}}))
-    (run / folder.CONFIG).write_bytes(whole)
+    whole = (run / folder.CONFIG).read_bytes()
     assert folder.read_config(run, {"run.steps": 7}).run.steps == 7
-    (run / folder.CONFIG).write_bytes(whole.replace(b"seed: 0", b"seed: 1", 1))
-    for read in (folder.read_config, lambda run: folder.has_ended(run, None, 0)):
-        with pytest.raises(ConfigError, match=r"resolved_config\.yaml is damaged \(it is not what"):
-            read(run)
+    for damaged, told in (
+        (b"run: [", "is not valid YAML"),
+        (whole.replace(b"seed: 0", b"seed: 1", 1), r"is damaged \(it is not what"),
+    ):
+        (run / folder.CONFIG).write_bytes(damaged)
+        for read in (folder.read_config, folder.has_ended):
+            with pytest.raises(ConfigError, match=rf"resolved_config\.yaml {told}"):
+                read(run)
 
 
 def test_a_reward_model_s_adapter_is_no_policy(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from conftest import ROOT
-from reason_llm.app.trackers import project_of
 from reason_llm.config import Config, ScoreSection
 from reason_llm.config.algorithms import resolve
 from reason_llm.errors import ConfigError, DataError
@@ -87,12 +86,6 @@ def test_the_completions_of_every_evaluation_are_kept(
         assert means == [record["eval/accuracy"], record["eval/again/accuracy"]]
         assert means[0] != means[1]
         assert all(line["completion"] and line["finish_reason"] for line in lines)
-
-
-def test_the_project_of_a_tracker() -> None:
-    assert project_of({"log": {"project": "mine"}}, "of_the_environment") == "mine"
-    assert project_of({"log": {"project": None}}, "of_the_environment") == "of_the_environment"
-    assert project_of({}) == "reason_llm"
 
 
 def test_kto_s_weights_are_warned_of_with_the_numbers_to_set(

@@ -40,11 +40,10 @@ def run(program: str, arguments: Sequence[str]) -> None:
             file=sys.stderr,
         )
     chat.uses_adapter = chat.uses_adapter and not given.base
-    terminal = chats.ChatTerminal(chat)
     if interactive:
-        terminal.talk()
+        chats.talk(chat)
     else:
-        terminal.answer(message)
+        chats.print_answer(chat, message)
 
 
 def _parser(program: str) -> ArgumentParser:

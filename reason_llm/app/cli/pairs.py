@@ -8,7 +8,7 @@ DESCRIPTION = """\
 Write rows to learn from, out of the rollouts that runs have saved: preferences (for stage
 preference or reward), labels (for preference.name kto), demonstrations (for stage sft, which is
 rejection sampling) or conditioned demonstrations (for stage sft), whose prompts name their score.
-Rows hold the sampled token ids beside the texts."""
+Rows hold the sampled token ids, too. The same command again changes nothing."""
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
@@ -53,7 +53,6 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.app.console import Console
 
     console = Console("plain")
-    from reason_llm.app.pairs import check_target, write_pairs  # heavy: a tokenizer
+    from reason_llm.app.pairs import write_pairs_once  # heavy: a tokenizer
 
-    check_target(given.out)
-    console.line(write_pairs(given.buffers, given.out, given.form, section, given.model).line)
+    console.line(write_pairs_once(given.buffers, given.out, given.form, section, given.model))

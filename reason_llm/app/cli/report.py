@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 
 DESCRIPTION = """\
-Write the report of a run, of several runs or of a pipeline: one HTML file that needs no
-network."""
+Write the report of a run or of several runs: one HTML file that needs no network."""
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
@@ -16,9 +15,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.errors import ConfigError
 
     parser = Parser(program, DESCRIPTION)
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one of a pipeline"
-    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
     place = "report.html in RUN; of several runs comparison.html beside the first"
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to (default: {place})")
     parser.add_argument(

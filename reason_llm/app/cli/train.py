@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 from reason_llm.errors import ReasonError, raise_all
 
 if TYPE_CHECKING:
-    from reason_llm.config import Config, Pipeline
+    from reason_llm.config import Config
 
 DESCRIPTION = """\
 Fine-tune a language model by reinforcement learning on one GPU, or on a CPU.
-Without arguments: the quick start. Started again, a run goes on where it stopped. Of a config with
-several stages, --stage NAME runs one, and the other options are for that stage alone."""
+Without arguments: the quick start. The same command resumes a run that was stopped."""
 SWITCHES = {
     "plan": "print the memory plan, from the model's config alone, and stop; with "
     "--memory.budget_gib it is for a GPU of that size, wherever it is called",
@@ -35,45 +34,35 @@ def train(
 ) -> int:
     """The same with another description, and switches that are given already."""
     from reason_llm.app.console import Console
-    from reason_llm.config import Pipeline, parse_training_line
+    from reason_llm.config import WITHOUT_CONFIG, read_command_line
 
     mistakes: list[ReasonError] = []
-    config, given = parse_training_line(program, description, arguments, switches, mistakes)
-    given = given | asked
+    what = ("CONFIG.yaml", WITHOUT_CONFIG)
+    line = read_command_line(program, description, what, arguments, switches, in_force=True)
+    config, given = line.config(mistakes), line.given | asked
     checks = given & {"plan", "data-check"}
     if not checks:
         raise_all(mistakes)
-    log = config.selected[0].config.log if isinstance(config, Pipeline) else config.log
-    console = Console("quiet" if "quiet" in given else log.console)  # it sets up logging, too
+    console = Console("quiet" if "quiet" in given else config.log.console)  # sets up logging, too
     if checks:
         return print_check(config, mistakes, is_plan="plan" in given)
-    what = f"pipeline {config.path}" if isinstance(config, Pipeline) else f"run {config.run.name}"
-    console.line(f"{what}: loading PyTorch and Transformers")
-    if isinstance(config, Pipeline):
-        from reason_llm.app.pipeline import run_pipeline
+    console.line(f"run {config.run.name}: loading PyTorch and Transformers")
+    from reason_llm.app.training import run_training  # heavy: after the config is checked
 
-        run_pipeline(config, console)
-    else:
-        from reason_llm.app.training import run_training  # heavy: after the config is checked
-
-        run_training(config, console)
+    run_training(config, console)
     return 0
 
 
-def print_check(config: "Config | Pipeline", mistakes: list[ReasonError], is_plan: bool) -> int:
-    """Print the memory plan of a run, or of each stage, or else the check of its data, and raise
+def print_check(config: "Config", mistakes: list[ReasonError], is_plan: bool) -> int:
+    """Print the memory plan of a run, or else the check of its data, and raise
     all that is wrong with options, ``mistakes`` among them; 2 if there are errors in the data."""
     from reason_llm.app.data_check import check_data
     from reason_llm.app.option_check import check_options
-    from reason_llm.app.pipeline import check_pipeline
-    from reason_llm.config import Config
 
     num_errors = 0
     wrong = bool(mistakes)  # then the config is without what is wrong, so the plan would be another
-    if not isinstance(config, Config):
-        lines, num_errors = check_pipeline(config, mistakes, is_plan)
-    elif is_plan:
-        lines = check_options(config, mistakes)[2]
+    if is_plan:
+        lines = check_options(config, mistakes, is_plan=True)[2]
     else:
         report = check_data(config, mistakes)
         lines, num_errors = report.lines, report.num_errors

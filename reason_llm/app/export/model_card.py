@@ -3,21 +3,20 @@ not say is called unknown."""
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 from huggingface_hub import ModelCardData
-from jinja2 import StrictUndefined, UndefinedError
+from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from reason_llm.config import Config, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
 from reason_llm.files import read_object, read_text
-from reason_llm.model import digests
 from reason_llm.run import Best
 from reason_llm.run.store import folder as run_folder
 
@@ -73,31 +72,66 @@ def render(card: Card) -> str:
         tags=["reason_llm", *([] if config is None else [config.method.name])],
         datasets=[each.partition(":")[0] for each in sources if is_hub_id(each)] or None,
     )
-    values: dict[str, Any] = {"card": card, "config": config, "header": header.to_yaml()}
-    if config is not None:
-        planned = config.run.steps
-        steps = None if run is None else run_folder.learned_steps(run, card.adapter)
-        content = orjson.dumps(config.model_dump(mode="json"))
-        part = f"{steps or 'unknown'} of {planned} planned"
-        values |= {
-            "sources": sources,
-            "learned": planned if steps == planned else part,
-            "digest": hashlib.sha256(content).hexdigest()[:16],
-            "system": system_prompt(config.data.system_prompt, config.score.rewards[0].kind),
-        }
-    environment = ImmutableSandboxedEnvironment(
-        keep_trailing_newline=True, undefined=StrictUndefined
-    )
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
     environment.filters["printable"] = printable
     template = environment.from_string(read_text(Path(__file__).with_suffix(".md.jinja")))
+    task = "SequenceClassification" if card.is_reward_model else "CausalLM"
     try:
-        values |= {} if run is None else _measured(run, card.adapter)
-        return without_secrets(template.render(values))
-    except (KeyError, TypeError, ValueError, AttributeError, UndefinedError) as error:
+        sections = {} if config is None else _training(card, config, sources)
+        if run is not None:
+            sections["Evaluation"] = _evaluation(run, card.adapter)
+        shown = template.render(
+            card=card, config=config, header=header.to_yaml(), model_class=f"AutoModelFor{task}",
+            sections={title: map(printable, lines) for title, lines in sections.items()},
+        )  # fmt: skip
+        return without_secrets(f"{shown}\n")
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ModelError(
             f"{run}: its summary.json, or one in evaluation/, is damaged ({type(error).__name__}: "
             f"{one_line(error)[:100]}); remove it, or evaluate again"
         ) from error
+
+
+def _training(card: Card, config: Config, sources: list[str]) -> dict[str, list[str]]:
+    """Lines of the sections on training and prompt."""
+    planned, train, sample = config.run.steps, config.train, config.sample
+    steps = None if card.run is None else run_folder.learned_steps(card.run, card.adapter)
+    learned = planned if steps == planned else f"{steps or 'unknown'} of {planned} planned"
+    kind, method = "algorithm" if config.samples else "objective", config.method
+    lines = [
+        f"- data: {', '.join(sources)}",
+        f"- {kind}: {method.name}: {method.idea} ({method.source})",
+    ]
+    if config.samples:
+        rewards = [f"{each.key} * {each.weight:g}" for each in config.score.rewards]
+        lines += [
+            f"- rewards: {', '.join(rewards)}",
+            f"- {learned} steps of {sample.prompts_per_step} prompts with "
+            f"{sample.completions_per_prompt} completions each, at most {sample.max_new_tokens} "
+            f"tokens, temperature {sample.temperature:g}",
+        ]
+    else:
+        rows = "pairs" if config.learns_pairs else "rows"
+        lines.append(f"- {learned} steps of {train.rows_per_step} {rows}")
+    if config.model.start is not None:
+        lines.append(f"- begun from the adapter {config.model.start}")
+    adapter, digest = (
+        config.model.adapter,
+        hashlib.sha256(orjson.dumps(config.model_dump(mode="json"))).hexdigest()[:16],
+    )
+    lines += [
+        f"- LoRA of rank {adapter.rank}, alpha {adapter.alpha:g}; learning rate "
+        f"{train.learning_rate:g}, {train.schedule}; seed {config.run.seed}",
+        f"- config digest (SHA-256, first 16): {digest}; all of it is in training_config.yaml",
+    ]
+    system = system_prompt(config.data.system_prompt, config.score.rewards[0].kind)
+    template = "the model's own" if config.data.template == "auto" else config.data.template
+    prompt = [f"Chat template: {template}."]
+    prompt += (
+        ["No system prompt."] if system is None else ["The system prompt of the training:", ""]
+    )
+    prompt += [f"> {line}" for line in (system or "").splitlines()]
+    return {"Training": lines, "Prompt": prompt}
 
 
 def is_hub_id(source: str) -> bool:
@@ -106,33 +140,61 @@ def is_hub_id(source: str) -> bool:
     return bool(_HUB_ID.fullmatch(source)) and not is_file
 
 
-def _measured(run: Path, adapter: Path) -> dict[str, Any]:
-    """The run's own held-out numbers, and those of the command evaluate of this adapter, which a
-    run that went on since then has left behind."""
+def _evaluation(run: Path, adapter: Path) -> list[str]:
+    """Lines of the run's own held-out numbers, and of those of the command evaluate of this
+    adapter; the numbers of a run that was resumed since then are left out."""
+    lines: list[str] = []
+    if adapter == run_folder.place_of(run, "best") and (best := run_folder.best_record(run)):
+        lines.append(f"The best evaluation of the run: {Best(**best)}.")
+    if adapter == run / run_folder.KEPT["ema"]:
+        lines.append("An exponential moving average of the adapter over the run (train.ema).")
+    is_last = adapter == run_folder.place_of(run, "last")
+    summary = _read(run / "summary.json") if is_last else {}
+    by = summary.get("judged_by", "accuracy")
+
+    def change(ends: Sequence[float], form: str = "{:.4g}") -> str:
+        before, after = map(form.format, ends)
+        return f"{before} before training, {after} after"
+
+    judged = "{:.1%}" if by == "accuracy" else "{:.4g}"
+    ends = [
+        summary[key]
+        for key in ("accuracy_before", "accuracy_after")
+        if summary.get(key) is not None
+    ]
+    if len(ends) == 2:
+        samples = summary.get("accuracy_samples")
+        how = f"mean of {samples} samples" if samples else "greedy"
+        lines.append(f"Held-out {by}, {how}: {change(ends, judged)}.")
+    if loss := summary.get("held_out_loss"):
+        lines.append(f"Held-out loss: {change(loss)}.")
+    if right := summary.get("held_out_pair_accuracy"):
+        lines.append(f"Held-out pairs in order: {change(right, '{:.1%}')}.")
+    sets = summary.get("accuracy_of_sets") or {}
+    lines += [f"- {name}: {change(each, judged)}" for name, each in sets.items()]
     asked = _read(run / "evaluation" / "evaluation.json").get("models", {})
-    weights_digest = digests.weights_digest
     of_this = {
         label
         for label, each in asked.items()
-        if each["sha256"] == weights_digest(each["path"], adapter if each["adapter"] else None)
+        if each["sha256"]
+        == digests.weights_digest(each["path"], adapter if each["adapter"] else None)
     }
     results = _read(run / "evaluation" / "summary.json").get("results", {})
-    best = run_folder.best_record(run) if adapter == run_folder.place_of(run, "best") else None
-    is_last = adapter == run_folder.place_of(run, "last")
-    return {
-        "best": None if not best else Best(**best),
-        "is_ema": adapter == run / run_folder.KEPT["ema"],
-        "summary": _read(run / "summary.json") if is_last else {},
-        "results": [
-            (name, found["problems"], score, model, each)
-            for model, sets in results.items()
-            if model in of_this
-            for name, found in sets.items()
-            for score, each in found.items()
-            if isinstance(each, dict) and each["low"] is not None
-        ],
-        "has_curves": (run / "curves.png").exists(),
-    }
+    rows = [
+        f"| {name} | {found['problems']} | {score} | {model} | {100 * each['value']:.1f} | "
+        f"{100 * each['low']:.1f} to {100 * each['high']:.1f} |"
+        for model, of_model in results.items()
+        if model in of_this
+        for name, found in of_model.items()
+        for score, each in found.items()
+        if isinstance(each, dict) and each["low"] is not None
+    ]
+    if rows:
+        head = ["", "| set | problems | score | model | value | 95 % interval |"]
+        lines += [*head, "|---|---|---|---|---|---|", *rows]
+    lines = lines or ["Not evaluated, as far as the run's files say."]
+    has_curves = (run / "curves.png").exists()
+    return [*lines, *(["", "![Curves over the steps](curves.png)"] if has_curves else [])]
 
 
 def _read(file: Path) -> Mapping[str, Any]:

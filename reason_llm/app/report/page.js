@@ -211,26 +211,6 @@ function total(run, key) {
   return (run.columns[key] || []).reduce((sum, value) => sum + (value || 0), 0);
 }
 
-// The stages of a pipeline in their order, each with what it reached, its alarms and its report.
-function pipeline() {
-  const { name, stages } = data.pipeline, list = make("ol", { class: "stages" }), begun = [...data.runs];
-  const ended = data.runs.filter((run) => run.finished).length;
-  const seconds = data.runs.reduce((sum, run) => sum + total(run, "time/total_seconds"), 0);
-  for (const [i, stage] of stages.entries()) {
-    const run = stage.begun ? begun.shift() : null;
-    const reads = stage.needs.length ? `reads ${stage.needs.join(", ")}` : "";
-    const item = make("li", {}, make("h2", {}, make("span", {}, ...visible(`${i + 1}. ${stage.name}`)), make("small", {}, ...visible(reads))));
-    list.append(item);
-    if (!run) { item.append(make("p", { class: "muted" }, ...visible(`${stage.kind} · has not begun`))); continue; }
-    item.append(make("p", { class: "muted" }, ...visible(summaryOf(run))), figures(run));
-    const raised = run.checks.filter((check) => check.state === "alarm");
-    const before = run.ended.length ? `${run.ended.length} raised before` : "";
-    if (raised.length) item.append(make("div", { class: "alarms" }, ...raised.map((check) => make("div", { class: "alarm" }, make("h3", {}, check.title), make("p", {}, ...visible(check.text))))));
-    item.append(make("p", { class: "links" }, stage.report ? make("a", { class: "button", href: stage.report }, "Open the report") : make("span", { class: "muted" }, "no report beside this page"), make("span", { class: "muted" }, raised.length ? before : `No alarms${before ? ` now, ${before}` : ""}`)));
-  }
-  return make("div", {}, make("div", { class: "head" }, make("h1", {}, ...visible(name)), make("p", {}, `a pipeline · ${ended} of ${stages.length} stages finished · ${duration(seconds)}`)), list);
-}
-
 function comparison() {
   const table = make("table", { class: "compare" }), head = make("tr");
   const last = (key, format) => (run) => { const { values } = columnOf(run, key); return values.length ? `${format(values[0])} → ${format(values.at(-1))}` : "–"; };

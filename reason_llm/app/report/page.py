@@ -9,14 +9,13 @@ import hashlib
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import orjson
 
-from reason_llm.app.report import raised, stages
+from reason_llm.app.report import raised
 from reason_llm.app.report.payload import Examined, blobs, examine, to_value, without_paths
 from reason_llm.app.report.runs import read_runs
-from reason_llm.errors import tree_without_secrets, without_secrets
+from reason_llm.errors import without_secrets
 from reason_llm.files import check_writable, read_text, write_atomically
 
 SCRIPTS = ("elements.js", "charts.js", "rollouts.js", "group.js", "page.js", "setup.js")
@@ -25,40 +24,31 @@ HIDDEN = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def write_report(folders: list[Path], out: Path) -> list[str]:
-    """Examine the runs in ``folders``, or the stages of one pipeline, and write their report.
+    """Examine the runs in ``folders`` and write their report.
 
     Returns a line for each run of what alarms are raised and which were raised before.
 
     Raises:
         ReasonError: a folder is no run, or ``out`` cannot be written.
     """
-    pipeline = stages.read(folders[0], out) if len(folders) == 1 else None
-    if pipeline is not None:
-        folders = [folders[0] / each["name"] for each in pipeline["stages"] if each["begun"]]
     runs = read_runs(folders)
     check_writable(out.parent)
     examined = [examine(run, 1 / len(runs)) for run in runs]
-    write_atomically(out, page(examined, pipeline))
+    write_atomically(out, page(examined))
     return [
-        (f"{each.run.label}: " if pipeline or len(runs) > 1 else "")
-        + raised.told(each.alarms, each.ended)
+        (f"{each.run.label}: " if len(runs) > 1 else "") + raised.told(each.alarms, each.ended)
         for each in examined
     ]
 
 
-def page(examined: Sequence[Examined], pipeline: dict[str, Any] | None = None) -> bytes:
-    """The file with all data in it; ``pipeline`` is from ``stages.read``, for the page of its
-    stages, which has no rollouts."""
-    value, packed = to_value(examined), {} if pipeline else blobs(examined)
-    if pipeline is not None:
-        value = value | {"pipeline": tree_without_secrets(pipeline)}
-        value["runs"] = [each | {"rollouts": None, "texts": {}} for each in value["runs"]]
-    data = orjson.dumps(value).decode().translate(HIDDEN)
+def page(examined: Sequence[Examined]) -> bytes:
+    """The file with all data in it."""
+    data = orjson.dumps(to_value(examined)).decode().translate(HIDDEN)
     embedded = f'<script type="application/json" id="data">{data}</script>'
-    for (run, step), blob in packed.items():
+    for (run, step), blob in blobs(examined).items():
         text = base64.b64encode(blob).decode()
         embedded += f'\n<script type="text/plain" id="rollouts-{run}-{step}">{text}</script>'
-    return _filled(examined, embedded, "'none'", pipeline)
+    return _filled(examined, embedded, connect="'none'")
 
 
 def live_page(examined: Sequence[Examined]) -> bytes:
@@ -66,9 +56,7 @@ def live_page(examined: Sequence[Examined]) -> bytes:
     return _filled(examined, "", connect="'self'")
 
 
-def _filled(
-    examined: Sequence[Examined], data: str, connect: str, pipeline: dict[str, Any] | None = None
-) -> bytes:
+def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
     script = "\n".join(_asset(name) for name in SCRIPTS)
     style = _asset("page.css")
     policy = (
@@ -76,7 +64,7 @@ def _filled(
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     runs = [each.run for each in examined]
-    labels = " · ".join(run.label for run in runs) if pipeline is None else pipeline["name"]
+    labels = " · ".join(run.label for run in runs)
     title = escape(without_secrets(without_paths(labels, runs)))
     # From the last place to the first, so that nothing that was filled in is searched again.
     text = _asset("page.html")

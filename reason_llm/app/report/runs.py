@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reason_llm.app.report.stages import FILE as PIPELINE
 from reason_llm.config import Config
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import read_object
@@ -95,10 +94,6 @@ _OF_A_START = {"step", "time", "reason_llm", "packages", "machine", "data", "pla
 def _check_is_run(folder: Path) -> None:
     if not folder.is_dir():
         raise DataError(run_folder.no_run(folder))
-    if (folder / PIPELINE).is_file():
-        raise DataError(
-            f"{folder} is a pipeline; name it alone, without --serve, or folders of its stages"
-        )
     for name in ("metrics.jsonl", "resolved_config.yaml"):
         if not (folder / name).is_file():
             raise DataError(

@@ -67,11 +67,11 @@ function draw_view() {
   const listTop = scrollY;
   forgetCharts();
   hideTip();
-  main.replaceChildren(data.pipeline ? pipeline() : VIEWS[name](place));
+  main.replaceChildren(VIEWS[name](place));
   main.dataset.view = name;
   for (const tab of document.querySelectorAll("#tabs a")) {
     const of = tab.getAttribute("href").slice(6);
-    tab.hidden = data.pipeline || VIEWS[of] === rolloutsView && !data.runs.some((run) => listOf(run, of));
+    tab.hidden = VIEWS[of] === rolloutsView && !data.runs.some((run) => listOf(run, of));
     if (tab.getAttribute("href") === "#view=" + name) tab.setAttribute("aria-current", "page"); else tab.removeAttribute("aria-current");
   }
   const figure = main.querySelector(".chart.shown");

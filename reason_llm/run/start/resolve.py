@@ -46,7 +46,7 @@ from reason_llm.model.plan import Subject, look_at, with_start
 from reason_llm.readers import Base, Reader, RewardReader, open_readers, reference
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.dates import with_date
-from reason_llm.run.store import checkpoint
+from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Episodes, environments_of, stop_strings
@@ -96,7 +96,10 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     folder = config.run.directory / str(config.run.name)
     replicas = replicas_of(config)
     start = config.model.start
-    if start is not None and config.run.resume != "never" and checkpoint.listing(folder):
+    if config.run.resume == "never" or not checkpoint.listing(folder):
+        for option, adapter in _other_adapters(config).items():
+            run_folder.check_ended(option, adapter)
+    elif start is not None:
         start = folder / reference.START  # the copy that the run made at its start
     if start is not None:
         with _reading_start(start, folder):
@@ -143,6 +146,17 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             config, start, data, readers, saved, _reading(config, subject, renderer)
         ),
     ), data
+
+
+def _other_adapters(config: Config) -> dict[str, Path]:
+    """Adapters of other runs that this one begins from or reads, by the option that names them."""
+    named = {
+        "model.start": config.model.start,
+        "critic.start": config.critic.start,
+        "teacher.adapter": config.teacher.adapter,
+        **{f"path of the reward {k}": each.path for k, each in config.score.reward_models.items()},
+    }
+    return {option: path for option, path in named.items() if path is not None}
 
 
 def replicas_of(config: Config) -> int:
@@ -297,6 +311,9 @@ def _identity(
         ),
         "data.prompts_sha256": _sha256(prompts),
     }
+    named = config.model.start
+    if named is not None and run_folder.is_adapter(named):
+        start = named  # differs from the run's copy if it was written again since
     if start is not None:
         digests["model.start_sha256"] = model_digests.folder_digest(start, adapters.WEIGHTS)[:16]
     for reader in readers:

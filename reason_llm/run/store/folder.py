@@ -200,26 +200,28 @@ def finished_steps(run: Path) -> int | None:
     return steps if type(steps) is int else None
 
 
-def has_ended(run: Path, steps: int | None, patience: int) -> bool:
-    """Whether the run has ended where its config asks, and has taken no step since.
-
-    Args:
-        steps: ``run.steps`` of the config; None: the steps that the run made of ``run.epochs`` or
-            ``run.from_buffer`` when it last began, by its own config; raises ConfigError.
-        patience: ``eval.patience`` of the config.
-    """
+def has_ended(run: Path) -> bool:
+    """Whether the run has ended where its own config asks, and has taken no step since; raises
+    ConfigError."""
     learned, newest = finished_steps(run), _newest_checkpoint(run)
     if learned is None or (newest is not None and step_of(newest) > learned):
         return False
-    if steps is None:  # if only the summary is left, it counts
-        _check_config(run)
-        section = config_file.read_yaml(run / CONFIG).get("run") if is_run(run) else None
-        found = section.get("steps") if isinstance(section, dict) else None
-        steps = found if type(found) is int else 0
+    config = read_config(run)
     best = _object_in(run / "summary.json").get("best")
     with suppress(ValueError):
-        return learned >= steps or ends_early(record_from_json(Best, best), patience)
-    return False
+        is_early = ends_early(record_from_json(Best, best), config.eval.patience)
+        return learned >= config.run.steps or is_early
+    return learned >= config.run.steps
+
+
+def check_ended(option: str, adapter: Path) -> None:
+    """Raises CheckpointError if the option names the adapter of a run that has not ended."""
+    run = adapter.parent
+    if adapter.name == KEPT["last"] and is_run(run) and not has_ended(run):
+        raise CheckpointError(
+            f"{option}={adapter} belongs to a run that has not ended; finish it with its own "
+            "command, or copy the adapter to another folder to use it as it is"
+        )
 
 
 def listing(run: Path) -> list[Path]:

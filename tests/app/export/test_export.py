@@ -114,8 +114,8 @@ def test_a_card_s_header_is_what_the_hub_reads(
 
 @pytest.mark.parametrize(
     ("judged_by", "shown"),
-    [("accuracy", ("25.0% before training, 50.0%", "25.0% before, 50.0% after")),
-     ("mine", ("0.25 before training, 0.5 after", "0.25 before, 0.5 after"))],
+    [("accuracy", ("25.0% before training, 50.0%", "25.0% before training, 50.0% after")),
+     ("mine", ("0.25 before training, 0.5 after", "0.25 before training, 0.5 after"))],
 )  # fmt: skip
 def test_a_card_tells_what_the_run_was_judged_by(
     judged_by: str, shown: tuple[str, str], tmp_path: Path
@@ -131,7 +131,7 @@ def test_a_card_tells_what_the_run_was_judged_by(
     assert f"Held-out {judged_by}, mean of 2 samples: {shown[0]}" in text
     assert f"- hard: {shown[1]}" in text
     assert "Held-out loss: 1.5 before training, 1.25 after." in text
-    assert "Held-out pairs in order: 50.0% before, 75.0% after." in text
+    assert "Held-out pairs in order: 50.0% before training, 75.0% after." in text
     other = model_card.render(
         Card("a", "b", None, None, None, config, tmp_path, tmp_path / "adapter_best")
     )

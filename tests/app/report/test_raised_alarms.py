@@ -97,7 +97,7 @@ def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> None:
 def test_longer_answers_are_the_aim_of_a_reward_model_while_none_is_cut_off(
     paid_by_model: bool, truncated: float, state: str
 ) -> None:
-    """As the PPO of configs/rlhf_tiny.yaml, which learns to write the working."""
+    """As the PPO of configs/rlhf_ppo_tiny.yaml, which learns to write the working."""
     lengths = [12.0, 12.1, 12.2, 13.0, 14.5, 16.0, 18.0, 20.0, 21.0, 21.5, 22.0, 22.1]
     values: dict[str, Any] = {"sample__truncated_fraction": truncated}
     records = [
