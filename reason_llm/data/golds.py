@@ -20,6 +20,8 @@ ANSWER_COLUMNS = (
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
 _DECIMAL_COMMA = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})++,\d++")
+MOST_NESTS = 8
+"""Most objects, lists and JSON texts that may stand around a gold answer."""
 NO_VALUES = ("nan", "none", "null", "n/a", "undefined", "proof", "notfound")
 """Texts that programs, and sets such as NuminaMath, write where there is no answer."""
 
@@ -83,7 +85,17 @@ def _doubt(text: str, answer: str) -> str:
 
 def _value(where: str, column: str, value: Any) -> Any:
     """What holds the answer: ``ground_truth`` of an object, the item of a list of one. Both may be
-    JSON text, as CSV files have them."""
+    JSON text, as CSV files have them, and stand within one another."""
+    for _ in range(MOST_NESTS):
+        inner = _unwrapped(where, column, value)
+        if inner is value:
+            break
+        value = inner
+    return value
+
+
+def _unwrapped(where: str, column: str, value: Any) -> Any:
+    """The value without the outermost object, list or JSON text around it."""
     if isinstance(value, str):
         start = "".join(value.lstrip()[:40].split())
         is_object = start.startswith("{") and "ground_truth" in value

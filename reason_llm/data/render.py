@@ -235,12 +235,21 @@ class Renderer:
             raise ConfigError(f"{source}, line {line}: {problem}; fix that line")
         if text is None:
             raise DataError(
-                f"{where}: {source} fails on it ({problem}); fix the template, or set "
-                "data.system_prompt=none if it takes no system message"
+                f"{where}: {source} fails on it ({problem}); {self._fix_of_failure(messages)}"
             )
         if not text.strip():
             raise DataError(f"{where}: {source} writes no text for it; fix it")
         return text
+
+    def _fix_of_failure(self, messages: Messages) -> str:
+        """What to do where the template fails on a conversation."""
+        fixes = "fix the row, set data.template_arguments to what the template asks for"
+        first = messages[0] if messages else {}
+        if first.get("role") == "system" and first["content"] == self.system_prompt:
+            return f"{fixes}, or set data.system_prompt=none if it takes no system message"
+        if first.get("role") in SYSTEM_ROLES:
+            return f"{fixes}, or remove the row's system message if it takes none"
+        return f"{fixes}, or take another data.template"
 
     def marked(self, messages: Messages) -> Messages:
         """The messages with marks for the control tokens that they spell: all of them, but in the

@@ -20,6 +20,7 @@ from reason_llm.data.forms import (
     read_problem,
 )
 from reason_llm.errors import DataError
+from stages import OF_FORM
 
 COLUMNS = ColumnsSection()
 U, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
@@ -98,6 +99,34 @@ def test_answers_in_a_history_are_learned_by_demonstrations() -> None:
 def test_a_conversation_with_a_rejected_answer() -> None:
     found = read_preference("x", {"messages": [S, U, A], "rejected_response": "B"}, COLUMNS)
     assert (found.messages, found.completions) == ([S, U], ([A], [B]))
+    assert found.origin == (
+        "chosen is the last message of column 'messages', rejected is column 'rejected_response', "
+        "the prompt is column 'messages'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"messages": [S, U, B, R, A], "label": False}, [S, U, B, R]),
+        ({"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}],
+          "kto_tag": False}, [U]),
+        ({"prompt": "Q", "completion": "A", "kto_tag": False}, [U]),
+    ],
+)  # fmt: skip
+def test_the_last_answer_of_a_conversation_is_judged(row: dict, messages: list) -> None:
+    found = read_labelled("x", row, COLUMNS)
+    assert (found.messages, found.completions, found.value) == (messages, ([A],), -1.0)
+    assert found.ignored == ()
+
+
+def test_rows_with_another_label_are_not_sent_to_sft(
+    tmp_path: Path, load: Callable[..., Data]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "Q", "completion": "A", "is_good": False}))
+    with pytest.raises(DataError, match=r"lacks any of the columns 'label', .*; rename the col"):
+        load(path, data__form="labels", **OF_FORM["labels"])
 
 
 def test_columns_that_options_name() -> None:
@@ -359,13 +388,16 @@ def test_a_system_message_that_replaces_the_config_s_is_told(
         ("\\boxed{0.50} or \\boxed{0.5}", "0.5"),
         ("First \\boxed{1}. Then we get \\boxed{2}.", "2"),
         ('["18"]', "18"),
+        ({"ground_truth": '["18"]', "style": "rule"}, "18"),
+        ('{"ground_truth": ["18"]}', "18"),
+        ([{"ground_truth": '["18"]'}], "18"),
         ("[3]", "[3]"),
         ("007", "007"),
         ("1e3", "1e3"),
         ("2024-01-05", "2024-01-05"),
     ],
 )
-def test_gold_answers_are_whole(answer: str, gold: str) -> None:
+def test_gold_answers_are_whole(answer: Any, gold: str) -> None:
     assert problem({"question": "Q", "answer": answer}).answer == gold
 
 
