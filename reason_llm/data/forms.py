@@ -32,10 +32,10 @@ from reason_llm.data.rows import Row
 from reason_llm.errors import DataError
 from reason_llm.files import check_nesting
 
-CHAT_COLUMNS = ("messages", "conversations")
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = (
-    "messages", "question", "problem", "prompt", "conversations", "instruction", "query",
-    "question_content",
+    "messages", "question", "problem", "prompt", "conversations", "conversation", "instruction",
+    "query", "question_content",
 )  # fmt: skip
 COMPLETION_COLUMNS = ("completion", "response", "output")
 SYSTEM_COLUMNS = ("system", "system_prompt")
@@ -185,6 +185,13 @@ def read_demonstration(
     value = _score(cells) if score else 0.0
     whole = cells.find(CHAT_COLUMNS if columns.prompt is None else (columns.prompt,))
     has_completion = cells.find((columns.answer or "completion",)) is not None
+    if whole is None and columns.answer is None and cells.find(COMPLETION_COLUMNS) is None:
+        wanted = ", ".join(map(repr, (*COMPLETION_COLUMNS, *CHAT_COLUMNS)))
+        raise DataError(
+            f"{where}: lacks any of the columns {wanted}; it has {', '.join(map(str, row))}; set "
+            "data.columns.answer to that of the completion, or data.columns.prompt to that of a "
+            "whole conversation"
+        )
     if (
         whole is None
         or has_completion
@@ -237,7 +244,8 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     else:
         example = _completed(cells, *names)
     place = "the start that both share" if prompt is None else f"column {prompt!r}"
-    origin = f"chosen is {last or f'column {names[0]!r}'}, rejected is column {names[1]!r}, the prompt is {place}"
+    chosen = last or f"column {names[0]!r}"
+    origin = f"chosen is {chosen}, rejected is column {names[1]!r}, the prompt is {place}"
     return replace(example, value=margin, origin=origin, ignored=cells.ignored())
 
 
@@ -359,7 +367,7 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
         if text.strip() not in asked.messages[-1]["content"]:
             is_code = name == "starter_code"
             asked = asked.with_text(STARTER.format(text.rstrip()) if is_code else text)
-    if asked.choices is not None and not _are_written(asked.choices, asked.messages):
+    if asked.choices is not None and not asked.choices.are_labelled_in(_written(asked.messages)):
         asked = asked.with_text(asked.choices.text)
     return asked
 
@@ -380,10 +388,8 @@ def _history(cells: Cells) -> Messages:
     return found
 
 
-def _are_written(choices: Choices, messages: Messages) -> bool:
-    """Whether every choice stands in the messages already."""
-    written = "\n".join(message["content"] for message in messages)
-    return all(text in written for text in choices.texts)
+def _written(messages: Messages) -> str:
+    return "\n".join(message["content"] for message in messages)
 
 
 def _with_system(cells: Cells, messages: Messages) -> Messages:
@@ -625,7 +631,7 @@ def _whole(cells: Cells, column: str) -> Completed:
 def _check_choices(cells: Cells, messages: Messages) -> None:
     """Refuse choices in a column that a whole conversation does not hold."""
     choices = read_choices(cells)
-    if choices is not None and not _are_written(choices, messages):
+    if choices is not None and not all(text in _written(messages) for text in choices.texts):
         raise DataError(
             f"{cells.where}: the row has choices, which the conversation does not hold; write them "
             "into it, or name the column in data.columns.ignore"

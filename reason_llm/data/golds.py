@@ -19,7 +19,12 @@ ANSWER_COLUMNS = (
 )  # fmt: skip
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
-_DECIMAL_COMMA = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})++,\d++")
+_DECIMAL_COMMA = re.compile(
+    r"[-+]?\d{1,3}(?:\.\d{3})++,\d++"
+    r"|[-+]?\d{1,9},(?:\d{1,2}|\d{4,9}) ?(?:[^\W\d_]|[%€$£°\\])[^,;]{0,20}+"
+    r"|[€$£] ?[-+]?\d{1,9},(?:\d{1,2}|\d{4,9})"
+)
+"""``1.234,5``, and one number with a comma and a unit or a currency: ``3,50 €``."""
 MOST_NESTS = 8
 """Most objects, lists and JSON texts that may stand around a gold answer."""
 NO_VALUES = ("nan", "none", "null", "n/a", "undefined", "proof", "notfound")
@@ -43,6 +48,8 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
     value = _value(where, column, given)
     if choices is not None:
         return choices.label(where, value), ""
+    if isinstance(value, float) and len(repr(value)) > len(short := f"{value:.15g}") + 2:
+        value = short  # 0.30000000000000004: digits of the computer's rounding, which nobody writes
     is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
     if not is_scalar or not (answer := gold_answer(str(value))):
         raise DataError(

@@ -8,6 +8,7 @@ own whose memory and time are limited.
 import hashlib
 import os
 import random
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,8 @@ class Renderer:
         text = self._controls.plain(text)
         if self.template.arguments:
             jinja = self.tokenizer.get_chat_template(self.template.jinja)
-            unused = [name for name, _ in self.template.arguments if name not in jinja]
+            names = set(re.findall(r"\w+", jinja))
+            unused = [name for name, _ in self.template.arguments if name not in names]
             ignored |= dict.fromkeys(f"the template argument {name}" for name in unused)
         for tool in self.tools:
             if (name := str(tool.get("function", tool).get("name"))) not in text:
@@ -147,10 +149,12 @@ class Renderer:
         for message in self.with_system_prompt(messages):
             role, content = message["role"], message["content"].strip()
             if role not in ("assistant", "tool") and content not in text:
+                fix = "set data.template to one that writes it"
+                if message == {"role": "system", "content": self.system_prompt}:
+                    fix += ", or data.system_prompt=none"
                 raise DataError(
                     f"{where}: {self.template.source} leaves out or changes the message of the "
-                    f"{role}, {content[:60]!r}; set data.template to one that writes it, or "
-                    "data.system_prompt=none if it is not the row's"
+                    f"{role}, {content[:60]!r}; {fix}"
                 )
             for call in message.get("tool_calls", ()):
                 if call["function"]["name"] not in text:

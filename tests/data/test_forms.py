@@ -187,7 +187,7 @@ BAD = [
     (read_preference, {"prompt": [U], "chosen": [U, A], "rejected": [U, B]}, "'chosen' is"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": None}, "'margin'"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": "inf"}, "'margin'"),
-    (read_labelled, {"prompt": "Q", "completion": "A"}, "lacks any of the columns 'label', 'kto_tag'"),
+    (read_labelled, {"prompt": "Q", "completion": "A"}, "columns 'label', 'kto_tag'"),
     *[
         (read_labelled, {"prompt": "Q", "completion": "A", "label": label},
          "'label' is .* expected true or false, for which")
