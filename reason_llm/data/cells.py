@@ -67,10 +67,14 @@ class Cells:
             return found
         names = ", ".join(map(repr, candidates))
         wanted = f"any of the columns {names}" if len(candidates) > 1 else f"column {names}"
-        fix = "to the form that the rows have" if option == "data.form" else "to one of these"
+        fix = f"set {option} to one of these"
+        if option == "data.form":
+            fix = (
+                "rename the columns by data.preprocess, or set data.form to the form that the rows "
+                "have"
+            )
         raise DataError(
-            f"{self.where}: lacks {wanted}; it has {', '.join(map(str, self.row))}; set {option} "
-            f"{fix}"
+            f"{self.where}: lacks {wanted}; it has {', '.join(map(str, self.row))}; {fix}"
         )
 
     @property

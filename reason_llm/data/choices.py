@@ -13,6 +13,11 @@ from reason_llm.data.messages import shown
 from reason_llm.errors import DataError
 
 COLUMNS = ("choices", "options")
+_MARKS = (
+    *(". ", ") ", ": ", "] ", " - ", " ", "\n", "\t", ").", "):", ")", ".", ":"),
+    *(".\n", ")\n", ":\n", "]\n", "**. ", ".** ", "** ", "**: ", ")** "),
+)
+"""What may stand between the label of a choice and its text in a prompt."""
 ASK = "Answer with the {} of the right choice."
 """What a prompt with choices ends with where the gold answer is a label."""
 
@@ -23,6 +28,16 @@ class Choices:
 
     labels: tuple[str, ...]
     texts: tuple[str, ...]
+    numbers: tuple[str, ...] = ()
+    """What a gold answer may call the choices: the numbers of their columns, from 1 on."""
+
+    def are_labelled_in(self, written: str) -> bool:
+        """Whether every choice stands in a text already, after its label: ``(A) Wood``, ``A. Wood``
+        or ``A: Wood``."""
+        return all(
+            any(f"{label}{mark}{text}" in written for mark in _MARKS)
+            for label, text in zip(self.labels, self.texts, strict=True)
+        )
 
     @property
     def text(self) -> str:
@@ -35,7 +50,8 @@ class Choices:
         return ASK.format("number" if all(map(str.isdecimal, self.labels)) else "letter")
 
     def label(self, where: str, gold: Any) -> str:
-        """The label of a gold answer: a label, the text of a choice, or an index from 0.
+        """The label of a gold answer: a label, the text of a choice, the number of its column, or,
+        of choices without numbered columns, an index from 0.
 
         Raises:
             DataError: it is none, or could be two of them.
@@ -48,10 +64,15 @@ class Choices:
         pairs = zip(self.labels, self.texts, strict=True)
         found = {label for label, choice in pairs if choice.strip() == text}
         is_index = not isinstance(gold, bool) and text.isdecimal() and len(text) < 4
-        if is_index and int(text) < len(self.labels) and (isinstance(gold, int) or not found):
+        if self.numbers:
+            if is_index and text in self.numbers and (isinstance(gold, int) or not found):
+                found.add(self.labels[self.numbers.index(text)])
+        elif is_index and int(text) < len(self.labels) and (isinstance(gold, int) or not found):
             found.add(self.labels[int(text)])
         if len(found) != 1:
             what = "could be any of" if found else "is none of"
+            if self.numbers and not found:
+                what = "is neither the number of a choice's column, from 1 on, nor any of"
             raise DataError(
                 f"{where}: the gold answer {shown(gold)} {what} the choices "
                 f"{', '.join(self.labels)}; write the letter into the row, set data.columns.answer "
@@ -87,7 +108,8 @@ def read_choices(cells: Cells) -> Choices | None:
         there = [name for name in takewhile(lambda name: name is not None, each) if name]
         if len(there) > 1 and not (prefix == "" and any(name.islower() for name in there)):
             texts = tuple(str(cells[name]) for name in there)
-            return Choices(tuple(ascii_uppercase[: len(there)]), texts)
+            numbers = tuple(labels[: len(there)]) if labels.isdecimal() else ()
+            return Choices(tuple(ascii_uppercase[: len(there)]), texts, numbers)
     return None
 
 

@@ -32,10 +32,10 @@ from reason_llm.data.rows import Row
 from reason_llm.errors import DataError
 from reason_llm.files import check_nesting
 
-CHAT_COLUMNS = ("messages", "conversations")
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = (
-    "messages", "question", "problem", "prompt", "conversations", "instruction", "query",
-    "question_content",
+    "messages", "question", "problem", "prompt", "conversations", "conversation", "instruction",
+    "query", "question_content",
 )  # fmt: skip
 COMPLETION_COLUMNS = ("completion", "response", "output")
 SYSTEM_COLUMNS = ("system", "system_prompt")
@@ -44,6 +44,8 @@ JOINED_COLUMNS = ("input", "context", "starter_code")
 STARTER = "Start from this code:\n\n```python\n{}\n```"
 TOOL_COLUMNS = ("tools", "functions")
 ARGUMENTS_COLUMN = "chat_template_kwargs"
+LABEL_COLUMNS = ("label", "kto_tag")
+"""Columns that say whether a completion is good: TRL's and LLaMA-Factory's."""
 SIDES = ("chosen", "rejected")
 """Sides of a preference."""
 SIDE_COLUMNS = (("chosen", "chosen_response"), ("rejected", "rejected_response"))
@@ -183,6 +185,13 @@ def read_demonstration(
     value = _score(cells) if score else 0.0
     whole = cells.find(CHAT_COLUMNS if columns.prompt is None else (columns.prompt,))
     has_completion = cells.find((columns.answer or "completion",)) is not None
+    if whole is None and columns.answer is None and cells.find(COMPLETION_COLUMNS) is None:
+        wanted = ", ".join(map(repr, (*COMPLETION_COLUMNS, *CHAT_COLUMNS)))
+        raise DataError(
+            f"{where}: lacks any of the columns {wanted}; it has {', '.join(map(str, row))}; set "
+            "data.columns.answer to that of the completion, or data.columns.prompt to that of a "
+            "whole conversation"
+        )
     if (
         whole is None
         or has_completion
@@ -214,8 +223,12 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """
     cells = Cells(where, row, columns)
     margin = number_in(where, "margin", cells["margin"]) if "margin" in cells else 0.0
-    if cells.find(SIDE_COLUMNS[0]) is None and (whole := cells.find(CHAT_COLUMNS)) is not None:
-        cells = _with_chosen(cells, whole)
+    last = ""
+    whole = cells.find(CHAT_COLUMNS)
+    has_one_side = cells.find(SIDE_COLUMNS[0]) is None and cells.find(SIDE_COLUMNS[1]) is not None
+    if has_one_side and whole is not None and _ends_with_an_answer(cells, whole):
+        cells = _with_last_answer(cells, whole, SIDES[0])
+        last = f"the last message of column {whole!r}"
     names = [cells.column(None, usual, "data.form") for usual in SIDE_COLUMNS]
     sides = [from_json_text(where, name, cells[name]) for name in names]
     prompt = _prompt_of_sides(cells)
@@ -231,19 +244,20 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     else:
         example = _completed(cells, *names)
     place = "the start that both share" if prompt is None else f"column {prompt!r}"
-    origin = (
-        f"chosen is column {names[0]!r}, rejected is column {names[1]!r}, the prompt is {place}"
-    )
+    chosen = last or f"column {names[0]!r}"
+    origin = f"chosen is {chosen}, rejected is column {names[1]!r}, the prompt is {place}"
     return replace(example, value=margin, origin=origin, ignored=cells.ignored())
 
 
-def _with_chosen(cells: Cells, column: str) -> Cells:
-    """The row with the last answer of a whole conversation as the chosen side, as ms-swift's rows
-    with ``rejected_response`` mean it; as it is where there is none, or no rejected side."""
+def _ends_with_an_answer(cells: Cells, column: str) -> bool:
+    return _roles(cells, column)[-1:] == ["assistant"]
+
+
+def _with_last_answer(cells: Cells, column: str, name: str) -> Cells:
+    """The row with the last answer of a whole conversation as a column ``name``, as ms-swift's rows
+    with ``rejected_response`` or ``label`` mean it."""
     talk = from_json_text(cells.where, column, cells.row[column])
-    if _roles(cells, column)[-1:] != ["assistant"] or cells.find(SIDE_COLUMNS[1]) is None:
-        return cells
-    row = {**cells.row, column: talk[:-1], SIDES[0]: [talk[-1]]}
+    row = {**cells.row, column: talk[:-1], name: [talk[-1]]}
     return Cells(cells.where, row, cells.columns)
 
 
@@ -251,14 +265,19 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """A row with one completion that is good (1.0) or bad (-1.0), for KTO. A score is refused: it
     does not say where good begins."""
     cells = Cells(where, row, columns)
+    whole = cells.find(CHAT_COLUMNS)
+    has_completion = cells.columns.answer is not None or cells.find(COMPLETION_COLUMNS) is not None
+    if whole is not None and not has_completion and _ends_with_an_answer(cells, whole):
+        cells = _with_last_answer(cells, whole, COMPLETION_COLUMNS[0])
     example = _completed(cells, _completion_column(cells))
-    label = cells[cells.column(None, ("label",), "data.form")]
+    name = cells.column(None, LABEL_COLUMNS, "data.form")
+    label = cells[name]
     meant = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": -1.0}
     meant |= dict.fromkeys(("0", "0.0", "-1", "-1.0"), -1.0)
     value = meant.get(str(label).strip().casefold())
     if value is None:
         raise DataError(
-            f"{where}: 'label' is {shown(label)}; expected true or false, for which 1 and 0 or -1 "
+            f"{where}: {name!r} is {shown(label)}; expected true or false, for which 1 and 0 or -1 "
             "may stand; fix the row"
         )
     return replace(example, value=value, ignored=cells.ignored())
@@ -284,6 +303,8 @@ def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
         fits.append("prompts")
     if has_answer(cells):
         fits.append("problems")
+    if form == "labels" and not names & {*LABEL_COLUMNS}:  # another column may be the label, and
+        fits = [each for each in fits if each != "demonstrations"]  # bad answers are no examples
     return None if form in fits else next((FORMS[each][1] for each in fits if each in FORMS), None)
 
 
@@ -346,7 +367,7 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
         if text.strip() not in asked.messages[-1]["content"]:
             is_code = name == "starter_code"
             asked = asked.with_text(STARTER.format(text.rstrip()) if is_code else text)
-    if asked.choices is not None and not _are_written(asked.choices, asked.messages):
+    if asked.choices is not None and not asked.choices.are_labelled_in(_written(asked.messages)):
         asked = asked.with_text(asked.choices.text)
     return asked
 
@@ -367,10 +388,8 @@ def _history(cells: Cells) -> Messages:
     return found
 
 
-def _are_written(choices: Choices, messages: Messages) -> bool:
-    """Whether every choice stands in the messages already."""
-    written = "\n".join(message["content"] for message in messages)
-    return all(text in written for text in choices.texts)
+def _written(messages: Messages) -> str:
+    return "\n".join(message["content"] for message in messages)
 
 
 def _with_system(cells: Cells, messages: Messages) -> Messages:
@@ -586,11 +605,16 @@ def _whole(cells: Cells, column: str) -> Completed:
     """A whole conversation: the prompt ends before the assistant's first message."""
     talk = read_talk(cells.where, column, cells[column], "user", cells.note)
     roles = talk.roles
-    if "assistant" not in roles or roles[0] == "assistant":
+    if roles[:1] == ["assistant"]:
         raise DataError(
-            f"{cells.where}: {column!r} has the roles {shown(roles)}; expected a message of the "
-            "user (role 'user') and after it one of the assistant (role 'assistant'); fix the "
-            "roles, or remove what the assistant says first"
+            f"{cells.where}: {column!r} begins with a message of the assistant, which answers "
+            "nothing; remove that message by data.preprocess, or put a message of the user or a "
+            "system message before it"
+        )
+    if "assistant" not in roles:
+        raise DataError(
+            f"{cells.where}: {column!r} has the roles {shown(roles)} and none of the assistant, so "
+            "there is nothing to learn; rename the roles, or leave the row out by data.preprocess"
         )
     first = roles.index("assistant")
     end = len(roles) - roles[::-1].index("assistant")  # what follows teaches nothing
@@ -607,7 +631,7 @@ def _whole(cells: Cells, column: str) -> Completed:
 def _check_choices(cells: Cells, messages: Messages) -> None:
     """Refuse choices in a column that a whole conversation does not hold."""
     choices = read_choices(cells)
-    if choices is not None and not _are_written(choices, messages):
+    if choices is not None and not all(text in _written(messages) for text in choices.texts):
         raise DataError(
             f"{cells.where}: the row has choices, which the conversation does not hold; write them "
             "into it, or name the column in data.columns.ignore"

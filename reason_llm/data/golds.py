@@ -19,7 +19,14 @@ ANSWER_COLUMNS = (
 )  # fmt: skip
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
-_DECIMAL_COMMA = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})++,\d++")
+_DECIMAL_COMMA = re.compile(
+    r"[-+]?\d{1,3}(?:\.\d{3})++,\d++"
+    r"|[-+]?\d{1,9},(?:\d{1,2}|\d{4,9}) ?(?:[^\W\d_]|[%€$£°\\])[^,;]{0,20}+"
+    r"|[€$£] ?[-+]?\d{1,9},(?:\d{1,2}|\d{4,9})"
+)
+"""``1.234,5``, and one number with a comma and a unit or a currency: ``3,50 €``."""
+MOST_NESTS = 8
+"""Most objects, lists and JSON texts that may stand around a gold answer."""
 NO_VALUES = ("nan", "none", "null", "n/a", "undefined", "proof", "notfound")
 """Texts that programs, and sets such as NuminaMath, write where there is no answer."""
 
@@ -41,6 +48,8 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
     value = _value(where, column, given)
     if choices is not None:
         return choices.label(where, value), ""
+    if isinstance(value, float) and len(repr(value)) > len(short := f"{value:.15g}") + 2:
+        value = short  # 0.30000000000000004: digits of the computer's rounding, which nobody writes
     is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
     if not is_scalar or not (answer := gold_answer(str(value))):
         raise DataError(
@@ -83,7 +92,17 @@ def _doubt(text: str, answer: str) -> str:
 
 def _value(where: str, column: str, value: Any) -> Any:
     """What holds the answer: ``ground_truth`` of an object, the item of a list of one. Both may be
-    JSON text, as CSV files have them."""
+    JSON text, as CSV files have them, and stand within one another."""
+    for _ in range(MOST_NESTS):
+        inner = _unwrapped(where, column, value)
+        if inner is value:
+            break
+        value = inner
+    return value
+
+
+def _unwrapped(where: str, column: str, value: Any) -> Any:
+    """The value without the outermost object, list or JSON text around it."""
     if isinstance(value, str):
         start = "".join(value.lstrip()[:40].split())
         is_object = start.startswith("{") and "ground_truth" in value

@@ -7,6 +7,7 @@ limit on its time and on the length of its text. Not limited: the memory of a si
 
 import hashlib
 import random
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -133,7 +134,8 @@ class Renderer:
         text = self._controls.plain(text)
         if self.template.arguments:
             jinja = self.tokenizer.get_chat_template(self.template.jinja)
-            unused = [name for name, _ in self.template.arguments if name not in jinja]
+            names = set(re.findall(r"\w+", jinja))
+            unused = [name for name, _ in self.template.arguments if name not in names]
             ignored |= dict.fromkeys(f"the template argument {name}" for name in unused)
         for tool in self.tools:
             if (name := str(tool.get("function", tool).get("name"))) not in text:
@@ -145,10 +147,12 @@ class Renderer:
         for message in self.with_system_prompt(messages):
             role, content = message["role"], message["content"].strip()
             if role not in ("assistant", "tool") and content not in text:
+                fix = "set data.template to one that writes it"
+                if message == {"role": "system", "content": self.system_prompt}:
+                    fix += ", or data.system_prompt=none"
                 raise DataError(
                     f"{where}: {self.template.source} leaves out or changes the message of the "
-                    f"{role}, {content[:60]!r}; set data.template to one that writes it, or "
-                    "data.system_prompt=none if it is not the row's"
+                    f"{role}, {content[:60]!r}; {fix}"
                 )
             for call in message.get("tool_calls", ()):
                 if call["function"]["name"] not in text:
@@ -230,12 +234,21 @@ class Renderer:
             raise ConfigError(f"{source}, line {line}: {problem}; fix that line")
         if text is None:
             raise DataError(
-                f"{where}: {source} fails on it ({problem}); fix the template, or set "
-                "data.system_prompt=none if it takes no system message"
+                f"{where}: {source} fails on it ({problem}); {self._fix_of_failure(messages)}"
             )
         if not text.strip():
             raise DataError(f"{where}: {source} writes no text for it; fix it")
         return text
+
+    def _fix_of_failure(self, messages: Messages) -> str:
+        """What to do where the template fails on a conversation."""
+        fixes = "fix the row, set data.template_arguments to what the template asks for"
+        first = messages[0] if messages else {}
+        if first.get("role") == "system" and first["content"] == self.system_prompt:
+            return f"{fixes}, or set data.system_prompt=none if it takes no system message"
+        if first.get("role") in SYSTEM_ROLES:
+            return f"{fixes}, or remove the row's system message if it takes none"
+        return f"{fixes}, or take another data.template"
 
     def marked(self, messages: Messages) -> Messages:
         """The messages with marks for the control tokens that they spell: all of them, but in the

@@ -151,7 +151,8 @@ BAD = [
     (read_demonstration, {"messages": None}, "lacks any of the columns 'completion'"),
     (read_demonstration, {"messages": []}, r"has the roles \[\]"),
     (read_demonstration, {"messages": [U]}, r"has the roles \['user'\]"),
-    (read_demonstration, {"messages": [A, U, B]}, r"roles \['assistant', 'user', 'assistant'\]"),
+    (read_demonstration, {"conversations": [G("gpt", "A"), G("human", "Q"), G("gpt", "B")]},
+     "'conversations' begins with a message of the assistant, .*; remove that message"),
     (read_demonstration, {"messages": [U, None]}, "'messages', message 2 is None"),
     (read_demonstration, {"messages": [U, {"role": "assistant", "content": None}]}, "message 2"),
     (read_demonstration, {"messages": [U, {"role": "assistant", "content": [{"type": "text"}]}]},
@@ -168,7 +169,7 @@ BAD = [
     (read_document, {"text": None}, "'text' is None; expected text"),
     (read_document, {"text": ["a"]}, "'text' is"),
     (read_document, {"text": "\n "}, "'text' is"),
-    (read_preference, {"prompt": "Q", "chosen": "A"}, "lacks any of the columns 'rejected'"),
+    (read_preference, {"prompt": "Q", "chosen": "A"}, "'rejected'.*; rename the columns by data"),
     (read_preference, {"chosen": "A", "rejected": "B"}, "no word in common; add a column"),
     (read_preference, {"chosen": "Q A", "rejected": "Q "}, "'rejected' is ' '; expected text"),
     (read_preference, {"chosen": "\n\nHuman: Q\n\nAssistant: A",
@@ -186,7 +187,7 @@ BAD = [
     (read_preference, {"prompt": [U], "chosen": [U, A], "rejected": [U, B]}, "'chosen' is"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": None}, "'margin'"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": "inf"}, "'margin'"),
-    (read_labelled, {"prompt": "Q", "completion": "A"}, "lacks column 'label'"),
+    (read_labelled, {"prompt": "Q", "completion": "A"}, "columns 'label', 'kto_tag'"),
     *[
         (read_labelled, {"prompt": "Q", "completion": "A", "label": label},
          "'label' is .* expected true or false, for which")

@@ -74,6 +74,11 @@ def test_a_known_set(known: dict[str, Any], read: Callable[..., Data], tokenizer
         ("nvidia/OpenCodeReasoning", {"data__columns": {"prompt": "input"}}, "<think>"),
         ("GAIR/LIMO", {"data__columns": {"answer": "solution"}}, "boxed"),
         ("simplescaling/s1K-1.1", {"data__columns": {"answer": "deepseek_attempt"}}, "144"),
+        (
+            "allenai/winogrande",
+            {"data__columns": {"prompt": "sentence"}},
+            "\n\nA. shelf\nB. jar\n",
+        ),
         ("openlifescienceai/medmcqa", {"data__columns": {"answer": "cop"}}, "A. "),
         ("PrimeIntellect/SYNTHETIC-1", {"data__columns": {"answer": "llm_response"}}, "54"),
         ("timdettmers/openassistant-guanaco", {"form": "texts"}, "### Human:"),

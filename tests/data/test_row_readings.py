@@ -20,6 +20,7 @@ from reason_llm.data.forms import (
     read_problem,
 )
 from reason_llm.errors import DataError
+from stages import OF_FORM
 
 COLUMNS = ColumnsSection()
 U, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
@@ -98,6 +99,34 @@ def test_answers_in_a_history_are_learned_by_demonstrations() -> None:
 def test_a_conversation_with_a_rejected_answer() -> None:
     found = read_preference("x", {"messages": [S, U, A], "rejected_response": "B"}, COLUMNS)
     assert (found.messages, found.completions) == ([S, U], ([A], [B]))
+    assert found.origin == (
+        "chosen is the last message of column 'messages', rejected is column 'rejected_response', "
+        "the prompt is column 'messages'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"messages": [S, U, B, R, A], "label": False}, [S, U, B, R]),
+        ({"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}],
+          "kto_tag": False}, [U]),
+        ({"prompt": "Q", "completion": "A", "kto_tag": False}, [U]),
+    ],
+)  # fmt: skip
+def test_the_last_answer_of_a_conversation_is_judged(row: dict, messages: list) -> None:
+    found = read_labelled("x", row, COLUMNS)
+    assert (found.messages, found.completions, found.value) == (messages, ([A],), -1.0)
+    assert found.ignored == ()
+
+
+def test_rows_with_another_label_are_not_sent_to_sft(
+    tmp_path: Path, load: Callable[..., Data]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "Q", "completion": "A", "is_good": False}))
+    with pytest.raises(DataError, match=r"lacks any of the columns 'label', .*; rename the col"):
+        load(path, data__form="labels", **OF_FORM["labels"])
 
 
 def test_columns_that_options_name() -> None:
@@ -135,6 +164,8 @@ TEXTS = ["Wood", "Tin", "Wool"]
         {"A": "Wood", "B": "Tin", "C": "Wool", "answer": "B"},
         {"opa": "Wood", "opb": "Tin", "opc": "Wool", "answer": 1},
         {"option1": "Wood", "option2": "Tin", "option3": "Wool", "answer": "B"},
+        {"option1": "Wood", "option2": "Tin", "option3": "Wool", "answer": "2"},
+        {"option_1": "Wood", "option_2": "Tin", "option_3": "Wool", "answer": 2},
     ],
 )  # fmt: skip
 def test_choices_are_written_and_the_gold_answer_is_a_letter(row: dict) -> None:
@@ -150,16 +181,31 @@ def test_labels_of_the_row_are_kept() -> None:
     assert found.answer == "2"
 
 
-def test_choices_in_the_question_are_not_written_again() -> None:
-    question = "Which is a metal? (A) Wood (B) Tin (C) Wool"
+@pytest.mark.parametrize(
+    ("choices", "times"),
+    [
+        ("(A) Wood (B) Tin (C) Wool", 1),
+        ("\nA) Wood\nB) Tin\nC) Wool", 1),
+        ("\n**A.** Wood\n**B.** Tin\n**C.** Wool", 1),
+        ("Wood, Tin or Wool?", 2),
+    ],
+)
+def test_choices_with_labels_in_the_question_are_not_written_again(
+    choices: str, times: int
+) -> None:
+    question = f"Which is a metal? {choices}"
     found = problem({"question": question, "choices": TEXTS, "answer": 1})
-    assert found.messages[0]["content"].count("Tin") == 1
+    assert found.messages[0]["content"].count("Tin") == times
 
 
 @pytest.mark.parametrize(
     ("row", "named"),
     [
         ({"choices": TEXTS, "answer": 3}, "the gold answer 3 is none of the choices A, B, C"),
+        (
+            {"option1": "Wood", "option2": "Tin", "answer": 0},
+            "the gold answer 0 is neither the number of a choice's column, from 1 on",
+        ),
         ({"choices": TEXTS, "answer": -1}, "the gold answer -1 is none of the choices"),
         ({"choices": ["1", "2"], "answer": 1}, "the gold answer 1 could be any of the choices"),
         ({"choices": "Wood or Tin", "answer": "B"}, "column 'choices' is 'Wood or Tin'; expected"),
@@ -210,6 +256,20 @@ def test_a_row_s_template_arguments() -> None:
         read_demonstration("x", row | {"chat_template_kwargs": {"tokenize": True}}, COLUMNS)
 
 
+def test_a_template_argument_that_the_template_does_not_read_is_named(
+    tmp_path: Path, load: Callable[..., Data]
+) -> None:
+    path, template = tmp_path / "rows.jsonl", tmp_path / "mine.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if enable_thinking %}Think.{% endif %}{% if add_generation_prompt %}A:{% endif %}"
+    )
+    row = {"prompt": "Q", "answer": "1", "chat_template_kwargs": {"enable_thinkin": True}}
+    path.write_text(json.dumps(row))
+    (note,) = load(path, data__template=str(template)).notes()
+    assert "the template argument enable_thinkin (1 row)" in note
+
+
 @pytest.mark.parametrize(
     "calls",
     [
@@ -246,7 +306,9 @@ def test_sharegpt_s_calls_and_replies() -> None:
 # --- turns and thoughts
 
 
-@pytest.mark.parametrize("flag", [{"weight": 0}, {"train": False}, {"loss": 0.0}])
+@pytest.mark.parametrize(
+    "flag", [{"weight": 0}, {"train": False}, {"training": False}, {"loss": 0.0}]
+)
 def test_a_flagged_turn_is_not_trained(flag: dict) -> None:
     found = read_demonstration("x", {"messages": [U, {**A, **flag}, R, B]}, COLUMNS)
     assert (found.completions, found.untrained) == (([A, R, B],), {0})
@@ -276,6 +338,7 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
         (read_demonstration, {"messages": [U, A], "weight": 0.5}, "column 'weight' is 0.5"),
         (read_demonstration, {"messages": [U, {**A, "weight": 0.5}]}, "has weight=0.5; expected"),
         (read_demonstration, {"messages": [U, {**A, "loss_mask": [1]}]}, "has 'loss_mask', which"),
+        (read_demonstration, {"messages": [U, {**A, "loss_scale": 0.5}]}, "has 'loss_scale', wh"),
         (read_demonstration, {"messages": [{**U, "images": ["a"]}, A]}, "has 'images', which"),
         (read_demonstration,
          {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, A]},
@@ -359,13 +422,18 @@ def test_a_system_message_that_replaces_the_config_s_is_told(
         ("\\boxed{0.50} or \\boxed{0.5}", "0.5"),
         ("First \\boxed{1}. Then we get \\boxed{2}.", "2"),
         ('["18"]', "18"),
+        (0.1 + 0.2, "0.3"),
+        (1 / 3, "0.3333333333333333"),
+        ({"ground_truth": '["18"]', "style": "rule"}, "18"),
+        ('{"ground_truth": ["18"]}', "18"),
+        ([{"ground_truth": '["18"]'}], "18"),
         ("[3]", "[3]"),
         ("007", "007"),
         ("1e3", "1e3"),
         ("2024-01-05", "2024-01-05"),
     ],
 )
-def test_gold_answers_are_whole(answer: str, gold: str) -> None:
+def test_gold_answers_are_whole(answer: Any, gold: str) -> None:
     assert problem({"question": "Q", "answer": answer}).answer == gold
 
 
@@ -385,13 +453,25 @@ def test_golds_that_cannot_be_paid_are_refused(answer: str, named: str) -> None:
 
 def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> None:
     path = tmp_path / "rows.jsonl"
-    golds = ["7", "nan", "proof", "\\boxed{1} and \\boxed{2}", "It is\nseven.", "#### 7", "1.234,5"]
+    golds = [
+        "7",
+        "nan",
+        "proof",
+        "\\boxed{1} and \\boxed{2}",
+        "It is\nseven.",
+        "#### 7",
+        "1.234,5",
+        "3,50 €",
+        "€ 3,50",
+        "3,5",
+        "1,234 m",
+    ]
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert load(path).notes() == [
         f"{path}: the gold answer is a word for no value in 2 rows, the first is {path}:2",
         f"{path}: several boxes are read as one gold answer in 1 row, the first is {path}:4",
         f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
-        f"{path}: the decimal comma of the gold answer is read as a comma between two numbers in 1 "
-        f"row, the first is {path}:7",
+        f"{path}: the decimal comma of the gold answer is read as a comma between two numbers in 3 "
+        f"rows, the first is {path}:7",
     ]

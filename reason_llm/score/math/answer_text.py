@@ -65,15 +65,16 @@ _CHANGES = _DENIALS | word_set(
 )
 """Words that make a sentence one about another value."""
 _ORDINALS = frozenset(["st", "nd", "rd", "th"])
-_MONTHS = word_set(
-    """
-    january february march april may june july august september october november december
-    """
-)
+_MONTH_NAMES = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september",
+    "october", "november", "december",
+)  # fmt: skip
+_MONTHS = frozenset(_MONTH_NAMES)
 _TIMES = word_set("clock when")
 _SIGNS_OF_DATES = ("-", ":", "\\colon")
 _LONGEST_DATE = 40
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+")
+_FORMS_OF_DATES = word_set("iso format yyyy mm dd")
 _CONCLUSIONS = word_set("so therefore thus hence")
 _DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
 _DIRECTIONS = tuple(
@@ -132,7 +133,9 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     if not gold or not answer:
         return False
     if is_date(gold, question):
-        return _numbers_of_date(gold) == _numbers_of_date(answer)
+        return _numbers_of_date(gold) == _date_in_any_form(answer, question)
+    if (named := _named_date(gold)) is not None and _date(answer) is not None:
+        return named == _date_in_any_form(answer, question)
     numerals = _numeral(gold), _numeral(answer)
     if None not in numerals:
         return numerals[0] == numerals[1]
@@ -498,6 +501,27 @@ def _numbers_of_date(text: str) -> list[int] | None:
     """The numbers of a date or a time; None where it is neither."""
     found = _date(text)
     return [int(number) for number in found.groups() if number] if found else None
+
+
+def _date_in_any_form(text: str, question: str) -> list[int] | None:
+    """The numbers of a date or a time, also of a date with the name of its month unless the
+    question asks for a form; None of another text."""
+    numbers = _numbers_of_date(text)
+    if numbers is not None or _FORMS_OF_DATES & words_of(question):
+        return numbers
+    return _named_date(text)
+
+
+def _named_date(text: str) -> list[int] | None:
+    """Year, month and day of a date with the name of its month: ``March 5, 2024``; None of another
+    text."""
+    if len(text) > _LONGEST_DATE:
+        return None
+    month, *numbers = _by_month(_plain_words(tokens_of(text))) or [""]
+    if month not in _MONTHS or len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+        return None
+    day, year = sorted(numbers, key=len)
+    return [int(year), _MONTH_NAMES.index(month) + 1, int(day)] if len(year) == 4 else None
 
 
 def _date(text: str) -> re.Match[str] | None:
