@@ -92,6 +92,23 @@ def test_every_number_of_the_readme_is_on_the_other_pages() -> None:
     assert [n for n in numbers if n not in others] == []
 
 
+def test_the_cards_of_the_readme_are_those_of_the_page() -> None:
+    text = page("cards.md")
+    table = text[text.index("| model | base weights |") :].partition("\n\n")[0]
+    lines = (line.strip("|").split("|") for line in table.splitlines())
+    (_, _, *cards), _, *rows = ([cell.strip() for cell in line] for line in lines)
+    fits = {
+        (card, model.rpartition("-")[2], weights, context.strip("*"))
+        for model, weights, *contexts in rows
+        for card, context in zip(cards, contexts, strict=True)
+    }
+    named = re.findall(r"^\| (\d+ GB) \| (.*) \|$", README, re.M)
+    assert [card for card, _ in named] == cards
+    for card, models in named:
+        claims = re.findall(r"(\d+B) in (\w+) \((\d+)\)", models)
+        assert claims and {(card, *claim) for claim in claims} <= fits
+
+
 def test_every_config_is_there() -> None:
     named = {word for word in README.split() if word.startswith("configs/") and ".yaml" in word}
     assert named

@@ -55,3 +55,17 @@ def test_the_pages_rollouts_and_probabilities_are_those_of_the_tiny_model() -> N
     assert own_BT[[0, 3], place].tolist() == pytest.approx(told, abs=0.002)
     sums = [float(each) for each in re.findall(r"from (-\d\.\d\d) to", PAGE)]
     assert [own_BT[3].sum().item(), own_BT[0].sum().item()] == pytest.approx(sums, abs=0.01)
+
+
+def test_the_readme_shows_what_the_tiny_model_answers() -> None:
+    readme = Path("README.md").read_text()
+    config = load_config("configs/quickstart.yaml")
+    tokenizer = load_tokenizer(config.model.path)
+    held_out = load_data(config, tokenizer, context_tokens=128).held_out_prompts
+    question = re.search(r"^    (What is \d+ \+ \d+\?)$", readme, re.MULTILINE)[1]
+    prompt = next(each for each in held_out if question in each.text)
+    with Model(config.model, tokenizer, seed=0) as model:
+        (group,) = minimal.sample(model, [prompt], minimal.GREEDY, seed=0)
+    assert f"before   {group.completions[0].text}\n" in readme
+    after = re.search(r"^    after    .*<answer>(\d+)</answer>$", readme, re.MULTILINE)
+    assert after[1] == prompt.answer
