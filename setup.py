@@ -128,6 +128,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["reason_llm", "reason_llm.*"]),
     package_data={
+        "reason_llm": ["py.typed"],
         "reason_llm.config": ["other_names.yaml"],
         "reason_llm.data": ["templates.yaml"],
         "reason_llm.app.export": ["model_card.md.jinja"],
