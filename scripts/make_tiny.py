@@ -178,7 +178,7 @@ def pretrain(
     """AdamW at a constant rate, until the accuracy on held-back pairs reaches the target.
 
     A decaying rate was tried: the model then is sure of its wrong answers, and reinforcement
-    learning has nothing to choose from (LOG.md).
+    learning has nothing to choose from (docs/log/2026-11-21-first-light.md).
     """
     texts = [(question(pair), completion(pair)) for pair in pairs]
     probe = encode(tokenizer, texts[:512])

@@ -187,6 +187,24 @@ def test_what_is_installed_is_what_is_declared() -> None:
         assert each.specifier.contains(version(each.name)), each
 
 
+@pytest.mark.parametrize(
+    ("lock", "lists"),
+    [
+        ("lock-cpu.txt", ("BASE", "TRACKERS", "RAY", "GYM", "VERIFIERS", "FRAMEWORKS", "TEST")),
+        ("lock-gpu.txt", ("BASE", "VLLM", "UNSLOTH", "TRACKERS", "RAY", "GYM", "MCP")),
+    ],
+)
+def test_a_lock_has_a_version_of_all_that_is_declared(lock: str, lists: tuple[str, ...]) -> None:
+    lines = (ROOT / "requirements" / lock).read_text().splitlines()
+    locked = dict(line.split("==") for line in lines)  # nothing but pins: no option, no address
+    for each in [requirement for name in lists for requirement in declared()[name]]:
+        assert each.specifier.contains(locked[canonicalize_name(each.name)]), each
+    has_cuda = [
+        name for name in locked if name.startswith(("nvidia-", "cuda-")) or name == "triton"
+    ]
+    assert bool(has_cuda) == (lock == "lock-gpu.txt")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "expected"),

@@ -15,6 +15,7 @@ from reason_llm.model.plan.backends import WITHOUT_VLLM
 from reason_llm.score.rewards import REWARDS
 
 README = (ROOT / "README.md").read_text()
+LOG = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "log").glob("2*.md")))
 
 
 def page(name: str) -> str:
@@ -86,10 +87,27 @@ def test_it_is_read_in_a_minute() -> None:
 
 def test_every_number_of_the_readme_is_on_the_other_pages() -> None:
     table = README[README.index("| measured on two") :].partition("\n\n")[0]
-    others = page("benchmarks.md") + page("gpu.md") + (ROOT / "LOG.md").read_text()
+    others = page("benchmarks.md") + page("gpu.md") + LOG
     numbers = re.findall(r"\d[\d.]*\d", table)
     assert len(numbers) > 10
     assert [n for n in numbers if n not in others] == []
+
+
+def test_the_cards_of_the_readme_are_those_of_the_page() -> None:
+    text = page("cards.md")
+    table = text[text.index("| model | base weights |") :].partition("\n\n")[0]
+    lines = (line.strip("|").split("|") for line in table.splitlines())
+    (_, _, *cards), _, *rows = ([cell.strip() for cell in line] for line in lines)
+    fits = {
+        (card, model.rpartition("-")[2], weights, context.strip("*"))
+        for model, weights, *contexts in rows
+        for card, context in zip(cards, contexts, strict=True)
+    }
+    named = re.findall(r"^\| (\d+ GB) \| (.*) \|$", README, re.M)
+    assert [card for card, _ in named] == cards
+    for card, models in named:
+        claims = re.findall(r"(\d+B) in (\w+) \((\d+)\)", models)
+        assert claims and {(card, *claim) for claim in claims} <= fits
 
 
 def test_every_config_is_there() -> None:
@@ -120,11 +138,10 @@ def beside_other_trainers() -> list[list[str]]:
 
 
 def test_every_number_beside_other_trainers_is_in_the_log() -> None:
-    log = (ROOT / "LOG.md").read_text()
     cells = [cell for row in beside_other_trainers() for cell in row[1:]]
     numbers = [n for cell in cells for n in re.findall(r"\d[\d.,]*\d", cell)]
     assert len(numbers) > 15
-    assert [n for n in numbers if not re.search(rf"(?<![\d.]){re.escape(n)}(?!\d)", log)] == []
+    assert [n for n in numbers if not re.search(rf"(?<![\d.]){re.escape(n)}(?!\d)", LOG)] == []
 
 
 def test_what_was_not_measured_is_said() -> None:
@@ -133,3 +150,10 @@ def test_what_was_not_measured_is_said() -> None:
     assert "Unsloth and verl were not measured." in page("benchmarks.md")
     (on_a_gpu,) = (row for row in rows if "on a GPU" in row[0])
     assert set(on_a_gpu[1:]) == {"not measured"}
+
+
+def test_every_entry_of_the_log_is_in_both_of_its_tables() -> None:
+    index = page("log/README.md")
+    entries = {path.name for path in (ROOT / "docs" / "log").glob("2*.md")}
+    for table in index.split("## By ")[1:]:
+        assert set(re.findall(r"\]\(([\w.-]+\.md)\)", table)) == entries

@@ -25,6 +25,7 @@ from documents import DOCUMENTS, Command, blocks, commands
 from shapes import write_config
 
 EXEMPT = {
+    "git clone": "needs the repository's address",
     "make": "CI's own (.ci/run); here it is asked what it would do",
     "pip": "make test has installed it; here it is asked whether it knows what is named",
     "-m venv": "of python: make test has made one",
@@ -290,7 +291,7 @@ def test_the_tables_hold_nothing_that_no_document_needs() -> None:
 
 
 def test_a_command_that_is_in_no_table_is_told(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text("So:\n\n    git clone it\n    make test\n")
+    (tmp_path / "page.md").write_text("So:\n\n    git pull it\n    make test\n")
     told = [exemption(str(command)) for command in commands(tmp_path / "page.md")]
     assert told == [None, "make"]
 

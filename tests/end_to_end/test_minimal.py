@@ -1,12 +1,16 @@
-"""``examples/minimal.py`` and the numbers of ``docs/method.md``, which follows its first step."""
+"""The examples on one page, and the numbers of ``docs/method.md``, which follows the first step of
+``examples/minimal.py``."""
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
+import dpo
 import minimal
+import sft
 from reason_llm import load_config
 from reason_llm.data import load_data
 from reason_llm.model import Datum, Model, collate, load_tokenizer, policy_logprobs
@@ -21,6 +25,41 @@ ROWS = re.findall(r"^\| \d \| `(.+?)` \| (\d) \| (-?[\d.]+) \|$", PAGE, re.MULTI
 )
 def test_the_example_learns_to_add_from_a_third_on(steps: int, least: float) -> None:
     assert minimal.train(load_config("configs/quickstart.yaml"), steps) >= least
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("example", "config", "least"), [(sft, "sft_tiny", 0.9), (dpo, "preference_tiny", 0.45)]
+)
+def test_the_examples_of_rows_learn_to_add(example: ModuleType, config: str, least: float) -> None:
+    assert example.train(load_config(f"configs/{config}.yaml")) >= least
+
+
+def test_the_loss_of_sft_is_the_mean_over_the_tokens_of_all_rows() -> None:
+    config = load_config("configs/sft_tiny.yaml")
+    tokenizer = load_tokenizer(config.model.path)
+    answers = [tokenizer.encode(text) for text in ("146", "<think>1+2=3</think><answer>3</answer>")]
+    rows = [Datum.of(tokenizer.encode("What is 1 + 2?"), each) for each in answers]
+    with Model(config.model, tokenizer, seed=0) as model:
+        optimizer = torch.optim.SGD(model.parameters_of("policy"), lr=0.0)
+        together = sft.learn(model, optimizer, rows)
+        apart = [sft.learn(model, optimizer, [row]) * row.num_trained for row in rows]
+    assert together == pytest.approx(sum(apart) / sum(row.num_trained for row in rows), rel=1e-4)
+
+
+def test_dpo_has_no_lead_before_its_first_step_and_one_after_it() -> None:
+    config = load_config("configs/preference_tiny.yaml")
+    tokenizer = load_tokenizer(config.model.path)
+    prompt, right, wrong = map(tokenizer.encode, ("What is 1 + 2?", "<answer>3", "<answer>4"))
+    pair = Datum.of(prompt, right), Datum.of(prompt, wrong)
+    with Model(config.model, tokenizer, seed=0) as model:
+        optimizer = torch.optim.SGD(model.parameters_of("policy"), lr=0.1)
+        pairs = dpo.with_reference(model, [pair])
+        before = dpo.log_ratios(model, [pair]).item() - pairs[0][2]
+        dpo.learn(model, optimizer, pairs)
+        after = dpo.log_ratios(model, [pair]).item() - pairs[0][2]
+    assert before == pytest.approx(0, abs=1e-5)
+    assert after > 1e-4
 
 
 def test_the_pages_advantages_and_gradients_are_those_of_its_rewards() -> None:
@@ -55,3 +94,17 @@ def test_the_pages_rollouts_and_probabilities_are_those_of_the_tiny_model() -> N
     assert own_BT[[0, 3], place].tolist() == pytest.approx(told, abs=0.002)
     sums = [float(each) for each in re.findall(r"from (-\d\.\d\d) to", PAGE)]
     assert [own_BT[3].sum().item(), own_BT[0].sum().item()] == pytest.approx(sums, abs=0.01)
+
+
+def test_the_readme_shows_what_the_tiny_model_answers() -> None:
+    readme = Path("README.md").read_text()
+    config = load_config("configs/quickstart.yaml")
+    tokenizer = load_tokenizer(config.model.path)
+    held_out = load_data(config, tokenizer, context_tokens=128).held_out_prompts
+    question = re.search(r"^    (What is \d+ \+ \d+\?)$", readme, re.MULTILINE)[1]
+    prompt = next(each for each in held_out if question in each.text)
+    with Model(config.model, tokenizer, seed=0) as model:
+        (group,) = minimal.sample(model, [prompt], minimal.GREEDY, seed=0)
+    assert f"before   {group.completions[0].text}\n" in readme
+    after = re.search(r"^    after    .*<answer>(\d+)</answer>$", readme, re.MULTILINE)
+    assert after[1] == prompt.answer

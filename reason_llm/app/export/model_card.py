@@ -17,6 +17,7 @@ from reason_llm.config import Config, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
 from reason_llm.files import read_object, read_text
+from reason_llm.model import digests
 from reason_llm.run import Best
 from reason_llm.run.store import folder as run_folder
 
