@@ -94,7 +94,6 @@ ELSEWHERE = {
     "run.ray": "tests/end_to_end/test_replicas.py",
     "run.replicas": "tests/end_to_end/test_replicas.py",
     "run.samplers": "tests/end_to_end/test_staleness.py",
-    "run.sum": "tests/end_to_end/test_replicas.py",
     "model.start": "tests/end_to_end/test_stages.py",
     "model.context_tokens": "refuses what is longer: tests/data/test_load.py",
     "model.trust_remote_code": "tests/end_to_end/test_untrusted.py",
@@ -116,7 +115,6 @@ ELSEWHERE = {
     "train.ema": "tests/end_to_end/test_training.py",
     "train.gradient_checkpointing": "memory alone: tests/model/plan",
     "train.router_aux_loss_coef": "of mixtures: tests/model/test_routing.py",
-    "train.router_replay": "of mixtures: tests/model/test_routing.py",
 }
 """Options, or whole sections, that other tests hold; each file there must exist."""
 FEW_TARGETS = {"model__adapter__targets": ["q_proj", "up_proj"]}
