@@ -308,8 +308,8 @@ def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
         text = " ".join(tokenizer.decode([id]) for id in range(0, len(tokenizer), step))
         body = {"model": section.model, "prompt": text, "add_special_tokens": False}
         url = url.removesuffix("/v1") + "/tokenize"
+        asked = service.Service("the teacher", url, section, TrainingError)
         try:
-            asked = service.Service("the teacher", url, section, TrainingError)
             answer = asked.ask(body, 1 << 20)
             told = _Tokens.model_validate_json(answer).tokens
         except (ValueError, ConnectionError, TimeoutError) as error:
