@@ -185,7 +185,8 @@ def read_demonstration(
     value = _score(cells) if score else 0.0
     whole = cells.find(CHAT_COLUMNS if columns.prompt is None else (columns.prompt,))
     has_completion = cells.find((columns.answer or "completion",)) is not None
-    if whole is None and columns.answer is None and cells.find(COMPLETION_COLUMNS) is None:
+    usual = (*PROMPT_COLUMNS, *COMPLETION_COLUMNS)
+    if columns.prompt is None and columns.answer is None and cells.find(usual) is None:
         wanted = ", ".join(map(repr, (*COMPLETION_COLUMNS, *CHAT_COLUMNS)))
         raise DataError(
             f"{where}: lacks any of the columns {wanted}; it has {', '.join(map(str, row))}; set "
