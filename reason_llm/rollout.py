@@ -161,6 +161,8 @@ class Completion:
     routes: Text | None = None
     """With ``train.router_replay``, the experts that each router chose for each token but the last,
     the prompt's among them: a byte each, in base64."""
+    logged: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
+    """Values that reward functions gave ``log_extra``, by column."""
 
     @property
     def answer(self) -> str:
