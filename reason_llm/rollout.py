@@ -157,6 +157,8 @@ class Completion:
     others: tuple[Conversation, ...] = ()
     """Conversations beside the one in which the model wrote most. Each is a row of its own for the
     learner, with the rollout's one advantage."""
+    logged: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
+    """Values that reward functions gave ``log_extra``, by column."""
 
     @property
     def answer(self) -> str:

@@ -4,7 +4,13 @@ from reason_llm.data.families import DATE_OPTION
 from reason_llm.data.forms import SIDES, read_demonstration
 from reason_llm.data.load import check_files, load_data, load_evaluation, renderer_of
 from reason_llm.data.messages import Messages
-from reason_llm.data.own_code import is_published, load_function, own_sources, place_of
+from reason_llm.data.own_code import (
+    command_words,
+    is_published,
+    load_function,
+    own_sources,
+    place_of,
+)
 from reason_llm.data.render import Renderer, order
 from reason_llm.data.rows import GYM, gym_maker, gym_tasks, is_of_environment, read_rows
 from reason_llm.data.sets import Data, DataSet

@@ -148,9 +148,24 @@ def _file_of(where: str) -> Path:
     return installation.file(where.rpartition(":")[0])
 
 
+def command_words(command: str) -> list[str]:
+    """Words of the command line of an MCP server, split as a shell splits them.
+
+    Raises:
+        ConfigError: a quote is not closed, or nothing follows a backslash.
+    """
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(
+            f"sample.environment=mcp:{command:.200}: {one_line(error)}; quote it as a shell reads "
+            "it"
+        ) from error
+
+
 def _command_sources(key: str, command: str) -> dict[str, str]:
     """Digests of the files that a command line names, and of what its Python files import."""
-    words = shlex.split(command)
+    words = command_words(command)
     found: dict[str, str] = {}
     for before, word in zip(["", *words], words, strict=False):
         file: Path | None = Path(word.partition("=")[2] if word.startswith("-") else word)

@@ -12,7 +12,6 @@ which that names (CVE-2026-116686).
 import asyncio
 import os
 import re
-import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,6 +26,7 @@ import orjson
 from pydantic import Field
 
 from reason_llm.config import installation
+from reason_llm.data import command_words
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_object
 from reason_llm.rollout import KNOWN_FIELDS_ONLY, record_from_json
@@ -108,10 +108,7 @@ class Server:
 def servers_of(asked: str) -> dict[str, Server]:
     """The servers by their names; a ConfigError if there are none, or one cannot be started."""
     where = f"sample.environment=mcp:{asked}"
-    try:
-        words = shlex.split(asked)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {one_line(error)}; quote it as a shell reads it") from error
+    words = command_words(asked)
     if not words:
         raise ConfigError(
             "sample.environment=mcp: names no server; write mcp:COMMAND ARGUMENTS, "

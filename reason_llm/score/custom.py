@@ -21,8 +21,8 @@ is the user's own code, not a model's.
 
 Source: ``GRPOTrainer._calculate_rewards`` of trl 1.14.2.
 Differs: it is called for one group, not for a batch of several; there is no trainer, so that
-``trainer_state`` is not given, and no table, so that ``log_extra`` is taken and kept nowhere; an
-environment is read from the rollout, as what it told at its end.
+``trainer_state`` is not given; what ``log_extra`` gets is kept with each completion; an environment
+is read from the rollout, as what it told at its end.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from threading import Lock
 from types import SimpleNamespace
@@ -54,6 +55,8 @@ NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt", "trainer_state"}
 """What a function of TRL's form is not given here."""
 MOST_LOGGED, MOST_NAME = 64, 64
 """Metrics of one function, and characters of their names."""
+MOST_COLUMNS, MOST_VALUE = 16, 1000
+"""Columns of ``log_extra``, and characters of a value."""
 log = logging.getLogger(__name__)
 
 
@@ -86,7 +89,7 @@ class CustomReward:
         self._takes_all = len(named) < len(parameters)
         self._logged: dict[str, list[float]] = {}
         self._lock = Lock()
-        self._extra_columns: set[str] = set()
+        self._extra: dict[int, dict[str, list[Any]]] = {}
         of_trl = {"prompts", "completion_ids", *OF_TRAINER}
         self.is_trl = self._takes_all or bool(of_trl & named.keys())
         """Whether it has the form of TRL's rewards."""
@@ -133,8 +136,11 @@ class CustomReward:
             "completions": [c.answer for c in group.completions],
             "all_token_ids": [list(c.token_ids) for c in group.completions],
         }
-        count = len(group.completions)
-        arguments = self._of_trl(group) if self.is_trl else self._arguments(group.prompt, values)
+        count, extra = len(group.completions), dict[str, list[Any]]()
+        if self.is_trl:
+            arguments = self._of_trl(group, partial(self._log_extra, extra, count))
+        else:
+            arguments = self._arguments(group.prompt, values)
 
         def listed() -> list[Any]:
             """What it gave, one too many at most. A generator runs here."""
@@ -154,9 +160,12 @@ class CustomReward:
                 f"{self.where} gave {given} rewards for {count} completions; it must give a list "
                 "of as many numbers"
             )
+        if extra:
+            with self._lock:
+                self._extra[id(group)] = dict(extra)
         return rewards
 
-    def _of_trl(self, group: Group) -> dict[str, Any]:
+    def _of_trl(self, group: Group, log_extra: Callable[[str, Any], None]) -> dict[str, Any]:
         """Arguments of a function of TRL's form."""
         row, count = group.prompt.extra.get(ROW), len(group.completions)
         if not isinstance(row, Mapping):
@@ -173,7 +182,7 @@ class CustomReward:
             "prompts": [prompt] * count,
             "completions": [[{"role": "assistant", "content": t}] if is_talk else t for t in texts],
             "completion_ids": [list(c.token_ids) for c in group.completions],
-            "log_extra": self._log_extra,
+            "log_extra": log_extra,
             "log_metric": self._log_metric,
         }
         if any(told):
@@ -208,17 +217,23 @@ class CustomReward:
                 raise ValueError(f"{self.where} logs more than {MOST_LOGGED} metrics")
             values.append(number)
 
-    def _log_extra(self, column: str, values: Any) -> None:
-        """As TRL's, whose table of completions is not here: a column is named once."""
-        del values
+    def take_extra(self, group: Group) -> dict[str, list[Any]]:
+        """Columns that the function gave ``log_extra`` for this very group, each with a value of
+        every completion, and forget them."""
         with self._lock:
-            is_new = column not in self._extra_columns and len(self._extra_columns) < MOST_LOGGED
-            self._extra_columns.add(column) if is_new else None
-        if is_new:
-            log.warning(
-                "%s gives log_extra the column %.60r, which is kept nowhere; a number of each "
-                "completion can be a reward of weight 0", self.where, column,
-            )  # fmt: skip
+            return self._extra.pop(id(group), {})
+
+    def _log_extra(self, extra: dict[str, list[Any]], count: int, column: str, values: Any) -> None:
+        """As TRL's, which has a table of completions: a column with a value of each."""
+        kept = list(islice(values, count + 1))
+        if len(kept) != count:
+            raise ValueError(
+                f"{self.where} gave log_extra({column!r:.40}) another number of values than the "
+                f"{count} completions have; give one for each"
+            )
+        extra[str(column)[:MOST_NAME]] = [_logged(value) for value in kept]
+        if len(extra) > MOST_COLUMNS:
+            raise ValueError(f"{self.where} gives log_extra more than {MOST_COLUMNS} columns")
 
     def _result(self, arguments: dict[str, Any]) -> Any:
         result = self._function(**arguments)
@@ -233,6 +248,18 @@ class CustomReward:
                 raise RuntimeError(f"{self.where} raised {error!r}") from error
 
         return within(self.timeout_seconds, self.where, guarded)
+
+
+def _logged(value: Any) -> Any:
+    """A value as JSON keeps it: a number or a truth value, any other as the beginning of its
+    text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, str) and isinstance(value, SupportsFloat):
+        number = float(value)
+        if math.isfinite(number):
+            return int(number) if isinstance(value, int) and int(number) == value else number
+    return str(value)[:MOST_VALUE].encode(errors="replace").decode()
 
 
 def _members(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -256,6 +256,8 @@ class Reward:
     """Extra columns of the data that the reward reads."""
     take_logged: Callable[[], Mapping[str, Sequence[float]]] = dict
     """Values of metrics that a function logged since the last call, by name."""
+    take_extra: Callable[[Group], Mapping[str, Sequence[Any]]] = lambda group: {}
+    """Columns that a function logged for a group which it has just judged."""
     description: str | None = None
     """A note for the user at the start."""
 
@@ -444,6 +446,7 @@ def _custom(spec: RewardSpec, context: Context) -> Reward:
             is_custom=True,
             columns=columns,
             take_logged=function.take_logged,
+            take_extra=function.take_extra,
         )
     return Reward(function.one, is_custom=True, columns=columns)
 

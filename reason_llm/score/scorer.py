@@ -141,6 +141,7 @@ class Scorer:
         is_whole = only_first or len(rewards) == len(self.rewards)
         first: list[list[float]] = []
         values: dict[str, list[list[float]]] = {}
+        logged: list[dict[str, Sequence[object]]] = [{} for _ in groups]
         for reward in rewards:
             found = [
                 [_of_whole(c, value) for c, value in zip(group.completions, of, strict=True)]
@@ -150,13 +151,16 @@ class Scorer:
                 found = [[0.0 if math.isnan(value) else value for value in of] for of in found]
             first = first or found
             values[reward.name] = found
+            for columns, group in zip(logged, groups, strict=True):
+                columns |= reward.reward.take_extra(group)
         scored = []
         for g, group in enumerate(groups):
             completions = []
             for c, completion in enumerate(group.completions):
                 given = {name: of[g][c] for name, of in values.items()}
                 total = _total(rewards, given) if is_whole else None
-                completions.append(replace(completion, rewards=given, reward=total))
+                extra = {name: of_group[c] for name, of_group in logged[g].items()}
+                completions.append(replace(completion, rewards=given, reward=total, logged=extra))
             scored.append(replace(group, completions=tuple(completions)))
         if is_whole:
             _warn_of_unscored(scored, only_first)
@@ -185,7 +189,9 @@ class Scorer:
         named = replace(prompt, id=f"a made-up completion of {prompt.id}")
         for weighted in self.rewards[:1] if only_first else self.rewards:
             if weighted.reward.is_custom:
-                self._values(weighted, [Group(named, tuple(completions))], [])
+                made_up = Group(named, tuple(completions))
+                self._values(weighted, [made_up], [])
+                weighted.reward.take_extra(made_up)
         self.take_counts()  # so that a failure here is in no step's record
 
     def with_model_reward(

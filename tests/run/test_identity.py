@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, TINY, small_config
 from reason_llm.config import CommandLine, Config
 from reason_llm.data import own_sources
-from reason_llm.errors import CheckpointError
+from reason_llm.errors import CheckpointError, ConfigError
 from reason_llm.evaluate import make_request, run_evaluation
 from reason_llm.loop import train
 from reason_llm.run import SILENT
@@ -188,6 +188,8 @@ def test_files_in_the_command_of_an_mcp_server_are_known(
         f"{key} runs server.py", f"{key} runs server.py imports tool",
         f"{key} runs --table=table.csv",
     }  # fmt: skip
+    with pytest.raises(ConfigError, match="No closing quotation; quote it"):
+        own_sources([], {"": "mcp:python 'server.py"})
     modules = own_sources([], {"a": "mcp:python -m kit.serve"})
     assert {*modules} == {
         f"{key}.a runs kit.serve", f"{key}.a runs kit.serve imports kit.parts",

@@ -17,17 +17,37 @@ CHECKS = {
     "langchain_calls_a_tool_and_streams": "langchain_openai",
     "smolagents_is_cut_at_its_stop_strings": "smolagents",
     "instructor_reads_a_model_from_a_text": "instructor",
+    "dspy_predicts": "dspy",
+    "litellm_asks_and_streams": "litellm",
 }
 """Functions of this file, and the packages that they need."""
+TOOL_AGENTS = {
+    "openai_parts": "openai",
+    "openai_responses": "openai",
+    "agents_sdk": "agents",
+    "pydantic_ai_tool": "pydantic_ai",
+    "llama_index_tool": "llama_index",
+    "autogen_tool": "autogen_agentchat",
+    "ag2_tool": "ag2",
+    "haystack_tool": "haystack",
+    "agno_tool": "agno",
+    "strands_tool": "strands",
+    "crewai_agent": "crewai",
+}
+"""Agents that call a tool and answer, and the packages that they need."""
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", [*CHECKS, *TOOL_AGENTS])
 def test_a_framework(name: str) -> None:
-    if find_spec(CHECKS[name]) is None:
-        pytest.skip(f"{CHECKS[name]} is not installed")
+    """What is not installed is skipped. To run one by hand, install it into a folder (``pip install
+    --target``) and put that into ``PYTHONPATH``."""
+    package = (CHECKS | TOOL_AGENTS)[name]
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     folders = [Path(__file__).parent, FIXTURES, *FIXTURES.parents[:2]]
     path = f"import sys; sys.path[:0] = {[*map(str, folders)]}"
-    code = f"{path}; import test_frameworks; test_frameworks.{name}()"
+    played = f"{name}()" if name in CHECKS else f"calls_a_tool({name!r})"
+    code = f"{path}; import test_frameworks; test_frameworks.{played}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
@@ -65,3 +85,26 @@ def instructor_reads_a_model_from_a_text() -> None:
     said = '```json\n{"value": 42}\n```'
     for each in played("instructor_json", said, context=3000)[0]:
         assert each.environment["reward"] == 1.0
+
+
+def dspy_predicts() -> None:
+    said = "[[ ## answer ## ]]\n42\n\n[[ ## completed ## ]]"
+    for each in played("dspy_predict", said, context=6000)[0]:
+        assert each.environment == {"turns": 1, "reward": 1.0}
+
+
+def litellm_asks_and_streams() -> None:
+    completions, sampler = played("litellm_asked", "it is 42", context=3000)
+    for each in completions:
+        assert (each.environment["reward"], len(each.others)) == (1.0, 1)
+    assert len(sampler.seeds) == 2 + 1  # each rollout's own, and that of the batch
+
+
+def calls_a_tool(name: str) -> None:
+    """Each chat is one conversation: the call, its result and the answer."""
+    said = call("times", '{"first": 6, "second": 7}'), "it is 42"
+    for each in played(name, *said, context=12_000)[0]:
+        assert each.environment.get("reward") == 1.0, each.environment
+        assert each.environment["turns"] == 2 * (1 + len(each.others))
+        for text in (each.text, *(other.text for other in each.others)):
+            assert "<tool_response>\n42\n</tool_response>" in text

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from pydantic import ValidationError
 
 from reason_llm.config.score import SAYS_RIGHT, RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
-from reason_llm.rollout import ROW, Completion, Group, Prompt
+from reason_llm.rollout import ROW, Completion, Group, Prompt, group_from_json
 from reason_llm.run.store.metrics import with_means
 from reason_llm.score import Scorer
 from reason_llm.score.custom import CustomReward
@@ -244,9 +245,10 @@ def test_the_model_s_last_turn_is_judged_and_not_the_whole_text(tmp_path: Path) 
     assert list(found.values()) == [1, 1, 0.5]
 
 
-def test_what_trl_s_trainer_gives_beside_columns(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_trl_s_trainer_gives_beside_columns() -> None:
     def played(completions: Any, environments: Any, log_extra: Any, log_metric: Any) -> Any:
         log_extra("text", completions)
+        log_extra("any", [np.float32(0.5), {"a": "\ud800" * 5000}])
         for each in environments:
             log_metric("hits", each.hits)
         return [each.reward + each.turns for each in environments]
@@ -261,10 +263,30 @@ def test_what_trl_s_trainer_gives_beside_columns(caplog: pytest.LogCaptureFixtur
         assert [c.rewards["played"] for c in scored.completions] == [1.5, 1.5]
         counts = {**scorer.take_counts(), "score/errors": 3.0}
         assert with_means(counts) == {"score/errors": 3, "score/timeouts": 0, "logged/hits": 3.5}
-        scorer.score([asked_there])
-        assert caplog.text.count("log_extra the column 'text', which is kept nowhere") == 1
+        cut = "{'a': '" + "\\ud800" * 165 + "\\ud8"
+        cut = cut[:1000]
+        columns = [{"text": "a", "any": 0.5}, {"text": "b", "any": cut}]
+        assert [c.logged for c in scored.completions] == columns
+        stored = replace(scored, prompt=replace(scored.prompt, token_ids=(1,)))
+        assert group_from_json(orjson.loads(orjson.dumps(stored))) == stored
         with pytest.raises(RewardError, match=r"'environments', which p lacks \(there is no"):
             scorer.score([asked])
+
+
+def test_log_extra_takes_a_value_for_each_completion_and_few_columns() -> None:
+    def short(completions: Any, log_extra: Any) -> Any:
+        log_extra("one", completions[:1])
+        return [1.0, 1.0]
+
+    def many(completions: Any, log_extra: Any) -> Any:
+        for number in range(17):
+            log_extra(number, completions)
+        return [1.0, 1.0]
+
+    asked = group("a", "b", extra={ROW: {"prompt": "x", "columns": {}}})
+    for function, says in ((short, "values than the 2 completions"), (many, "than 16 columns")):
+        with pytest.raises(ValueError, match=says):
+            CustomReward("f", 300.0, function).group(asked)
 
 
 def test_a_parameter_s_default_is_taken_where_a_row_has_no_such_column() -> None:
