@@ -75,7 +75,7 @@ _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
 _ARC = word_set("sin cos tan cot sec csc")
 """Functions whose power -1 is the inverse function."""
-_LABELS = word_set("quotient remainder minimum maximum mean median mode length width height")
+LABELS = word_set("quotient remainder minimum maximum mean median mode length width height")
 """Words that name an item of a list: ``quotient 4, remainder 3``."""
 _INEQUALITIES = word_set("< > <= >= != in")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
@@ -186,7 +186,7 @@ class _Reader:
 
     def answer(self) -> Tree:
         """The whole: one item, or several behind commas, semicolons, ``and``, ``or``; ``either`` of
-        those that have ``or`` alone between them."""
+        those that have ``or`` alone between them, ``same`` of two with ``i.e.`` between them."""
         self.is_rounded = self.take("=", "\\approx", ":") == "\\approx"
         groups: list[list[Tree]] = [[self.item()]]
         joins: list[str] = []
@@ -204,19 +204,28 @@ class _Reader:
             return _joined(groups[0], joins)
         if len(groups) == 1 and set(joins) == {"or"}:
             return ["either", *groups[0]]
+        if len(groups) == 1 and joins == ["i.e."]:
+            return ["same", *groups[0]]
         return _listed([_listed(group) for group in groups])
 
     def separator(self) -> str:
-        """``,``, ``;``, ``and``, ``or``, perhaps with a comma before it; empty for none."""
+        """``,``, ``;``, ``and``, ``or``, ``i.e.``, perhaps with a comma before it; empty for
+        none."""
         separator = self.take(",", ";")
-        if self.name().lower() in _JOINS and self.kind() in ("text", "letters"):
+        if self.name().lower() in (*_JOINS, "i.e.") and self.kind() in ("text", "letters"):
             separator = self.name().lower()
             self.index += 1
         return separator
 
     def item(self) -> Tree:
-        if self.kind() == "text" and self.kind(1) == "number" and self.name().lower() in _LABELS:
+        label = self.name().lower().rstrip(" :=")
+        is_named = self.kind(1) == "number" or self.name(1) in ("=", ":", "-")
+        if label in LABELS and self.kind() in ("text", "letters") and is_named:
             self.index += 1
+            self.take("=", ":")
+            tree = ["rel", "=", ["var", label], self.sum()]
+            self.unit()
+            return tree
         tree = self.relation()
         multiplier = _MULTIPLIERS.get(self.name().lower())
         if multiplier is not None and tree[0] == "num":
@@ -231,7 +240,7 @@ class _Reader:
         may_follow = True
         while self.index < len(self.tokens):
             name, kind = self.name(), self.kind()
-            is_join = kind in ("text", "letters") and name.lower() in _JOINS
+            is_join = kind in ("text", "letters") and name.lower() in (*_JOINS, "i.e.")
             if name in (",", ";") or (is_join and self.name(1)):
                 break
             is_part = kind in ("text", "letters", "currency") or name in _PARTS_OF_UNITS

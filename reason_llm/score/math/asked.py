@@ -130,6 +130,8 @@ _FRACTION = re.compile(
     r"\bas (?:a|an) (?:\w{1,12} )?fraction\b|\bcommon fraction\b|\bfraction form\b"
 )
 _IMPROPER = re.compile(r"\bimproper fractions?+\b(?!\s*+[\d$\\])")
+_ROUNDED = ("nearest", "round", "approximat", "estimat", "decimal place", "significant")
+_REMAINDERS = ("remainder", "mod", "residue", "congruen", "units digit", "last digit")
 _CURVES = word_set("equation line circle parabola ellipse hyperbola plane curve tangent locus")
 _FORMS_OF_CURVES = word_set("form solve term express rewrite isolate subject")
 _SIMPLEST = (
@@ -348,6 +350,30 @@ def asks_for_simplest(question: str) -> bool:
     """Whether one way to write the value is asked for: ``in simplest radical form``."""
     text = _plain(question)
     return any(words in text for words in _SIMPLEST)
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_to_round(question: str) -> bool:
+    """Whether an approximate value is asked for: ``to the nearest percent``."""
+    text = question.lower()
+    return any(word in text for word in _ROUNDED)
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_number(question: str) -> bool:
+    """Whether a number of things is asked for."""
+    return any(
+        words[at : at + 2] in (["how", "many"], ["number", "of"])
+        for words in _asking(question)
+        for at in range(len(words))
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_remainder(question: str) -> bool:
+    """Whether a remainder is asked for, ``modulo 7``."""
+    text = question.lower()
+    return any(word in text for word in _REMAINDERS)
 
 
 @functools.lru_cache(maxsize=1024)
