@@ -29,6 +29,7 @@ from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import (
     says_empty,
+    with_labels,
     with_number,
     with_remainder,
     with_sets,
@@ -213,7 +214,10 @@ def stated(answer: str, question: str) -> str | None:
     end = next((i for i, word in enumerate(rest) if i and word.casefold() in _ADVERBIAL), len(rest))
     if not _are_known([word.strip("$.,;:()").casefold() for word in rest[end:]], question):
         return None
-    return " ".join(word for word in rest[:end] if word.casefold() not in _SMALL_WORDS)
+    shown = [word for word in rest[:end] if word.casefold() not in _SMALL_WORDS]
+    while len(shown) > 1 and shown[0].casefold() in _LEAD_WORDS and len(shown[0]) > 1:
+        del shown[0]
+    return " ".join(shown)
 
 
 def _only_quantity(words: list[str], plain: list[str], place: int, question: str) -> str | None:
@@ -331,7 +335,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if says_empty(tokens):
         return Reading(["const", "empty"], ())
     tokens, modulus = without_modulus(tokens)
-    tokens = with_remainder(with_number(tokens))
+    tokens = with_labels(with_remainder(with_number(tokens)))
     try:
         reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
@@ -576,10 +580,13 @@ def _of_the_day(time: re.Match[str]) -> list[int] | None:
 def _date(text: str) -> re.Match[str] | None:
     if len(text) > _LONGEST_DATE:
         return None
+    if "day" in (remark := text.partition("(")[2]) and " or " not in remark:  # (the day before)
+        text = text.partition("(")[0]
     is_marked = text.rstrip("} .").casefold().replace(".", "").endswith(("am", "pm"))
     if not (is_marked or any(sign in text for sign in _SIGNS_OF_DATES)):
         return None
-    plain = "".join(map(str, tokens_of(text))).casefold().replace(".", "").replace(" ", "")
+    plain = "".join(map(str, tokens_of(text))).casefold()
+    plain = plain.replace(".", "").replace(" ", "").strip("{}")
     if is_marked and plain[:-2].isdigit():
         plain = f"{plain[:-2]}:00{plain[-2:]}"
     return _DATE.fullmatch(plain)
@@ -672,13 +679,29 @@ def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
     options = _options(question)
     if letter in options:
         shown = spelling(tokens).rstrip(".")
-        return bool(shown) and options[letter].startswith(shown)
+        if not shown:
+            return False
+        return options[letter].startswith(shown) or _is_read_alike(options[letter], tokens)
     try:
         tree = read(list(tokens), letters_are_units=False).tree
     except UnreadableError:
         return False
     is_number = not variables(tree) and tree[0] not in ("neg", "rel", "list", "either", "pm")
     return is_number and (not tokens or tokens[0].text not in ("+", "-", "="))
+
+
+def _is_read_alike(option: str, tokens: list[Token]) -> bool:
+    """Whether an option's text, up to the next one, and another are one formula."""
+    own = tokenize(option.replace("\x00", " "))
+    marks = _choice_marks(own, anywhere=True)
+    try:
+        trees = [
+            read(each, letters_are_units=False).tree
+            for each in (own[: marks[0][1]] if marks else own, list(tokens))
+        ]
+    except UnreadableError:
+        return False
+    return form_of(trees[0]).is_same(form_of(trees[1]))
 
 
 @functools.lru_cache(maxsize=1024)

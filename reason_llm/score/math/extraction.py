@@ -23,8 +23,11 @@ _PHRASE = re.compile(
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\sI hope it is correct")
 _BOLD_END = re.compile(r"(?<=[^\s*])\*\*(?=[\s,;:!?]|$)")
 """Markdown's end of bold text, as in ``**Answer: 42**``; a power has more behind it."""
-_BOLD = re.compile(r"(?<=[\w:=] )\*\*(?=[^\s*])([^*\n]{1,200}+)(?<!\s)\*\*(?![\w*])")
-"""Text in Markdown's bold behind a word; a heading and a power have none and a space before."""
+_BOLD = re.compile(
+    r"(?:(?<=[\w:=] )|(?<=[^\W\d]\. )|(?<=[$)]\. ))"
+    r"\*\*(?=[^\s*])([^*\n]{1,200}+)(?<!\s)\*\*(?![\w*:：])"
+)
+"""Text in Markdown's bold in a sentence; a heading and a power are none."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,40}+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<![A-Za-z\d])\.\d++"
@@ -83,6 +86,7 @@ _CONCLUSION = re.compile(
 _FALSE_BEFORE = re.compile(rf"\b{_FALSE} \Z", re.IGNORECASE)
 _INSTEAD = re.compile(r"(?<=\s)(?:not|instead|rather)\b", re.IGNORECASE)
 """What stands behind these words is what an answer is not."""
+_NOT = re.compile(r"(?<=[\d$)}*]), not (?=[\d$\\\\(*-])")
 _DENIED_LATER = re.compile(
     r"\b(?:(?:above|previous|earlier|first|boxed) (?:answer|result|value|solution)"
     r"|(?:answer|result|value|solution|box) (?:above|before|in the box|I (?:gave|boxed|wrote)))"
@@ -428,7 +432,7 @@ def last_boxes(text: str) -> list[str]:
 
 def _phrase_answer(rest: str) -> str:
     """The answer after ``answer is``: LaTeX at its start, else all up to the sentence's end."""
-    rest = rest.strip().removeprefix("**").strip()
+    rest = _NOT.split(rest.strip().removeprefix("**").strip(), maxsplit=1)[0].rstrip(" ,")
     for start, end in _MATHEMATICS:
         closing = rest.find(end, len(start)) if rest.startswith(start) else -1
         if closing > len(start):

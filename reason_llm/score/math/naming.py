@@ -7,9 +7,9 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 from collections.abc import Sequence
 
 from reason_llm.score.math.answer_form import form_of
-from reason_llm.score.math.answer_tree import Tree, holds, subtrees, variables
-from reason_llm.score.math.asked import asks_for_remainder, asks_to_round
-from reason_llm.score.math.numeric import TOLERANCE, is_near, is_one, value_of
+from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
+from reason_llm.score.math.asked import asks_for_all, asks_for_remainder, asks_to_round
+from reason_llm.score.math.numeric import TOLERANCE, is_one, value_of
 from reason_llm.score.math.question import read_question
 from reason_llm.score.math.units import word_set
 
@@ -20,6 +20,7 @@ _EQUALITIES = frozenset(["=", "~"])
 _CONSTANTS = word_set("C c K k C_1 c_1 constant const")
 _PARAMETERS = word_set("n k m j l N K")
 """Names of the integer that numbers the solutions."""
+_MAX_FAMILIES = 24
 _LONGEST_RESIDUE = 1000
 """Digits of a number that is reduced modulo another."""
 _GRAPHS = word_set("f g h f^-1 g^-1 h^-1")
@@ -36,17 +37,20 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     """
     moduli = gold[0] == "mod", answer[0] == "mod"
     if any(moduli) or answer[:2] == ["rel", "equiv"]:
-        if moduli == (True, False) or not asks_for_remainder(question):
+        modulus = answer[2][1] if moduli == (False, True) else ""
+        if moduli == (True, False) or not asks_for_remainder(question, modulus):
             return None if any(moduli) else (gold, answer)
         if all(moduli) and gold[2] != answer[2]:
             return None
         residue, found = _residue(gold), _residue(answer)
         if all(moduli) and _is_whole_numeral(residue) and _is_whole_numeral(found):
             first, second = (int(_unsigned(each)[1]) * _sign(each) for each in (residue, found))
-            modulus = int(gold[2][1]) if gold[2][1].isdigit() else 0
-            return (residue, residue) if modulus and (first - second) % modulus == 0 else None
+            size = int(gold[2][1]) if gold[2][1].isdigit() else 0
+            return (residue, residue) if size and (first - second) % size == 0 else None
         return as_asked(residue, found, question)
     answer = _in_standard_form(gold, answer)
+    if gold[0] != "based" or gold[2] == "10":
+        gold, answer = _in_base_ten(gold), _in_base_ten(answer)
     gold, domain, name = _without_domain(gold)
     answer, said, own = _without_domain(answer)
     if said not in (
@@ -55,17 +59,19 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         *((["const", "set R"], ["const", "set Z"]) if not domain else ()),
     ):
         return None
-    if ["const", "set Z"] in (domain, said):
+    is_numbered = ["const", "set Z"] in (domain, said)
+    if is_numbered:
         answer = _with_parameter(gold, name, answer, own)
-        if is_same_family(gold, answer):
-            shared = value_named(gold) if gold[0] == "rel" else gold
-            return None if shared is None else (shared, shared)
+    is_numbered |= "integer" in question.lower()
+    if is_numbered and (domain or asks_for_all(question)) and is_same_family(gold, answer):
+        shared = value_named(gold) if gold[0] == "rel" else gold
+        return None if shared is None else (shared, shared)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
     answer = _without_exclusion(gold, answer, question)
     gold, answer = _as_vectors(gold, answer)
     gold, answer = (_both_points(each) for each in (gold, answer))
-    has_parameter = "parameter" in question or ["const", "set R"] in (domain, said)
+    has_parameter = "paramet" in question.lower() or ["const", "set R"] in (domain, said)
     if has_parameter and _are_parallel(gold, answer):
         return gold, gold
     gold, answer = _set_named(gold), _set_named(answer)
@@ -83,8 +89,6 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         return _plain_approximation(gold), _plain_approximation(answer)
     if gold[0] == "based" and answer[0] == "num":
         return gold, ["based", answer[1], gold[2]]
-    if gold[0] == "num" and answer[0] == "based" and answer[2] == "10":
-        return gold, ["num", answer[1]]
     if gold[0] == "rel":
         value = value_named(gold)
         if value is not None:
@@ -99,6 +103,9 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     if answer[0] == "rel":
         if not is_equality(answer):
             return gold, answer
+        names = answer[2:-1]
+        if gold[0] == "tuple" and len(names) > 1 and all(each[0] == "var" for each in names):
+            return gold, ["tuple", *([answer[-1]] * len(names))]  # x = y = 4
         value = value_named(answer, question)
         if value is not None and gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
             names = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
@@ -149,31 +156,75 @@ def _as_rounded(gold: Tree, answer: Tree) -> Tree:
 
 
 def _are_parallel(gold: Tree, answer: Tree) -> bool:
-    """Whether ``t(2, 1)`` and ``t(-4, -2)`` are the same line, with any real t."""
-    match gold, answer:
-        case ["mul", ["var", _], ["matrix", *golds]], ["mul", ["var", _], ["matrix", *answers]]:
-            pairs = zip(golds, answers, strict=False)
-            values = [(value_of(one[0]), value_of(other[0])) for one, other in pairs]
-            numbers = [(a, b) for a, b in values if is_one(a) and is_one(b)]
-            a, b = max(numbers, key=lambda pair: abs(pair[0]), default=(0, 0))
-            is_whole = len(golds) == len(answers) == len(numbers)
-            return is_whole and b != 0 and all(is_near(x * b, y * a) for x, y in numbers)
-    return False
+    """Whether ``t(2, 1)`` and ``t(-4, -2)``, or ``(1 + t, 2t)`` and ``(2 + t, 2 + 2t)``, are the
+    same line, with any real t."""
+    lines = [_line(tree) for tree in (gold, answer)]
+    if None in lines or len(lines[0] or ()) != len(lines[1] or ()):
+        return False
+    pairs = list(zip(*(line or [] for line in lines), strict=True))
+    steps = [(one[1], other[1]) for one, other in pairs]
+    between = [(one[1], other[0] - one[0]) for one, other in pairs]
+    return any(other for _, other in steps) and _proportional(steps) and _proportional(between)
+
+
+def _proportional(pairs: list[tuple[complex, complex]]) -> bool:
+    """Whether the second numbers are a multiple of the first ones, which are not all 0."""
+    a, b = max(pairs, key=lambda pair: abs(pair[0]))
+    return a != 0 and all(abs(x * b - y * a) < TOLERANCE for x, y in pairs)
+
+
+def _line(tree: Tree) -> list[tuple[complex, complex]] | None:
+    """Each coordinate's start and step of a point that moves with one variable; None for anything
+    else."""
+    match tree:
+        case ["mul", ["var", _] as scale, ["matrix", *rows]]:
+            members: list[Tree] = [["mul", scale, row[0]] for row in rows if len(row) == 1]
+        case ["matrix", *rows]:
+            members = [row[0] for row in rows if len(row) == 1]
+        case ["tuple", *members]:
+            pass
+        case _:
+            return None
+    names = variables(tree)
+    if len(names) != 1:
+        return None
+    found = [_progression(each, next(iter(names))) for each in members]
+    numbers = [each for each in found if each is not None]
+    return numbers if len(numbers) == len(found) else None
+
+
+def _progression(tree: Tree, name: str) -> tuple[complex, complex] | None:
+    """Start and step of a formula that is linear in a variable."""
+    first, second, third = (value_of(_renamed(tree, name, ["num", str(at)])) for at in (0, 1, 2))
+    if not (is_one(first) and is_one(second) and is_one(third)):
+        return None
+    if abs(third - 2 * second + first) > TOLERANCE * max(1.0, abs(third)):
+        return None
+    return first, second - first
 
 
 def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
-    """``2^3 \\cdot 5^1`` as ``2^3 \\cdot 5``, where the gold answer has powers, and ``0 - i`` as
+    """``2^3 \\cdot 5^1`` as ``2^3 \\cdot 5``, where the gold answer has powers, and ``0 - 1i`` as
     ``-i``, where it is complex."""
     match answer:
         case ["pow", ["num", digits], ["num", "1"]] if holds(gold, "pow"):
             return ["num", digits]
         case ["add", ["num", "0"], rest] if ["const", "i"] in subtrees(gold):
             return list(rest)
-        case ["mul" | "rel", *_]:
+        case ["mul", ["num", "1"], ["const", "i"] as one] if one in subtrees(gold):
+            return list(one)
+        case ["mul" | "rel" | "add" | "neg", *_]:
             return [
                 _in_standard_form(gold, each) if isinstance(each, list) else each for each in answer
             ]
     return answer
+
+
+def _in_base_ten(tree: Tree) -> Tree:
+    """``47_{10}`` as 47, also in a list."""
+    if tree[0] == "based" and tree[2] == "10":
+        return ["num", tree[1]]
+    return [tree[0], *map(_in_base_ten, tree[1:])] if tree[0] in ("list", "tuple") else tree
 
 
 def _residue(tree: Tree) -> Tree:
@@ -202,18 +253,26 @@ def is_same_family(gold: Tree, answer: Tree) -> bool:
     families = [_families(each, names[0]) for each in (gold, answer)] if len(names) == 1 else [None]
     if None in families or form_of(answer).steps - form_of(gold).steps:
         return False
-    (golds, answers) = families
-    left = list(answers or ())
-    for start, step in golds or ():
-        alike = (
-            each
-            for each in left
-            if is_near(abs(each[1]), abs(step)) and _is_whole((each[0] - start) / step)
-        )
-        if (found := next(alike, None)) is None:
-            return False
-        left.remove(found)
-    return not left
+    golds, answers = (each or [] for each in families)
+    longest = max((abs(step) for _, step in [*golds, *answers]), default=0)
+    first, second = (_starts(each, longest) for each in (golds, answers))
+    return (
+        bool(first)
+        and len(first) == len(second)
+        and all(any(_is_whole((a - b) / longest) for b in second) for a in first)
+        and all(any(_is_whole((a - b) / longest) for a in first) for b in second)
+    )
+
+
+def _starts(families: list[tuple[complex, complex]], longest: float) -> list[complex]:
+    """The starts of families with the same longer step; none where their steps do not divide it."""
+    starts: list[complex] = []
+    for start, step in families:
+        times = longest / abs(step)
+        if not _is_whole(times) or times > _MAX_FAMILIES:
+            return []
+        starts.extend(start + step * number for number in range(round(times)))
+    return starts
 
 
 def _is_whole(number: complex) -> bool:
@@ -227,13 +286,12 @@ def _families(tree: Tree, name: str) -> list[tuple[complex, complex]] | None:
         one = value_named(each) if each[0] == "rel" else each
         if one is None or variables(one) != {name} or one[0] in _SEVERAL:
             return None
-        values = [value_of(_renamed(one, name, ["num", str(at)])) for at in (0, 1, 2)]
-        first, second, third = values
-        if not (is_one(first) and is_one(second) and is_one(third)) or second == first:
-            return None
-        if abs(third - 2 * second + first) > TOLERANCE * abs(third):
-            return None
-        found.append((first, second - first))
+        num_signs = [part[0] for part in subtrees(one)].count("pm")
+        for sign in (True, False)[: 1 + num_signs]:
+            family = _progression(_with_sign(one, sign), name)
+            if family is None or family[1] == 0 or num_signs > 1:
+                return None
+            found.append(family)
     return found
 
 
@@ -503,6 +561,15 @@ def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
     if not has_names:
         values = [value_named(each) if each[0] == "rel" else each for each in answer[1:]]
         return None if None in values else (gold, [answer[0], *values])
+    labels = [each[2][1] for each in gold[1:] if each[0] == "rel" and each[2][0] == "var"]
+    names = _named(answer[1:]) or {}
+    are_labels = set(labels) <= LABELS and len(labels) == len(gold) - 1
+    if are_labels and names.keys() != {str(["var", label]) for label in labels}:  # as written
+        golds, answers = (
+            [value_named(each) if each[0] == "rel" else each for each in tree[1:]]
+            for tree in (gold, answer)
+        )
+        return None if None in answers else (["tuple", *golds], ["tuple", *answers])
     values_of_gold = _in_order_of_names(gold)
     if any(each[0] in ("rel", "list") for each in answer[1:]):
         are_one = values_of_gold is None and not any(each[0] == "list" for each in gold[1:])

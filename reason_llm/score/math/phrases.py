@@ -3,6 +3,7 @@ a constant."""
 
 from collections.abc import Sequence
 
+from reason_llm.score.math.answer_tree import LABELS
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.units import word_set
 
@@ -12,6 +13,7 @@ _NUMBERS = (
     "nineteen", "twenty",
 )  # fmt: skip
 _BEFORE_NUMBER = word_set("exactly only just precisely the")
+_AROUND_LABELS = word_set("the a an is are its and with of at equals")
 _REMAINDER = ("remainder", "with remainder", "r")
 _MODULO = ("pmod", "bmod", "mod", "modulo")
 _NONE = word_set("no none not doesn't without nothing")
@@ -121,6 +123,33 @@ def with_number(tokens: list[Token]) -> list[Token]:
         return tokens
     number = Token("number", str(_NUMBERS.index(words[0].casefold())), True)
     return [number, *(Token("text", word, True) for word in words[1:])]
+
+
+def with_labels(tokens: list[Token]) -> list[Token]:
+    """``The center is (3, -4) and the radius is 5`` as ``center = (3, -4), radius = 5``; the same
+    list where no two names stand."""
+    if sum(token.kind in ("text", "letters") for token in tokens) < 2:
+        return tokens
+    split: list[Token] = []
+    for token in tokens:
+        words = token.text.casefold().split() if token.kind in ("text", "letters") else []
+        split.extend(Token("text", word.rstrip(":"), True) for word in words)
+        split.extend([] if words else [token])
+    named = [token.text for token in split if token.text in LABELS]
+    others = {token.text for token in split if token.kind == "text"} - {*named}
+    if len(named) < 2 or not others <= _AROUND_LABELS:
+        return tokens
+    kept = [
+        Token("sign", ",", False) if token.text == "and" else token
+        for token in split
+        if token.kind != "text" or token.text in (*named, "and")
+    ]
+    doubled = [",", ","]
+    return [
+        token
+        for place, token in enumerate(kept)
+        if [each.text for each in kept[place : place + 2]] != doubled
+    ]
 
 
 def with_remainder(tokens: list[Token]) -> list[Token]:
