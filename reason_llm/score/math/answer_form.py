@@ -132,6 +132,8 @@ def _allowed(tree: Tree, form: Form) -> set[str]:
         allowed.add("fraction")
     if "fraction" in form.operations:
         allowed.add("ratio")
+    if any(part[:2] == ["rel", "!="] for part in subtrees(tree)):  # a < 4, a \\neq 0
+        allowed |= {"setminus", "backslash"}
     if variables(tree):
         if form.operations & {"fraction", "combinatorics", "trigonometry"}:
             allowed.add("fraction of variables")

@@ -2,11 +2,12 @@
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from reason_llm.score.math.answer_form import form_of, is_plain
 from reason_llm.score.math.answer_tree import (
+    LABELS,
     MAX_CHARACTERS,
     Reading,
     Tree,
@@ -15,11 +16,26 @@ from reason_llm.score.math.answer_tree import (
     subtrees,
     variables,
 )
-from reason_llm.score.math.asked import as_ordered, asked_units, ratio_fits, units_fit
+from reason_llm.score.math.asked import (
+    as_ordered,
+    asked_units,
+    asks_for_number,
+    asks_to_round,
+    ratio_fits,
+    units_fit,
+)
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
-from reason_llm.score.math.phrases import says_empty, with_sets, without_remark
+from reason_llm.score.math.phrases import (
+    says_empty,
+    with_labels,
+    with_number,
+    with_remainder,
+    with_sets,
+    without_modulus,
+    without_remark,
+)
 from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, is_unit, times, word_set
 
@@ -33,7 +49,7 @@ _LEAD_WORDS = word_set(
     root roots degree coefficient sequence function equation expression simplified form interval
     domain matrix vector point coordinates therefore thus so hence then finally we have get find
     obtain fraction decimal person people it that this there which is are be was equals equal to
-    gives of x y z n
+    gives of x y z n only just exactly
     """
 )
 """Words that may stand before an answer and say nothing of its value."""
@@ -64,6 +80,8 @@ _CHANGES = _DENIALS | word_set(
     """
 )
 """Words that make a sentence one about another value."""
+_ARTICLES = word_set("a an the it is this that")
+_ASKED_WORD = re.compile(r"[^\W\d_]++|,")
 _ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _MONTH_NAMES = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september",
@@ -73,7 +91,7 @@ _MONTHS = frozenset(_MONTH_NAMES)
 _TIMES = word_set("clock when")
 _SIGNS_OF_DATES = ("-", ":", "\\colon")
 _LONGEST_DATE = 40
-_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+")
+_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(am|pm)?+", re.ASCII)
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
 _CONCLUSIONS = word_set("so therefore thus hence")
 _DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
@@ -94,7 +112,7 @@ _QUANTITY = re.compile(r"[0-9\\]")
 _LEADS = word_set(
     """
     is are be was equals equal to gives have get find obtain therefore thus so hence then
-    finally answer option choice
+    finally answer option choice only just exactly
     """
 )
 """Words that an answer may follow."""
@@ -133,7 +151,7 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     if not gold or not answer:
         return False
     if is_date(gold, question):
-        return _numbers_of_date(gold) == _date_in_any_form(answer, question)
+        return _is_same_date(gold, answer, question)
     if (named := _named_date(gold)) is not None and _date(answer) is not None:
         return named == _date_in_any_form(answer, question)
     numerals = _numeral(gold), _numeral(answer)
@@ -151,7 +169,7 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     readings = read_both(gold, answer)
     if readings is None or not units_fit(*readings, question):
         return False
-    if _says_less(*readings):
+    if _says_less(*readings, question):
         return False
     trees = as_asked(readings[0].tree, readings[1].tree, question)
     if trees is None or are_apart(*trees):
@@ -199,7 +217,10 @@ def stated(answer: str, question: str) -> str | None:
     end = next((i for i, word in enumerate(rest) if i and word.casefold() in _ADVERBIAL), len(rest))
     if not _are_known([word.strip("$.,;:()").casefold() for word in rest[end:]], question):
         return None
-    return " ".join(word for word in rest[:end] if word.casefold() not in _SMALL_WORDS)
+    shown = [word for word in rest[:end] if word.casefold() not in _SMALL_WORDS]
+    while len(shown) > 1 and shown[0].casefold() in _LEAD_WORDS and len(shown[0]) > 1:
+        del shown[0]
+    return " ".join(shown)
 
 
 def _only_quantity(words: list[str], plain: list[str], place: int, question: str) -> str | None:
@@ -299,7 +320,7 @@ def are_words(gold: str, answer: str, question: str = "") -> bool:
     if is_date(gold, question):
         return True
     is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
-    return is_long or _words(tokens_of(gold), tokens_of(answer), "") is not None
+    return is_long or _words(tokens_of(gold), tokens_of(answer), question) is not None
 
 
 def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
@@ -316,10 +337,13 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     tokens = without_remark(tokens_of(answer))
     if says_empty(tokens):
         return Reading(["const", "empty"], ())
+    tokens, modulus = without_modulus(tokens)
+    tokens = with_labels(with_remainder(with_number(tokens)))
     try:
-        return read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
+        reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
         return None
+    return replace(reading, tree=["mod", reading.tree, ["num", modulus]]) if modulus else reading
 
 
 @functools.lru_cache(maxsize=1024)
@@ -402,6 +426,8 @@ def _normalised(answer: str) -> str:
 def _lead(tokens: list[Token]) -> int | None:
     """Where the answer begins behind words that lead to it; None without such words."""
     start = None
+    if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
+        return None
     if tokens[:1] and str(tokens[0]) == "\\int":  # the integral that the answer solves
         names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
         return names.index("=") + 1 if "=" in names else None
@@ -446,9 +472,11 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
             return chosen == choice
     if says_empty(gold) and says_empty(answer):
         return True
+    if "".join(map(str, gold)) == "0" and says_empty(answer) and asks_for_number(question):
+        return True
     if with_sets(gold) is not gold:
         return None
-    if (verdict := _yes_or_no(gold, answer)) is not None:
+    if (verdict := _yes_or_no(gold, answer, question)) is not None:
         return verdict
     first = _by_month(_plain_words(gold))
     if not first:
@@ -456,24 +484,54 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
     second, led = (_by_month(_plain_words(each)) for each in (answer, answer[_lead(answer) or 0 :]))
     if not second and not led:
         return None
+    if any(_is_with_words(first, words, question) for words in (second, led)):
+        return True
     if _may_be_variables(gold) and not _is_short_word(gold):
         return None
     return first in (second, led) or (None if _may_be_variables(gold) else False)
 
 
-def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
+def _yes_or_no(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether ``No, 91 is not prime`` says the same as ``No``; None where neither word is asked for
-    or said."""
+    or said. Of ``Is it true`` ``True`` says ``Yes``."""
     asked = gold[0].text.casefold().strip() if len(gold) == 1 else ""
-    if asked not in _OPPOSITES or len(answer) == 1 == len(answer[0].text.split()):
+    if asked not in _OPPOSITES:
         return None
+    if len(answer) == 1 == len(answer[0].text.split()):
+        both = {asked, answer[0].text.casefold().strip(".,;:! ")}
+        is_same = both in ({"yes", "true"}, {"no", "false"}) and "true" in question.casefold()
+        return True if is_same else None
     text = " ".join(token.text.casefold() for token in answer)
     first, _, rest = text.replace(" ,", ",").replace(" .", ".").partition(" ")
     words = {word.strip(".,;:!?()-") for word in rest.split()}
     said, is_alone = first.strip(".,;:!"), first[-1:] in ".,;:!" or bool(words & _BECAUSE)
     if said not in _OPPOSITES or not is_alone:
         return None
-    return said == asked and not words & {*_OPPOSITES, "or", "maybe", "perhaps", "but", "wait"}
+    is_positive = said in ("yes", "true")
+    contrary = {"no", "false"} if is_positive else {"yes", *(() if "not" in words else ("true",))}
+    return said == asked and not words & (contrary | {"or", "maybe", "perhaps", "but", "wait"})
+
+
+def _is_with_words(gold: list[str], answer: list[str] | None, question: str) -> bool:
+    """Whether an answer is the gold one and words of the question that are no alternatives to it:
+    ``an odd function``, where the question is ``Is the function even or odd?``"""
+    words = list(answer or ())
+    while words and words[0] in _ARTICLES:
+        del words[0]
+    rest = words[len(gold) :]
+    if gold == ["neither"]:
+        rest = [word for word in rest if word != "nor"]
+    if words[: len(gold)] != gold or not rest or set(rest) & _CHANGES:
+        return False
+    asked = _ASKED_WORD.findall(question.casefold())
+    alternatives = {
+        each
+        for before, word, after in zip(["", *asked], asked, [*asked[1:], ""], strict=False)
+        for each in (word,)
+        if {before, after} & {",", "or"}
+    }
+    others = set() if gold == ["neither"] else alternatives
+    return set(gold) <= set(asked) and set(rest) <= set(asked) - others
 
 
 def _has_month(tokens: list[Token]) -> bool:
@@ -494,13 +552,39 @@ def is_date(gold: str, question: str) -> bool:
     if (found := _date(gold)) is None:
         return False
     is_time = bool(_TIMES & words_of(question)) or "what time" in question.lower()
-    return bool(found[1] or found[6]) or "0" in (found[0][0], found[0][-2]) or is_time
+    is_marked = bool(found[1] or found[6] or found[7])
+    return is_marked or "0" in (found[0][0], found[0][-2]) or is_time
+
+
+def _is_same_date(gold: str, answer: str, question: str) -> bool:
+    """Whether two dates or times are the same; ``13:15`` is ``1:15 PM``, and so is ``1:15``."""
+    first, second = _date(gold), _date(answer)
+    if first is None:
+        return False
+    if second is None:  # perhaps with the name of its month
+        return _numbers_of_date(gold) == _date_in_any_form(answer, question)
+    if _numbers_of_date(gold) == _numbers_of_date(answer):
+        is_asked = not first[7] and second[7] in words_of(question)
+        if second[7] in (None, first[7]) or is_asked:
+            return True
+    hours = [_of_the_day(found) for found in (first, second)]
+    return None not in hours and hours[0] == hours[1]
+
+
+def _of_the_day(time: re.Match[str]) -> list[int] | None:
+    """Hour, minute and seconds on a clock of 24 hours; None for a date."""
+    if not time[4]:
+        return None
+    hour = int(time[4])
+    if time[7]:
+        hour = hour % 12 + 12 * (time[7] == "pm") if hour <= 12 else hour
+    return [hour, *(int(each or 0) for each in (time[5], time[6]))]
 
 
 def _numbers_of_date(text: str) -> list[int] | None:
     """The numbers of a date or a time; None where it is neither."""
     found = _date(text)
-    return [int(number) for number in found.groups() if number] if found else None
+    return [int(number) for number in found.groups()[:6] if number] if found else None
 
 
 def _date_in_any_form(text: str, question: str) -> list[int] | None:
@@ -525,10 +609,18 @@ def _named_date(text: str) -> list[int] | None:
 
 
 def _date(text: str) -> re.Match[str] | None:
-    if len(text) > _LONGEST_DATE or not any(sign in text for sign in _SIGNS_OF_DATES):
+    if len(text) > _LONGEST_DATE:
+        return None
+    if "day" in (remark := text.partition("(")[2]) and " or " not in remark:  # (the day before)
+        text = text.partition("(")[0]
+    is_marked = text.rstrip("} .").casefold().replace(".", "").endswith(("am", "pm"))
+    if not (is_marked or any(sign in text for sign in _SIGNS_OF_DATES)):
         return None
     plain = "".join(map(str, tokens_of(text))).casefold()
-    return _DATE.fullmatch(plain.removesuffix("am"))
+    plain = plain.replace(".", "").replace(" ", "").strip("{}")
+    if is_marked and plain[:-2].isdigit():
+        plain = f"{plain[:-2]}:00{plain[-2:]}"
+    return _DATE.fullmatch(plain)
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:
@@ -618,13 +710,29 @@ def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
     options = _options(question)
     if letter in options:
         shown = spelling(tokens).rstrip(".")
-        return bool(shown) and options[letter].startswith(shown)
+        if not shown:
+            return False
+        return options[letter].startswith(shown) or _is_read_alike(options[letter], tokens)
     try:
         tree = read(list(tokens), letters_are_units=False).tree
     except UnreadableError:
         return False
     is_number = not variables(tree) and tree[0] not in ("neg", "rel", "list", "either", "pm")
     return is_number and (not tokens or tokens[0].text not in ("+", "-", "="))
+
+
+def _is_read_alike(option: str, tokens: list[Token]) -> bool:
+    """Whether an option's text, up to the next one, and another are one formula."""
+    own = tokenize(option.replace("\x00", " "))
+    marks = _choice_marks(own, anywhere=True)
+    try:
+        trees = [
+            read(each, letters_are_units=False).tree
+            for each in (own[: marks[0][1]] if marks else own, list(tokens))
+        ]
+    except UnreadableError:
+        return False
+    return form_of(trees[0]).is_same(form_of(trees[1]))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -654,9 +762,10 @@ def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str
     return marks
 
 
-def _says_less(gold: Reading, answer: Reading) -> bool:
+def _says_less(gold: Reading, answer: Reading, question: str) -> bool:
     """Whether the answer is about a number, or a list with it, where the gold one is the number."""
-    is_exact = not gold.is_rounded and not variables(gold.tree) and not _has_decimals(gold.tree)
+    is_exact = not asks_to_round(question)
+    is_exact &= not gold.is_rounded and not variables(gold.tree) and not _has_decimals(gold.tree)
     return (answer.is_rounded and is_exact) or (
         answer.is_listed and not gold.is_listed and gold.tree[0] not in ("matrix", *_COLLECTIONS)
     )

@@ -75,7 +75,9 @@ _LONGEST_PRODUCT = 3
 """Letters that stand together and may be a product of variables; more are a word."""
 _ARC = word_set("sin cos tan cot sec csc")
 """Functions whose power -1 is the inverse function."""
-_LABELS = word_set("quotient remainder minimum maximum mean median mode length width height")
+LABELS = word_set(
+    "quotient remainder minimum maximum mean median mode length width height center centre radius"
+)
 """Words that name an item of a list: ``quotient 4, remainder 3``."""
 _INEQUALITIES = word_set("< > <= >= != in")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
@@ -186,7 +188,7 @@ class _Reader:
 
     def answer(self) -> Tree:
         """The whole: one item, or several behind commas, semicolons, ``and``, ``or``; ``either`` of
-        those that have ``or`` alone between them."""
+        those that have ``or`` alone between them, ``same`` of two with ``i.e.`` between them."""
         self.is_rounded = self.take("=", "\\approx", ":") == "\\approx"
         groups: list[list[Tree]] = [[self.item()]]
         joins: list[str] = []
@@ -204,25 +206,39 @@ class _Reader:
             return _joined(groups[0], joins)
         if len(groups) == 1 and set(joins) == {"or"}:
             return ["either", *groups[0]]
+        if len(groups) == 1 and joins == ["i.e."]:
+            return ["same", *groups[0]]
         return _listed([_listed(group) for group in groups])
 
     def separator(self) -> str:
-        """``,``, ``;``, ``and``, ``or``, perhaps with a comma before it; empty for none."""
+        """``,``, ``;``, ``and``, ``or``, ``i.e.``, perhaps with a comma before it; empty for
+        none."""
         separator = self.take(",", ";")
-        if self.name().lower() in _JOINS and self.kind() in ("text", "letters"):
+        if self.name().lower() in (*_JOINS, "i.e.") and self.kind() in ("text", "letters"):
             separator = self.name().lower()
             self.index += 1
         return separator
 
     def item(self) -> Tree:
-        if self.kind() == "text" and self.kind(1) == "number" and self.name().lower() in _LABELS:
+        label = self.name().lower().rstrip(" :=")
+        is_named = self.kind(1) == "number" or self.name(1) in ("=", ":", "-", "(", "\\frac")
+        if label in LABELS and self.kind() in ("text", "letters") and is_named:
             self.index += 1
+            self.take("=", ":")
+            tree = ["rel", "=", ["var", label], self.sum()]
+            self.unit()
+            return tree
         tree = self.relation()
         multiplier = _MULTIPLIERS.get(self.name().lower())
         if multiplier is not None and tree[0] == "num":
             self.index += 1
             tree = ["mul", tree, ["pow", ["num", "10"], ["num", str(multiplier)]]]
         self.unit()
+        while self.units and (sign := self.relation_sign()):  # 2\\pi cm = 6.28 cm
+            signs = f"{tree[1]} {sign}" if tree[0] == "rel" else sign
+            members = tree[2:] if tree[0] == "rel" else [tree]
+            tree = ["rel", signs, *members, self.sets()]
+            self.unit()
         return tree
 
     def unit(self) -> None:
@@ -231,8 +247,10 @@ class _Reader:
         may_follow = True
         while self.index < len(self.tokens):
             name, kind = self.name(), self.kind()
-            is_join = kind in ("text", "letters") and name.lower() in _JOINS
+            is_join = kind in ("text", "letters") and name.lower() in (*_JOINS, "i.e.")
             if name in (",", ";") or (is_join and self.name(1)):
+                break
+            if pieces and name in ("=", "\\approx"):
                 break
             is_part = kind in ("text", "letters", "currency") or name in _PARTS_OF_UNITS
             is_part |= name == "\\cdot" and bool(pieces) and is_unit(self.name(1))
@@ -526,6 +544,8 @@ class _Reader:
                 break
         is_function = name.partition("_")[0] in _LETTER_FUNCTIONS or not is_plain
         is_function |= name in _UNKNOWNS and [*map(self.name, range(3))] in _OF_ONE
+        is_number = self.kind(1) == "number" and [self.name(2), self.name(3)] == [")", "="]
+        is_function |= name in _UNKNOWNS and self.name() == "(" and is_number  # p(2) = 9
         if self.name() == "(" and is_function:
             return ["call", f"?{name}", self.deeper(self.primary)]
         if is_plain and name in ("e", "i"):
@@ -783,11 +803,12 @@ def _starts_a_group(group: list[Tree], item: Tree) -> bool:
 
 def _joined(relations: list[Tree], joins: list[str]) -> Tree:
     """Inequalities with ``or`` between them as a union, with ``and`` as an intersection, with
-    commas as a list; but ``x > 2, x \\in \\mathbb{R}`` and ``x \\neq 2, x \\neq 3`` are one set."""
+    commas as a list; but ``x > 2, x \\in \\mathbb{R}`` and ``x > 2, x \\neq 3`` are one set."""
     words = set(joins) - {","}
-    signs = {relation[1] for relation in relations}
+    signs = [relation[1] for relation in relations]
     if not words and len(set.union(*map(variables, relations))) == 1:
-        words = {"and"} if "in" in signs or signs == {"!="} else words
+        is_excluding = signs.count("!=") >= max(1, len(signs) - 1)
+        words = {"and"} if "in" in signs or is_excluding else words
     kind = {"or": "cup", "and": "cap"}.get(min(words, default=""))
     if kind is None or len(words) > 1:
         return ["list", *relations]

@@ -130,6 +130,11 @@ _FRACTION = re.compile(
     r"\bas (?:a|an) (?:\w{1,12} )?fraction\b|\bcommon fraction\b|\bfraction form\b"
 )
 _IMPROPER = re.compile(r"\bimproper fractions?+\b(?!\s*+[\d$\\])")
+_ROUNDED = ("nearest", "round", "approximat", "estimat", "decimal place", "significant")
+_REMAINDERS = ("remainder", "mod", "residue", "congruen", "digit")
+_MODULUS = re.compile(r"(?:mod|by)[^\d\n]{0,12}+(\d++)")
+_OF_SEQUENCES = word_set("sequence term formula series positive natural nonnegative")
+_OF_SOLUTIONS = word_set("all every each solve solution solutions")
 _CURVES = word_set("equation line circle parabola ellipse hyperbola plane curve tangent locus")
 _FORMS_OF_CURVES = word_set("form solve term express rewrite isolate subject")
 _SIMPLEST = (
@@ -154,6 +159,8 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
     wanted, units = _units_of(gold), _units_of(answer)
     if not units or (wanted and sorted(wanted) == sorted(units)):
         return True
+    if wanted == [("gbp", "1")] and units == [("lb", "1")]:  # 24 pounds for £24
+        return True
     if wanted == [("deg", "1")] and len(units) == 1:  # 8^\circ for 8^\circ F
         return units[0][0] in ("c", "f") and units[0][0] in words_of(question)
     if wanted:
@@ -164,6 +171,8 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
     units = _without_rate(units, words)
     known = [(unit, power) for unit, power in units if is_known(unit) or power != "1"]
     allowed = asked.named or asked.allowed
+    if allowed is not None and ("deg", "1") in allowed:  # it fell by 17 degrees, 17°C
+        allowed |= {(unit, "1") for unit in ("c", "f") if unit in words}
     if allowed is not None and not set(known) <= allowed:
         return False
     of_things = _COUNTED if allowed == frozenset() else frozenset()
@@ -348,6 +357,41 @@ def asks_for_simplest(question: str) -> bool:
     """Whether one way to write the value is asked for: ``in simplest radical form``."""
     text = _plain(question)
     return any(words in text for words in _SIMPLEST)
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_to_round(question: str) -> bool:
+    """Whether an approximate value is asked for: ``to the nearest percent``."""
+    text = question.lower()
+    return any(word in text for word in _ROUNDED)
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_number(question: str) -> bool:
+    """Whether a number of things is asked for."""
+    return any(
+        words[at : at + 2] in (["how", "many"], ["number", "of"])
+        for words in _asking(question)
+        for at in range(len(words))
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_remainder(question: str, modulus: str = "") -> bool:
+    """Whether a remainder is asked for, ``modulo 7``, by this number if it is given."""
+    text = question.lower()
+    moduli = _MODULUS.findall(text)
+    if "digit" in text and not moduli:
+        return modulus.rstrip("0") in ("", "1")
+    is_known = not modulus or not moduli or modulus in moduli
+    return is_known and any(word in text for word in _REMAINDERS)
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_all(question: str) -> bool:
+    """Whether all solutions are asked for."""
+    words = words_of(question)
+    return bool(words & _OF_SOLUTIONS) and not words & _OF_SEQUENCES
 
 
 @functools.lru_cache(maxsize=1024)

@@ -42,6 +42,7 @@ from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
 from reason_llm.score.math.question import last_question, read_question, words_of
 
+_SEVERAL = ("list", "either", "same", "cup", "cap")
 Equality = Literal["form", "value"]
 
 
@@ -176,10 +177,12 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     if not question or (trees := _read(gold, answer, question)) is None:
         return False
     gold_tree, tree = trees
+    if tree[0] in _SEVERAL and all(each == tree[1] for each in tree[2:]):  # y \\in A or y \\in A
+        tree = tree[1]
     compared = as_asked(gold_tree, tree, question)
     if compared is None:
         return False
-    gold_part, part = map(shown, compared)
+    gold_part, part = shown(compared[0]), _finals(*compared)[-1]
     is_named = tree[0] == "rel" != gold_tree[0]
     if is_named and read_question(question).holds(tree):
         return True

@@ -23,6 +23,11 @@ _PHRASE = re.compile(
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\sI hope it is correct")
 _BOLD_END = re.compile(r"(?<=[^\s*])\*\*(?=[\s,;:!?]|$)")
 """Markdown's end of bold text, as in ``**Answer: 42**``; a power has more behind it."""
+_BOLD = re.compile(
+    r"(?:(?<=[\w:=] )|(?<=[^\W\d]\. )|(?<=[$)]\. ))"
+    r"\*\*(?=[^\s*])([^*\n]{1,200}+)(?<!\s)\*\*(?![\w*:：])"
+)
+"""Text in Markdown's bold in a sentence; a heading and a power are none."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,40}+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<![A-Za-z\d])\.\d++"
@@ -79,6 +84,15 @@ _CONCLUSION = re.compile(
 )
 """A last sentence that gives a name its value."""
 _FALSE_BEFORE = re.compile(rf"\b{_FALSE} \Z", re.IGNORECASE)
+_INSTEAD = re.compile(r"(?<=\s)(?:not|instead|rather)\b", re.IGNORECASE)
+"""What stands behind these words is what an answer is not."""
+_NOT = re.compile(r"(?<=[\d$)}*]), not (?=[\d$\\\\(*-])")
+_DENIED_LATER = re.compile(
+    r"\b(?:(?:above|previous|earlier|first|boxed) (?:answer|result|value|solution)"
+    r"|(?:answer|result|value|solution|box) (?:above|before|in the box|I (?:gave|boxed|wrote)))"
+    rf" (?:is|was) (?:{_FALSE}|not (?:correct|right|true|valid))\b",
+    re.IGNORECASE,
+)
 _CONFIRMATION = re.compile(
     r"(?<!not )\b(?:yes|(?:correct|right)(?=[.!,)\n]|\Z)|confirm\w*+|verif\w*+"
     r"|match(?:es)?+|holds|works|consistent|same)\b|[✓✔]",
@@ -156,10 +170,10 @@ def _last_closed(text: str, closed: list[Box]) -> Box | None:
 
 
 def final_boxed(text: str) -> str | None:
-    """The content of the last box, as ``last_boxed``; None also where the statement that ends with
-    it boxes another answer, too, as ``\\boxed{4}, \\boxed{5}`` does, where the box is a part of a
-    formula (``3+\\boxed{5}``), is denied (``not \\boxed{5}``), or stands in the thinking, and where
-    another answer follows it.
+    """The content of the last box, as ``last_boxed``; of several boxes in one statement, as
+    ``\\boxed{4}, \\boxed{5}``, all their answers with commas between them. None also where the box
+    is a part of a formula (``3+\\boxed{5}``), is denied (``not \\boxed{5}``), or stands in the
+    thinking, and where another answer follows it.
 
     A new statement begins behind an empty line and with any word but ``and``, ``or`` and a unit:
     of ``\\boxed{4}, no, \\boxed{5}`` the last box counts.
@@ -169,16 +183,37 @@ def final_boxed(text: str) -> str | None:
     last = _last_closed(text, closed)
     if last is None or not _stands_alone(text, last.start, last.end):
         return None
-    answer, start, rivals = text[last.content].strip(), last.start, set[str]()
+    answer = text[last.content].strip()
     if _is_withdrawn(answer, text[last.end : last.end + _MAX_SENTENCE]):
         return None
+    found = _boxes_of_statement(text, closed)
+    if len(found) > _MAX_RIVALS + 1 or not all(
+        _stands_alone(text, box.start, box.end) for box in found
+    ):
+        return None
+    contents = _distinct([text[box.content].strip() for box in found])
+    return ", ".join(contents) if len(contents) > 1 else answer
+
+
+def _boxes_of_statement(text: str, closed: list[Box]) -> list[Box]:
+    """The boxes of the statement that ends with the last one, without those that hold another; one
+    more than ``_MAX_RIVALS`` allows at most."""
+    found = [closed[-1]]
     for box in reversed(closed[:-1]):
-        if box.end <= start:
-            if _begins_anew(text[box.end : start]):
+        if box.end <= found[0].start:  # else it holds the later one
+            if _begins_anew(text[box.end : found[0].start]) or len(found) > _MAX_RIVALS + 1:
                 break
-            rivals.add(text[box.content].strip())
-            start = box.start
-    return answer if _are_one(answer, rivals) else None
+            found.insert(0, box)
+    return found
+
+
+def _distinct(contents: list[str]) -> list[str]:
+    """The contents of boxes without those that a later one has the value of."""
+    found: list[str] = []
+    for content in reversed(contents):
+        if not any(content == other or decide(content, other) is True for other in found):
+            found.insert(0, content)
+    return found
 
 
 def _are_one(answer: str, spellings: set[str]) -> bool:
@@ -238,6 +273,8 @@ def _is_withdrawn(answer: str, tail: str) -> bool:
         if rest.count("(") < rest.count(")"):  # (or 25%)
             rest = rest.rpartition(")")[0]
         return not _is_restated(answer, rest, is_sure=True)
+    if _DENIED_LATER.search(tail):
+        return True
     phrases = [*islice(_PHRASE.finditer(tail), _MAX_STATED), *_CONCLUSION.finditer(tail)]
     stated = [
         tail[phrase.end() :]
@@ -262,6 +299,7 @@ def _is_restated(answer: str, stated: str, is_sure: bool = False) -> bool:
         return True
     if is_sure:
         return False
+    stated = _INSTEAD.split(stated, maxsplit=1)[0]
     own, said = ("".join(each.split()).strip("$.*") for each in (answer, stated))
     if own in _NUMBER.findall(stated) or (len(own) > 1 and own in said):
         return True
@@ -290,9 +328,9 @@ def extract_answer(text: str) -> str | None:
     """The final answer of a whole model output, however it was marked; None if it was not.
 
     Tried in this order, the last of each kind: ``\\boxed{}``, ``<answer>`` tags, GSM8K's
-    ``#### 42``, ``the answer is 42`` or ``Answer: 42``. Where the output closes its thinking with
-    ``</think>``, only what follows counts. A box that is not closed is no answer, and neither are
-    several different ones in one statement.
+    ``#### 42``, ``the answer is 42`` or ``Answer: 42``, and what the last line has in bold. Where
+    the output closes its thinking with ``</think>``, only what follows counts. A box that is not
+    closed is no answer.
 
     For evaluation; a training reward that took all of these would pay for ignoring the format.
     """
@@ -309,7 +347,8 @@ def extract_answer(text: str) -> str | None:
     ]
     if phrases:
         return _phrase_answer(text[phrases[-1].end() :].lstrip().partition("\n")[0])
-    return None
+    bold = _BOLD.findall(text.strip().rpartition("\n")[2])
+    return str(bold[-1]).strip("$") if bold else None
 
 
 def candidates(text: str) -> tuple[list[str], str]:
@@ -387,22 +426,13 @@ def last_boxes(text: str) -> list[str]:
     statement begins."""
     if last_boxed(text) is None:
         return []
-    found: list[str] = []
-    start: int | None = None
-    for box in reversed(boxes(text)):
-        if start is not None and box.end > start:  # it holds the later one
-            continue
-        if start is not None and (_begins_anew(text[box.end : start]) or len(found) > _MAX_RIVALS):
-            break
-        content, start = text[box.content].strip(), box.start
-        if not any(content == other or decide(content, other) is True for other in found):
-            found.insert(0, content)
-    return found
+    found = _boxes_of_statement(text, boxes(text))[-_MAX_RIVALS - 1 :]
+    return _distinct([text[box.content].strip() for box in found])
 
 
 def _phrase_answer(rest: str) -> str:
     """The answer after ``answer is``: LaTeX at its start, else all up to the sentence's end."""
-    rest = rest.strip().removeprefix("**").strip()
+    rest = _NOT.split(rest.strip().removeprefix("**").strip(), maxsplit=1)[0].rstrip(" ,")
     for start, end in _MATHEMATICS:
         closing = rest.find(end, len(start)) if rest.startswith(start) else -1
         if closing > len(start):

@@ -6,7 +6,9 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 
 from collections.abc import Sequence
 
-from reason_llm.score.math.answer_tree import Tree, holds, subtrees, variables
+from reason_llm.score.math.answer_form import form_of
+from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
+from reason_llm.score.math.asked import asks_for_all, asks_for_remainder, asks_to_round
 from reason_llm.score.math.numeric import TOLERANCE, is_one, value_of
 from reason_llm.score.math.question import read_question
 from reason_llm.score.math.units import word_set
@@ -18,6 +20,11 @@ _EQUALITIES = frozenset(["=", "~"])
 _CONSTANTS = word_set("C c K k C_1 c_1 constant const")
 _PARAMETERS = word_set("n k m j l N K")
 """Names of the integer that numbers the solutions."""
+_MAX_FAMILIES = 24
+_LONGEST_RESIDUE = 1000
+"""Digits of a number that is reduced modulo another."""
+_GRAPHS = word_set("f g h f^-1 g^-1 h^-1")
+_UNIT_VECTORS = ("i", "j", "k")
 _MAX_LETTERS = 4
 """Longest name of a polygon, such as ``ABCD``."""
 
@@ -28,6 +35,22 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     Args:
         question: a formula of its own in it may be the name.
     """
+    moduli = gold[0] == "mod", answer[0] == "mod"
+    if any(moduli) or answer[:2] == ["rel", "equiv"]:
+        modulus = answer[2][1] if moduli == (False, True) else ""
+        if moduli == (True, False) or not asks_for_remainder(question, modulus):
+            return None if any(moduli) else (gold, answer)
+        if all(moduli) and gold[2] != answer[2]:
+            return None
+        residue, found = _residue(gold), _residue(answer)
+        if all(moduli) and _is_whole_numeral(residue) and _is_whole_numeral(found):
+            first, second = (int(_unsigned(each)[1]) * _sign(each) for each in (residue, found))
+            size = int(gold[2][1]) if gold[2][1].isdigit() else 0
+            return (residue, residue) if size and (first - second) % size == 0 else None
+        return as_asked(residue, found, question)
+    answer = _in_standard_form(gold, answer)
+    if gold[0] != "based" or gold[2] == "10":
+        gold, answer = _in_base_ten(gold), _in_base_ten(answer)
     gold, domain, name = _without_domain(gold)
     answer, said, own = _without_domain(answer)
     if said not in (
@@ -36,12 +59,21 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         *((["const", "set R"], ["const", "set Z"]) if not domain else ()),
     ):
         return None
-    if ["const", "set Z"] in (domain, said):
+    is_numbered = ["const", "set Z"] in (domain, said)
+    if is_numbered:
         answer = _with_parameter(gold, name, answer, own)
+    is_numbered |= "integer" in question.lower()
+    if is_numbered and (domain or asks_for_all(question)) and is_same_family(gold, answer):
+        shared = value_named(gold) if gold[0] == "rel" else gold
+        return None if shared is None else (shared, shared)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
     answer = _without_exclusion(gold, answer, question)
     gold, answer = _as_vectors(gold, answer)
+    gold, answer = (_both_points(each) for each in (gold, answer))
+    has_parameter = "paramet" in question.lower() or ["const", "set R"] in (domain, said)
+    if has_parameter and _are_parallel(gold, answer):
+        return gold, gold
     gold, answer = _set_named(gold), _set_named(answer)
     gold = ["list", *gold[1:]] if gold[0] == "either" else gold
     if is_equality(answer) and answer[-1] in _EMPTY:
@@ -61,6 +93,8 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         value = value_named(gold)
         if value is not None:
             return as_asked(value, answer, question)
+    if answer[0] == "same":  # all reals but 2, i.e. x \\neq 2
+        answer = ["chain", *answer[1:]]
     if answer[0] == "either":  # 7/2 or 3.5: one value in two forms, or two values
         is_one = gold[0] not in (*_SETS, "rel") and not holds(gold, "pm", "mp")
         answer = ["chain" if is_one else "list", *answer[1:]]
@@ -69,10 +103,17 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     if answer[0] == "rel":
         if not is_equality(answer):
             return gold, answer
+        names = answer[2:-1]
+        if gold[0] == "tuple" and len(names) > 1 and all(each[0] == "var" for each in names):
+            return gold, ["tuple", *([answer[-1]] * len(names))]  # x = y = 4
         value = value_named(answer, question)
         if value is not None and gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
             names = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
             return as_asked(gold, ["tuple", *(each for _, each in names)], question)
+        if value is not None and gold[0] in ("list", "set") and holds(value, "pm", "mp"):
+            return as_asked(gold, value, question)
+        if value is not None and asks_to_round(question):
+            value = _as_rounded(gold, value)
         return None if value is None else (gold, _with_constant_of(gold, value))
     answer = _without_point_names(gold, answer)
     if gold[0] in ("tuple", "interval") and answer[0] in _SEVERAL:
@@ -89,18 +130,221 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     return gold, _with_constant_of(gold, answer)
 
 
+def _unsigned(tree: Tree) -> Tree:
+    return list(tree[1]) if tree[0] == "neg" else tree
+
+
+def _sign(tree: Tree) -> int:
+    return -1 if tree[0] == "neg" else 1
+
+
+def _is_whole_numeral(tree: Tree) -> bool:
+    tree = _unsigned(tree)
+    return bool(tree[0] == "num" and tree[1].isdigit() and len(tree[1]) < _LONGEST_RESIDUE)
+
+
+def _as_rounded(gold: Tree, answer: Tree) -> Tree:
+    """67 of ``\\frac{200}{3} \\approx 67``, if that is the exact value to as many places."""
+    if answer[0] != "approx" or gold[0] != "num" or answer[2][0] != "num":
+        return answer
+    exact, near = value_of(shown(answer[1])), value_of(answer[2])
+    whole, _, decimals = answer[2][1].partition(".")
+    place = -len(decimals) or len(whole) - len(whole.rstrip("0"))
+    if not (is_one(exact) and is_one(near)) or abs(exact - near) > 0.5001 * 10.0**place:
+        return answer
+    return list(answer[2])
+
+
+def _are_parallel(gold: Tree, answer: Tree) -> bool:
+    """Whether ``t(2, 1)`` and ``t(-4, -2)``, or ``(1 + t, 2t)`` and ``(2 + t, 2 + 2t)``, are the
+    same line, with any real t."""
+    lines = [_line(tree) for tree in (gold, answer)]
+    if None in lines or len(lines[0] or ()) != len(lines[1] or ()):
+        return False
+    pairs = list(zip(*(line or [] for line in lines), strict=True))
+    steps = [(one[1], other[1]) for one, other in pairs]
+    between = [(one[1], other[0] - one[0]) for one, other in pairs]
+    return any(other for _, other in steps) and _proportional(steps) and _proportional(between)
+
+
+def _proportional(pairs: list[tuple[complex, complex]]) -> bool:
+    """Whether the second numbers are a multiple of the first ones, which are not all 0."""
+    a, b = max(pairs, key=lambda pair: abs(pair[0]))
+    return a != 0 and all(abs(x * b - y * a) < TOLERANCE for x, y in pairs)
+
+
+def _line(tree: Tree) -> list[tuple[complex, complex]] | None:
+    """Each coordinate's start and step of a point that moves with one variable; None for anything
+    else."""
+    match tree:
+        case ["mul", ["var", _] as scale, ["matrix", *rows]]:
+            members: list[Tree] = [["mul", scale, row[0]] for row in rows if len(row) == 1]
+        case ["matrix", *rows]:
+            members = [row[0] for row in rows if len(row) == 1]
+        case ["tuple", *members]:
+            pass
+        case _:
+            return None
+    names = variables(tree)
+    if len(names) != 1:
+        return None
+    found = [_progression(each, next(iter(names))) for each in members]
+    numbers = [each for each in found if each is not None]
+    return numbers if len(numbers) == len(found) else None
+
+
+def _progression(tree: Tree, name: str) -> tuple[complex, complex] | None:
+    """Start and step of a formula that is linear in a variable."""
+    first, second, third = (value_of(_renamed(tree, name, ["num", str(at)])) for at in (0, 1, 2))
+    if not (is_one(first) and is_one(second) and is_one(third)):
+        return None
+    if abs(third - 2 * second + first) > TOLERANCE * max(1.0, abs(third)):
+        return None
+    return first, second - first
+
+
+def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
+    """``2^3 \\cdot 5^1`` as ``2^3 \\cdot 5``, where the gold answer has powers, and ``0 - 1i`` as
+    ``-i``, where it is complex."""
+    match answer:
+        case ["pow", ["num", digits], ["num", "1"]] if holds(gold, "pow"):
+            return ["num", digits]
+        case ["add", ["num", "0"], rest] if ["const", "i"] in subtrees(gold):
+            return list(rest)
+        case ["mul", ["num", "1"], ["const", "i"] as one] if one in subtrees(gold):
+            return list(one)
+        case ["mul" | "rel" | "add" | "neg", *_]:
+            return [
+                _in_standard_form(gold, each) if isinstance(each, list) else each for each in answer
+            ]
+    return answer
+
+
+def _in_base_ten(tree: Tree) -> Tree:
+    """``47_{10}`` as 47, also in a list."""
+    if tree[0] == "based" and tree[2] == "10":
+        return ["num", tree[1]]
+    return [tree[0], *map(_in_base_ten, tree[1:])] if tree[0] in ("list", "tuple") else tree
+
+
+def _residue(tree: Tree) -> Tree:
+    """What is left modulo a number: 1 of ``7^{100} \\equiv 1 \\pmod{5}``."""
+    tree = tree[1] if tree[0] == "mod" else tree
+    return list(tree[-1]) if tree[0] == "rel" and set(tree[1].split()) == {"equiv"} else tree
+
+
+def _both_points(tree: Tree) -> Tree:
+    """``(\\pm 4, 0)`` as its two points."""
+    if tree[0] != "tuple" or [part[0] for part in subtrees(tree)].count("pm") != 1:
+        return tree
+    return ["list", *(_with_sign(tree, is_upper) for is_upper in (True, False))]
+
+
+def _with_sign(tree: Tree, is_upper: bool) -> Tree:
+    if tree[0] == "pm":
+        return list(tree[1]) if is_upper else ["neg", tree[1]]
+    return [_with_sign(each, is_upper) if isinstance(each, list) else each for each in tree]
+
+
+def is_same_family(gold: Tree, answer: Tree) -> bool:
+    """Whether two answers number the same solutions: ``13\\pi/6 + 2k\\pi`` for
+    ``\\pi/6 + 2k\\pi``, with any integer k."""
+    names = [name for name in variables(gold) & variables(answer) if name in _PARAMETERS]
+    families = [_families(each, names[0]) for each in (gold, answer)] if len(names) == 1 else [None]
+    if None in families or form_of(answer).steps - form_of(gold).steps:
+        return False
+    golds, answers = (each or [] for each in families)
+    longest = max((abs(step) for _, step in [*golds, *answers]), default=0)
+    first, second = (_starts(each, longest) for each in (golds, answers))
+    return (
+        bool(first)
+        and len(first) == len(second)
+        and all(any(_is_whole((a - b) / longest) for b in second) for a in first)
+        and all(any(_is_whole((a - b) / longest) for a in first) for b in second)
+    )
+
+
+def _starts(families: list[tuple[complex, complex]], longest: float) -> list[complex]:
+    """The starts of families with the same longer step; none where their steps do not divide it."""
+    starts: list[complex] = []
+    for start, step in families:
+        times = longest / abs(step)
+        if not _is_whole(times) or times > _MAX_FAMILIES:
+            return []
+        starts.extend(start + step * number for number in range(round(times)))
+    return starts
+
+
+def _is_whole(number: complex) -> bool:
+    return abs(number - round(number.real)) < TOLERANCE
+
+
+def _families(tree: Tree, name: str) -> list[tuple[complex, complex]] | None:
+    """Each family's first number and its step; None for anything else."""
+    found: list[tuple[complex, complex]] = []
+    for each in tree[1:] if tree[0] in ("list", "either") else [tree]:
+        one = value_named(each) if each[0] == "rel" else each
+        if one is None or variables(one) != {name} or one[0] in _SEVERAL:
+            return None
+        num_signs = [part[0] for part in subtrees(one)].count("pm")
+        for sign in (True, False)[: 1 + num_signs]:
+            family = _progression(_with_sign(one, sign), name)
+            if family is None or family[1] == 0 or num_signs > 1:
+                return None
+            found.append(family)
+    return found
+
+
 def _as_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
-    """A matrix of one column as a tuple, where the other one is a tuple."""
+    """A matrix of one column and ``2i - 3j`` as a tuple, where the other one is a tuple; of a
+    tuple times a number, both as columns."""
+    gold, answer = (
+        (_of_units(tree) or tree) if other[0] in ("tuple", "matrix") else tree
+        for tree, other in ((gold, answer), (answer, gold))
+    )
+    is_family = gold[0] in ("mul", "add") and bool(variables(gold))
+    if is_family and answer[0] in ("mul", "add", "tuple") and holds(gold, "tuple", "matrix"):
+        return _as_columns(gold), _as_columns(answer)
     if {gold[0], answer[0]} != {"matrix", "tuple"}:
         return gold, answer
     is_column = [
-        tree[0] == "matrix" and all(len(row) == 1 for row in tree[1:]) for tree in (gold, answer)
+        tree[0] == "matrix" and (len(tree) == 2 or all(len(row) == 1 for row in tree[1:]))
+        for tree in (gold, answer)
     ]
     first, second = (
-        ["tuple", *(row[0] for row in tree[1:])] if column else tree
+        ["tuple", *(each for row in tree[1:] for each in row)] if column else tree
         for tree, column in zip((gold, answer), is_column, strict=True)
     )
     return first, second
+
+
+def _as_columns(tree: Tree) -> Tree:
+    if tree[0] == "tuple":
+        return ["matrix", *([each] for each in tree[1:])]
+    return [
+        _as_columns(each)
+        if isinstance(each, list) and each[:1] and isinstance(each[0], str)
+        else each
+        for each in tree
+    ]
+
+
+def _of_units(tree: Tree) -> Tree | None:
+    """``(2, -3)`` of ``2\\mathbf{i} - 3\\mathbf{j}``; None for anything else."""
+    parts: dict[str, Tree] = {}
+    for term in tree[1:] if tree[0] == "add" else [tree]:
+        factors = term[1] if term[0] == "neg" else term
+        *scale, last = factors[1:] if factors[0] == "mul" else [factors]
+        name = str(last[1]).rpartition(" ")[2] if last[0] in ("var", "const") else ""
+        name = name.removeprefix("\\").removesuffix("math")
+        if name not in _UNIT_VECTORS or name in parts or any(map(variables, scale)):
+            return None
+        one: Tree = ["num", "1"] if not scale else scale[0] if len(scale) == 1 else ["mul", *scale]
+        parts[name] = ["neg", one] if term[0] == "neg" else one
+    if not parts or parts.keys() == {"i"}:
+        return None
+    names = _UNIT_VECTORS if "k" in parts else _UNIT_VECTORS[:2]
+    return ["tuple", *(parts.get(name, ["num", "0"]) for name in names)]
 
 
 def _are_one_name(gold: Tree, answer: Tree) -> bool:
@@ -112,7 +356,7 @@ def _are_one_name(gold: Tree, answer: Tree) -> bool:
         if name[0] != "var" and not str(name[1]).startswith("?"):
             return False
         names.append(str(name[1]).lstrip("?").partition("_")[0])
-    is_graph = names[0] == "y" and names[1] in ("f", "g", "h")
+    is_graph = "y" in names and bool(set(names) & _GRAPHS)
     return names[0] == names[1] or is_graph
 
 
@@ -310,10 +554,22 @@ def _in_order_of_names(several: Tree) -> Tree | None:
 
 def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
     """Two lists. If the gold one names its values, values without names are in the same order."""
+    if any(each[0] == "tuple" for each in gold[1:]):
+        points = [_in_order_of_names(each) if each[0] == "list" else each for each in answer[1:]]
+        answer = answer if None in points else [answer[0], *points]
     has_names = gold[0] in ("list", "set") and any(each[0] == "rel" for each in gold[1:])
     if not has_names:
         values = [value_named(each) if each[0] == "rel" else each for each in answer[1:]]
         return None if None in values else (gold, [answer[0], *values])
+    labels = [each[2][1] for each in gold[1:] if each[0] == "rel" and each[2][0] == "var"]
+    names = _named(answer[1:]) or {}
+    are_labels = set(labels) <= LABELS and len(labels) == len(gold) - 1
+    if are_labels and names.keys() != {str(["var", label]) for label in labels}:  # as written
+        golds, answers = (
+            [value_named(each) if each[0] == "rel" else each for each in tree[1:]]
+            for tree in (gold, answer)
+        )
+        return None if None in answers else (["tuple", *golds], ["tuple", *answers])
     values_of_gold = _in_order_of_names(gold)
     if any(each[0] in ("rel", "list") for each in answer[1:]):
         are_one = values_of_gold is None and not any(each[0] == "list" for each in gold[1:])

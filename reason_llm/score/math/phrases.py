@@ -3,14 +3,24 @@ a constant."""
 
 from collections.abc import Sequence
 
+from reason_llm.score.math.answer_tree import LABELS
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.units import word_set
 
+_NUMBERS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen",
+    "nineteen", "twenty",
+)  # fmt: skip
+_BEFORE_NUMBER = word_set("exactly only just precisely the")
+_AROUND_LABELS = word_set("the a an is are its and with of at equals")
+_REMAINDER = ("remainder", "with remainder", "r")
+_MODULO = ("pmod", "bmod", "mod", "modulo")
 _NONE = word_set("no none not doesn't without nothing")
 _SOLUTIONS = word_set(
     """
     solution solutions root roots value values number numbers integer integers pair pairs triple
-    triples x none nothing
+    triples x none nothing primes functions polynomials points triangles
     """
 )
 _ABOUT_SOLUTIONS = (
@@ -44,6 +54,7 @@ _ALL = ("the set of all ", "set of all ", "the set of ", "all ", "every ", "any 
 _EXCEPT = ("except for", "except", "excluding", "other than", "but not", "besides", "not equal to")
 _SUCH = ("such that", "x such that", "x where", "where", "for which", "with")
 _OR = ("or", "(or")
+_EQUALS = ("=", "\\approx")
 _MAX_WORDS = 12
 _LENGTHS_OF_DOMAIN = (6, 5, 11, 12, 13, 14)
 """Tokens of ``C \\in \\mathbb{R}``, with braces and without, and of ``n = 0, \\pm 1, \\ldots``."""
@@ -69,6 +80,7 @@ _CONSTANT = word_set(
 )
 """Words of a remark about a constant."""
 _KINDS_OF_CONSTANT = word_set("constant constants integer integers")
+_INTEGERS = frozenset("knm")
 _THAT_IS = (["i", ".", "e", "."], ["i.e."], ["that is"], ["that", "is"])
 _LEADING = frozenset([",", ".", "the", "ratio", "is", "value", "answer", "it"])
 _MARKS = frozenset("(),.{}_")
@@ -96,7 +108,78 @@ def says_empty(tokens: Sequence[Token]) -> bool:
     if "empty" in words:
         return set(words) <= {"the", "empty", "set", "solution", "is", "a", "an"} and "set" in words
     num_denied = sum(word in _NONE for word in words)
-    return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(_SOLUTIONS & set(words))
+    names_nothing = _SOLUTIONS & set(words) or ("such" in words and words[-1].startswith("exist"))
+    return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(names_nothing)
+
+
+def with_number(tokens: list[Token]) -> list[Token]:
+    """``exactly one real solution`` with its number as a numeral; else the same list."""
+    if not tokens or not all(token.kind in ("text", "letters") for token in tokens):
+        return tokens
+    words = " ".join(token.text for token in tokens).split()
+    while words and words[0].casefold() in _BEFORE_NUMBER:
+        del words[0]
+    if not words or words[0].casefold() not in _NUMBERS or len(words) > _MAX_WORDS:
+        return tokens
+    number = Token("number", str(_NUMBERS.index(words[0].casefold())), True)
+    return [number, *(Token("text", word, True) for word in words[1:])]
+
+
+def with_labels(tokens: list[Token]) -> list[Token]:
+    """``The center is (3, -4) and the radius is 5`` as ``center = (3, -4), radius = 5``; the same
+    list where no two names stand."""
+    if sum(token.kind in ("text", "letters") for token in tokens) < 2:
+        return tokens
+    split: list[Token] = []
+    for token in tokens:
+        words = token.text.casefold().split() if token.kind in ("text", "letters") else []
+        split.extend(Token("text", word.rstrip(":"), True) for word in words)
+        split.extend([] if words else [token])
+    named = [token.text for token in split if token.text in LABELS]
+    others = {token.text for token in split if token.kind == "text"} - {*named}
+    if len(named) < 2 or not others <= _AROUND_LABELS:
+        return tokens
+    kept = [
+        Token("sign", ",", False) if token.text == "and" else token
+        for token in split
+        if token.kind != "text" or token.text in (*named, "and")
+    ]
+    doubled = [",", ","]
+    return [
+        token
+        for place, token in enumerate(kept)
+        if [each.text for each in kept[place : place + 2]] != doubled
+    ]
+
+
+def with_remainder(tokens: list[Token]) -> list[Token]:
+    """``12 \\text{ remainder } 5`` as ``quotient = 12, remainder = 5``."""
+    shown, tokens = tokens, [token for token in tokens if str(token) not in "{}"]
+    if len(tokens) != 3 or (tokens[0].kind, tokens[2].kind) != ("number", "number"):
+        return shown
+    if tokens[1].text.casefold().strip(" ,:") not in _REMAINDER:
+        return shown
+    return [*tokenize("\\text{quotient}="), tokens[0], *tokenize(",\\text{remainder}="), tokens[2]]
+
+
+def without_modulus(tokens: list[Token]) -> tuple[list[Token], str]:
+    """``1 \\pmod{5}`` and ``6 \\bmod 5 = 1`` as ``1`` and the modulus; without one nothing and the
+    same list."""
+    names = [str(token) for token in tokens]
+    if "\\bmod" in names and names.count("=") == 1 and names.index("=") > 2:
+        behind = names.index("=")
+        return tokens[behind + 1 :], without_modulus(tokens[:behind])[1]
+    end = len(tokens) - sum(str(token) in ("}", ")") for token in tokens[-2:])
+    before = end - 1
+    while before > 0 and str(tokens[before - 1]) in ("{", "("):
+        before -= 1
+    words = tokens[before - 1].text.casefold().strip("( ") if before > 1 else ""
+    if words not in _MODULO or tokens[end - 1].kind != "number":
+        return tokens, ""
+    place = before - 1
+    while place and str(tokens[place - 1]) in ("{", "(", "\\pmod"):
+        place -= 1
+    return tokens[:place], tokens[end - 1].text
 
 
 def with_sets(tokens: list[Token]) -> list[Token]:
@@ -128,13 +211,14 @@ def with_sets(tokens: list[Token]) -> list[Token]:
         return tokens[end:]
     if rest.removesuffix(" x") not in _EXCEPT:
         return tokens
+    last = next((i for i in range(end, len(tokens)) if tokens[i].text == "i.e."), len(tokens))
     points = [
         Token("sign", ",", False) if token.text in ("and", "or") else token
-        for index, token in enumerate(tokens[end:], end)
+        for index, token in enumerate(tokens[end:last], end)
         if not (token.text in ("x", "=") and "=" in [t.text for t in tokens[index : index + 2]])
     ]
-    braces = (Token("command", each, False) for each in ("{", "}"))
-    return [*shown, Token("command", "setminus", True), next(braces), *points, next(braces)]
+    first, second = (Token("command", each, False) for each in ("{", "}"))
+    return [*shown, Token("command", "setminus", True), first, *points, second, *tokens[last:]]
 
 
 def without_remark(tokens: list[Token]) -> list[Token]:
@@ -158,6 +242,9 @@ def without_remark(tokens: list[Token]) -> list[Token]:
         return tokens
     while start and str(tokens[start - 1]) in (",", "(", ";"):
         start -= 1
+    names = [word for word in words if len(word) == 1 and word in _INTEGERS]
+    if words & {"integer", "integers"} and len(names) == 1:
+        return [*tokens[:start], *tokenize(f", {names[0]} \\in \\mathbb{{Z}}")]
     return tokens[:start]
 
 
@@ -209,7 +296,7 @@ def _with_exclusion(tokens: list[Token]) -> list[Token]:
 
 
 def _with_other_form(tokens: list[Token]) -> list[Token]:
-    """``, i.e. the ratio is 1:3`` at the end as ``or 1:3``."""
+    """``, i.e. the ratio is 1:3`` at the end as ``i.e. 1:3``."""
     words = [token.text.casefold() for token in tokens]
     plain = [word.strip("( ,") or word for word in words]
     for start in range(1, len(words)):
@@ -221,14 +308,19 @@ def _with_other_form(tokens: list[Token]) -> list[Token]:
         rest = tokens[start + len(shown) : len(tokens) - is_bracketed]
         while rest and rest[0].text.casefold() in _LEADING:
             del rest[0]
-        return [*tokens[:before], Token("text", "or", True), *rest]
+        return [*tokens[:before], Token("text", "i.e.", True), *rest]
     return tokens
 
 
 def _with_alternative(tokens: list[Token]) -> list[Token]:
-    """``(or 0.625)`` at the end as ``or 0.625``."""
+    """``(or 0.625)`` at the end as ``or 0.625``, ``(= 0.625)`` as ``= 0.625``."""
     if not tokens or str(tokens[-1]) != ")":
         return tokens
+    names = [str(token) for token in tokens]
+    for place in range(1, len(tokens) - 2):
+        is_last = ")" not in names[place:-1] or "(" in names[place + 1 : -1]
+        if names[place] == "(" and names[place + 1] in _EQUALS and is_last:
+            return [*tokens[:place], *tokens[place + 1 : -1]]
     place = next((i for i, token in enumerate(tokens) if token.text.casefold() in _OR), 0)
     is_opened = place > 1 and str(tokens[place - 1]) == "("
     if not is_opened and not tokens[place].text.startswith("(or"):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from reason_llm.score.math import matches
 from reason_llm.score.math.extraction import (
     candidates,
     extract_answer,
@@ -47,15 +48,30 @@ def test_last_boxed(text: str, answer: str | None) -> None:
         "\\boxed{\\boxed{4}, \\boxed{5}}",
         "\\boxed{ \\boxed{4}, \\boxed{5}",
         "\\boxed{x = \\boxed{4}}; \\boxed{5}",
-        "".join(f"\\boxed{{5.{'0' * n}}}" for n in range(20)) + "\\boxed{5}",
+        "not \\boxed{3}. It is \\boxed{4} and \\boxed{5}.",
     ],
 )
-def test_several_boxes_side_by_side_are_no_answer(text: str) -> None:
+def test_several_boxes_side_by_side_are_one_answer_of_several_values(text: str) -> None:
     assert last_boxed(text) == "5"
-    assert final_boxed(text) is None
-    assert extract_answer(text) is None
+    assert final_boxed(text) == extract_answer(text) == "4, 5"
     found, number = candidates(f"Thus the answer: {text}")
     assert "5" not in [*found, number]
+    assert matches("4, 5", final_boxed(text), 5.0) == 1
+    assert matches("5", final_boxed(text), 5.0) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"\\boxed{{5.{'0' * n}}}" for n in range(20)) + "\\boxed{5}",
+        "3 + \\boxed{4}, \\boxed{5}",
+        "\\boxed{4}^2 or \\boxed{5}",
+        "not \\boxed{4}, \\boxed{5}",
+    ],
+)
+def test_boxes_of_which_one_is_none_or_that_are_too_many_are_no_answer(text: str) -> None:
+    assert last_boxed(text) == "5"
+    assert final_boxed(text) is None
 
 
 @pytest.mark.parametrize(
@@ -112,6 +128,13 @@ def test_the_last_statement_s_box_is_the_answer(text: str) -> None:
         ("the answer is: \\[4\\] now", "4"),
         ("The answer is 4. The answer is", "4"),
         ("so it is 4", None),
+        ("so it is **4**, not 5.", "4"),
+        ("They differ. **No**, they are not equal.", "No"),
+        ("1. **Sum** of both", None),
+        ("The answer is the point $(4,1)$, not $(1,4)$.", "the point $(4,1)$"),
+        ("It is **4**.\nThat is all.", None),
+        ("2. **Sum**: so it is 4", None),
+        ("it is x**4 + y**4", None),
         ("", None),
     ],
 )
@@ -182,6 +205,9 @@ def test_tags_that_hedge_or_think_are_no_answer(text: str) -> None:
         "\\boxed{5}\n\nNo wait, that's wrong. 6.",
         "\\boxed{5}\n\nSorry, the right value is 6.",
         "\\boxed{5}\n\nThus x = 6.",
+        "\\boxed{5}.\n\nCorrection: the sum is 6, so the answer is 6 and not 5.",
+        "\\boxed{5}.\n\nThe answer above is wrong.",
+        "\\boxed{5}. So the final answer is 6 instead of 5.",
         "This is not the answer: \\boxed{5}",
         "3 + \\boxed{5}",
         "$-\\boxed{5}$",
@@ -224,6 +250,8 @@ def test_a_box_in_the_wrong_place_is_no_answer(text: str) -> None:
         "\\boxed{5}. Alternatively, we could solve $x + 3 = 8$.",
         "\\boxed{5}\n\nThe answer is shown above.",
         "\\boxed{5} (or $5.0$).",
+        "\\boxed{5}. So the final answer is 5, not 6.",
+        "\\boxed{5}. A first answer of 6 would be wrong.",
         "\\boxed{5}\n\nNote: a common wrong answer is 6.",
         "<think>4</think> $\\boxed{5}$",
         "<think>\\boxed{4}</think> \\boxed{5} <think>\\boxed{6}",
