@@ -114,7 +114,7 @@ def test_a_best_adapter_without_its_weights_is_no_longer_the_best(
     nothing: Any = None
     for keeps, left in ((True, None), (False, best)):
         config = small_run(run__keep_best=keeps)
-        kept = KeptAdapters(config, tmp_path, None, ("", ""), *[nothing] * 4)
+        kept = KeptAdapters(config, tmp_path, ("", ""), *[nothing] * 4)
         assert kept.restore(state).best == left
     assert caplog.messages == ["adapter_best/ of step 3 was not kept: the next one is"]
 
@@ -149,7 +149,7 @@ def test_the_best_adapter_is_taken_in_its_own_step(
     )
     nothing: Any = None
     best = Best(3, "eval/loss", 1.0, "set", "accuracy")
-    kept = KeptAdapters(small_run(**options), tmp_path, None, ("", ""), model, *[nothing] * 3)
+    kept = KeptAdapters(small_run(**options), tmp_path, ("", ""), model, *[nothing] * 3)
     kept.take(RunState(checkpoint.fresh("x", {}).run, step, tmp_path, best=best))
     assert kept.beside == ({"best.adapter.safetensors": tensors} if is_taken else {})
 
