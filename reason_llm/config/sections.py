@@ -25,7 +25,6 @@ from reason_llm.config.stages import (
     RewardSection,
     Stage,
     StageName,
-    SupervisedSection,
     TeacherSection,
     usual_form,
 )
@@ -213,9 +212,6 @@ class ModelSection(Section):
     train: Literal["adapter", "full"] = "adapter"
     """adapter: LoRA over weights that stay. full: the weights themselves; the run keeps whole
     models in the place of adapters (docs/configs.md)."""
-    trainable: str | None = None
-    """With train: full, a regular expression of the names of the weights that are trained, such as
-    .*mlp.*; the others stay. null: all."""
     adapter: AdapterSection = AdapterSection()
     """The LoRA adapter."""
 
@@ -267,8 +263,6 @@ class SampleSection(Section):
     """Longest turn, in tokens. null: as long as max_new_tokens leaves."""
     reply_tokens: Count = 512
     """Longest reply of an environment or a tool, in tokens; a longer one loses its middle."""
-    tool_calls_per_turn: Count = 4
-    """Most calls of tools in a turn; the model is told of those that were not made."""
     environment_seconds: Positive = 10.0
     """What one call of an environment may take; of a program that asks the model itself, how long
     it may keep all others waiting."""
@@ -412,8 +406,6 @@ class Config(Section):
     """The critic of algorithm.name ppo."""
     teacher: TeacherSection = TeacherSection()
     """The teacher of algorithm.name opd."""
-    sft: SupervisedSection = SupervisedSection()
-    """How demonstrations and texts are learned."""
     reward: RewardSection = RewardSection()
     """How a reward model is learned."""
     preference: PreferenceSection = PreferenceSection()
@@ -516,8 +508,7 @@ class Config(Section):
         if self.model.start is None:
             return False
         if self.stage == "preference":
-            row = self.preference.row()
-            return row.needs_reference and self.preference.reference != "base"
+            return bool(self.preference.row().needs_reference)
         row_rl = self.algorithm.row()
         return self.stage == "rl" and row_rl.kl != "none" and row_rl.kl_reference == "start"
 
@@ -707,15 +698,9 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.of_stage.scores and bool(c.evaluation_sets),
      "data.eval contradicts stage={c.stage}, whose model writes no answers; give held-out "
      "preferences as eval.rows"),
-    (lambda c, row: c.preference.reference == "start" and c.model.start is None,
-     "preference.reference=start contradicts model.start=null: there is no adapter that the run "
-     "begins from; set model.start to one, or leave the option out for the base"),
     (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
      "algorithm.kl_reference=start contradicts model.start=null: there is no adapter that the run "
      "begins from; set model.start to one, or leave the option out for the base"),
-    (lambda c, row: c.preference.reference != "auto" and not c.preference.row().needs_reference,
-     "preference.reference={c.preference.reference} would be ignored because preference.name is "
-     "{c.preference.name}, which has no reference; leave it out"),
     (lambda c, row: c.teacher.prompt is not None and "{prompt}" not in c.teacher.prompt,
      "teacher.prompt={c.teacher.prompt!r:.60} must hold {{prompt}}, in whose place the question is "
      "put"),
@@ -841,9 +826,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.model.attention == "flash" and c.train.packing == "padded",
      "model.attention=flash contradicts train.packing=padded: FlashAttention is for packed rows "
      "here; leave packing out, or set attention to sdpa"),
-    (lambda c, row: c.model.trainable is not None and c.model.train != "full",
-     "model.trainable={c.model.trainable} contradicts model.train=adapter, which trains no weight "
-     "of the model; set train to full, or leave it out"),
     *(
         (lambda c, row, is_so=is_so: c.model.train == "full" and is_so(c, row),
          what.replace(":", " contradicts model.train=full:", 1) + ", or set model.train to adapter")

@@ -128,8 +128,6 @@ class PolicyGradient(Objective):
     """Log-ratios of policy and sampler up to this many nats count as 0 in importance weights."""
     critic: CriticSection = field(default_factory=CriticSection)
     """For PPO's row: how values become advantages."""
-    teacher_coefficient: float = 1.0
-    """For the row opd: weight of the teacher's log-ratio."""
     turn_weight: float = 0.0
     """Weight of the column earned in the rewards; 0: turns have no rewards of their own."""
 
@@ -163,7 +161,7 @@ class PolicyGradient(Objective):
             return with_critic(data, self.row, self.critic, self.turn_weight)
         if self.row.teacher:
             ratios = [_log_ratio(datum, "teacher_logprobs") for datum in data]
-            shaped = [-self.teacher_coefficient * each for each in ratios]
+            shaped = [-each for each in ratios]
         else:
             shaped = shaped_advantages(data, self.row, self.turn_weight)
         return [d.with_trained("advantages", each) for d, each in zip(data, shaped, strict=True)]

@@ -194,7 +194,7 @@ def test_what_later_stages_need_is_kept(tmp_path: Path) -> None:
     ("tree", "overrides", "told"),
     [
         (changed(), {"stage": "pop"}, "--stage 'pop' is no stage of"),
-        (changed(), {"teacher.coefficient": 2, "stage": "sft"}, "--teacher.coefficient acts on no"),
+        (changed(), {"teacher.prompt": "{prompt}", "stage": "sft"}, "--teacher.prompt acts on no"),
         (changed(), {"run.resume": "runs/x"}, "is a checkpoint of one run"),
         (changed(), {"train.lr": 2}, "unknown key 'train.lr'"),
         (TREE | {"stages": []}, {}, "stages=[] are no stages"),

@@ -36,7 +36,6 @@ START = ("start", "run/start", "none")
         (RL | {"score__rewards": PAID}, [BARE, ("reward:a", "x", "score")], {}),
         (RL | {"run__shards": 4}, [BARE], {"shards": 4}),
         (DPO, [BEGUN, START], {"reference": "start", "temperature": 1.0, "shards": 1}),
-        (DPO | {"preference__reference": "base"}, [BEGUN], {"reference": "reference"}),
         (ROWS | {"stage": "reward"}, [("policy", None, "score")], {"temperature": 1.0}),
         (OPD | {"teacher__adapter": "t"}, [BARE, ("teacher", "t", "none")], {"teacher": "teacher"}),
         (OPD | {"teacher__prompt": "Think. {prompt}"}, [BARE], {"teacher": "reference"}),

@@ -226,8 +226,6 @@ def test_another_reference_has_another_file(preferences: Make, tmp_path: Path) -
     plain = rows.path_of(config, folder, start)
     assert plain == rows.path_of(preferences(train__learning_rate=0.1), folder, start)
     from_start = rows.path_of(started, folder, start)
-    against_base = preferences(model__start=str(start), preference__reference="base")
-    assert rows.path_of(against_base, folder, start) == plain
     (start / "adapter_model.safetensors").write_bytes(b"a" * 8 + b"b")
     others = {
         plain, from_start, rows.path_of(started, folder, start),
