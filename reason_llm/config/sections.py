@@ -374,6 +374,11 @@ class LogSection(Section):
     """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
     them. One that fails, or takes longer than a minute for a record, is dropped with a warning."""
 
+    @field_validator("trackers")
+    @classmethod
+    def _are_named_once(cls, trackers: list[str]) -> list[str]:
+        return list(dict.fromkeys(trackers))
+
 
 class Config(Section):
     """A whole run."""
@@ -654,34 +659,28 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.stage != "rl" and c.run.from_buffer is not None,
      "run.from_buffer={c.run.from_buffer} contradicts stage={c.stage}, which learns from no saved "
      "rollouts; give them to the command pairs, and set data.train to the file that it writes"),
-    (lambda c, row: c.run.replicas != "auto" and c.run.replicas > c.run.shards,
-     "run.replicas={c.run.replicas} contradicts run.shards={c.run.shards}: each needs a shard; set "
-     "run.shards to {c.run.replicas} or more, or lower run.replicas"),
-    (lambda c, row: c.run.samplers > c.run.shards,
-     "run.samplers={c.run.samplers} contradicts run.shards={c.run.shards}: each needs a shard; set "
-     "run.shards to {c.run.samplers} or more, or lower run.samplers"),
+    (lambda c, row: c.run.shards < max(
+        c.run.samplers, 0 if c.run.replicas == "auto" else c.run.replicas
+     ),
+     "run.replicas={c.run.replicas} or run.samplers={c.run.samplers} contradicts run.shards="
+     "{c.run.shards}: each needs a shard; raise run.shards, or lower the other"),
     (lambda c, row: c.run.replicas == 1 and not c.run.samplers and c.run.ray is not None,
      "run.ray={c.run.ray} contradicts run.replicas=1, which needs no cluster; set run.replicas, or "
      "leave run.ray out"),
     (lambda c, row: bool(c.run.max_staleness or c.run.samplers) and (
-        c.run.from_buffer is not None or not c.samples
+        c.run.from_buffer is not None
+        or not c.samples
+        or (c.run.max_staleness > 0 and not c.learns)
      ),
      "run.max_staleness={c.run.max_staleness} or run.samplers={c.run.samplers} contradicts "
-     "run.from_buffer={c.run.from_buffer} or stage={c.stage}, which samples no rollouts; leave "
-     "them out"),
-    (lambda c, row: c.run.max_staleness > 0 and not c.learns,
-     "run.max_staleness={c.run.max_staleness} contradicts stage={c.stage}, whose policy does not "
-     "change; leave it out"),
-    (lambda c, row: c.sample.environment is None and any(
-        spec.kind == "environment" for spec in c.score.rewards
-     ),
-     "score.rewards has environment and sample.environment=null: nothing would give it; set "
-     "sample.environment to path/to/file.py:Class"),
-    (lambda c, row: str(c.sample.environment).startswith("mcp:") and any(
-        spec.kind == "environment" for spec in c.score.rewards
-     ),
-     "score.rewards has environment, which the tools of sample.environment={c.sample.environment} "
-     "do not give; take a reward that judges the model's last answer"),
+     "run.from_buffer={c.run.from_buffer} or stage={c.stage}, which samples no rollouts or does "
+     "not change the policy; leave them out"),
+    (lambda c, row: (
+        c.sample.environment is None or str(c.sample.environment).startswith("mcp:")
+     ) and any(spec.kind == "environment" for spec in c.score.rewards),
+     "score.rewards has environment, which sample.environment={c.sample.environment} does not "
+     "give; set sample.environment to path/to/file.py:Class, or take a reward that judges the "
+     "model's last answer"),
     (lambda c, row: row.credit == "turn" and c.samples and c.turn_weight == 0,
      "algorithm.credit=turn contradicts score.rewards, which do not pay what an environment gives; "
      "add environment with a weight, or set credit to rollout"),
@@ -713,14 +712,14 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.teacher.adapter is not None and c.teacher.model is not None,
      "teacher.adapter={c.teacher.adapter} contradicts teacher.model={c.teacher.model}: the adapter "
      "is over the model that learns; leave one of them out, or merge an adapter of that model"),
-    (lambda c, row: c.teacher.quantize != "none" and c.teacher.model is None,
-     "teacher.quantize={c.teacher.quantize} contradicts teacher.model=null: a teacher over the "
-     "same base is as model.quantize says; leave it out"),
+    (lambda c, row: c.teacher.quantize != "none" and (
+        c.teacher.model is None or c.teacher.url is not None
+     ),
+     "teacher.quantize={c.teacher.quantize} contradicts teacher.model={c.teacher.model} or "
+     "teacher.url={c.teacher.url}: it is of a teacher that is loaded here as a model; leave it "
+     "out"),
     (lambda c, row: c.teacher.url is not None and c.teacher.model is None,
      "teacher.url={c.teacher.url} needs teacher.model, the name of the model there"),
-    (lambda c, row: c.teacher.url is not None and c.teacher.quantize != "none",
-     "teacher.quantize={c.teacher.quantize} contradicts teacher.url={c.teacher.url}, whose server "
-     "loads the model; leave it out"),
     (lambda c, row: c.teacher.url is not None and c.sample.temperature != 1,
      "teacher.url={c.teacher.url} contradicts sample.temperature={c.sample.temperature}: what a "
      "server tells of a prompt is at temperature 1; set it to 1, or load teacher.model here"),
@@ -751,8 +750,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "sample.prompts_per_step * sample.completions_per_prompt = 1 contradicts algorithm.scale="
      "{row.scale}: one reward has no deviation; raise one of the two, or set scale to none"),
-    (lambda c, row: row.top_k > c.sample.completions_per_prompt,
-     "algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="
+    (lambda c, row: isinstance(row.keep, int) and row.keep > c.sample.completions_per_prompt,
+     "algorithm.keep={row.keep} contradicts sample.completions_per_prompt="
      "{c.sample.completions_per_prompt}; set it to that or less"),
     (lambda c, row: row.dynamic_sampling > 1 and bool(c.score.reward_models),
      "algorithm.dynamic_sampling={row.dynamic_sampling} contradicts the reward model in "
@@ -809,8 +808,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.data.max_prompt_tokens is not None and c.data.form == "texts",
      "data.max_prompt_tokens={c.data.max_prompt_tokens} does not act on data.form=texts, which "
      "have no prompt; set data.max_tokens"),
-    (lambda c, row: len(set(c.log.trackers)) < len(c.log.trackers),
-     "log.trackers={c.log.trackers} names a tracker twice; name it once"),
     (lambda c, row: (
         c.train.router_aux_loss_coef > 0 and c.train.gradient_checkpointing == "offload"
      ),
@@ -820,12 +817,12 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.model.attention != "auto" and c.model.backend == "unsloth",
      "model.attention={c.model.attention} contradicts model.backend=unsloth, which has an "
      "attention of its own; set backend to native, or leave attention out"),
-    (lambda c, row: c.model.attention == "eager" and c.train.packing == "varlen",
-     "model.attention=eager contradicts train.packing=varlen, whose rows no eager attention tells "
-     "apart; set packing to padded, or attention to sdpa"),
-    (lambda c, row: c.model.attention == "flash" and c.train.packing == "padded",
-     "model.attention=flash contradicts train.packing=padded: FlashAttention is for packed rows "
-     "here; leave packing out, or set attention to sdpa"),
+    (lambda c, row: (c.model.attention, c.train.packing) in (
+        ("eager", "varlen"), ("flash", "padded")
+     ),
+     "model.attention={c.model.attention} contradicts train.packing={c.train.packing}: eager is "
+     "for padded rows, and flash for packed ones here; leave packing out, or set attention to "
+     "sdpa"),
     *(
         (lambda c, row, is_so=is_so: c.model.train == "full" and is_so(c, row),
          what.replace(":", " contradicts model.train=full:", 1) + ", or set model.train to adapter")

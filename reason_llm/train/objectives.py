@@ -171,14 +171,14 @@ class PolicyGradient(Objective):
         row, kept = self.row, list(range(len(data)))
         if row.keep == "positive":
             kept = [i for i in kept if mean_advantage(data[i]) > 0]
-        elif row.keep == "top_k":
+        elif row.keep != "all":
             groups: dict[int, dict[int, float]] = {}
             for datum in data:
                 if datum.has_reward:
                     groups.setdefault(datum.group, {})[datum.rollout] = -datum.reward
             best = set[int]()
             for group in groups.values():
-                best |= {each for _, each in sorted((r, n) for n, r in group.items())[: row.top_k]}
+                best |= {each for _, each in sorted((r, n) for n, r in group.items())[: row.keep]}
             kept = [i for i in kept if data[i].rollout in best]
         return [i for i in kept if not _is_left_out(data[i], row)]
 

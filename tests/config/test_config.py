@@ -158,10 +158,10 @@ log: {trackers: wandbb}
                "completions_per_prompt=0", "score.rewards.0=3", "score.rewards.1.weight='x'",
                "log.trackers.0='wandbb'"]),
         # Options that contradict each other, and what only a section or the whole can tell.
-        ("data: {train: x}\nstage: sft\nsample: {temperature: 0}\nalgorithm: {top_k: 3}\n"
+        ("data: {train: x}\nstage: sft\nsample: {temperature: 0}\nalgorithm: {missing_eos_penalty: 1}\n"
          "run: {from_buffer: a}\ntrain: {optimizer_steps: 99}\ncritic: {gamma: 0.5}\n",
-         ["sample.temperature=0", "algorithm.top_k=3", "the critic section", "run.from_buffer=a",
-          "train.optimizer_steps=99"]),
+         ["sample.temperature=0", "algorithm.missing_eos_penalty=1", "the critic section",
+          "run.from_buffer=a", "train.optimizer_steps=99"]),
         # No mistake that is only there for want of another option.
         ("data: {train: x}\nrun: {steps: many}\ntrain: {warmup_steps: 100}\n", ["run.steps="]),
         ("data: {train: x}\nalgorithm: {name: gropo}\nsample: {completions_per_prompt: 1}\n",

@@ -29,7 +29,7 @@ sample.environment=None #>=1#>=1; sample.turns=8 >=1; sample.turn_tokens=None >=
 sample.reply_tokens=512 >=1; sample.environment_seconds=10 >0
 score.rewards=[RewardSpec(name='boxed', label=None, custom=None, weight=1.0, options={})] #>=1
 score.timeout_seconds=None >0; algorithm.clip_low=0.2 >=0; algorithm.clip_high=0.2 >=0
-algorithm.delta=0 >=0; algorithm.top_k=0 >=0; algorithm.kl_coefficient=0 >=0
+algorithm.delta=0 >=0; algorithm.keep=all >=1; algorithm.kl_coefficient=0 >=0
 algorithm.kl_target=0 >=0; algorithm.kl_horizon=10000 >=1; algorithm.entropy_coefficient=0 >=0
 algorithm.top_entropy_fraction=1 >0<=1; algorithm.off_policy_threshold=0 >=0
 algorithm.correction_cap=2 >0; algorithm.dynamic_sampling=1 >=1<=100
@@ -119,18 +119,18 @@ WEIGHED = "learned_row.correction"
         (SAVED | {"stage": "sample"}, RL, "run.from_buffer=b contradicts stage=sample"),
         (SFT | {"run.samplers": 1}, RL, "run.samplers=1 contradicts run.from_buffer=None or s"),
         (SFT | STALE, RL, "which samples no rollouts"),
-        *(({"run.replicas": 2, f"run.{name}": 16}, {"run.shards": 16}, f"run.{name}=16 contradicts")
+        *(({"run.replicas": 2, f"run.{name}": 16}, {"run.shards": 16}, f"run.{name}=16 ")
           for name in ("replicas", "samplers")),
         ({"run.ray": "auto"}, {"run.replicas": 2}, "run.ray=auto contradicts run.replicas=1"),
         ({"run.ray": "auto"}, {"run.samplers": 1}, "run.ray=auto contradicts run.replicas=1"),
-        (STALE | {"stage": "sample"}, RL, "whose policy does not change"),
+        (STALE | {"stage": "sample"}, RL, "does not change the policy"),
         (SAVED | {"run.samplers": 1}, {"run.samplers": 0}, "contradicts run.from_buffer"),
-        ({"score.rewards": ["boxed", "environment"]}, PLAYED, "nothing would give it"),
+        ({"score.rewards": ["boxed", "environment"]}, PLAYED, "environment=None does not give"),
         ({"score.rewards": ["boxed", "environment"], "sample.environment": "mcp:x"}, PLAYED,
-         "do not give"),
+         "environment=mcp:x does not give"),
         *(({"score.rewards": ["boxed", GIVEN]} | other, PLAYED, told)
-          for other, told in (({}, "nothing would give it"),
-                              ({"sample.environment": "mcp:x"}, "do not give"))),
+          for other, told in (({}, "environment=None does not give"),
+                              ({"sample.environment": "mcp:x"}, "mcp:x does not give"))),
         (PLAYED | TURN, {"score.rewards": ["environment"]}, "do not pay"),
         (PLAYED | TURN | {"score.rewards": UNPAID}, {"algorithm.credit": "rollout"}, "do not pay"),
         ({"sample.environment": "verifiers"}, {"data.train": "verifiers:t"}, "plays nothing else"),
@@ -140,7 +140,7 @@ WEIGHED = "learned_row.correction"
         (OPD, {"teacher.prompt": "T {prompt}"}, "needs a teacher"),
         (OPD, {"teacher.adapter": "a"}, "needs a teacher"),
         (TEACHER | {"teacher.adapter": "a"}, {"teacher.adapter": None}, "=a contradicts teacher.m"),
-        (OPD | {"teacher.prompt": "{prompt}", "teacher.quantize": "nf4"}, TEACHER, "model=null"),
+        (OPD | {"teacher.prompt": "{prompt}", "teacher.quantize": "nf4"}, TEACHER, "model=None or"),
         *((TEACHER | {"model.backend": "unsloth"}, other, "backend=unsloth, whi")
           for other in ({"model.backend": "auto"}, {"teacher.url": "http://a/v1"})),
         *((PPO | {"run.steps": 10}, longer, "critic.warmup_steps=10 contradicts")
@@ -151,7 +151,7 @@ WEIGHED = "learned_row.correction"
            other, "one reward has no deviation")
           for other in ({"sample.prompts_per_step": 2}, {"sample.completions_per_prompt": 2},
                         {"algorithm.scale": "none"}, PPO | {"algorithm.scale": None})),
-        ({"algorithm.keep": "top_k", "algorithm.top_k": 9}, {"algorithm.top_k": 8}, "top_k=9 cont"),
+        ({"algorithm.keep": 9}, {"algorithm.keep": 8}, "algorithm.keep=9 cont"),
         ({"algorithm.dynamic_sampling": 2, "score.rewards": JUDGED},
          {"algorithm.dynamic_sampling": 1}, "algorithm.dynamic_sampling=2 contradicts"),
         *(({name: value, "algorithm.correction": "token_mask"}, {name: none}, "=token_mask or al")
@@ -178,14 +178,14 @@ WEIGHED = "learned_row.correction"
         ({"teacher.adapter": "x"}, OPD, "the teacher section contradicts algorithm.name=grpo"),
         (PPO | {"critic.start": "rm", "critic.warmup_steps": 0}, {"critic.warmup_steps": 1},
          "critic.warmup_steps=0 contradicts critic.start=rm"),
-        ({"algorithm.missing_eos_penalty": 1.0}, PPO, "because algorithm.name is not ppo"),
+        ({"algorithm.missing_eos_penalty": 1.0}, PPO, "because algorithm.name is not ppo or"),
         (PPO | {"algorithm.missing_eos_penalty": 1.0, "algorithm.truncated": "leave_out"},
-         {"algorithm.truncated": "train"}, "because algorithm.truncated is leave_out"),
+         {"algorithm.truncated": "train"}, "algorithm.truncated is leave_out"),
         (PPO | {"algorithm.kl_reference": "start"}, START, "kl_reference=start contradicts"),
         ({"train.rows_per_step": 63}, SFT, "train.rows_per_step=63 contradicts stage=rl"),
         (OPD | {"teacher.prompt": "x"}, {"teacher.prompt": "{prompt}"}, "'x' must hold {prompt}"),
         (SERVED | {"teacher.model": None, "teacher.prompt": "{prompt}"}, TEACHER, "needs teach"),
-        (SERVED | {"teacher.quantize": "nf4"}, {"teacher.quantize": "none"}, "server loads th"),
+        (SERVED | {"teacher.quantize": "nf4"}, {"teacher.quantize": "none"}, "that is loaded here"),
         (SERVED | {"sample.temperature": 0.9}, {"sample.temperature": 1}, "is at temperature 1"),
         *((TEACHER | {f"teacher.{name}": value}, SERVED, "contradicts teacher.url=null")
           for name, value in (("timeout_seconds", 9), ("retries", 3), ("key_env", "K"),
@@ -202,7 +202,6 @@ WEIGHED = "learned_row.correction"
         ({"data.pass_rate.min": 0.5}, RATE, "set data.pass_rate.column"),
         ({"data.max_tokens": 9}, SFT, "data.max_tokens=9 does not act"),
         ({"stage": "pretrain", "data.max_prompt_tokens": 9}, SFT, "max_prompt_tokens=9 does not"),
-        ({"log.trackers": ["wandb", "wandb"]}, {"log.trackers": "wandb"}, "names a tracker twice"),
         *((FULL | given, {"model.train": "adapter"}, f"{told} contradicts model.train=full: ")
           for given, told in NOT_WITH_FULL),
     ],
@@ -219,7 +218,7 @@ def test_a_contradiction_is_refused_and_its_nearest_neighbour_taken(
 
 
 AT_THE_LIMITS: list[tuple[str, dict[str, Any]]] = [
-    ("grpo", {"delta": 1.21, "clip_low": 1.0, "keep": "top_k", "top_k": 1}),
+    ("grpo", {"delta": 1.21, "clip_low": 1.0, "keep": 1}),
     ("dapo", {"delta": 1.29, "success_range": (0.5, 0.5), "kl": "k3", "kl_coefficient": 0.1}),
     ("cispo", {"clip_low": 1.0, "credit": "turn", "ratio": "sequence"}),
     ("gmpo", {"clip_low": 1.5}),

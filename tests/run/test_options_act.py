@@ -121,7 +121,7 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (row("grpo"), "algorithm.scale", "none", "advantages"),
     (TWO, "algorithm.normalization", "per_reward", "advantages"),
     (row("grpo"), "algorithm.keep", "positive", "learned"),
-    (row("grpo", keep="top_k", top_k=3), "algorithm.top_k", 1, "learned"),
+    (row("grpo", keep=3), "algorithm.keep", 1, "learned"),
     (row("grpo"), "algorithm.surrogate", "reinforce", "learned"),
     (row("grpo"), "algorithm.aggregation", "sequence_sum", "learned"),
     (KL, "algorithm.kl", "k2", "learned"),
