@@ -158,8 +158,9 @@ log: {trackers: wandbb}
                "completions_per_prompt=0", "score.rewards.0=3", "score.rewards.1.weight='x'",
                "log.trackers.0='wandbb'"]),
         # Options that contradict each other, and what only a section or the whole can tell.
-        ("data: {train: x}\nstage: sft\nsample: {temperature: 0}\nalgorithm: {missing_eos_penalty: 1}\n"
-         "run: {from_buffer: a}\ntrain: {optimizer_steps: 99}\ncritic: {gamma: 0.5}\n",
+        ("data: {train: x}\nstage: sft\nsample: {temperature: 0}\n"
+         "algorithm: {missing_eos_penalty: 1}\nrun: {from_buffer: a}\n"
+         "train: {optimizer_steps: 99}\ncritic: {gamma: 0.5}\n",
          ["sample.temperature=0", "algorithm.missing_eos_penalty=1", "the critic section",
           "run.from_buffer=a", "train.optimizer_steps=99"]),
         # No mistake that is only there for want of another option.
