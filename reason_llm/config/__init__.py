@@ -48,7 +48,6 @@ from reason_llm.config.stages import (
     STAGES,
     CriticSection,
     StageName,
-    SupervisedSection,
     TeacherSection,
 )
 from reason_llm.config.surrogates import SURROGATES, Terms, masked_mean

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from reason_llm.config.rows import ChosenRow, row_of_table, with_columns
 from reason_llm.config.surrogates import SURROGATES, SurrogateColumns
-from reason_llm.config.types import Count, Fraction, NonNegative, Positive, Whole
+from reason_llm.config.types import Count, Fraction, NonNegative, Positive
 
 Baseline = Literal["group_mean", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "whiten", "none"]
@@ -32,7 +32,7 @@ KLEstimator = Literal["none", "k1", "k2", "k3"]
 KLPlace = Literal["loss", "reward", "token_reward"]
 KLReference = Literal["base", "start"]
 Credit = Literal["rollout", "turn"]
-Keep = Literal["all", "positive", "top_k"]
+Keep = Literal["all", "positive"] | Count
 Truncated = Literal["train", "leave_out"]
 Correction = Literal[
     "auto", "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
@@ -64,10 +64,8 @@ class Algorithm(SurrogateColumns):
     """What a token's advantage is of: the whole rollout; or, in an environment that rewards turns,
     what is earned from its turn on, less the same baseline and over the same divisor."""
     keep: Keep = "all"
-    """Completions that are trained: all; positive, those with an advantage above 0; top_k, those of
-    each group with the highest rewards."""
-    top_k: Whole = 0
-    """Completions kept of each group, for keep: top_k."""
+    """Completions that are trained: all; positive, those with an advantage above 0; a number, so
+    many of each group, those with the highest rewards."""
     surrogate: SurrogateName = "clip"
     aggregation: Aggregation = "token_mean"
     """sequence_mean, token_mean, sequence_sum, or constant (the sum over completions *
@@ -285,17 +283,15 @@ IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str
      "algorithm.kl_target is 0", "set a target above 0"),
     ("kl", lambda row, given: row.kl != "none" and row.kl_coefficient == 0,
      "algorithm.kl_coefficient is 0", "set a coefficient above 0, or algorithm.kl to none"),
-    ("top_k", lambda row, given: row.keep != "top_k" and row.top_k > 0,
-     "algorithm.keep is {row.keep}", "set algorithm.keep to top_k"),
     ("correction_cap", lambda row, given: row.correction == "none" and "correction_cap" in given,
      "algorithm.correction is none", "set algorithm.correction to token_truncate"),
     ("credit", lambda row, given: row.credit == "turn" and row.teacher,
      "algorithm.name is opd, which learns no rewards", "leave it out"),
-    ("missing_eos_penalty", lambda row, given: row.missing_eos_penalty > 0 and not row.critic,
-     "algorithm.name is not ppo", "leave it out"),
     ("missing_eos_penalty",
-     lambda row, given: row.missing_eos_penalty > 0 and row.truncated == "leave_out",
-     "algorithm.truncated is leave_out", "set algorithm.truncated to train"),
+     lambda row, given: (
+         row.missing_eos_penalty > 0 and (not row.critic or row.truncated == "leave_out")
+     ),
+     "algorithm.name is not ppo or algorithm.truncated is leave_out", "leave it out"),
     ("success_range",
      lambda row, given: row.dynamic_sampling == 1 and row.success_range is not None,
      "algorithm.dynamic_sampling is 1", "set algorithm.dynamic_sampling to 3"),
@@ -303,21 +299,16 @@ IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str
 """(column, whether the row ignores it, why, the fix), in order; ``given``: the config's columns."""
 
 CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
-    (lambda row: row.keep == "top_k" and row.top_k < 1,
-     "algorithm.keep=top_k needs algorithm.top_k; set it to 1 or more"),
-    (lambda row: row.kl_place != "loss" and row.normalization == "per_reward",
-     "algorithm.kl_place={row.kl_place} contradicts algorithm.normalization=per_reward, which has "
-     "no reward for the KL; set kl_place to loss"),
-    (lambda row: row.normalization == "per_reward" and row.baseline != "group_mean",
-     "algorithm.baseline={row.baseline} contradicts algorithm.normalization=per_reward, which "
-     "takes each reward's own mean in the group; set baseline to group_mean"),
-    (lambda row: row.normalization == "per_reward" and row.scale not in ("group", "whiten"),
-     "algorithm.scale={row.scale} contradicts algorithm.normalization=per_reward, which divides "
-     "each reward by its own deviation in the group; set scale to group, or to whiten, which does "
-     "the same to their sum over the step"),
-    (lambda row: row.credit == "turn" and row.normalization == "per_reward",
-     "algorithm.credit=turn contradicts algorithm.normalization=per_reward, which has no return of "
-     "all rewards; set normalization to total, or credit to rollout"),
+    (lambda row: row.normalization == "per_reward" and (
+        row.baseline != "group_mean"
+        or row.scale not in ("group", "whiten")
+        or row.kl_place != "loss"
+        or row.credit != "rollout"
+     ),
+     "algorithm.normalization=per_reward contradicts baseline={row.baseline}, scale={row.scale}, "
+     "kl_place={row.kl_place} or credit={row.credit}: it takes each reward's own mean and "
+     "deviation in the group; set baseline to group_mean, scale to group or whiten, kl_place to "
+     "loss and credit to rollout"),
     (lambda row: row.credit == "turn" and (
         row.surrogate == "gmpo" or (row.surrogate == "clip" and row.ratio == "sequence")
      ),
@@ -327,14 +318,15 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
     (lambda row: row.teacher and (row.baseline, row.scale, row.kl) != ("none", "none", "none"),
      "algorithm.name=opd takes its advantages from the teacher alone: set baseline, scale and kl "
      "to none"),
-    (lambda row: row.critic and row.scale not in ("whiten", "none"),
-     "algorithm.scale={row.scale} contradicts algorithm.name=ppo, whose advantages are each "
-     "token's; set it to whiten or none"),
-    (lambda row: row.critic and row.baseline != "none",
-     "algorithm.name=ppo has a critic in the baseline's place; set baseline to none"),
-    (lambda row: row.critic and row.kl_place == "reward",
-     "algorithm.kl_place=reward contradicts algorithm.name=ppo, whose rewards are each token's; "
-     "set it to token_reward or loss"),
+    (lambda row: row.critic and (
+        row.baseline != "none"
+        or row.scale not in ("whiten", "none")
+        or row.kl_place == "reward"
+     ),
+     "algorithm.name=ppo contradicts baseline={row.baseline}, scale={row.scale} or kl_place="
+     "{row.kl_place}: its critic is the baseline, and its rewards and advantages are each "
+     "token's; set baseline to none, scale to whiten or none, and kl_place to token_reward or "
+     "loss"),
     (lambda row: (
         row.kl_place == "token_reward"
         and not row.critic

@@ -39,11 +39,6 @@ class ColumnsSection(Section):
     the completion. null: gt_answer, answer, final_answer, expected_answer, answerKey, ground_truth,
     solution or reward_model, of which what follows #### counts where there is one, else the last
     \\boxed{}; completion, response or output."""
-    system: str | None = None
-    """Column of the system message. null: system or system_prompt."""
-    choices: str | None = None
-    """Column of the choices of a multiple-choice question. null: choices, options, or the columns
-    A, B and so on."""
     ignore: tuple[str, ...] = ()
     """Columns that the rows are read without."""
 

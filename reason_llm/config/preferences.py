@@ -133,12 +133,8 @@ class _ChosenLoss(ChosenRow):
     """A row of the table of preference losses and what to change in it. null: the row's own."""
 
     TABLE = PREFERENCES
-    OTHERS = {"name", "reference"}  # noqa: RUF012
     name: str = "irpo"
     """The row: irpo, dpo, cdpo, rdpo, ipo, kto, orpo or simpo."""
-    reference: Literal["auto", "base", "start"] = "auto"
-    """Who the policy is compared with. base: the base model; start: a frozen copy of the adapter in
-    model.start; auto: start where there is one, else base. orpo and simpo have no reference."""
 
     def row(self) -> PreferenceRow:
         """The table's row with this section's changes; ValueError if one would be ignored."""

@@ -25,7 +25,6 @@ from reason_llm.config.stages import (
     RewardSection,
     Stage,
     StageName,
-    SupervisedSection,
     TeacherSection,
     usual_form,
 )
@@ -213,9 +212,6 @@ class ModelSection(Section):
     train: Literal["adapter", "full"] = "adapter"
     """adapter: LoRA over weights that stay. full: the weights themselves; the run keeps whole
     models in the place of adapters (docs/configs.md)."""
-    trainable: str | None = None
-    """With train: full, a regular expression of the names of the weights that are trained, such as
-    .*mlp.*; the others stay. null: all."""
     adapter: AdapterSection = AdapterSection()
     """The LoRA adapter."""
 
@@ -267,8 +263,6 @@ class SampleSection(Section):
     """Longest turn, in tokens. null: as long as max_new_tokens leaves."""
     reply_tokens: Count = 512
     """Longest reply of an environment or a tool, in tokens; a longer one loses its middle."""
-    tool_calls_per_turn: Count = 4
-    """Most calls of tools in a turn; the model is told of those that were not made."""
     environment_seconds: Positive = 10.0
     """What one call of an environment may take; of a program that asks the model itself, how long
     it may keep all others waiting."""
@@ -380,6 +374,11 @@ class LogSection(Section):
     """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
     them. One that fails, or takes longer than a minute for a record, is dropped with a warning."""
 
+    @field_validator("trackers")
+    @classmethod
+    def _are_named_once(cls, trackers: list[str]) -> list[str]:
+        return list(dict.fromkeys(trackers))
+
 
 class Config(Section):
     """A whole run."""
@@ -412,8 +411,6 @@ class Config(Section):
     """The critic of algorithm.name ppo."""
     teacher: TeacherSection = TeacherSection()
     """The teacher of algorithm.name opd."""
-    sft: SupervisedSection = SupervisedSection()
-    """How demonstrations and texts are learned."""
     reward: RewardSection = RewardSection()
     """How a reward model is learned."""
     preference: PreferenceSection = PreferenceSection()
@@ -516,8 +513,7 @@ class Config(Section):
         if self.model.start is None:
             return False
         if self.stage == "preference":
-            row = self.preference.row()
-            return row.needs_reference and self.preference.reference != "base"
+            return bool(self.preference.row().needs_reference)
         row_rl = self.algorithm.row()
         return self.stage == "rl" and row_rl.kl != "none" and row_rl.kl_reference == "start"
 
@@ -663,34 +659,28 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.stage != "rl" and c.run.from_buffer is not None,
      "run.from_buffer={c.run.from_buffer} contradicts stage={c.stage}, which learns from no saved "
      "rollouts; give them to the command pairs, and set data.train to the file that it writes"),
-    (lambda c, row: c.run.replicas != "auto" and c.run.replicas > c.run.shards,
-     "run.replicas={c.run.replicas} contradicts run.shards={c.run.shards}: each needs a shard; set "
-     "run.shards to {c.run.replicas} or more, or lower run.replicas"),
-    (lambda c, row: c.run.samplers > c.run.shards,
-     "run.samplers={c.run.samplers} contradicts run.shards={c.run.shards}: each needs a shard; set "
-     "run.shards to {c.run.samplers} or more, or lower run.samplers"),
+    (lambda c, row: c.run.shards < max(
+        c.run.samplers, 0 if c.run.replicas == "auto" else c.run.replicas
+     ),
+     "run.replicas={c.run.replicas} or run.samplers={c.run.samplers} contradicts run.shards="
+     "{c.run.shards}: each needs a shard; raise run.shards, or lower the other"),
     (lambda c, row: c.run.replicas == 1 and not c.run.samplers and c.run.ray is not None,
      "run.ray={c.run.ray} contradicts run.replicas=1, which needs no cluster; set run.replicas, or "
      "leave run.ray out"),
     (lambda c, row: bool(c.run.max_staleness or c.run.samplers) and (
-        c.run.from_buffer is not None or not c.samples
+        c.run.from_buffer is not None
+        or not c.samples
+        or (c.run.max_staleness > 0 and not c.learns)
      ),
      "run.max_staleness={c.run.max_staleness} or run.samplers={c.run.samplers} contradicts "
-     "run.from_buffer={c.run.from_buffer} or stage={c.stage}, which samples no rollouts; leave "
-     "them out"),
-    (lambda c, row: c.run.max_staleness > 0 and not c.learns,
-     "run.max_staleness={c.run.max_staleness} contradicts stage={c.stage}, whose policy does not "
-     "change; leave it out"),
-    (lambda c, row: c.sample.environment is None and any(
-        spec.kind == "environment" for spec in c.score.rewards
-     ),
-     "score.rewards has environment and sample.environment=null: nothing would give it; set "
-     "sample.environment to path/to/file.py:Class"),
-    (lambda c, row: str(c.sample.environment).startswith("mcp:") and any(
-        spec.kind == "environment" for spec in c.score.rewards
-     ),
-     "score.rewards has environment, which the tools of sample.environment={c.sample.environment} "
-     "do not give; take a reward that judges the model's last answer"),
+     "run.from_buffer={c.run.from_buffer} or stage={c.stage}, which samples no rollouts or does "
+     "not change the policy; leave them out"),
+    (lambda c, row: (
+        c.sample.environment is None or str(c.sample.environment).startswith("mcp:")
+     ) and any(spec.kind == "environment" for spec in c.score.rewards),
+     "score.rewards has environment, which sample.environment={c.sample.environment} does not "
+     "give; set sample.environment to path/to/file.py:Class, or take a reward that judges the "
+     "model's last answer"),
     (lambda c, row: row.credit == "turn" and c.samples and c.turn_weight == 0,
      "algorithm.credit=turn contradicts score.rewards, which do not pay what an environment gives; "
      "add environment with a weight, or set credit to rollout"),
@@ -707,15 +697,9 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.of_stage.scores and bool(c.evaluation_sets),
      "data.eval contradicts stage={c.stage}, whose model writes no answers; give held-out "
      "preferences as eval.rows"),
-    (lambda c, row: c.preference.reference == "start" and c.model.start is None,
-     "preference.reference=start contradicts model.start=null: there is no adapter that the run "
-     "begins from; set model.start to one, or leave the option out for the base"),
     (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
      "algorithm.kl_reference=start contradicts model.start=null: there is no adapter that the run "
      "begins from; set model.start to one, or leave the option out for the base"),
-    (lambda c, row: c.preference.reference != "auto" and not c.preference.row().needs_reference,
-     "preference.reference={c.preference.reference} would be ignored because preference.name is "
-     "{c.preference.name}, which has no reference; leave it out"),
     (lambda c, row: c.teacher.prompt is not None and "{prompt}" not in c.teacher.prompt,
      "teacher.prompt={c.teacher.prompt!r:.60} must hold {{prompt}}, in whose place the question is "
      "put"),
@@ -728,14 +712,14 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.teacher.adapter is not None and c.teacher.model is not None,
      "teacher.adapter={c.teacher.adapter} contradicts teacher.model={c.teacher.model}: the adapter "
      "is over the model that learns; leave one of them out, or merge an adapter of that model"),
-    (lambda c, row: c.teacher.quantize != "none" and c.teacher.model is None,
-     "teacher.quantize={c.teacher.quantize} contradicts teacher.model=null: a teacher over the "
-     "same base is as model.quantize says; leave it out"),
+    (lambda c, row: c.teacher.quantize != "none" and (
+        c.teacher.model is None or c.teacher.url is not None
+     ),
+     "teacher.quantize={c.teacher.quantize} contradicts teacher.model={c.teacher.model} or "
+     "teacher.url={c.teacher.url}: it is of a teacher that is loaded here as a model; leave it "
+     "out"),
     (lambda c, row: c.teacher.url is not None and c.teacher.model is None,
      "teacher.url={c.teacher.url} needs teacher.model, the name of the model there"),
-    (lambda c, row: c.teacher.url is not None and c.teacher.quantize != "none",
-     "teacher.quantize={c.teacher.quantize} contradicts teacher.url={c.teacher.url}, whose server "
-     "loads the model; leave it out"),
     (lambda c, row: c.teacher.url is not None and c.sample.temperature != 1,
      "teacher.url={c.teacher.url} contradicts sample.temperature={c.sample.temperature}: what a "
      "server tells of a prompt is at temperature 1; set it to 1, or load teacher.model here"),
@@ -766,8 +750,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "sample.prompts_per_step * sample.completions_per_prompt = 1 contradicts algorithm.scale="
      "{row.scale}: one reward has no deviation; raise one of the two, or set scale to none"),
-    (lambda c, row: row.top_k > c.sample.completions_per_prompt,
-     "algorithm.top_k={row.top_k} contradicts sample.completions_per_prompt="
+    (lambda c, row: isinstance(row.keep, int) and row.keep > c.sample.completions_per_prompt,
+     "algorithm.keep={row.keep} contradicts sample.completions_per_prompt="
      "{c.sample.completions_per_prompt}; set it to that or less"),
     (lambda c, row: row.dynamic_sampling > 1 and bool(c.score.reward_models),
      "algorithm.dynamic_sampling={row.dynamic_sampling} contradicts the reward model in "
@@ -824,8 +808,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.data.max_prompt_tokens is not None and c.data.form == "texts",
      "data.max_prompt_tokens={c.data.max_prompt_tokens} does not act on data.form=texts, which "
      "have no prompt; set data.max_tokens"),
-    (lambda c, row: len(set(c.log.trackers)) < len(c.log.trackers),
-     "log.trackers={c.log.trackers} names a tracker twice; name it once"),
     (lambda c, row: (
         c.train.router_aux_loss_coef > 0 and c.train.gradient_checkpointing == "offload"
      ),
@@ -835,15 +817,12 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.model.attention != "auto" and c.model.backend == "unsloth",
      "model.attention={c.model.attention} contradicts model.backend=unsloth, which has an "
      "attention of its own; set backend to native, or leave attention out"),
-    (lambda c, row: c.model.attention == "eager" and c.train.packing == "varlen",
-     "model.attention=eager contradicts train.packing=varlen, whose rows no eager attention tells "
-     "apart; set packing to padded, or attention to sdpa"),
-    (lambda c, row: c.model.attention == "flash" and c.train.packing == "padded",
-     "model.attention=flash contradicts train.packing=padded: FlashAttention is for packed rows "
-     "here; leave packing out, or set attention to sdpa"),
-    (lambda c, row: c.model.trainable is not None and c.model.train != "full",
-     "model.trainable={c.model.trainable} contradicts model.train=adapter, which trains no weight "
-     "of the model; set train to full, or leave it out"),
+    (lambda c, row: (c.model.attention, c.train.packing) in (
+        ("eager", "varlen"), ("flash", "padded")
+     ),
+     "model.attention={c.model.attention} contradicts train.packing={c.train.packing}: eager is "
+     "for padded rows, and flash for packed ones here; leave packing out, or set attention to "
+     "sdpa"),
     *(
         (lambda c, row, is_so=is_so: c.model.train == "full" and is_so(c, row),
          what.replace(":", " contradicts model.train=full:", 1) + ", or set model.train to adapter")

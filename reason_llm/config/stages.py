@@ -11,7 +11,6 @@ from reason_llm.config.types import (
     Count,
     Fraction,
     NonNegative,
-    Positive,
     Section,
     ServiceSection,
     Whole,
@@ -66,7 +65,7 @@ STAGES: dict[StageName, Stage] = {
     ),
     "sft": Stage(
         ("demonstrations",),
-        ("sft",),
+        (),
         Method(
             "sft",
             "the negative log-likelihood of what the assistant wrote; the prompt is masked",
@@ -75,7 +74,7 @@ STAGES: dict[StageName, Stage] = {
     ),
     "pretrain": Stage(
         ("texts",),
-        ("sft",),
+        (),
         Method(
             "pretrain",
             "the negative log-likelihood of every token; documents do not see one another",
@@ -117,22 +116,11 @@ def usual_form(stage: Any, preference: Any) -> Any:
     return "labels" if (stage, name) == ("preference", "kto") else STAGES[stage].forms[0]
 
 
-class SupervisedSection(Section):
-    """Supervised fine-tuning and continued pretraining."""
-
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """token_mean: every trained token of an optimizer batch counts the same. sequence_mean: every
-    row does."""
-
-
 class RewardSection(Section):
     """A reward model, from preferences."""
 
     centering: NonNegative = 0.01
     """Weight of (r_chosen + r_rejected)^2, which keeps rewards around 0. Source: arXiv:2312.09244
-    eq. 2."""
-    margin: bool = True
-    """Whether a row's ``margin`` is subtracted from the difference. Source: arXiv:2307.09288
     eq. 2."""
 
 
@@ -181,5 +169,3 @@ class TeacherSection(ServiceSection):
     prompt: str | None = None
     """What the teacher is asked in the student's place, with {prompt} and {answer}: a hint that the
     student does not have. null: the student's own prompt."""
-    coefficient: Positive = 1.0
-    """Weight of the reverse KL."""

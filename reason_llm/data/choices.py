@@ -85,8 +85,7 @@ def read_choices(cells: Cells) -> Choices | None:
     """The choices of a row: a list, ``{"text": […], "label": […]}``, texts by letter, or columns
     ``A`` and ``B``, ``opa`` and ``opb``, ``option1`` and ``option2`` and so on. None for a row
     without."""
-    names = COLUMNS if cells.columns.choices is None else (cells.columns.choices,)
-    column = cells.find(names, filled=True)
+    column = cells.find(COLUMNS, filled=True)
     if column is not None:
         value = cells[column]
         if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):

@@ -395,10 +395,7 @@ def _written(messages: Messages) -> str:
 
 def _with_system(cells: Cells, messages: Messages) -> Messages:
     """The messages after the system message in a column of the row."""
-    named = cells.columns.system
-    if named is not None:
-        cells.column(named, (), "data.columns.system")
-    column = cells.find(SYSTEM_COLUMNS if named is None else (named,), filled=True)
+    column = cells.find(SYSTEM_COLUMNS, filled=True)
     if column is None:
         return messages
     text = cells[column]

@@ -364,7 +364,7 @@ class Model:
 def _policy_over(base: Any, config: ModelSection) -> Any:
     """The base with its adapter, or as it is with gradients of its own."""
     if config.train == "full":
-        return weights.make_trainable(base, config.trainable)
+        return weights.make_trainable(base)
     return adapters.attach(base, config.adapter)
 
 

@@ -36,21 +36,9 @@ def base_of(policy: Any) -> Any:
     return policy.get_base_model() if isinstance(policy, PeftModel) else policy
 
 
-def make_trainable(base: Any, pattern: str | None) -> Any:
-    """The base, whose parameters of these names have gradients; None: all. Raises ModelError: the
-    pattern is no regular expression, or no name matches it."""
-    parameters = dict(base.named_parameters())
-    chosen = list(parameters)
-    if pattern is not None:
-        chosen = adapters.matching_names("model.trainable", pattern, chosen)
-    if not chosen:
-        raise ModelError(
-            f"model.trainable={pattern!r} is the whole name of no weight; they are such as "
-            f"{', '.join(list(parameters)[:3])}"
-        )
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name in set(chosen))
-    return base
+def make_trainable(base: nn.Module) -> nn.Module:
+    """The base, all of whose parameters have gradients."""
+    return base.requires_grad_(True)
 
 
 def parameters(base: nn.Module) -> dict[str, nn.Parameter]:

@@ -60,6 +60,8 @@ from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingPara
 from reason_llm.workers import within
 
 AT_A_TIME = 32
+CALLS_PER_TURN = 4
+"""Calls of tools that are made in a turn; the model is told which were not."""
 MOST_CHARACTERS = 1 << 16
 """Of a reply."""
 MOST_MESSAGES = 64
@@ -376,7 +378,7 @@ class _Rollout:
         return self.kind.reply(text)
 
     def _use_tools(self) -> Messages:
-        calls, most = self.calls, self.environments.section.tool_calls_per_turn
+        calls, most = self.calls, CALLS_PER_TURN
         if not calls:
             self.finish = "stop"
         replies: Messages = []

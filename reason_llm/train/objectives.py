@@ -128,8 +128,6 @@ class PolicyGradient(Objective):
     """Log-ratios of policy and sampler up to this many nats count as 0 in importance weights."""
     critic: CriticSection = field(default_factory=CriticSection)
     """For PPO's row: how values become advantages."""
-    teacher_coefficient: float = 1.0
-    """For the row opd: weight of the teacher's log-ratio."""
     turn_weight: float = 0.0
     """Weight of the column earned in the rewards; 0: turns have no rewards of their own."""
 
@@ -164,7 +162,7 @@ class PolicyGradient(Objective):
             return with_critic(data, self.row, self.critic, self.turn_weight)
         if self.row.teacher:
             ratios = [_log_ratio(datum, "teacher_logprobs") for datum in data]
-            shaped = [-self.teacher_coefficient * each for each in ratios]
+            shaped = [-each for each in ratios]
         else:
             shaped = shaped_advantages(data, self.row, self.turn_weight)
         return [d.with_trained("advantages", each) for d, each in zip(data, shaped, strict=True)]
@@ -174,14 +172,14 @@ class PolicyGradient(Objective):
         row, kept = self.row, list(range(len(data)))
         if row.keep == "positive":
             kept = [i for i in kept if mean_advantage(data[i]) > 0]
-        elif row.keep == "top_k":
+        elif row.keep != "all":
             groups: dict[int, dict[int, float]] = {}
             for datum in data:
                 if datum.has_reward:
                     groups.setdefault(datum.group, {})[datum.rollout] = -datum.reward
             best = set[int]()
             for group in groups.values():
-                best |= {each for _, each in sorted((r, n) for n, r in group.items())[: row.top_k]}
+                best |= {each for _, each in sorted((r, n) for n, r in group.items())[: row.keep]}
             kept = [i for i in kept if data[i].rollout in best]
         return [i for i in kept if not _is_left_out(data[i], row)]
 

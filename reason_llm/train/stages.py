@@ -7,7 +7,6 @@ the row after it the rejected one; both have the same prompt.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,17 +24,15 @@ ROUNDING_NATS = 1e-3
 class Supervised(Objective):
     """Negative log-likelihood of the trained tokens."""
 
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-
     def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
-        """All trained tokens, or all rows."""
+        """All trained tokens."""
         lengths = [datum.num_trained for datum in data]
-        return Counts(losses.denominator(lengths, self.aggregation, 0), max(1, sum(lengths)))
+        return Counts(losses.denominator(lengths, "token_mean", 0), max(1, sum(lengths)))
 
     def loss(self, batch: Batch, counts: Counts) -> Loss:
         """``-log p`` of each token."""
         nll_BT = -batch.logprobs_BT
-        total = losses.masked_sum(nll_BT, batch.mask_BT, self.aggregation)
+        total = losses.masked_sum(nll_BT, batch.mask_BT, "token_mean")
         return Loss(total, {"nll": nll_BT, "entropy": batch.entropies_BT})
 
 
@@ -140,7 +137,6 @@ class RewardModel(Objective):
     """Bradley-Terry over pairs."""
 
     centering: float = 0.01
-    uses_margins: bool = True
     output: Output = "scores"
     unit: Unit = "pair"
 
@@ -152,7 +148,7 @@ class RewardModel(Objective):
         """``-log sigmoid`` of the difference of the two scores, less the margin."""
         scores_B = batch.logprobs_BT.sum(1)
         chosen_P, rejected_P = scores_B[::2], scores_B[1::2]
-        margins_P = batch.rewards_B[::2] if self.uses_margins else None
+        margins_P = batch.rewards_B[::2]
         loss_P = rewards.bradley_terry(chosen_P, rejected_P, margins_P, self.centering)
         metrics = {
             "pair_accuracy": rewards.in_order(chosen_P - rejected_P),
@@ -169,7 +165,7 @@ def _of_rollouts(config: Config) -> Objective:
     rounds = config.algorithm.row().correction == "auto" and config.is_off_policy
     return PolicyGradient(
         config.learned_row, config.sample.max_new_tokens, ROUNDING_NATS if rounds else 0.0,
-        config.critic, config.teacher.coefficient, config.turn_weight,
+        config.critic, config.turn_weight,
     )  # fmt: skip
 
 
@@ -181,10 +177,8 @@ def _of_preferences(config: Config) -> Objective:
 OBJECTIVES: dict[StageName, Callable[[Config], Objective]] = {
     "rl": _of_rollouts,
     "sample": _of_rollouts,
-    "sft": lambda config: Supervised(aggregation=config.sft.aggregation),
-    "pretrain": lambda config: Supervised(aggregation=config.sft.aggregation),
-    "reward": lambda config: RewardModel(
-        centering=config.reward.centering, uses_margins=config.reward.margin
-    ),
+    "sft": lambda config: Supervised(),
+    "pretrain": lambda config: Supervised(),
+    "reward": lambda config: RewardModel(centering=config.reward.centering),
     "preference": _of_preferences,
 }

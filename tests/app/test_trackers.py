@@ -275,9 +275,9 @@ def test_one_that_is_not_installed_is_refused(
     assert not config.run.directory.exists()
 
 
-@pytest.mark.parametrize("value", ["mlflow", ["wandb", "wandb"], [1]])
+@pytest.mark.parametrize("value", ["mlflow", [1]])
 def test_wrong_names_are_refused(small_run: Callable[..., Config], value: Any) -> None:
-    with pytest.raises(ValueError, match=r"log\.trackers|twice"):
+    with pytest.raises(ValueError, match=r"log\.trackers"):
         small_run(log__trackers=value)
 
 

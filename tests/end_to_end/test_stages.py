@@ -398,7 +398,6 @@ def begun(good: Path, tmp_path: Path, stage: str) -> Path:
                  "--data.train", "{shared}/texts.jsonl", "--eval.rows", "{shared}/texts.jsonl"),
          "stage: 'sft' -> 'pretrain'"),
         ("irpo", ("--preference.name", "dpo"), "preference.name: 'irpo' -> 'dpo'"),
-        ("irpo", ("--preference.reference", "base"), "preference.reference: 'auto' -> 'base'"),
         ("sft", ("--data.train", "{shared}/held_out_demonstrations.jsonl"), "prompts_sha256"),
     ],
 )  # fmt: skip

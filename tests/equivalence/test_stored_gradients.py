@@ -36,7 +36,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"correction": "token_truncate", "correction_cap": 1.05},
     {"correction": "sequence_mask", "correction_cap": 1.2},
     {"keep": "positive"},
-    {"keep": "top_k", "top_k": 3},
+    {"keep": 3},
     {"truncated": "leave_out"},
     {"scale": "batch"},
     {"delta": 1.5},

@@ -75,7 +75,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "stage": "sample", "run__steps": 2, "algorithm": {}, "train": {},
     },
     "sft": SFT | SLOW | {"run__steps": 3, "train__optimizer_steps": 2, "eval__every": 1},
-    "bins": BINS | SLOW | {"run__steps": 2, "sft__aggregation": "sequence_mean"},
+    "bins": BINS | SLOW | {"run__steps": 2},
     "reward": RM | SLOW | {
         "run__steps": 3, "data__train": "{folder}/margins.jsonl", "eval__every": 1,
     },

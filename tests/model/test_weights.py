@@ -79,21 +79,6 @@ def test_the_reference_is_the_checkpoint_on_disk(tokenizer: Any) -> None:
             weights._read(own, str(TINY), "model")
 
 
-def test_a_pattern_says_what_is_trained(tokenizer: Any) -> None:
-    with full(tokenizer, trainable=r".*layers\.3\..*norm.*") as model:
-        made = learner(model)
-        before = {name: each.clone() for name, each in model.policy.state_dict().items()}
-        learn(made)
-        moved = {n for n, each in model.policy.state_dict().items() if not each.equal(before[n])}
-    assert moved == {
-        f"model.layers.3.{name}_layernorm.weight" for name in ("input", "post_attention")
-    }
-    with pytest.raises(ModelError, match=r"model\.trainable='norm' is the whole name of no weight"):
-        full(tokenizer, trainable="norm")
-    with pytest.raises(ModelError, match=r"model\.trainable='\(' is no regular expression"):
-        full(tokenizer, trainable="(")
-
-
 def test_small_steps_add_up_in_bfloat16(tokenizer: Any) -> None:
     """A step of 1e-5 is a hundredth of the last bit of most weights."""
     with full(tokenizer, "bfloat16") as rounded, full(tokenizer) as exact:

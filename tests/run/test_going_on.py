@@ -110,7 +110,7 @@ def test_a_best_adapter_without_its_weights_is_no_longer_the_best(
     nothing: Any = None
     for keeps, left in ((True, None), (False, best)):
         config = small_run(run__keep_best=keeps)
-        kept = KeptAdapters(config, tmp_path, None, ("", ""), *[nothing] * 4)
+        kept = KeptAdapters(config, tmp_path, ("", ""), *[nothing] * 4)
         assert kept.restore(state).best == left
     assert caplog.messages == ["adapter_best/ of step 3 was not kept: the next one is"]
 

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from conftest import ROOT
 from option_runs import (
-    FULL,
     OFF,
     SFT,
     SMALL,
@@ -45,7 +44,6 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (SMALL, "model.quantize", "nf4", "rollouts"),
     (SMALL, "model.attention", "eager", "rollouts"),
     (SMALL | {"model__adapter": {}}, "model.train", "full", "files"),
-    (FULL, "model.trainable", ".*mlp.*", "learned"),
     (SMALL, "model.adapter.rank", 4, "learned"),
     (SMALL, "model.adapter.alpha", 8, "learned"),
     (SMALL, "model.adapter.rslora", True, "learned"),
@@ -76,7 +74,6 @@ ELSEWHERE = {
     "algorithm.": "tests/train",
     "preference.": "tests/train",
     "critic.": "tests/train",
-    "sft.": "tests/train",
     "reward.": "tests/train",
     "teacher.": "tests/run/test_teacher_model.py",
     "eval.": "tests/run/test_eval_samples.py",
@@ -110,7 +107,6 @@ ELSEWHERE = {
     "sample.turns": "tests/sample/test_turns.py",
     "sample.turn_tokens": "tests/sample/test_turns.py",
     "sample.reply_tokens": "tests/sample/test_turns.py",
-    "sample.tool_calls_per_turn": "tests/sample/test_turns.py",
     "sample.environment_seconds": "tests/sample/test_turns.py",
     "train.ema": "tests/end_to_end/test_training.py",
     "train.gradient_checkpointing": "memory alone: tests/model/plan",

@@ -217,8 +217,6 @@ def test_another_reference_has_another_file(preferences: Make, tmp_path: Path) -
     plain = reference.path_of(config, folder, start)
     assert plain == reference.path_of(preferences(train__learning_rate=0.1), folder, start)
     from_start = reference.path_of(started, folder, start)
-    against_base = preferences(model__start=str(start), preference__reference="base")
-    assert reference.path_of(against_base, folder, start) == plain
     (start / "adapter_model.safetensors").write_bytes(b"a" * 8 + b"b")
     others = {
         plain, from_start, reference.path_of(started, folder, start),

@@ -17,7 +17,7 @@ from reason_llm.run.run import open_run
 from reason_llm.run.start.prepare import prepare
 
 HINT = "{prompt} Psst: {answer}."
-OPD = {"algorithm": {"name": "opd"}, "teacher": {"prompt": HINT, "coefficient": 2.5}}
+OPD = {"algorithm": {"name": "opd"}, "teacher": {"prompt": HINT}}
 
 
 def rows(folder: Path, *rows: Any) -> Path:
@@ -105,7 +105,7 @@ def test_the_teacher_reads_its_prompt_and_the_student_its_own(
         assert torch.equal(seen.on_trained("teacher_logprobs"), wanted[0])
         assert not torch.allclose(wanted[0], plain[0], atol=1e-3)
         torch.testing.assert_close(
-            seen.on_trained("advantages"), 2.5 * (wanted[0] - seen.on_trained("old_logprobs"))
+            seen.on_trained("advantages"), wanted[0] - seen.on_trained("old_logprobs")
         )
         assert seen.on_trained("old_logprobs").tolist() == pytest.approx(plain[0].tolist())
         with pytest.raises(TrainingError, match=r"asks what no row of data\.train asks"):

@@ -679,9 +679,8 @@ def test_calls_are_read(text: str, calls: list[Any]) -> None:
 
 
 def test_more_calls_than_a_turn_has_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = environments(
-        Sums, monkeypatch, (SHIPPED / "qwen2_5.jinja").read_text(), tool_calls_per_turn=2
-    )
+    monkeypatch.setattr(turns, "CALLS_PER_TURN", 2)
+    played = environments(Sums, monkeypatch, (SHIPPED / "qwen2_5.jinja").read_text())
     sampler = Told([call("add", a=1, b=1) * 5], ["Done."])
     (group,) = play(sampler, played, [a_prompt()], most=900)
     assert group.completions[0].environment["reward"] == 2.0

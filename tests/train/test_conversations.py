@@ -72,7 +72,7 @@ def test_what_holds_for_the_rollout_holds_for_its_rows() -> None:
 
 
 def test_the_best_are_rollouts() -> None:
-    row = resolve("grpo", {"keep": "top_k", "top_k": 1})
+    row = resolve("grpo", {"keep": 1})
     assert PolicyGradient(row, 32).counted(to_data(GROUPS)) == [0, 3, 4, 5, 6]
 
 

@@ -59,18 +59,18 @@ def test_all_count_unless_the_row_says_otherwise() -> None:
     ]
     assert counted(data, ALGORITHMS["grpo"]) == [0, 1, 2, 3]
     assert counted(data, resolve("grpo", {"keep": "positive"})) == [0, 3]
-    assert counted(data, resolve("grpo", {"keep": "top_k", "top_k": 1})) == [0, 3]
+    assert counted(data, resolve("grpo", {"keep": 1})) == [0, 3]
     assert counted(data, resolve("grpo", {"truncated": "leave_out"})) == [0, 2, 3]
 
 
 def test_ties_of_the_best_go_to_the_first() -> None:
     data = [rollout(1), rollout(2), rollout(2), rollout(2)]
-    assert counted(data, resolve("grpo", {"keep": "top_k", "top_k": 2})) == [1, 2]
+    assert counted(data, resolve("grpo", {"keep": 2})) == [1, 2]
 
 
 def test_groups_may_have_different_sizes() -> None:
     data = [rollout(1), rollout(2, group=1), rollout(3, group=1), rollout(0, group=1)]
-    assert counted(data, resolve("grpo", {"keep": "top_k", "top_k": 2})) == [0, 1, 2]
+    assert counted(data, resolve("grpo", {"keep": 2})) == [0, 1, 2]
 
 
 OLD, ALL = ("old_logprobs", "entropies"), [0, 1, 2]
@@ -200,7 +200,7 @@ def unscored(datum: Datum) -> Datum:
 
 def test_a_completion_without_a_reward_is_none_of_the_best() -> None:
     data = [rollout(-2), unscored(rollout(0)), rollout(-1), unscored(rollout(0, group=1))]
-    assert counted(data, resolve("grpo", {"keep": "top_k", "top_k": 1})) == [2]
+    assert counted(data, resolve("grpo", {"keep": 1})) == [2]
 
 
 @pytest.mark.parametrize("name", ["rloo", "reinforce_pp"])

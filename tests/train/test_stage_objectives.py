@@ -92,17 +92,13 @@ def loss_of(objective: Objective, batch: Batch, rows: list[Datum]) -> tuple[floa
 # --- 1. Supervised
 
 
-def test_the_nll_is_a_mean_over_tokens_or_over_rows() -> None:
-    """-log p of (1, 2 | 4 | 0.5, 0.5, 2): 10 over 6 tokens; rows 1.5, 4 and 1 over 3."""
+def test_the_nll_is_a_mean_over_tokens() -> None:
+    """-log p of (1, 2 | 4 | 0.5, 0.5, 2): 10 over 6 tokens."""
     rows = [[-1.0, -2.0], [-4.0], [-0.5, -0.5, -2.0]]
     loss, found, gradient = loss_of(Supervised(), made(rows), data(rows))
     assert loss == pytest.approx(10 / 6)
     assert gradient[1].tolist() == pytest.approx([0, 0, -1 / 6, 0, 0])
     assert float(found.values["nll"].detach().sum()) == pytest.approx(10)
-    by_rows = Supervised(aggregation="sequence_mean")
-    loss, _, gradient = loss_of(by_rows, made(rows), data(rows))
-    assert loss == pytest.approx((1.5 + 4 + 1) / 3)
-    assert gradient[:, 2].tolist() == pytest.approx([-1 / 6, -1 / 3, -1 / 9])
 
 
 # --- 2. Pairs
@@ -219,14 +215,13 @@ def test_kto_pairs_each_prompt_with_the_completion_before() -> None:
 # --- 4. Reward models
 
 
-@pytest.mark.parametrize("uses_margins", [True, False])
-def test_bradley_terry_by_hand(uses_margins: bool) -> None:
+def test_bradley_terry_by_hand() -> None:
     """Scores 2 and 1 with a margin of 0.5; -1 and 0.5 with none. The rejected side's is ignored."""
     rows = [[0.0, 2.0], [1.0], [0.0, -1.0], [0.0, 0.5]]
     batch = made(rows, rewards=[0.5, 9.0, 0.0, 9.0])
-    objective = RewardModel(centering=0.1, uses_margins=uses_margins)
+    objective = RewardModel(centering=0.1)
     loss, found, gradient = loss_of(objective, batch, data(rows))
-    margin = 0.5 if uses_margins else 0.0
+    margin = 0.5
     expected = -(logsigmoid(1 - margin) + logsigmoid(-1.5)) + 0.1 * (9 + 0.25)
     assert loss == pytest.approx(expected / 2, rel=1e-5)
     assert (gradient[0, 3] < 0) == (sigmoid(margin - 1) > 2 * 0.1 * 3)
@@ -234,7 +229,7 @@ def test_bradley_terry_by_hand(uses_margins: bool) -> None:
         "pair_accuracy": [1.0, 0.0], "margin": [1.0, -1.5], "chosen_reward": [2.0, -1.0],
         "rejected_reward": [1.0, 0.5],
     }  # fmt: skip
-    plain = RewardModel(centering=0.0, uses_margins=False)
+    plain = RewardModel(centering=0.0)
     _, _, gradient = loss_of(plain, made(rows), data(rows))
     assert gradient.sum(1).sign().tolist() == [-1, 1, -1, 1]
     assert (plain.output, objective.count(data(rows)).denominator) == ("scores", 2.0)
@@ -440,11 +435,11 @@ def test_the_teacher_s_advantage_is_how_much_likelier_it_finds_a_token() -> None
     rows = with_columns(
         old_logprobs=([-1.0, -1.0, -1.0], [-2.0]), teacher_logprobs=([-0.5, -1.0, -3.0], [-1.0])
     )
-    objective = PolicyGradient(ALGORITHMS["opd"], 32, teacher_coefficient=2.0)
+    objective = PolicyGradient(ALGORITHMS["opd"], 32)
     assert "teacher_logprobs" in objective.measured(rows, 1)[1]
     prepared = objective.prepared(rows)
-    assert prepared[0].on_trained("advantages").tolist() == pytest.approx([1.0, 0.0, -4.0])
-    assert prepared[1].on_trained("advantages").tolist() == pytest.approx([2.0])
+    assert prepared[0].on_trained("advantages").tolist() == pytest.approx([0.5, 0.0, -2.0])
+    assert prepared[1].on_trained("advantages").tolist() == pytest.approx([1.0])
     assert objective.describe(prepared, [0, 1])["train/teacher_kl"] == pytest.approx(
         (-0.5 + 2 - 1) / 4
     )
@@ -498,7 +493,6 @@ def returned() -> list[Datum]:
 Case = tuple[Objective, str, Callable[[], list[Datum]]]
 CASES: dict[str, Case] = {
     "token_mean": (Supervised(), "policy", pairs),
-    "sequence_mean": (Supervised(aggregation="sequence_mean"), "policy", pairs),
     **{
         name: (PairLoss(row=row), "policy", pairs)
         for name, row in PREFERENCES.items() if name != "kto"
