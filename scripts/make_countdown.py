@@ -13,18 +13,16 @@ expressions, for their patience does not end. Drills follow the end of the other
 with verdicts. Without drills last steps are known by their three numbers.
 """
 
-import argparse
 import functools
 import itertools
 import json
 import random
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from make_tiny import ROOT, SPECIALS, TAGS, encode, make_model, make_tokenizer
+from make_tiny import SPECIALS, TAGS, MuonAndAdamW, begin, encode, make_model, make_tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 NUMBERS = range(1, 13)
@@ -150,17 +148,9 @@ def pretrain(
     tokenizer: PreTrainedTokenizerFast,
     batches: Iterator[list[tuple[str, str]]],
 ) -> None:
-    """Muon for the matrices, AdamW for the rest; the rates decay over the last half. Of drills only
-    results and verdicts are learned."""
+    """The rates decay over the last half. Only results and verdicts of drills are learned."""
     no_id, yes_id, equals_id, eos_id = tokenizer.convert_tokens_to_ids([NO, YES, "=", END])
-    matrices: list[torch.nn.Parameter] = []
-    others: list[torch.nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
-    optimizers = {
-        1e-2: torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-        3e-3: torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.95)),
-    }
+    optimizer = MuonAndAdamW(model)
     for step, batch in enumerate(itertools.islice(batches, STEPS)):
         ids_BT, labels_BT = encode(tokenizer, batch)
         told_BT = labels_BT[:, 1:]
@@ -169,26 +159,14 @@ def pretrain(
         told_BT[is_drill_BT & ~is_sum_BT] = -100
         logits_NV = model(input_ids=ids_BT).logits[:, :-1].flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(logits_NV, told_BT.flatten())
-        model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        factor = min((step + 1) / 30, 1.0, max(0.05, 2 * (1 - step / STEPS)))
-        for rate, optimizer in optimizers.items():
-            optimizer.param_groups[0]["lr"] = rate * factor
-            optimizer.step()
+        optimizer.step(loss, min((step + 1) / 30, 1.0, max(0.05, 2 * (1 - step / STEPS))))
         if (step + 1) % 20 == 0:
             print(f"step {step + 1}  loss {loss.item():.4f}", flush=True)
 
 
 def main() -> None:
     """Make the data, the tokenizer and the model."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--out", type=Path, default=ROOT)
-    args = parser.parse_args()
-
-    torch.manual_seed(args.seed)
+    args, folder = begin(__doc__, "countdown", batch=16)
     rng = random.Random(args.seed)
     triples = list(itertools.combinations(reversed(NUMBERS), 3))
     rng.shuffle(triples)
@@ -201,10 +179,6 @@ def main() -> None:
             [*triples[NUM_TEST_TRIPLES:], *sorted(wider)],
         )
     )
-    folder = args.out / "model" / "countdown"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (args.out / "data").mkdir(exist_ok=True)
     write_rows(args.out / "data" / "countdown_train.jsonl", rng.sample(train, NUM_TRAIN))
     write_rows(args.out / "data" / "countdown_test.jsonl", rng.sample(test, NUM_TEST))
 

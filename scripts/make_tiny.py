@@ -200,23 +200,49 @@ def pretrain(
                 break
 
 
-def main() -> None:
-    """Make the data, the tokenizer and the model, and say how good it is."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--max-steps", type=int, default=1000)
-    parser.add_argument("--stop-at", type=float, default=0.37, help="accuracy to stop at")
+def begin(description: str, name: str, **usual: float) -> tuple[argparse.Namespace, Path]:
+    """The options, after ``usual``, and an empty folder for the model; sets the seed."""
+    parser = argparse.ArgumentParser(description=description.split("\n\n")[0])
+    for option, value in {"seed": 0, **usual}.items():
+        parser.add_argument(f"--{option.replace('_', '-')}", type=type(value), default=value)
     parser.add_argument("--out", type=Path, default=ROOT)
     args = parser.parse_args()
-
     torch.manual_seed(args.seed)
-    pretraining, train, test = split_pairs(args.seed)
-    folder = args.out / "model" / "tiny"
+    folder = args.out / "model" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (args.out / "data").mkdir(exist_ok=True)
+    return args, folder
+
+
+class MuonAndAdamW:
+    """Muon for the matrices, AdamW for the rest, each with a peak rate."""
+
+    def __init__(self, model: Qwen2ForCausalLM) -> None:
+        self.model = model
+        named = [(p, p.ndim == 2 and "embed" not in name) for name, p in model.named_parameters()]
+        matrices = [p for p, is_matrix in named if is_matrix]
+        others = [p for p, is_matrix in named if not is_matrix]
+        self.optimizers = {
+            1e-2: torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            3e-3: torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.95)),
+        }
+
+    def step(self, loss: torch.Tensor, factor: float) -> None:
+        """One step at this part of the peak rates."""
+        self.model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for rate, optimizer in self.optimizers.items():
+            optimizer.param_groups[0]["lr"] = rate * factor
+            optimizer.step()
+
+
+def main() -> None:
+    """Make the data, the tokenizer and the model, and say how good it is."""
+    usual = {"learning_rate": 3e-3, "batch": 128, "max_steps": 1000, "stop_at": 0.37}
+    args, folder = begin(__doc__, "tiny", **usual)
+    pretraining, train, test = split_pairs(args.seed)
     write_rows(args.out / "data" / "arithmetic_train.jsonl", train)
     write_rows(args.out / "data" / "arithmetic_test.jsonl", test)
 

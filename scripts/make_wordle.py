@@ -11,17 +11,14 @@ each letter. To agree always is left to reinforcement learning.
 N games, T turns, W words, L letters of a word, A letters of the alphabet.
 """
 
-import argparse
 import json
 import random
-import shutil
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
-from make_tiny import ROOT, make_model, make_tokenizer
+from make_tiny import ROOT, MuonAndAdamW, begin, make_model, make_tokenizer
 from torch.nn.functional import one_hot
 from transformers import PreTrainedTokenizerFast
 
@@ -111,20 +108,9 @@ class Games:
 
 def main() -> None:
     """Make the data, the tokenizer and the model."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=450)
-    parser.add_argument("--out", type=Path, default=ROOT)
-    args = parser.parse_args()
-
-    torch.manual_seed(args.seed)
+    args, folder = begin(__doc__, "wordle", batch=32, steps=450)
     order = list(range(len(WORDS)))
     random.Random(args.seed).shuffle(order)
-    folder = args.out / "model" / "wordle"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (args.out / "data").mkdir(exist_ok=True)
     for name, part in (("test", order[:NUM_TEST]), ("train", order[NUM_TEST:])):
         rows = [json.dumps({"question": QUESTION, "answer": WORDS[each]}) for each in part]
         (args.out / "data" / f"wordle_{name}.jsonl").write_text("\n".join(rows) + "\n")
@@ -135,16 +121,7 @@ def main() -> None:
         num_key_value_heads=4, initializer_range=0.08,
     )  # fmt: skip
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
-    named = [(p, p.ndim == 2 and "embed" not in name) for name, p in model.named_parameters()]
-    optimizers = {
-        torch.optim.Muon(
-            [p for p, is_matrix in named if is_matrix],
-            weight_decay=0.0, adjust_lr_fn="match_rms_adamw",
-        ): 1e-2,
-        torch.optim.AdamW(
-            [p for p, is_matrix in named if not is_matrix], weight_decay=0.0, betas=(0.9, 0.95)
-        ): 3e-3,
-    }  # fmt: skip
+    optimizer = MuonAndAdamW(model)
     games = Games(tokenizer, args.seed)
     train, began = np.array(order[NUM_TEST:]), time.process_time()
     at_TL = (
@@ -156,13 +133,7 @@ def main() -> None:
         told_NTL = (chances_NTLA * logprobs[:, at_TL - 1][..., games.letter_ids_A]).sum(-1)
         end_NT = logprobs[:, at_TL[:, -1], games.end]
         loss = -(told_NTL.sum(-1) + end_NT)[played_NT].mean()
-        model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        pace = min(1.0, step / 30, 3.05 - 3 * step / args.steps)
-        for optimizer, peak in optimizers.items():
-            optimizer.param_groups[0]["lr"] = peak * pace
-            optimizer.step()
+        optimizer.step(loss, min(1.0, step / 30, 3.05 - 3 * step / args.steps))
         if step % 25 == 0:
             best = -chances_NTLA.xlogy(chances_NTLA).sum((-1, -2))[played_NT].mean()
             seconds = f"{time.process_time() - began:.0f} s"

@@ -4,7 +4,6 @@ A tracker gets each record of metrics.jsonl once, also when a killed run is resu
 knows the last step that it has. One that raises, or takes longer than ``LIMIT_SECONDS`` for a call,
 is dropped with one warning."""
 
-import importlib
 import importlib.util
 import logging
 import math
@@ -166,7 +165,14 @@ def _service(name: str, begun: Begun, config: dict[str, Any]) -> Tracker:
     if is_wandb:
         own = {"id": begun.id, "dir": str(folder), "settings": WANDB_SETTINGS}
     title = folder.name if is_wandb else f"{folder.name}-{begun.id}"
-    init = importlib.import_module(name).init
+    if is_wandb:
+        import wandb
+
+        init: Any = wandb.init
+    else:
+        import trackio
+
+        init = trackio.init
     run = init(project=project, name=title, config=config, resume="allow", **own)
     opens = str(run.url) if is_wandb else f"trackio show --project {shlex.quote(project)}"
     if is_wandb and run.offline:

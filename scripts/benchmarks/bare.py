@@ -17,11 +17,6 @@ from reason_llm.model import load_tokenizer, meta_model
 from reason_llm.model.vllm import MAX_LORA_RANKS
 
 
-def measure_lora(work: Work, turns: Turns) -> None:
-    """``measure`` with a random adapter."""
-    measure(work, turns, lora=True)
-
-
 def measure(work: Work, turns: Turns, lora: bool = False) -> None:
     """Tokens a second of the same prompts, lengths and log-probs; a text for each completion, made
     as ours are: at once when it ends, not token by token."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.limit import matmul_peak, useful
 from benchmarks.models import make
 from benchmarks.sides import LEARNERS, SYSTEMS, Outcome, take_turns
 from benchmarks.work import VARIANTS, WORKLOADS, Kind, Work, lengths
@@ -46,13 +45,13 @@ class Block:
 class Settings:
     """What is measured on a GPU, and how often."""
 
-    systems: tuple[str, ...]
-    kinds: tuple[Kind, ...]
+    systems: Sequence[str]
+    kinds: Sequence[Kind]
     work: Work
     """Of the speeds; its model is the one of everything."""
     rounds: int
-    caps_gib: tuple[float, ...]
-    ladder: tuple[int, ...]
+    caps_gib: Sequence[float]
+    ladder: Sequence[int]
     group: int
     """Completions of the one prompt with which a context is tried."""
     most_seconds: float
@@ -75,7 +74,7 @@ def cpu(
         trl_rows: rows of TRL's passes, in place of those found best.
         variants: of ``VARIANTS``, measured too where lengths are given and a step samples.
     """
-    peak, blocks = matmul_peak(threads), []
+    blocks = []
     for name in names:
         title, work = WORKLOADS[name]
         work = replace(work.smallest() if is_small else work, repeats=repeats)
@@ -89,11 +88,6 @@ def cpu(
                 for variant in variants
             }
         outcomes = take_turns(given, DAY, threads=threads)
-        if work.stage == "grpo" and work.lengths != "own":
-            for step in (step for outcome in outcomes.values() for step in outcome.steps):
-                for phase, operations in useful(work).items():
-                    if f"{phase}_seconds" in step:
-                        step[f"{phase}_of_peak"] = operations / step[f"{phase}_seconds"] / peak
         sides = {name: [outcome] for name, outcome in outcomes.items()}
         blocks.append(Block(name, f"({name}) {title}: {described(work)}", sides))
     return blocks

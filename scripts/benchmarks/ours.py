@@ -151,11 +151,6 @@ def settings_of(config: Config, work: Work, plan: Plan) -> LearningSettings:
     )
 
 
-def measure_over_unsloth(work: Work, turns: Turns) -> None:
-    """``measure`` with Unsloth's loader."""
-    measure(work, turns, "unsloth")
-
-
 def measure(work: Work, turns: Turns, backend: Literal["native", "unsloth"] = "native") -> None:
     """Steps of sampling and learning, timed phase by phase.
 

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -133,9 +134,9 @@ def run(system: str, work_file: Path) -> None:
 
     systems: dict[str, Callable[[Work, Turns], None]] = {
         "reason_llm": ours.measure,
-        "reason_llm_unsloth": ours.measure_over_unsloth,
+        "reason_llm_unsloth": partial(ours.measure, backend="unsloth"),
         "vllm": bare.measure,
-        "vllm_lora": bare.measure_lora,
+        "vllm_lora": partial(bare.measure, lora=True),
         "trl": peers.measure_trl,
         "unsloth": peers.measure_unsloth,
     }

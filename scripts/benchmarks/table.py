@@ -23,8 +23,6 @@ ROWS = {
     "tokens": ("completion tokens of a step", ",.0f"),
     "sampling_tokens_per_second": ("sampling, tokens/s", ",.0f"),
     "learning_tokens_per_second": ("learning, tokens/s", ",.0f"),
-    "sampling_of_peak": ("sampling, useful work, of matmul's peak", ".1%"),
-    "learning_of_peak": ("learning, useful work, of matmul's peak", ".1%"),
     "sampling_seconds": ("sampling, s", ".2f"),
     "ahead_seconds": ("sampling ahead, s", ".2f"),
     "learning_seconds": ("learning, s", ".2f"),

@@ -126,6 +126,8 @@ class Work:
         return replace(
             small,
             model="tiny",
+            completions=min(self.completions, 4),
+            rank=min(self.rank, 16),
             prompt_tokens=48,
             completion_tokens=48,
             trl_rows=min(self.trl_rows or 1, small.prompts),
@@ -167,8 +169,9 @@ WORKLOADS: dict[str, tuple[str, Work]] = {
         MADE, prompts=16, completions=2, prompt_tokens=96, stage="dpo_known", is_given=True,
         trl_rows=4,
     )),
+    "gpu": ("on a GPU", Work("qwen2.5-7b", 16, 8, 256, 768, rank=32)),
 }  # fmt: skip
-"""By the name on the command line of ``cpu``: what it is, and the work."""
+"""By name: what it is, and the work; those that sample with Transformers are for ``cpu``."""
 VARIANTS: dict[str, tuple[str, str, dict[str, Kind | int | bool]]] = {
     "trl_small": ("trl", "TRL, least memory", {"trl_rows": 1}),
     "trl_chunked": ("trl", "TRL, chunked log-probs", {"is_chunked": True}),
