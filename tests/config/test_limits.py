@@ -1,6 +1,5 @@
 """Defaults and limits of all options, and what follows from several of them."""
 
-import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -47,20 +46,6 @@ def made(options: dict[str, Any]) -> Config:
 
 
 RL, SFT, KTO = {"stage": "rl"}, {"stage": "sft"}, {"stage": "preference", "preference.name": "kto"}
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"run.replicas": 3}, "run.replicas=3 must be a power of two, such as 2"),
-        ({"run.shards": 6}, "run.shards=6 must be a power of two, such as 4"),
-        ({"run.replicas": 0}, "run.replicas=0"),
-        ({"run.replicas": "many"}, "run.replicas='many'"),
-    ],
-)
-def test_parts_and_processes_are_powers_of_two(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(told)):
-        made(options)
 
 
 def test_the_columns_of_a_set_go_by_its_name_then_its_source() -> None:
