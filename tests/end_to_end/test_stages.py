@@ -6,9 +6,7 @@
 3. Bad input is one line with its cause, and nothing is learned.
 """
 
-import errno
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ import fault_table
 from faults import Ended, Fault, Trainer, differences, make_start, outcome, write_config
 from marks import most_are_long
 from reason_llm.app.cli import main
-from reason_llm.run.store import checkpoint, metrics
+from reason_llm.run.store import metrics
 from reason_llm.train import next_kl_coefficient
 from reason_llm.train.learner import Learner
 from stage_runs import STAGES
@@ -142,30 +140,6 @@ def test_ppo_that_ends_in_an_update_goes_on_to_the_same_bits(
     assert Here().run(folder, None, *options("ppo")).status == 0
     assert "goes on after step" in "".join(capsys.readouterr())
     assert differences(outcome(folder), outcome(like)) == []
-
-
-def test_a_full_disk_ends_a_stage_of_rows_one_step_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Little is learned that cannot be saved, and one checkpoint at most waits to be written."""
-    write_config(tmp_path / "run", "sft")
-    update, updates = Learner._update, []
-
-    def counted(learner: Learner, *arguments: Any) -> Any:
-        updates.append(learner)
-        return update(learner, *arguments)
-
-    save, tries = checkpoint.save_file, iter(range(100))
-
-    def full(*arguments: Any, **named: Any) -> None:
-        if next(tries) == 0:  # of the untrained policy
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        save(*arguments, **named)
-
-    monkeypatch.setattr(Learner, "_update", counted)
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    assert Here().run(tmp_path / "run", None, "--run.steps", "9").status == 2
-    assert len(updates) == 2
 
 
 def falls(records: Records, name: str = "eval/loss", to: float = 1.0) -> None:
