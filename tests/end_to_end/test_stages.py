@@ -10,7 +10,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import orjson
 import pytest
@@ -22,7 +22,6 @@ from marks import most_are_long
 from reason_llm.app.cli import main
 from reason_llm.run.store import metrics
 from reason_llm.train import next_kl_coefficient
-from reason_llm.train.learner import Learner
 from stage_runs import STAGES
 
 Records = list[metrics.Record]
@@ -64,10 +63,6 @@ class Here(Trainer):
         assert fault is None
         status = main(["train", str(folder / "config.yaml"), *arguments])
         return Ended(status, "printed here", [], 0, False, 0, [], 0.0)
-
-
-class Killed(BaseException):
-    """In the place of kill -9."""
 
 
 @pytest.fixture(scope="module")
@@ -114,31 +109,6 @@ def test_a_killed_stage_goes_on_to_the_same_bits(
     resumed = trainer.run(folder, None, *options(stage))
     assert resumed.status == 0, resumed.printed
     assert "goes on after step" in resumed.printed
-    assert differences(outcome(folder), outcome(like)) == []
-
-
-def test_ppo_that_ends_in_an_update_goes_on_to_the_same_bits(
-    whole: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    like = whole("ppo")
-    folder = like.parent / "ended-ppo"
-    write_config(folder, "ppo")
-    update, calls = Learner._update, iter(range(100))
-
-    def dies(learner: Learner, *arguments: Any) -> Any:
-        if next(calls) == 7:  # the critic's, of the third step
-            raise Killed
-        return update(learner, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "_update", dies)
-        with pytest.raises(Killed):
-            Here().run(folder, None, *options("ppo"))
-    capsys.readouterr()
-    assert Here().run(folder, None, *options("ppo")).status == 0
-    assert "goes on after step" in "".join(capsys.readouterr())
     assert differences(outcome(folder), outcome(like)) == []
 
 
