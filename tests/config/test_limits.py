@@ -1,17 +1,13 @@
 """Defaults and limits of all options, and what follows from several of them."""
 
-import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
-
-import pytest
 
 from reason_llm.config import Config
 from reason_llm.config.algorithms import Algorithm
 from reason_llm.config.file import build, leaves
 from reason_llm.config.preferences import PreferenceRow
-from reason_llm.errors import ConfigError
 
 SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "#>=", "max_length": "#<="}
 
@@ -47,20 +43,6 @@ def made(options: dict[str, Any]) -> Config:
 
 
 RL, SFT, KTO = {"stage": "rl"}, {"stage": "sft"}, {"stage": "preference", "preference.name": "kto"}
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"run.replicas": 3}, "run.replicas=3 must be a power of two, such as 2"),
-        ({"run.shards": 6}, "run.shards=6 must be a power of two, such as 4"),
-        ({"run.replicas": 0}, "run.replicas=0"),
-        ({"run.replicas": "many"}, "run.replicas='many'"),
-    ],
-)
-def test_parts_and_processes_are_powers_of_two(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(told)):
-        made(options)
 
 
 def test_rows_that_are_given_come_beside_those_that_were_given() -> None:

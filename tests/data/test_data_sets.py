@@ -287,31 +287,6 @@ def test_a_row_beyond_the_context_is_an_error_or_is_counted(tmp_path: Path, of_f
         of_form("preferences", lines(tmp_path / "pairs.jsonl", pair), 30)
 
 
-@pytest.mark.parametrize(
-    ("form", "option"),
-    [("problems", "max_prompt_tokens"), ("demonstrations", "max_prompt_tokens"),
-     ("demonstrations", "max_tokens")],
-)  # fmt: skip
-def test_a_limit_takes_a_row_of_just_as_many_tokens(
-    form: str, option: str, tmp_path: Path, of_form: Load
-) -> None:
-    train = lines(tmp_path / "a.jsonl", row("Long " * 5))
-    data = of_form(form, train)
-    if form == "problems":
-        asked = whole = len(data.prompts[0].token_ids)
-        context = whole + 1  # and a new token
-    else:
-        ((made,),) = data.units
-        asked, whole = made.trained.index(True), len(made.ids)
-        context = whole
-    most = whole if option == "max_tokens" else asked
-    assert of_form(form, train, context, **{f"data__{option}": most}).sizes == [1]
-    with pytest.raises(DataError, match=f"no row is left; left out: 1 by data.{option};"):
-        of_form(form, train, **{f"data__{option}": most - 1})
-    with pytest.raises(DataError, match=rf"the (prompt|row) has {whole} tokens and the context"):
-        of_form(form, train, context - 1)
-
-
 def test_a_model_without_a_chat_template_learns_texts(tmp_path: Path, of_form: Load) -> None:
     by = without_template()
 

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,8 +10,6 @@ from reason_llm.data.tools import (
     environment_class,
     environment_name,
     environments_by_name,
-    own_session,
-    plain_messages,
     reset_columns,
     said_before,
     tool_methods,
@@ -72,38 +69,3 @@ def test_a_row_names_its_environment() -> None:
     for row in ({}, {"environment": "sum"}):
         with pytest.raises(DataError, match=r"x:1: column environment=.* has sums, words; write"):
             environment_name(given, "x:1", row)
-
-
-def test_programs_that_ask_the_model_themselves() -> None:
-    for where, expected in {
-        "a.py:A": ("", ""), "agent:a.py:f": ("agent", "a.py:f"), "mcp:run it": ("mcp", "run it"),
-        "agent": ("", ""), "verifiers": ("verifiers", ""), "verifiers?a=1?": ("verifiers", "a=1?"),
-    }.items():  # fmt: skip
-        assert own_session(where) == expected
-    assert own_session({"agent": "a.py:A"}) == ("", "")
-
-
-def test_messages_are_made_plain() -> None:
-    called = {"function": {"name": "add", "arguments": '{"a": 1}'}}
-    plain = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    given: list[dict[str, Any]] = [
-        {"role": "user", "content": [{"text": "a"}, {"text": "b"}], "name": "me", "other": 1},
-        {"role": "assistant", "content": None, "tool_calls": [called, plain]},
-        {"role": "tool", "content": "1", "tool_call_id": "c", "name": ""},
-    ]
-    assert plain_messages(given) == [
-        {"role": "user", "content": "ab", "name": "me"},
-        {"role": "assistant", "content": "", "tool_calls": [plain, plain]},
-        {"role": "tool", "content": "1", "tool_call_id": "c"},
-    ]
-    for message, told in (
-        ({"content": "a"}, "give its role and a text"),
-        ({"role": "user", "content": [{"image": 1}]}, "give its role and a text"),
-        ({"role": "user", "content": ["a"]}, "give its role and a text"),
-        ({"role": "assistant", "tool_calls": [{}]}, "give OpenAI's form"),
-        ({"role": "assistant", "tool_calls": 1}, "give OpenAI's form"),
-    ):
-        with pytest.raises(ValueError, match=told):
-            plain_messages([message])
-    assert said_before(" Well. <tool_call>{}</tool_call> so") == "Well."
-    assert said_before('{"name": "a"}') == ""

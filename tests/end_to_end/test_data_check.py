@@ -181,26 +181,6 @@ def test_rows_to_learn_from_show_what_is_learned(tmp_path: Path, call: Call) -> 
     assert "rejected is column 'Rejected', the prompt is the start that both share" in shown
 
 
-def test_parts_between_turns_are_read_and_not_learned(tmp_path: Path, call: Call) -> None:
-    talk = [
-        {"role": role, "content": content}
-        for role, content in (("user", "Q"), ("assistant", "A"), ("user", "R"), ("assistant", "B"))
-    ]
-    train = lines(tmp_path / "a.jsonl", {"messages": talk}, {"messages": talk[:2]})
-    problems = lines(tmp_path / "b.jsonl", {"question": "Q", "answer": "1"})
-    data = {"train": train, "form": "demonstrations", "system_prompt": "none", "eval": problems}
-    code, shown, _ = call(data)
-    assert code == 0
-    assert (
-        "--- learned, 2 tokens:\nA<|im_end|>\n--- read, 10 tokens:\n\n"
-        "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n\n"
-        "--- learned, 2 tokens:\nB<|im_end|>\n"
-    ) in shown
-    assert f"eval {problems}: 1 rows, 1 taken\n" in shown
-    assert f"questions of an evaluation set: 2, such as {train}:1" in shown
-    assert shown.endswith("no errors\n")
-
-
 def test_a_long_document_is_shown_in_part(tmp_path: Path, call: Call) -> None:
     train = lines(tmp_path / "a.jsonl", {"text": "0123456789" * 300})
     code, shown, _ = call({"train": train, "form": "texts", "max_tokens": 2000})

@@ -21,7 +21,7 @@ ROWS = re.findall(r"^\| \d \| `(.+?)` \| (\d) \| (-?[\d.]+) \|$", PAGE, re.MULTI
 
 
 @pytest.mark.parametrize(
-    ("steps", "least"), [(10, 0.5), pytest.param(minimal.STEPS, 0.8, marks=pytest.mark.long)]
+    ("steps", "least"), [(2, 0.3), pytest.param(minimal.STEPS, 0.8, marks=pytest.mark.long)]
 )
 def test_the_example_learns_to_add_from_a_third_on(steps: int, least: float) -> None:
     assert minimal.train(load_config("configs/quickstart.yaml"), steps) >= least

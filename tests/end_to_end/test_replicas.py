@@ -23,7 +23,6 @@ from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ReplicaError
 from reason_llm.loop import train
 from reason_llm.run.start.resolve import replicas_of
-from reason_llm.run.team import cluster
 from replica_runs import SECONDS, Started, adapter, quick_start, records
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -189,29 +188,6 @@ def test_a_cluster_without_a_token_is_refused(
     with pytest.raises(ReplicaError, match="RAY_AUTH_MODE=disabled lets anyone"):
         train(small_run(run__replicas=2))
     assert not (tmp_path / "runs").exists()
-
-
-def test_ray_is_waited_for_as_long_as_its_daemons_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself gives up after 30 s."""
-    from ray._private import services
-
-    asked: list[str] = []
-
-    def get_node(address: str) -> str:
-        asked.append(address)
-        if len(asked) < 4:
-            raise RuntimeError("it is not there yet")
-        return "the node"
-
-    monkeypatch.setattr(services, "get_node", get_node)
-    with cluster._own_start():
-        assert services.get_node("here") == "the node"
-        services.ConsolePopen(["true"]).wait()
-        asked.clear()
-        with pytest.raises(RuntimeError, match="not there yet"):
-            services.get_node("here")
-    assert len(asked) == 1
-    assert services.get_node is get_node
 
 
 REFUSED = "contradicts the 3 GPUs of this machine"

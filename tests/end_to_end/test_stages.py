@@ -6,13 +6,11 @@
 3. Bad input is one line with its cause, and nothing is learned.
 """
 
-import errno
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import orjson
 import pytest
@@ -22,9 +20,8 @@ import fault_table
 from faults import Ended, Fault, Trainer, differences, make_start, outcome, write_config
 from marks import most_are_long
 from reason_llm.app.cli import main
-from reason_llm.run.store import checkpoint, metrics
+from reason_llm.run.store import metrics
 from reason_llm.train import next_kl_coefficient
-from reason_llm.train.learner import Learner
 from stage_runs import STAGES
 
 Records = list[metrics.Record]
@@ -66,10 +63,6 @@ class Here(Trainer):
         assert fault is None
         status = main(["train", str(folder / "config.yaml"), *arguments])
         return Ended(status, "printed here", [], 0, False, 0, [], 0.0)
-
-
-class Killed(BaseException):
-    """In the place of kill -9."""
 
 
 @pytest.fixture(scope="module")
@@ -117,55 +110,6 @@ def test_a_killed_stage_goes_on_to_the_same_bits(
     assert resumed.status == 0, resumed.printed
     assert "goes on after step" in resumed.printed
     assert differences(outcome(folder), outcome(like)) == []
-
-
-def test_ppo_that_ends_in_an_update_goes_on_to_the_same_bits(
-    whole: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    like = whole("ppo")
-    folder = like.parent / "ended-ppo"
-    write_config(folder, "ppo")
-    update, calls = Learner._update, iter(range(100))
-
-    def dies(learner: Learner, *arguments: Any) -> Any:
-        if next(calls) == 7:  # the critic's, of the third step
-            raise Killed
-        return update(learner, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "_update", dies)
-        with pytest.raises(Killed):
-            Here().run(folder, None, *options("ppo"))
-    capsys.readouterr()
-    assert Here().run(folder, None, *options("ppo")).status == 0
-    assert "goes on after step" in "".join(capsys.readouterr())
-    assert differences(outcome(folder), outcome(like)) == []
-
-
-def test_a_full_disk_ends_a_stage_of_rows_one_step_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Little is learned that cannot be saved, and one checkpoint at most waits to be written."""
-    write_config(tmp_path / "run", "sft")
-    update, updates = Learner._update, []
-
-    def counted(learner: Learner, *arguments: Any) -> Any:
-        updates.append(learner)
-        return update(learner, *arguments)
-
-    save, tries = checkpoint.save_file, iter(range(100))
-
-    def full(*arguments: Any, **named: Any) -> None:
-        if next(tries) == 0:  # of the untrained policy
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        save(*arguments, **named)
-
-    monkeypatch.setattr(Learner, "_update", counted)
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    assert Here().run(tmp_path / "run", None, "--run.steps", "9").status == 2
-    assert len(updates) == 2
 
 
 def falls(records: Records, name: str = "eval/loss", to: float = 1.0) -> None:

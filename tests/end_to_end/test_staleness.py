@@ -1,10 +1,8 @@
 """Steps that are sampled by an earlier policy (run.max_staleness), and ahead by samplers: the same
 adapter whoever samples and whatever happens."""
 
-import itertools
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ from reason_llm.loop import train
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import read_document
-from reason_llm.run.team import ahead, cluster
+from reason_llm.run.team import cluster
 from reason_llm.run.team.cluster import Member, alive
 from reason_llm.sample import TransformersSampler
 from reason_llm.score import Scorer
@@ -222,45 +220,6 @@ def test_samplers_do_the_next_step_while_one_is_learned(
     assert records(helped) == records(whole)
     assert versions(helped) == versions(whole)
     assert list((folder(helped) / "ahead").iterdir()) == []
-
-
-def have_samplers_wait_for_the_head(
-    local_cluster: type[LocalCluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sampler begins what is sampled by version 1, ahead, when the head has begun to help."""
-    original, helps = ahead.Ahead._sample, threading.Event()
-
-    def sample(*given: Any) -> None:
-        helps.set()
-        original(*given)
-
-    def before(number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        if method == "sample" and arguments[2] == 1:
-            assert helps.wait(600)
-
-    monkeypatch.setattr(ahead.Ahead, "_sample", sample)
-    monkeypatch.setattr(local_cluster, "before", before)
-
-
-@pytest.mark.long
-def test_the_head_takes_what_the_samplers_have_not_begun(
-    make: Make,
-    alone: Callable[..., Config],
-    local_cluster: type[LocalCluster],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    whole, helped = alone(2), make("helped", 2, run__samplers=1)
-    have_samplers_wait_for_the_head(local_cluster, monkeypatch)
-    train(helped)
-    told = [
-        orjson.loads(line) for line in (folder(helped) / "metrics.jsonl").read_bytes().splitlines()
-    ]
-    assert any(
-        "time/ahead_sampling_seconds" in record and "replicas/0/sampling_seconds" in before_it
-        for before_it, record in itertools.pairwise(told)
-    )
-    assert adapter(helped) == adapter(whole)
-    assert records(helped) == records(whole)
 
 
 def all_alive(members: Sequence[Member]) -> list[Member]:

@@ -8,7 +8,6 @@ import orjson
 import pytest
 
 from reason_llm.errors import DataError, WriteError
-from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.accuracy import estimates, scores, summarize, table
 from reason_llm.evaluate.evaluation import _check_finished
 from reason_llm.evaluate.outcomes import OutcomeLog, Wave
@@ -83,19 +82,6 @@ def test_two_models_are_compared_problem_by_problem() -> None:
     assert line.endswith("p = 1 (better on 2, worse on 1)")
 
 
-def test_differences_are_counted_in_parts_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all values are such parts, and for each score that both models have."""
-    ours = {"greedy": [1.0, 0.0], "mean@5": [0.2, 0.4], "pass@2": [1.0, 1.0]}
-    theirs = {"greedy": [0.0, 0.0], "mean@5": [0.0, 0.6], "maj@5": [1.0, 0.0]}
-    monkeypatch.setattr(accuracy, "compare", lambda *given, seed: (*given, seed))
-    for part, unit in ((0.0, 0.2), (0.1, 0.0)):
-        theirs["mean@5"][0] = part
-        assert accuracy.comparisons(ours, theirs, 5) == {
-            name: (ours[name], theirs[name], by, 0)
-            for name, by in (("greedy", 1.0), ("mean@5", unit))
-        }
-
-
 def test_rewards_of_any_range_have_normal_intervals() -> None:
     parts = [outcome("a", number, reward, []) for number, reward in enumerate((-1.0, 2.0, 5.0))]
     greedy = summarize(parts, 0, with_majority=False, compared=False)["results"]["a"]["s"]["greedy"]
@@ -108,21 +94,6 @@ def test_intervals_are_of_the_trials_that_each_problem_stands_for() -> None:
     expected = {name: estimate(values, count) for name, count in trials.items()}
     assert estimates(dict.fromkeys(trials, values), 8) == expected
     assert len({expected[name].low for name in ("greedy", "pass@4", "pass@2", "mean@8")}) == 4
-
-
-@pytest.mark.parametrize(
-    ("most", "rungs"), [(1, []), (2, [2]), (3, [2, 3]), (8, [2, 4, 8]), (9, [2, 4, 8, 9])]
-)
-def test_pass_at_is_told_of_powers_of_two_and_of_all(most: int, rungs: list[int]) -> None:
-    assert accuracy._ladder(most) == rungs
-
-
-def test_lengths_are_of_the_greedy_answer_and_of_all_samples() -> None:
-    one = outcome("a", 0, 1.0, [])
-    one["greedy"] = answer(1.0, tokens=4) | {"finish_reason": "length"}
-    one["samples"] = [answer(1.0, tokens=n) for n in (6, 8, 10)]
-    found = accuracy._lengths([one])
-    assert found == {"completion_tokens": 7.0, "truncated_fraction": 0.25}
 
 
 def test_what_is_not_judged_needs_no_greedy_answer_and_no_reward(tmp_path: Path) -> None:

@@ -1,63 +1,14 @@
-"""What FlashAttention is asked for, and what is added up for shared keys; one new token a row.
-
-On a CPU torch's operator cannot run: a stand-in computes what its documentation promises.
-"""
+"""What is added up for shared keys; one new token a row."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from reason_llm.model import attention
-from reason_llm.model.attention import NAME, Places, Segments
+from reason_llm.model.attention import NAME, Places
 from reason_llm.model.base import Model
-
-
-def operator(
-    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, max_q: int,
-    max_k: int, *, scale: float, window_size: tuple[int, int], enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """Each segment by itself; queries end with the keys and see so many before their own."""
-    assert enable_gqa or query.shape[1] == key.shape[1]
-    (before, after), lengths = window_size, (query_ends.diff(), key_ends.diff())
-    assert after == 0 and [max_q, max_k] == [int(each.max()) for each in lengths]
-    found = []
-    for queries, keys, values in zip(
-        query.split(lengths[0].tolist()),
-        key.split(lengths[1].tolist()),
-        value.split(lengths[1].tolist()),
-        strict=True,
-    ):
-        own = torch.arange(len(keys))[-len(queries) :, None]
-        other = torch.arange(len(keys))[None]
-        seen = (other <= own) & ((before < 0) | (other >= own - before))
-        parts = (each.transpose(0, 1)[None] for each in (queries, keys, values))
-        attended = scaled_dot_product_attention(
-            *parts, attn_mask=seen, scale=scale, enable_gqa=True
-        )
-        found.append(attended[0].transpose(0, 1))
-    return torch.cat(found)
-
-
-@pytest.mark.parametrize("key_heads", [1, 4])
-@pytest.mark.parametrize("window", [None, 1, 3])
-def test_the_operator_is_asked_for_the_same(
-    key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", operator)
-    generator = torch.Generator().manual_seed(0)
-    shared = [0, 1, 2, 3, 4, 5, 0, 1, 6, 7, 8]  # 0 and 1 are a prompt with two completions
-    segments = Segments.of([6, 3], [6, 5], shared, torch.device("cpu"))
-    query, key, value = (
-        torch.randn(1, heads, 9, 8, generator=generator) for heads in (4, key_heads, key_heads)
-    )
-    gathered = [x.index_select(2, torch.tensor(shared)) for x in (key, value)]
-    found = attention._flash(query, *gathered, segments, 0.5, window)
-    expected = attention.attend(query, key, value, segments, 0.5, window)
-    assert torch.allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("index", [[0, 1, 2, *([0, 1] * 40), 3, 1], [3, 0, 1, 2, 0, 1], [1, 0]])

@@ -1,10 +1,8 @@
 """What the engine does where memory runs out or something fails, with vLLM's parts stood in for.
 
 1. Closing clears what vLLM keeps for the process; a wake that fails does not hide the real error.
-2. Waking is tried once more after torch's cache is emptied, then one line.
-3. Only this process's own memory is counted when it is released.
-4. Out of memory as vLLM starts names memory.budget_gib.
-5. A model that fails to load leaves no engine behind, and no frame that holds memory.
+2. Waking without room is one line.
+3. Out of memory as vLLM starts names memory.budget_gib.
 """
 
 import types
@@ -16,10 +14,8 @@ import pytest
 import torch
 
 from conftest import TINY
-from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError, OutOfMemory
-from reason_llm.model.base import Model
-from reason_llm.model.vllm import engine, shared_weights
+from reason_llm.model.vllm import engine
 from reason_llm.model.vllm.engine import Engine, EngineSizes
 
 pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
@@ -87,31 +83,6 @@ def made(llm: StandInLLM, monkeypatch: pytest.MonkeyPatch) -> Engine:
     return started
 
 
-def test_only_this_process_is_counted(gpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = StandInLLM()
-    started = made(llm, monkeypatch)
-    started.release()
-    assert started.released_bytes == SIZES.kv_cache_bytes
-    started.wake()
-    monkeypatch.setattr(llm, "release_kv_cache_memory", lambda: None)
-    with pytest.raises(ModelError, match="gave back 0 of the KV cache's 67,108,864"):
-        started.release()
-
-
-def test_waking_is_tried_once_more_after_the_cache_is_emptied(
-    gpu: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = StandInLLM(refusals=1)
-    started = made(llm, monkeypatch)
-    started.release()
-    gpu.clear()
-    started.wake()
-    assert started.awake
-    assert gpu == ["emptied"]
-    assert llm.asked == ["sleep", "wake", "wake"]
-    assert not llm.cache.is_asleep
-
-
 def test_a_wake_without_room_is_one_line(gpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     started = made(StandInLLM(refusals=2), monkeypatch)
     started.release()
@@ -121,21 +92,6 @@ def test_a_wake_without_room_is_one_line(gpu: list[str], monkeypatch: pytest.Mon
     assert not started.awake
     started.wake()  # there is room again
     assert started.awake
-
-
-def test_another_error_of_waking_is_not_taken_for_memory(
-    gpu: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = StandInLLM()
-    started = made(llm, monkeypatch)
-    started.release()
-
-    def broken(tags: list[str]) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(llm, "wake_up", broken)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        started.wake()
 
 
 def test_closing_clears_the_slots_that_vllm_keeps(
@@ -192,31 +148,3 @@ def test_what_ends_the_start_of_vllm_is_told_with_its_fix(
     with pytest.raises(kind, match=told) as found:
         engine.start(str(TINY), torch.float32, SIZES, 0)
     assert "sample.engine" not in str(found.value)
-
-
-def test_a_model_that_fails_to_load_closes_its_engine(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[str] = []
-
-    class Started:
-        def release(self) -> None:
-            """Nothing to give back."""
-
-        def close(self) -> None:
-            closed.append("closed" if views() is None else "closed under a view")
-
-    def verify(model: torch.nn.Module, path: str) -> None:
-        copy = model  # what a frame of the traceback holds
-        raise ModelError(f"{path} differs from {type(copy).__name__}")
-
-    model = torch.nn.Linear(2, 2)
-    views = weakref.ref(model)
-    left = [model]
-    del model
-    monkeypatch.setattr(engine, "start", lambda *_: Started())
-    monkeypatch.setattr(shared_weights, "model_over", lambda *_: left.pop())
-    monkeypatch.setattr(shared_weights, "verify", verify)
-    with pytest.raises(ModelError, match="differs from Linear"):
-        Model(ModelSection(path=str(TINY), adapter=AdapterSection()), tokenizer, 0, SIZES)
-    assert closed == ["closed"]

@@ -186,28 +186,6 @@ def test_a_step_whose_first_reward_is_0_tells_what_its_completions_hold() -> Non
     )
 
 
-def test_the_summary_has_the_first_and_the_last_value() -> None:
-    records = [
-        {"step": 0, "eval/loss": 3.0, "eval/pair_accuracy": 0.5, "eval/pairs": 7.0},
-        {"step": 1, "time/saving_seconds": 0.0004, "memory/sampling_peak_gib": 1.236,
-         "memory/learning_planned_gib": 4.0, "eval/accuracy": 0.5, "eval/samples": 2.0},
-        {"step": 2, "eval/loss": 2.0, "eval/pair_accuracy": 0.75, "eval/pairs": 7.0,
-         "memory/sampling_peak_gib": 1.0, "time/saving_seconds": 1.2344, "eval/samples": 3.0,
-         "time/writing_seconds": 0.5, "time/buffer_seconds": 0.25, "memory/peak_rss_mib": 1.26},
-    ]  # fmt: skip
-    summary = metrics.summarize(records, Path("a"), 0.0)
-    expected = {
-        "held_out_loss": [3.0, 2.0], "held_out_pair_accuracy": [0.5, 0.75], "accuracy_samples": 3,
-        "held_out_pairs": [7.0, 7.0], "saving_seconds": 1.235, "writing_seconds": 0.5,
-        "buffer_seconds": 0.25, "scoring_seconds": 0.0, "sampling_peak_gib": 1.24,
-        "sampling_planned_gib": 0.0, "learning_planned_gib": 4.0, "peak_rss_mib": 1.3,
-        "accuracy_before": 0.5, "accuracy_after": 0.5,
-    }  # fmt: skip
-    assert summary == summary | expected
-    assert metrics.summarize(records[:1], Path("a"), 0.0)["accuracy_samples"] == 0
-    assert metrics.added({"a": 1.0, "b": 2.0}, {"b": 3.0, "c": 4.0}) == {"a": 1, "b": 5, "c": 4}
-
-
 def test_summary_says_what_each_replica_did() -> None:
     """Of every step, in the order of their numbers; ``replicas/count`` is of no replica."""
     records = [

@@ -6,18 +6,13 @@
 4. A batch behind a barrier has room for the longest turn, and a seed of its own.
 """
 
-from typing import Any
-
 import pytest
 
 from conftest import TINY
 from families import SIZES, prompts_of, quiet
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.rollout import Group
 from reason_llm.sample import Part, SamplingParams, lots, sample_lot, sampling
-from reason_llm.sample.batches import Barrier
-from reason_llm.sample.shards import ShardedSampler
 
 
 @pytest.mark.filterwarnings("default")  # vLLM warns of its own
@@ -48,48 +43,3 @@ def test_lots() -> None:
     batches = lots(parts, 3, in_batches=True)
     assert [[part.shard for part in lot] for lot in batches] == [[0, 3, 6], [1, 4, 7], [2, 5]]
     assert lots(parts[:2], 3, in_batches=True) == [(parts[0],), (parts[1],)]
-
-
-class Recorder:
-    """A sampler, and a dealer of one process, that give empty groups and keep what was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-
-    def sample(self, *asked: Any) -> Any:
-        self.asked.append(asked)
-        first = asked[0]
-        if isinstance(first[0], Part):
-            return [[Group(prompt, ()) for prompt in part.prompts] for part in first]
-        return [Group(prompt, ()) for prompt in first]
-
-
-PROMPTS = prompts_of(load_tokenizer(str(TINY)), *(f"What is {n} + 8?" for n in range(5)))
-
-
-def test_prompts_are_dealt_in_turn_with_seeds_of_their_own() -> None:
-    dealer: Any = Recorder()
-    for count, seed in ((1, 7), (2, 7), (2, 8), (9, 7)):
-        groups = ShardedSampler(dealer, count, dealer).sample(
-            PROMPTS, SamplingParams(1, 4), seed, quiet
-        )
-        assert [group.prompt for group in groups] == PROMPTS
-    (alone,), *dealt = (parts for parts, *_ in dealer.asked)
-    assert (list(alone.prompts), alone.seed) == (PROMPTS, 7)  # as a run without shards
-    assert [list(part.prompts) for part in dealt[0]] == [PROMPTS[::2], PROMPTS[1::2]]
-    assert [len(parts) for parts in dealt] == [2, 2, 5]
-    assert dealt[2][1].seed == dealt[0][1].seed  # of the shard, whatever their number
-    assert len({part.seed for parts in dealt[:2] for part in parts}) == 4
-
-
-def test_a_batch_behind_a_barrier_has_room_for_its_longest_turn() -> None:
-    sampler: Any = Recorder()
-    barrier = Barrier(sampler, 3)
-    assert barrier.step(quiet) == []
-    for limits in ((9, 5), (5, 9, 7), (4,)):
-        for key, limit in enumerate(limits):
-            barrier.add(key, PROMPTS[key], SamplingParams(1, limit), seed=key)
-        assert [key for key, _ in barrier.step(quiet)] == list(range(len(limits)))
-    asked = [(prompts, own.max_new_tokens) for prompts, own, *_ in sampler.asked]
-    assert asked == [(PROMPTS[:2], 9), (PROMPTS[:3], 9), (PROMPTS[:1], 4)]
-    assert len({seed for _, _, seed, _ in sampler.asked}) == 3

@@ -181,19 +181,6 @@ def test_a_wrong_one_is_one_line(environment: str, says: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_options_that_contradict_each_other_are_told(tmp_path: Path) -> None:
-    for says, options in {
-        "take a reward that judges": {"sample__environment": "mcp:x"},
-        "played by sample.environment=verifiers": {"sample__environment": "verifiers"},
-        "and by no other": {"sample__environment": "a.py:A", "data__train": "verifiers:x"},
-    }.items():
-        with pytest.raises(ValueError, match=says):
-            small(tmp_path, **options)
-    for of_verifiers in ("verifiers", "verifiers?renderer=qwen3"):
-        small(tmp_path, sample__environment=of_verifiers, data__train="verifiers:x")
-    small(tmp_path, sample__environment="verifiers_x.py:A")
-
-
 @pytest.mark.parametrize(
     ("environment", "extra"), [("mcp:python server.py", "mcp"), ("verifiers", "verifiers")]
 )

@@ -1,7 +1,6 @@
 """The token server without a port: how conversations go on and end, what is kept of them, tools."""
 
 import asyncio
-import math
 import socket
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
@@ -10,18 +9,15 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from test_sessions import AGENTS, END, TOKENIZER, Told, a_prompt, call, ids_of, qwen, sessions
+from test_sessions import AGENTS, END, TOKENIZER, a_prompt, call, ids_of, qwen, sessions
 
 from chat_templates import CHATML, renderer
 from conftest import TINY
-from reason_llm.errors import DataError
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import Completion, Span
-from reason_llm.sample import SamplingParams, tasksets, token_server
+from reason_llm.sample import token_server
 from reason_llm.sample.mcp_tools import converse
-from reason_llm.sample.protocol import Wave
-from reason_llm.sample.sessions import _end
-from reason_llm.sample.token_server import Branch, Session, TokenServer
+from reason_llm.sample.token_server import Session, TokenServer
 
 ASKED = [{"role": "user", "content": "2 + 3 = ?"}]
 WHY = {"role": "user", "content": "Why?"}
@@ -249,10 +245,6 @@ def test_refusals_reach_no_model(direct: Any) -> None:
     assert own.ask({"token_ids": [1]})[0] == 401  # of a rollout that has ended
 
 
-def a_rollout(*branches: Branch) -> Session:
-    return Session(a_prompt(), branches=list(branches))
-
-
 def test_a_connection_that_is_one_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_server, "MOST_CONNECTIONS", 1)
     section = sessions(AGENT).section
@@ -265,56 +257,6 @@ def test_a_connection_that_is_one_too_many_is_closed(monkeypatch: pytest.MonkeyP
                 link.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
                 told = link.recv(12)
             assert told == answer
-
-
-def test_completions_begin_where_their_prompts_differ() -> None:
-    serving = sessions(AGENT)
-    long = Branch((1, 5, 6, 7), [10, 11, 12, 13, 14], [-1, 0, 0, -2, -3], [Span(1, 3)], "last")
-    other = Branch((1, 5, 6, 7), [30, 31, 32, 33, 34, 35], [0] * 6, [Span(0, 4)])
-    short = Branch((1, 5, 9), [20, 21], [-4.0, -5.0])
-    group = serving._group([a_rollout(other, long), a_rollout(short)])
-    assert (group.prompt.token_ids, group.prompt.text) == ((1, 5), decoded(1, 5))
-    first, second = group.completions
-    assert first.token_ids == (6, 7, 10, 11, 12, 13, 14)
-    assert first.logprobs == (0, 0, -1, 0, 0, -2, -3)
-    assert first.spans == (Span(0, 2), Span(3, 5)) and first.last_turn == "last"
-    (beside,) = first.others
-    assert (beside.prompt_ids, beside.token_ids) == ((1, 5, 6, 7), (30, 31, 32, 33, 34, 35))
-    assert (beside.logprobs, beside.spans) == ((0,) * 6, (Span(0, 4),))
-    assert beside.text == decoded(*beside.token_ids) and second.others == ()
-    assert (second.token_ids, second.spans) == ((9, 20, 21), (Span(0, 1),))
-    assert second.text == decoded(9, 20, 21)
-    alike = serving._group([a_rollout(long), a_rollout(other)])
-    assert [c.spans for c in alike.completions] == [(Span(1, 3),), (Span(0, 4),)]
-    with pytest.raises(DataError, match="begin with different tokens"):
-        serving._group([a_rollout(long), a_rollout(Branch((2, 5), [3], [-1.0]))])
-
-
-def test_a_rollout_that_never_asked_is_an_error() -> None:
-    serving, sampler = sessions(AGENT), Told("words")
-    failed, silent, spoke = a_rollout(), a_rollout(), a_rollout(Branch((1, 5), [7], [-1.0]))
-    failed.fail("it raised")
-    wave = Wave([], SamplingParams(3, 50), 3, None, sampler)
-    serving._speak([failed, silent, spoke], wave)
-    problems = [each.notes.get("problem") for each in (failed, silent, spoke)]
-    assert problems == ["it raised", "it never asked the model", None]
-    assert silent.why == failed.why == "error"
-    assert [prompt.token_ids for prompt in sampler.asked[0]] == [(1, 5), (1, 5)]
-    assert silent.branches == [Branch((1, 5), ids_of("words")[:1], [-0.5], text="words 1")]
-    serving._speak([spoke], wave)
-    assert len(sampler.asked) == 1
-
-
-def test_what_a_program_gives() -> None:
-    for before, given, reward, why in (
-        (None, 2, 2.0, "environment"), (None, None, None, "environment"),
-        ("turns", -1.5, -1.5, "turns"), ("error", 1.0, None, "error"),
-        (None, math.inf, None, "error"), (None, "1", None, "error"),
-    ):  # fmt: skip
-        _end(session := Session(a_prompt(), finish=before), given)  # type: ignore[arg-type]
-        assert (session.notes.get("reward"), session.why) == (reward, why)
-        session.fail("later")
-        assert "reward" not in session.notes
 
 
 def test_calls_of_tools_are_openai_s(direct: Any) -> None:
@@ -371,12 +313,3 @@ def test_a_conversation_with_tools(last: Any) -> None:
     whole = {"model": "policy", "tools": [{"a": 1}], "messages": [*ASKED, begins, *told]}
     assert bodies == [whole | {"messages": ASKED}, whole]
     assert talk[1:] == [begins, *told, *([ends] if isinstance(last, str) else [])]
-
-
-def test_a_row_is_a_task_by_its_number() -> None:
-    source = "verifiers:sums?size=4"
-    for row, number in ((1, 0), (3, 2), (12, 11)):
-        session = Session(a_prompt(row, source + ":row {}"))
-        assert tasksets._place(session) == (source, number)
-    with pytest.raises(ValueError, match="plays rows of"):
-        tasksets._place(Session(a_prompt(3, "rows.jsonl:row {}")))

@@ -18,7 +18,7 @@ from reason_llm.config import ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.files import sealed
 from reason_llm.rollout import CHAT, Completion, Group, Prompt
-from reason_llm.score import Scorer, answer_cache, llm_judge, service
+from reason_llm.score import Scorer, llm_judge, service
 from reason_llm.score.answer_cache import AnswerCache
 from services import Answer, Server
 
@@ -161,25 +161,6 @@ def likes(body: dict[str, Any]) -> str:
     return "A" if len(first) > len(second) else "B" if len(first) < len(second) else "TIE"
 
 
-@pytest.mark.parametrize("mode", ["score", "pairwise"])
-def test_a_judge_sees_all_messages_but_the_system_s_and_the_last_turn(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    options = llm_judge.JudgeOptions(url="http://x/v1", model="m")
-    judge = llm_judge.LanguageModelJudge(options, None)
-    monkeypatch.setattr(judge, "_known", lambda mode, text, ask: asked.append(text) or 0.25)
-    talk = [("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "v")]
-    chat = [{"role": role, "content": text} for role, text in talk]
-    both = tuple(Completion((1,), "u x", (0.0,), "stop", last_turn=t) for t in ("one", "two"))
-    of_two = Group(Prompt("p:1", "", (1,), "4", {CHAT: chat}), both)
-    judge.compare(of_two) if mode == "pairwise" else judge.score(of_two.prompt, both[0])
-    judge.close()
-    marked = re.findall(r"=== ([\w ]+) \w{12} begins ===\n(.*)", asked[0])
-    answers = [("answer", "one")] if mode == "score" else [("answer A", "one"), ("answer B", "two")]
-    assert marked == [*talk[1:], *answers]
-
-
 def test_pairs_are_asked_in_both_orders_and_a_judge_of_places_counts_for_nothing(
     serve: Callable[[Answer], Server],
 ) -> None:
@@ -240,20 +221,6 @@ def test_a_damaged_cache_holds_no_number_that_is_none(tmp_path: Path) -> None:
     assert cache.answer("a" * 64, lambda: 0.25) == 0.5
     for key in ("b" * 64, "c" * 64):
         assert cache.answer(key, lambda: 0.25) == 0.25
-
-
-def test_a_cache_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "answers.jsonl"
-    cache = AnswerCache(path)
-    assert [cache.answer("a" * 64, lambda: 0.5), path.read_text().count("\n")] == [0.5, 1]
-    assert answer_cache.MAX_BYTES == 1 << 28
-    monkeypatch.setattr(answer_cache, "MAX_BYTES", 2 * path.stat().st_size)
-    given = iter([0.1, 0.2])
-    assert [cache.answer("b" * 64, lambda: next(given)) for _ in range(2)] == [0.1, 0.1]
-    assert path.read_text().count("\n") == 1
-    monkeypatch.setattr(answer_cache, "MAX_BYTES", path.stat().st_size - 1)
-    with pytest.raises(OSError, match="it is larger than"):
-        AnswerCache(path).answer("a" * 64, lambda: 0.5)
 
 
 @pytest.mark.parametrize("change", [("0.5", "0.9"), ("aaa", "aab"), ('"sha256"', '"sha257"')])

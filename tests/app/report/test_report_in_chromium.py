@@ -13,7 +13,6 @@ import orjson
 import pytest
 
 from chromium import PROGRAM, Chromium
-from reason_llm.app.report import rollouts
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.serve import make_server
 from reason_llm.rollout import Completion, Span
@@ -82,30 +81,6 @@ def honest(tmp_path: Path, count: int = 12, groups: int = 4) -> Path:
     return write_run(tmp_path / "run", records, steps)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "colors"),
-    [
-        ([0.0, 0.0], ["rgb(138, 143, 152)"] * 2),
-        ([-0.5, -0.1], ["rgb(138, 143, 152)", "rgb(63, 155, 176)"]),
-        ([1.0, 1.0], ["rgb(88, 189, 95)"] * 2),
-        ([0.0, 1.0], ["rgb(138, 143, 152)", "rgb(88, 189, 95)"]),
-        ([0.5, 1.0], ["rgb(63, 155, 176)", "rgb(88, 189, 95)"]),
-    ],
-    ids=str,
-)
-def test_only_what_is_worth_something_is_green(
-    page: Chromium, tmp_path: Path, rewards: list[float], colors: list[str]
-) -> None:
-    records = [record(0), record(1, **{"score/reward": sum(rewards) / 2})]
-    opened(page, write_run(tmp_path / "run", records, [[group(["a", "b"], rewards, "Why?")]]),
-           "view=rollouts")  # fmt: skip
-    page.wait("document.querySelectorAll('.cells .cell').length === 2")
-    found = page.run(
-        "[...document.querySelectorAll('.cells .cell')].map((cell) => cell.style.backgroundColor)"
-    )
-    assert found == colors
-
-
 def test_the_overview_draws_its_charts_and_tells_their_values(
     page: Chromium, tmp_path: Path
 ) -> None:
@@ -139,44 +114,6 @@ def test_the_overview_draws_its_charts_and_tells_their_values(
     assert all(url.startswith(("file:", "about:")) for url in page.requests)
 
 
-def test_a_row_for_each_replica(page: Chromium, tmp_path: Path) -> None:
-    """A run by one process has none."""
-    records = [
-        record(step, **{
-            "replicas/0/sampling_seconds": 2.0, "replicas/0/learning_seconds": 3.0,
-            "replicas/0/waiting_seconds": 1.0, "replicas/0/sent_bytes": 2.0**20,
-            "replicas/1/sampling_seconds": 4.0,
-        })
-        for step in range(1, 4)
-    ]  # fmt: skip
-    steps = [[group(["a", "b"], [0.0, 1.0], "What?")] for _ in records]
-    opened(page, write_run(tmp_path / "run", [record(0), *records], steps))
-    shown = " ".join(text_of(page, "table.replicas").split())
-    assert shown.endswith("06 s9 s3 s3 MiB112 s–––")
-    page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    assert page.run("!document.body.innerText.includes('replicas/0')")
-    opened(page, honest(tmp_path / "alone"))
-    assert page.run("document.querySelector('table.replicas') === null")
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_every_view_fits_its_width_in_both_themes(
-    page: Chromium, tmp_path: Path, theme: str, width: int
-) -> None:
-    page.resize(width, 844)
-    page.theme(theme)
-    opened(page, honest(tmp_path))
-    for view in ("overview", "rollouts", "setup"):
-        page.run(f"location.hash = 'view={view}'")
-        page.wait(f"document.getElementById('main').dataset.view === '{view}'")
-        assert page.run("document.documentElement.scrollWidth") <= width, view
-    paper = page.run("getComputedStyle(document.documentElement).backgroundColor")
-    dark = sum(map(int, paper.removeprefix("rgb(").removesuffix(")").split(","))) < 3 * 128
-    assert dark == (theme == "dark")
-    assert page.complaints == []
-
-
 def test_runs_are_laid_over_one_another_and_one_can_be_hidden(
     page: Chromium, tmp_path: Path
 ) -> None:
@@ -200,17 +137,6 @@ def test_runs_are_laid_over_one_another_and_one_can_be_hidden(
     page.click("table.compare input")
     page.wait(f"{lines}.length === 6")
     assert page.complaints == []
-
-
-def test_runs_stand_apart_in_the_setup(page: Chromium, tmp_path: Path) -> None:
-    folders = [honest(tmp_path / name) for name in ("one", "two")]
-    write_report(folders, tmp_path / "report.html")
-    page.open(f"{(tmp_path / 'report.html').as_uri()}#view=setup")
-    gap = page.run(
-        "document.querySelectorAll('.head')[1].getBoundingClientRect().top"
-        " - document.querySelector('pre.config').getBoundingClientRect().bottom"
-    )
-    assert gap >= 34  # as between sections
 
 
 def test_an_alarm_leads_to_its_curves_and_rollouts(page: Chromium, tmp_path: Path) -> None:
@@ -376,14 +302,6 @@ def test_ten_thousand_rollouts_open_within_two_seconds(page: Chromium, tmp_path:
     page.wait("document.querySelector('.card')")
     assert "10,000 rollouts of 50 steps" in text_of(page, ".head p")
     assert "sample" not in text_of(page, ".head p")
-
-
-def test_a_sample_says_so(page: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "MOST_ROLLOUTS", 12 * 6)
-    opened(page, honest(tmp_path), "view=rollouts")
-    told = text_of(page, ".head p")
-    assert "72 rollouts of 12 steps; a sample, evenly chosen" in told
-    assert "hold 144 rollouts" in told
 
 
 def test_a_served_page_follows_the_run(page: Chromium, tmp_path: Path) -> None:

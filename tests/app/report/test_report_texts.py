@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 import pytest
 
-from chromium import PROGRAM, Chromium
 from conftest import ROOT
 from reason_llm.app.console import Console
 from reason_llm.app.report import texts
@@ -146,43 +145,3 @@ def test_a_stage_that_learns_from_rows_leaves_its_texts(
     source = orjson.loads(train.read_bytes().splitlines()[place - 1])
     assert source["prompt"] in first["prompt"]
     assert first["completion"] == source["completion" if is_sft else "chosen"] + "<|im_end|>"
-
-
-@pytest.mark.long
-@pytest.mark.skipif(PROGRAM is None, reason="needs chromium (apt-get install chromium)")
-def test_they_are_read_compared_and_searched_in_a_browser(tmp_path: Path) -> None:
-    folder = with_texts(tmp_path / "run")
-    out = folder / "report.html"
-    write_report([folder], out)
-    count = "document.querySelectorAll('.list .item').length"
-    with Chromium(tmp_path / "browser") as page:
-        for theme, width in (("dark", 390), ("light", 1280)):
-            page.theme(theme)
-            page.resize(width)
-            for view in ("held_out", "rows"):
-                page.open(f"{out.as_uri()}#view={view}")
-                page.wait("document.querySelectorAll('.card').length === 2")
-                assert page.run("document.documentElement.scrollWidth") <= width
-        assert page.run("[...document.querySelectorAll('.card b')].map(e => e.textContent)") == [
-            "chosen", "rejected",
-        ]  # fmt: skip
-        page.run("location.hash = 'view=held_out'")
-        page.wait(f"{count} === 2")
-        page.run(
-            "(() => { const s = document.querySelector('.filters select'); s.value = 'better';"
-            "s.dispatchEvent(new Event('change')); })()"
-        )
-        assert page.run(count) == 1
-        page.click(".list .item")
-        page.wait("document.querySelector('.card .text-block .odd')")
-        page.click(".modes .button:nth-child(2)")
-        page.wait("document.querySelector('.card ins')")
-        assert page.run("document.querySelector('.card ins').textContent") == "3"
-        page.run(
-            "(() => { const i = [...document.querySelectorAll('.filters input')].at(-1);"
-            "i.value = 'ONERROR'; i.dispatchEvent(new Event('change')); })()"
-        )
-        page.wait("document.querySelectorAll('.cell.found').length === 1")
-        assert page.run("document.querySelectorAll('main img').length") == 0
-        assert "taken" not in page.run("document.title")
-        assert page.complaints == []

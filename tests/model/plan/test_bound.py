@@ -3,13 +3,11 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_memory import card_config
 
-from conftest import config_of
 from reason_llm.model.plan import OutsideModel, bound
 from reason_llm.model.plan.bound import CARDS, Sizes
 from reason_llm.model.plan.machine import Machine
@@ -85,46 +83,6 @@ def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) 
     assert full.flops == pytest.approx(flops(4, 4.5, 4))
     padded = found(tmp_path, algorithm__name="dapo", train__packing="padded")["learning"]
     assert padded.flops > flops(3, 4.5, 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "passes", "flops", "read_bytes"),
-    [
-        ({"stage": "sft"}, (0, 1), 32_064, 180),
-        ({"stage": "preference"}, (1, 1), 79_680, 480),  # both sides of a pair, and the reference
-        ({"stage": "preference", "preference": {"name": "simpo"}}, (0, 1), 64_128, 360),
-        ({"stage": "reward"}, (0, 1), 61_824, 360),  # a score in the head's place
-    ],
-    ids=["sft", "preference", "simpo", "reward"],
-)
-def test_rows_and_both_sides_of_pairs_are_learned_whole(
-    options: dict[str, Any], passes: tuple[int, int], flops: int, read_bytes: int
-) -> None:
-    config = config_of({"data": {"train": "x"}, **options}, train__rows_per_step=6)
-    shape: Any = SimpleNamespace(
-        packable=(6, 4), vocabulary=3, hidden=2, adapter=1, query=4, layers=2
-    )
-    assert bound._passes(config) == passes
-    (learning,) = bound.phases(config, shape, Sizes(context=8, cache=99, micro_batch=16, at_once=4))
-    assert (learning.flops, learning.read_bytes) == (flops, read_bytes)
-
-
-@pytest.mark.parametrize(
-    ("options", "passes"),
-    [
-        ({"algorithm": {"name": "dapo"}}, (0, 1)),
-        ({"algorithm": {"name": "dapo"}, "train": {"optimizer_steps": 2}}, (1, 1)),
-        ({"algorithm": {"name": "grpo"}, "train": {"epochs": 3}}, (2, 3)),
-        ({"algorithm": {"name": "opd"}, "teacher": {"prompt": "{prompt}"}}, (2, 1)),
-        ({"algorithm": {"name": "opd"}, "teacher": {"model": "m"}}, (1, 1)),
-        ({"algorithm": {"name": "ppo"}, "critic": {"updates": 3}}, (3, 4)),
-    ],
-    ids=str,
-)
-def test_passes_that_measure_and_passes_that_learn(
-    options: dict[str, Any], passes: tuple[int, int]
-) -> None:
-    assert bound._passes(config_of({"data": {"train": "x"}, **options})) == passes
 
 
 def test_the_line(tmp_path: Path) -> None:

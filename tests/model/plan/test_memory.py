@@ -6,8 +6,6 @@
 4. Every config for a card plans on that card.
 """
 
-import math
-import os
 import re
 import subprocess
 import sys
@@ -480,20 +478,6 @@ def test_micro_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         memory.plan(config, shape, card(24), limit=32768)
 
 
-def test_what_a_machine_without_a_gpu_gives() -> None:
-    """Each of the most possible replicas has its part."""
-    asked = {"data": {"train": "x"}, "run": {"shards": 4}, "memory": {"host_gib": 0.5}}
-    here = Machine.here(Config.model_validate(asked), torch.device("cpu"))
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert here == Machine("cpu", host // 4, GIB // 2)
-    asked["memory"] = {"budget_gib": 8, "host_gib": 4096}
-    imagined = Machine.imagined(Config.model_validate(asked), torch.device("cpu"))
-    assert imagined == Machine("cuda", 8 * GIB, 4096 * GIB)  # more than this machine has
-    asked["memory"] = {"budget_gib": 8}
-    imagined = Machine.imagined(Config.model_validate(asked), torch.device("cpu"))
-    assert imagined == Machine("cuda", 8 * GIB, host)
-
-
 def test_a_teacher_of_its_own_is_planned_by_its_config(tmp_path: Path) -> None:
     tree: dict[str, Any] = {
         "data": {"train": "x"}, "model": {"path": str(TINY)}, "algorithm": {"name": "opd"},
@@ -513,28 +497,6 @@ def test_too_little_host_memory_is_refused(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path)
     with pytest.raises(ConfigError, match=r"memory\.host_gib=2\.0 is less than"):
         memory.plan(config, shape, card(24, host=2), limit=32768)
-
-
-def test_eight_bits_and_offloading_move_what_they_say(tmp_path: Path) -> None:
-    config, shape = card_config(tmp_path, train__optimizer="adamw_8bit")
-    plain, _ = card_config(tmp_path, model__path=config.model.path)
-    away, _ = card_config(
-        tmp_path, model__path=config.model.path, train__gradient_checkpointing="offload"
-    )
-    eight, full, offloaded = (memory.plan(c, shape, card(40), 32768) for c in (config, plain, away))
-    state = {line.name: line.learning for line in full.lines}["optimizer state"]
-    assert {line.name: line.learning for line in eight.lines}["optimizer state"] < 0.27 * state
-    kept = full.micro_batch_tokens * 28 * 3584 * 2
-    assert full.peak.learning - offloaded.peak.learning == kept
-    block = full.micro_batch_tokens * 3584 * 2
-    rounded = 2 ** math.ceil(math.log2(block))  # as torch hands out pinned memory
-    assert offloaded.host_bytes - full.host_bytes == 28 * rounded > kept
-    with pytest.raises(ConfigError, match=r"memory\.host_gib=6\.0 is less than"):
-        memory.plan(away, shape, card(40, host=6), limit=32768)
-
-
-def activations(draft: memory._Draft) -> int:
-    return {line.name: line.learning for line in draft.lines(0, 1)}["activations"]
 
 
 def beside(draft: memory._Draft, tokens: int = 1) -> int:
@@ -568,29 +530,3 @@ def test_plan_prints_and_writes_nothing(tmp_path: Path) -> None:
     assert shown.stdout.startswith("memory on a GPU of 40.0 GiB")
     assert re.search(r"base weights \(NF4\) +5\.4\d GiB", shown.stdout)
     assert not list((tmp_path / "empty").iterdir())
-
-
-def test_flash_attention_s_backward_pass_is_planned(tmp_path: Path) -> None:
-    """Gradients of gathered keys and values for every query head: what counts where the layers
-    between gate, up and down are narrow beside the heads."""
-    _, shape = card_config(tmp_path)
-    narrow = replace(shape, intermediate=shape.hidden)
-    sizes = {"tokens": 1000, "row_tokens": 1000, "element_bytes": 2, "checkpointing": True}
-    for each, grows in ((shape, False), (narrow, True)):
-        plain, flash = (
-            each.activation_bytes(**sizes, is_packed=True, is_flash=flash)
-            for flash in (False, True)
-        )
-        assert (flash > plain) is grows
-    expanded = 2 * 4 * (narrow.query + narrow.key_value) + 3 * narrow.query
-    before = 1.5 * narrow.intermediate + 4 * narrow.intermediate
-    assert flash - plain == int(1000 * (expanded - before) * 2)
-    config, _ = card_config(tmp_path)
-    padded, _ = card_config(tmp_path, model__path=config.model.path, train__packing="padded")
-    on_card = memory.plan(config, narrow, card(80), limit=32768)
-    without = memory.plan(padded, narrow, card(80), limit=32768)
-    activations = [
-        line.learning for p in (on_card, without) for line in p.lines if line.name == "activations"
-    ]
-    gathered = 2 * 4 * narrow.key_value * 2 * on_card.micro_batch_tokens
-    assert activations[0] - activations[1] > gathered

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,33 +20,21 @@ from reason_llm.score.code.cases import (
 from reason_llm.score.code.code_tests import last_code_block
 
 ADD = {"inputs": ["1 2\n", "5 7\n", "10 -3\n"], "outputs": ["3\n", "12\n", "7\n"]}
+TABLE = Path(__file__).with_name("cases.jsonl").read_text().splitlines()
+
+
+def of_table(*names: str) -> list[Any]:
+    """The rows of ``cases.jsonl`` that have these keys, as parameters."""
+    rows = [row for row in map(json.loads, TABLE) if row.keys() == {*names}]
+    return [
+        row[names[0]] if len(names) == 1 else tuple(row[name] for name in names) for row in rows
+    ]
 
 
 # --- the block
 
 
-@pytest.mark.parametrize(
-    ("text", "block"),
-    [
-        ("a\n```python\nx = 1\n```\nb", "x = 1"),
-        ("```python\nx = 1\n```\n```python\nx = 2\n```", "x = 2"),
-        ("```python\nx = 1\n```\nwhich prints\n```\n7\n```", "x = 1"),
-        ("```python\nx = 1\n```\n```text\n7\n```", "x = 1"),
-        ("```\nx = 1\n```", "x = 1"),
-        ("```\nx = 1\n```\n```\nx = 2\n```", "x = 2"),
-        ("```py\nx = 1\n```", "x = 1"),
-        ("```Python3 \r\nx = 1\n```", "x = 1"),
-        ('``` python title="a.py"\nx = 1\n```', "x = 1"),
-        ("1. so\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y"),
-        ("```python\nx = 1", "x = 1"),
-        ("```python\nx = \n```python\nx = 2\n```", "x = 2"),
-        ("```python\n```", ""),
-        ("```cpp\nint x;\n```", None),
-        ("x = 1", None),
-        ("use `x = 1`", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "block"), of_table("text", "block"))
 def test_the_last_python_block_counts(text: str, block: str | None) -> None:
     assert last_code_block(text) == block
 
@@ -156,34 +145,7 @@ def test_a_tests_object_stands_for_a_row_of_it() -> None:
     assert read_tests(json.dumps([{"input": "1", "output": "2"}])) == ProgramTests(("1",), ("2",))
 
 
-@pytest.mark.parametrize(
-    ("row", "named"),
-    [
-        ({"question": "x"}, ["lacks tests", "test_cases"]),
-        ({"test_cases": "{"}, ["'test_cases'", "no valid JSON"]),
-        ({"test_cases": 3}, ["'test_cases' is 3"]),
-        ({"test_cases": []}, ["inputs", "at least one"]),
-        ({"test_cases": {"inputs": ["1"]}}, ["'outputs' is None"]),
-        ({"test_cases": {"inputs": [], "outputs": []}}, ["0 inputs"]),
-        ({"test_cases": {"inputs": ["1"], "outputs": ["1", "2"]}}, ["1 inputs and 2 outputs"]),
-        ({"test_cases": {"inputs": [1], "outputs": ["1"]}}, ["case 1 is 1", "fn_name"]),
-        ({"test_cases": {"fn_name": "a b", "inputs": [[1]], "outputs": [1]}}, ["'a b'"]),
-        ({"test_cases": {"fn_name": "f", "inputs": [1], "outputs": [1]}}, ["case 1: 1 -> 1"]),
-        ({"test_cases": {"fn_name": "f", "inputs": ["x"], "outputs": [1]}}, ["case 1: 'x'"]),
-        ({"test_cases": [{"input": "1"}]}, ["case 1", "output"]),
-        ({"test_cases": {"assert_code": 3}}, ["'assert_code' is 3"]),
-        ({"test": "assert f("}, ["'test' is no valid Python"]),
-        ({"test": ""}, ["'test' is ''"]),
-        ({"test": "print('ok' if f(2) == 4 else 'failed')"}, ["asserts nothing", "write assert"]),
-        ({"test": "def check(f):\n    return f(2) == 4", "entry_point": "f"}, ["asserts nothing"]),
-        ({"test": "assert f(1)", "entry_point": 3}, ["'entry_point' is 3"]),
-        ({"test_cases": ADD, "atol": "x"}, ["the tolerance is 'x'"]),
-        ({"test_cases": ADD, "atol": -1}, ["the tolerance is -1"]),
-        ({"test_cases": ADD, "tolerance": 1e6}, ["the tolerance is 1000000.0"]),
-        ({"test_cases": ADD, "tolerance": True}, ["the tolerance is True"]),
-        ({"tests": [{"input": [n], "output": n, "fn_name": n} for n in "gf"]}, ["function: f, g"]),
-    ],
-)
+@pytest.mark.parametrize(("row", "named"), of_table("row", "told"))
 def test_a_malformed_row_is_one_line(row: dict[str, Any], named: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         read_row(row)
@@ -193,34 +155,7 @@ def test_a_malformed_row_is_one_line(row: dict[str, Any], named: list[str]) -> N
         assert part in message
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        *(
-            "assert (f(2) == 4, 'm')",
-            "assert f(2), 4",
-            "assert f(2), [1, -2]",
-            "assert [f(2) == 4]",
-        ),
-        *("assert {f(2)}", "assert {f(2): 4}", "assert (f(x) == 4 for x in (2, -2))"),
-        *("assert [f(x) == 4 for x in (2, -2)]", "assert map(f, [2])", "assert lambda: f(2) == 4"),
-        *("assert f(2) == 4 or 'text'", "assert f(2) == 4 or print", "assert not [] and 'f(2)'"),
-        *("got = f(2)\nassert got.isupper", "s = f(2)\ns.done()\nassert s.done", "f(2)\nassert f"),
-        *(
-            "assert 4 == 4",
-            "assert 1 < 2 <= 2",
-            "assert 'a' in 'abc'",
-            "got = f(2)\nassert got == got",
-        ),
-        *("assert len(f(2)) >= 0", "assert isinstance(f(2), object)", "assert f'{f(2)} == 4'"),
-        *(
-            "assert all(f(x) == 4 for x in [])",
-            "assert any([f(2) == 4, True])",
-            "assert (r := (4,))",
-        ),
-        "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate",
-    ],
-)
+@pytest.mark.parametrize("source", of_table("refused"))
 def test_an_assertion_that_says_nothing_of_the_program_is_refused_with_its_line(
     source: str,
 ) -> None:
@@ -232,21 +167,7 @@ def test_an_assertion_that_says_nothing_of_the_program_is_refused_with_its_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        *("assert True, 'a mark'\nassert f(2) == 4", "assert f(2) == 4, 4", "assert f(7), True"),
-        *("assert f(2)", "got = f(2)\nassert got.is_open", "assert [x for x in f(2) if x]"),
-        *("assert f(2) or g(2)", "assert f(2) == f(2)", "assert isinstance(f(2), int), 3"),
-        *(
-            "assert len(f(2)) > 0",
-            "make = f(2)\nassert make\nmake(3)",
-            "assert isclose(f(2), 4), 4",
-        ),
-        *("assert (*f(2),)", "assert f(2)[0], f'{f(2)}'", "f([]).count(3)\nassert f(2).count"),
-        "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    assert True",
-    ],
-)
+@pytest.mark.parametrize("source", of_table("taken"))
 def test_other_assertions_are_taken(source: str) -> None:
     assert read_row({"test": source}) == AssertTests(source)
 
