@@ -6,10 +6,8 @@ bug of ours. Each class also inherits the standard library's nearest error.
 
 import os
 import re
-import threading
 import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -81,25 +79,6 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
-
-
-def apart(call: Callable[[], T]) -> T:
-    """Result of ``call``, made in a thread of its own; its exceptions are raised.
-
-    Ctrl-C raises in the thread that waits here, and ends the wait alone: the call goes on. So a
-    worker process is never left with a reply that nobody read, which would be taken for the next
-    question's, and always comes back to its pool.
-    """
-    ended: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            ended.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            ended.set_exception(error)
-
-    threading.Thread(target=run, name="apart", daemon=True).start()
-    return ended.result()
 
 
 def raise_all(errors: Iterable[ReasonError]) -> None:

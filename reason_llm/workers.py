@@ -10,6 +10,7 @@ and writes messages, each JSON after its length in 8 bytes, and sets its own lim
 import atexit
 import ctypes
 import json
+import math
 import os
 import select
 import struct
@@ -23,6 +24,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 MOST_ANSWER_BYTES = 256 << 20
+WAKE_SECONDS = 1.0
+"""A thread that waits looks for an interrupt so often: one that comes just before it waits does not
+end the wait by itself."""
 
 
 class _Ended(BaseException):
@@ -75,12 +79,17 @@ def within(seconds: float | None, what: str, call: Callable[[], T]) -> T:
         worker = _idle.pop()
     except IndexError:
         worker = _Thread()
+    until = math.inf if seconds is None else time.monotonic() + seconds
     worker.calls.put(call)
-    try:
-        result, error = worker.ended.get(timeout=seconds)
-    except Empty:
-        abandon(worker.thread)
-        raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
+    while True:
+        left = max(0.0, until - time.monotonic())
+        try:
+            result, error = worker.ended.get(timeout=min(left, WAKE_SECONDS))
+            break
+        except Empty:
+            if left <= WAKE_SECONDS:
+                abandon(worker.thread)
+                raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
     _idle.append(worker)
     if error is not None:
         raise error

@@ -8,9 +8,7 @@ which an answer may have been evaluated is the last one of its process, so that 
 how the next is scored. An answer that a checker evaluates can still lie about its own reward.
 """
 
-import atexit
 import base64
-import functools
 import hashlib
 import importlib.util
 import io
@@ -18,7 +16,6 @@ import logging
 import math
 import os
 import pickle
-import queue
 import sys
 import sysconfig
 import tempfile
@@ -30,7 +27,7 @@ from typing import Any, TypeVar
 
 import dill
 
-from reason_llm.errors import apart, printable
+from reason_llm.errors import printable
 from reason_llm.files import MIB, read_bounded
 from reason_llm.score.code.jail import check_server
 from reason_llm.score.code.sandbox import (
@@ -41,6 +38,7 @@ from reason_llm.score.code.sandbox import (
     refusal,
     setup_of,
 )
+from reason_llm.workers import Pool, shared
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -75,17 +73,13 @@ class Checkers:
     ) -> None:
         count = num_workers or min(len(os.sched_getaffinity(0)), MAX_WORKERS)
         setup = _setup(mode, modules, _package_folders())
-        self._workers = [_Worker(setup) for _ in range(count)]
-        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
-        for worker in reversed(self._workers):
-            self._idle.put(worker)
+        self._pool = Pool("the pool of checkers", [_Worker(setup) for _ in range(count)])
         self._lock = threading.Lock()
-        self._is_closed = False
         self.num_failed = 0
         """Calls that raised or gave no numbers."""
         self.num_timed_out = 0
         try:
-            self._workers[0].start()
+            self._pool.workers[0].start()
         except (SandboxError, OSError) as error:
             self.close()
             raise refusal(mode, "checker", str(error)) from error
@@ -115,7 +109,7 @@ class Checkers:
         request = {
             "call": subject.key, "method": method, "arguments": content, "seconds": seconds,
         }  # fmt: skip
-        answer = apart(lambda: self._ask(subject, request))
+        answer = self._answer(subject, request)
         if answer.get("of_walls"):
             raise CheckerError(
                 f"{answer['problem']}; checkers of other packages have no network, no files but "
@@ -138,29 +132,17 @@ class Checkers:
             )  # fmt: skip
         return None
 
-    def _ask(self, subject: "Subject", request: dict[str, Any]) -> dict[str, Any]:
-        worker = self._idle.get()
+    def _answer(self, subject: "Subject", request: dict[str, Any]) -> dict[str, Any]:
         try:
-            for _ in range(2):  # one that was killed from outside says nothing about the answer
-                try:
-                    return worker.ask(subject, request)
-                except (SandboxError, OSError) as error:
-                    worker.close()
-                    if self._is_closed:
-                        raise CheckerError("the checkers are closed") from error
-        finally:
-            self._idle.put(worker)
+            return self._pool.call(lambda worker: worker.ask(subject, request))
+        except SandboxError as error:
+            if self._pool.is_closed:
+                raise CheckerError("the checkers are closed") from error
         return {"limit": "its worker's end"}
 
     def close(self) -> None:
         """End the workers and whatever runs in them."""
-        was_closed, self._is_closed = self._is_closed, True
-        for worker in self._workers:
-            worker.kill()
-        if not was_closed:
-            for worker in [self._idle.get() for _ in self._workers]:
-                worker.close()
-                self._idle.put(worker)
+        self._pool.close()
 
 
 def finite(value: Any) -> float:
@@ -219,7 +201,8 @@ class _Worker(Launcher):
 
     def ask(self, subject: Subject, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request."""
-        self.start()
+        if self._process is None:
+            self.start()
         if subject.key not in self._prepared:
             answer = self.exchange(subject.request, IMPORT_SECONDS)
             if "problem" in answer:
@@ -229,9 +212,7 @@ class _Worker(Launcher):
         return self.exchange(request, wait)
 
     def start(self) -> None:
-        """Start the server, where it does not run."""
-        if self.runs:
-            return
+        """Start the server."""
         self._prepared.clear()
         if not self.setup["isolated"]:
             self._folder = self._folder or tempfile.TemporaryDirectory(prefix="reason_llm-")
@@ -272,25 +253,20 @@ def _path_of(module: str) -> Path | None:
     return path.parent if spec.submodule_search_locations is not None else path
 
 
-@functools.cache
-def _checkers(
-    process: int, mode: Mode, modules: tuple[str, ...], folders: tuple[str, ...]
-) -> Checkers:
+_made: list[Checkers] = []
+os.register_at_fork(after_in_child=_made.clear)  # they are the parent's
+
+
+def _make(mode: Mode, modules: tuple[str, ...], folders: tuple[str, ...]) -> Checkers:
+    """Checkers for these folders of installed packages, which may change while a process runs."""
     made = Checkers(mode, modules)
-    atexit.register(lambda: made.close() if os.getpid() == process else None)
     _made.append(made)
     return made
 
 
-_made: list[Checkers] = []
-_making = threading.Lock()
-os.register_at_fork(after_in_child=_made.clear)  # they are the parent's
-
-
 def checkers_of(mode: Mode, *modules: str) -> Checkers:
     """The process's own checkers, made when first asked for and closed at exit."""
-    with _making:
-        return _checkers(os.getpid(), mode, modules, _package_folders())
+    return shared(_make, mode, modules, _package_folders())
 
 
 def checker_faults() -> tuple[int, int]:

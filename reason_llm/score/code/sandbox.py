@@ -7,24 +7,18 @@ machine's speed. With ``limits_only`` the limits alone remain: programs run as t
 """
 
 import base64
-import contextlib
-import json
 import os
-import queue
-import select
-import struct
-import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from reason_llm.errors import ConfigError, apart
+from reason_llm.errors import ConfigError
 from reason_llm.score.code.jail import isolation, seccomp
+from reason_llm.workers import Died, Pool, Worker
 
 Mode = Literal["auto", "limits_only"]
 Limit = Literal["time", "cpu", "memory", "processes", "output"]
@@ -72,7 +66,7 @@ class Finished:
     """The limit at which the program was ended from outside; None if it ended by itself."""
 
 
-class SandboxError(RuntimeError):
+class SandboxError(Died):
     """The sandbox itself failed, twice; nothing is known of the program."""
 
 
@@ -88,11 +82,8 @@ class Sandbox:
     def __init__(self, mode: Mode = "auto", num_workers: int | None = None) -> None:
         self.num_workers = num_workers or min(os.cpu_count() or 1, 32)
         self._setup = setup_of(mode, _packages())
-        self._launchers = [Launcher(self._setup) for _ in range(self.num_workers)]
-        self._idle: queue.LifoQueue[Launcher] = queue.LifoQueue()
-        for launcher in self._launchers:
-            self._idle.put(launcher)
-        self._is_closed = False
+        launchers = [Launcher(self._setup) for _ in range(self.num_workers)]
+        self._pool = Pool("the sandbox", launchers)
         self.description = self._check(mode)
 
     def run(
@@ -125,24 +116,11 @@ class Sandbox:
             "stdin": stdin,
             "limits": asdict(limits),
         }
-        return apart(lambda: self._run(request))
-
-    def _run(self, request: dict[str, Any]) -> Finished:
-        launcher = self._idle.get()
-        try:
-            return launcher.run(request)
-        finally:
-            self._idle.put(launcher)
+        return self._pool.call(lambda launcher: launcher.run(request))
 
     def close(self) -> None:
         """End the workers and whatever runs in them: ``run`` raises SandboxError."""
-        was_closed, self._is_closed = self._is_closed, True
-        for launcher in self._launchers:
-            launcher.kill()
-        if not was_closed:
-            for launcher in [self._idle.get() for _ in self._launchers]:
-                launcher.close()
-                self._idle.put(launcher)
+        self._pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -265,46 +243,23 @@ def _packages() -> dict[str, Path]:
     return {name: path for name, path in visible.items() if path is not None}
 
 
-class Launcher:
-    """One launcher process, started when first needed and again whenever it fails."""
+class Launcher(Worker):
+    """One launcher process: ``jail`` alone, without what is above it in the package.
+
+    Args:
+        setup: its first message, of ``setup_of``.
+    """
+
+    error = SandboxError
 
     def __init__(self, setup: dict[str, Any]) -> None:
+        bootstrap = _BOOTSTRAP.format(root=str(Path(__file__).resolve().parent))
+        super().__init__("the launcher", [sys.executable, "-I", "-S", "-B", "-c", bootstrap])
         self.setup = setup
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_killed = False
 
     def run(self, request: dict[str, Any]) -> Finished:
-        """The answer to a request; the launcher is replaced and asked again once if it fails."""
-        with contextlib.suppress(SandboxError, OSError):
-            return self._ask(request)
-        self.close()
-        try:
-            return self._ask(request)
-        except OSError as error:
-            raise SandboxError(f"the launcher cannot be reached: {error}") from error
-
-    def kill(self) -> None:
-        """End it, whatever runs in it, for good. Any thread may call this."""
-        self._is_killed = True
-        if (process := self._process) is not None:
-            process.kill()
-
-    @property
-    def runs(self) -> bool:
-        """Whether it was started and was not ended from here."""
-        return self._process is not None
-
-    def close(self) -> None:
-        """End it; it can be started again."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def _ask(self, request: dict[str, Any]) -> Finished:
+        """Run a program; SandboxError if the launcher fails."""
         wait = request["limits"]["wall_seconds"] + _GRACE_SECONDS
-        if self._process is None:
-            self.start()
         if self.setup["isolated"]:
             return Finished(**self.exchange(request, wait))
         made = tempfile.TemporaryDirectory(prefix="reason_llm-", ignore_cleanup_errors=True)
@@ -313,51 +268,17 @@ class Launcher:
 
     def start(self) -> None:
         """Start the process, up to the walls that all of its programs share."""
-        root = str(Path(__file__).resolve().parent)  # "jail" alone, without what is above it
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", _BOOTSTRAP.format(root=root)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={},
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the run to handle
-        )
-        if self._is_killed:  # before it was made, or while
-            self.close()
-            raise SandboxError("the sandbox is closed")
+        try:
+            super().start()
+        except OSError as error:
+            raise SandboxError(f"the launcher cannot be started: {error}") from error
+        assert self._process is not None
         user = _FIRST_USER + self._process.pid % _NUM_USERS
         self.exchange({**self.setup, "user": user}, _GRACE_SECONDS)
 
-    def exchange(self, message: dict[str, Any], wait_seconds: float) -> dict[str, Any]:
-        """The answer to a message; the process is ended where none comes in time."""
-        assert self._process is not None and self._process.stdin and self._process.stdout
-        body = json.dumps(message).encode()
-        unsent = memoryview(struct.pack("<Q", len(body)) + body)
-        answer: dict[str, Any] = {}
-        try:
-            while unsent:
-                unsent = unsent[self._process.stdin.write(unsent) :]
-            deadline = time.monotonic() + wait_seconds
-            descriptor = self._process.stdout.fileno()
-            size = struct.unpack("<Q", _read_exactly(descriptor, 8, deadline))[0]
-            answer = json.loads(_read_exactly(descriptor, size, deadline))
-        finally:
-            if not answer:  # or a late one would be the next request's
-                self.close()
+    def exchange(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer to a message; SandboxError where it is an error, or there is none."""
+        answer: dict[str, Any] = super().exchange(message, seconds)
         if "error" in answer:
             raise SandboxError(answer["error"])
         return answer
-
-
-def _read_exactly(descriptor: int, size: int, deadline: float) -> bytes:
-    data = bytearray()
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    while len(data) < size:
-        ready = poller.poll(1000 * max(0.0, deadline - time.monotonic()))
-        part = os.read(descriptor, min(size - len(data), 1 << 20)) if ready else b""
-        if not part:
-            raise SandboxError("the launcher ended" if ready else "the launcher does not answer")
-        data += part
-    return bytes(data)

@@ -19,6 +19,7 @@ import pytest
 
 from code_rewards import AMPLE, says_no
 from conftest import ROOT, descendants
+from reason_llm import workers
 from reason_llm.errors import ConfigError
 from reason_llm.score.code import sandbox as sandbox_module
 from reason_llm.score.code.jail import isolation
@@ -118,7 +119,7 @@ def test_a_launcher_that_died_is_replaced(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["size", "body", "next size"])
 def test_an_interrupt_costs_no_later_program(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
     """The answer that nobody waited for is not taken for the next program's."""
-    main, read, waited = threading.main_thread(), sandbox_module._read_exactly, threading.Event()
+    main, read, waited = threading.main_thread(), workers._read_exactly, threading.Event()
     reads = count()
 
     def interrupted(*arguments: Any) -> bytes:
@@ -128,7 +129,7 @@ def test_an_interrupt_costs_no_later_program(monkeypatch: pytest.MonkeyPatch, wh
         return read(*arguments)
 
     with Sandbox("auto", 1) as sandbox:
-        monkeypatch.setattr(sandbox_module, "_read_exactly", interrupted)
+        monkeypatch.setattr(workers, "_read_exactly", interrupted)
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with pytest.raises(KeyboardInterrupt):
@@ -142,15 +143,15 @@ def test_an_interrupt_costs_no_later_program(monkeypatch: pytest.MonkeyPatch, wh
 
 def test_a_late_answer_is_no_later_program_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a launcher that does not answer in time, twice; the start between reads two parts."""
-    read, is_late = sandbox_module._read_exactly, iter([True, False, False, True])
+    read, is_late = workers._read_exactly, iter([True, False, False, True])
 
     def late(*arguments: Any) -> bytes:
         if next(is_late, False):
-            raise SandboxError("the launcher does not answer")
+            raise TimeoutError
         return read(*arguments)
 
     with Sandbox("auto", 1) as sandbox:
-        monkeypatch.setattr(sandbox_module, "_read_exactly", late)
+        monkeypatch.setattr(workers, "_read_exactly", late)
         with pytest.raises(SandboxError, match="does not answer"):
             sandbox.run("print(1)")
         assert next(is_late, None) is None
@@ -159,7 +160,7 @@ def test_a_late_answer_is_no_later_program_s(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_closing_ends_what_runs_and_may_be_repeated() -> None:
     made = Sandbox("auto", num_workers=1)
-    (launcher,) = made._launchers
+    (launcher,) = made._pool.workers
     with ThreadPoolExecutor(1) as threads:
         runs = threads.submit(made.run, "while True: pass", limits=replace(AMPLE, cpu_seconds=600))
         process = launcher._process
@@ -190,7 +191,7 @@ def test_launchers_end_when_the_run_is_killed() -> None:
         "import os\n"
         "from reason_llm.score.code.sandbox import Sandbox\n"
         "made = Sandbox('auto', num_workers=1)\n"
-        "print(made._idle.get()._process.pid, flush=True)\n"
+        "print(made._pool.workers[0]._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
