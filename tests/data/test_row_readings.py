@@ -129,13 +129,10 @@ def test_rows_with_another_label_are_not_sent_to_sft(
         load(path, data__form="labels", **OF_FORM["labels"])
 
 
-def test_columns_that_options_name() -> None:
-    row = {"q": "Q", "role_text": "S", "picks": ["a", "b"], "images": ["x"], "answer": 1}
-    found = problem(row, prompt="q", system="role_text", choices="picks", ignore=["Images"])
-    assert found.messages[0] == S
-    assert (found.answer, found.ignored) == ("B", ())
-    with pytest.raises(DataError, match=r"lacks column 'none'; .*set data\.columns\.system"):
-        problem(row, prompt="q", system="none", ignore=["images"])
+def test_a_column_that_is_ignored_on_purpose_is_not_named() -> None:
+    row = {"q": "Q", "images": ["x"], "answer": "1"}
+    found = problem(row, prompt="q", ignore=["Images"])
+    assert (found.answer, found.ignored) == ("1", ())
 
 
 # --- choices
