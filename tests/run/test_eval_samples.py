@@ -198,7 +198,7 @@ def held_out(config: Config, prompt: Prompt = PROMPT, row: TokenRow = ROW, **oth
     )
     job: Any = SimpleNamespace(config=config, data=SimpleNamespace(**vars(data) | others))
     job.plan, job.run = SimpleNamespace(cache_tokens=7), SimpleNamespace(environments=None)
-    job.scorer = "the scorer"
+    job.scorer, job.folder = "the scorer", Path("run")
     nothing: Any = SimpleNamespace(model="the model", dealing=lambda sampler: sampler)
     return HeldOut(job, nothing, nothing, nothing)
 
