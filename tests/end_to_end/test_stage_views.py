@@ -96,7 +96,6 @@ def configs(folder: Path) -> dict[str, dict[str, Any]]:
 
 NAMES = ("sft", "pretrain", "reward", "irpo", "orpo", "kto", "ppo", "opd")
 SHORT = most_are_long(NAMES, ["sft", "reward"])
-WRITING = tuple(name for name in NAMES if name != "reward")
 
 
 class Made(dict[str, tuple[Path, str, Config]]):
