@@ -611,9 +611,10 @@ def _named_date(text: str) -> list[int] | None:
 def _date(text: str) -> re.Match[str] | None:
     if len(text) > _LONGEST_DATE:
         return None
-    if "day" in (remark := text.partition("(")[2]) and " or " not in remark:  # (the day before)
-        text = text.partition("(")[0]
-    is_marked = text.rstrip("} .").casefold().replace(".", "").endswith(("am", "pm"))
+    shown, _, remark = text.partition("(")
+    text = shown if "day" in remark and " or " not in remark else text  # (the day before)
+    end = text[-6:].casefold()
+    is_marked = "m" in end and end.rstrip("} .").replace(".", "").endswith(("am", "pm"))
     if not (is_marked or any(sign in text for sign in _SIGNS_OF_DATES)):
         return None
     plain = "".join(map(str, tokens_of(text))).casefold()

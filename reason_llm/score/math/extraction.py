@@ -188,7 +188,7 @@ def final_boxed(text: str) -> str | None:
         return None
     found = _boxes_of_statement(text, closed)
     if len(found) > _MAX_RIVALS + 1 or not all(
-        _stands_alone(text, box.start, box.end) for box in found
+        _stands_alone(text, box.start, box.end) for box in found[:-1]
     ):
         return None
     contents = _distinct([text[box.content].strip() for box in found])
