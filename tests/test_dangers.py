@@ -33,7 +33,7 @@ ALLOWED = {  # where, what: why
     ("reason_llm/data/own_code.py", "importlib.import_module"): "an installed package's function",
     ("reason_llm/score/code/checkers.py", "pickle"): "written for the sandbox, never read",
     ("reason_llm/score/code/checkers.py", "dill"): "written for the sandbox, never read",
-    ("reason_llm/sample/tasksets.py", "pickle"): "written for the sandbox, never read",
+    ("reason_llm/environments/tasksets.py", "pickle"): "written for the sandbox, never read",
     ("reason_llm/score/code/always_true.py", "ast.literal_eval"): "of a row's tests, as a tree",
     ("reason_llm/__init__.py", "importlib.import_module"): "of a table of our own",
     ("reason_llm/app/cli/__init__.py", "importlib.import_module"): "of a table of our own",

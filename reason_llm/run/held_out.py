@@ -21,7 +21,7 @@ from reason_llm.run.start.prepare import Job
 from reason_llm.run.store import metrics
 from reason_llm.run.store.metrics import Record
 from reason_llm.run.store.writer import BackgroundWriter
-from reason_llm.run.team.alone import Team
+from reason_llm.run.team import Team
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Progress, Sampler, SamplingParams, in_environment, sampling
 from reason_llm.score import Scorer

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import orjson
@@ -31,7 +32,7 @@ from reason_llm.run.store.folder import kept_name
 from reason_llm.run.store.kept_adapters import KeptAdapters, written
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
-from reason_llm.run.team.alone import Team
+from reason_llm.run.team import Team
 from reason_llm.run.watch import Begun, Watch
 from reason_llm.sample import Sampler, closing, in_environment, prove_sampler_is_policy, sampling
 from reason_llm.train import (
@@ -132,9 +133,9 @@ def _team_of(job: Job, watch: Watch) -> AbstractContextManager[Team]:
     run, count = job.config.run, job.run.replicas
     if count == 1 and run.shards == 1 and not run.samplers and not run.max_staleness:
         return nullcontext(Team(job.config.learns))
-    from reason_llm.run.team import many
-
-    return many.start(job, watch, count)
+    many = import_module("reason_llm.replicas.many")
+    team: AbstractContextManager[Team] = many.start(job, watch, count)
+    return team
 
 
 @dataclass(eq=False)

@@ -1,7 +1,9 @@
 """Sampling of completions with vLLM or Transformers, from the base copy and its adapter."""
 
+from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
+from reason_llm.sample.episodes import closing, environments_of, in_environment
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
-from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams
+from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
 from reason_llm.sample.shards import (
     Dealer,
     Draw,
@@ -12,7 +14,6 @@ from reason_llm.sample.shards import (
     sample_lot,
 )
 from reason_llm.sample.transformers_sampler import TransformersSampler, stop_strings, stream
-from reason_llm.sample.turns import closing, environments_of, in_environment
 from reason_llm.sample.vllm_sampler import VllmSampler
 
 __all__ = [
@@ -27,7 +28,10 @@ __all__ = [
     "ShardedSampler",
     "TransformersSampler",
     "VllmSampler",
+    "Wave",
+    "batch_of",
     "closing",
+    "common_prefix",
     "environments_of",
     "in_environment",
     "lots",
@@ -37,4 +41,5 @@ __all__ = [
     "sampling",
     "stop_strings",
     "stream",
+    "turn_seed",
 ]

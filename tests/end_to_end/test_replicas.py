@@ -32,7 +32,7 @@ UPDATE = "reason_llm.train.learner:Learner._update"
 SAMPLE_BESIDE = "reason_llm.sample:sample_lot"
 """By which a process beside the head samples a lot."""
 STARTED_AGAIN = "are left and another one is started"
-ARMS_AHEAD = Fault("ahead", "arms", ("reason_llm.run.team.ahead:Ahead.sample",))
+ARMS_AHEAD = Fault("ahead", "arms", ("reason_llm.replicas.ahead:Ahead.sample",))
 """As the samplers are first asked for a later step."""
 
 
@@ -60,7 +60,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 LATE = """
 import runpy, sys
-from reason_llm.run.team import cluster
+from reason_llm.replicas import cluster
 cluster.BEAT_SECONDS = 10_000.0
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -18,11 +18,11 @@ from peer_processes import file_digest
 from reason_llm.config import Config
 from reason_llm.errors import PeersLost, RewardError, Stopped, TrainingError
 from reason_llm.loop import train
+from reason_llm.replicas import cluster
+from reason_llm.replicas.cluster import Member, alive
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import read_document
-from reason_llm.run.team import cluster
-from reason_llm.run.team.cluster import Member, alive
 from reason_llm.sample import TransformersSampler
 from reason_llm.score import Scorer
 from reason_llm.train.learner import Learner, Learners

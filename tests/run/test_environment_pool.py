@@ -119,7 +119,7 @@ def test_killed_in_a_wave_it_has_the_same_bits(tmp_path: Path) -> None:
 
     whole = ended(tmp_path / "whole")
     broken = tmp_path / "broken"
-    ended(broken, "reason_llm.sample.turns:Environments._reply", "6")
+    ended(broken, "reason_llm.environments.turns:Environments._reply", "6")
     assert ended(broken) == whole
 
 

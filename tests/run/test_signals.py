@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from reason_llm.errors import Stopped
+from reason_llm.replicas import reaper
 from reason_llm.run import stopping
 from reason_llm.run.stopping import StopSignal
-from reason_llm.run.team import reaper
 
 
 def test_processes_of_a_folder_but_the_head(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from reason_llm.config import Config
 from reason_llm.errors import ReplicaError
+from reason_llm.replicas.replica import Replica, Work
 from reason_llm.run.start.prepare import prepare
-from reason_llm.run.team.replica import Replica, Work
 from reason_llm.run.watch import SILENT
 from reason_llm.sample import Part, SamplingParams, TransformersSampler
 

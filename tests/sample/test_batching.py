@@ -19,10 +19,10 @@ from test_turns import check_logprobs, environments
 from conftest import TINY
 from families import SIZES, prompts_of, quiet, randomize
 from reason_llm.config import AdapterSection, ModelSection
+from reason_llm.environments.token_server import Ask, Branch, Session, TokenServer
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group
 from reason_llm.sample import SamplingParams, VllmSampler, in_environment, sampling
-from reason_llm.sample.token_server import Ask, Branch, Session, TokenServer
 from reason_llm.sample.vllm_sampler import VllmBatch
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of its own

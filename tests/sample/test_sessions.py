@@ -31,19 +31,19 @@ from reason_llm.config import Config
 from reason_llm.data import Renderer, own_session, plain_messages
 from reason_llm.data.rows import read_rows
 from reason_llm.data.tasksets import parsed_source
-from reason_llm.errors import ConfigError, DataError
-from reason_llm.model.base import load_tokenizer
-from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
-from reason_llm.run.store import metrics
-from reason_llm.sample import SamplingParams, in_environment, sessions as sessions_module, tasksets
-from reason_llm.sample.sessions import Sessions
-from reason_llm.sample.token_server import (
+from reason_llm.environments.sessions import Sessions
+from reason_llm.environments.token_server import (
     MOST_BYTES,
     SESSION,
     Branch,
     Session,
     TokenServer,
 )
+from reason_llm.errors import ConfigError, DataError
+from reason_llm.model.base import load_tokenizer
+from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
+from reason_llm.run.store import metrics
+from reason_llm.sample import SamplingParams, in_environment, sessions as sessions_module, tasksets
 
 TOKENIZER = load_tokenizer(str(TINY))
 END = 2
@@ -187,7 +187,7 @@ def test_a_wrong_one_is_one_line(environment: str, says: str) -> None:
 def test_without_the_package_it_says_so(
     environment: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reason_llm.sample.mcp_tools.find_spec", lambda name: None)
+    monkeypatch.setattr("reason_llm.environments.mcp_tools.find_spec", lambda name: None)
     for name in [name for name in sys.modules if name.startswith("verifiers")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "verifiers", None)
@@ -873,5 +873,5 @@ def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
 
     whole = adapter(tmp_path / "whole")
     broken = tmp_path / "broken"
-    adapter(broken, "reason_llm.sample.token_server:TokenServer.answer", "6")
+    adapter(broken, "reason_llm.environments.token_server:TokenServer.answer", "6")
     assert adapter(broken) == whole

@@ -27,7 +27,7 @@ from reason_llm.errors import PeersLost, TrainingError
 from reason_llm.model import Datum
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import to_data
-from reason_llm.run.team.peers import GroupPeers, Seat
+from reason_llm.replicas.peers import GroupPeers, Seat
 from reason_llm.train import (
     Learners,
     LearningSettings,
@@ -103,7 +103,7 @@ def test_processes_add_up_the_same_tree(size: int) -> None:
 
 
 def test_a_gradient_travels_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reason_llm.run.team.peers.CHUNK_BYTES", 8)
+    monkeypatch.setattr("reason_llm.replicas.peers.CHUNK_BYTES", 8)
     expected = digest(summed(Shards(4)))
     assert set(together(4, lambda peers: digest(summed(Shards(4, peers))))) == {expected}
 

@@ -37,11 +37,7 @@ from aiohttp import web
 
 from reason_llm.config import SampleSection
 from reason_llm.data import Messages, Renderer, plain_messages, said_before
-from reason_llm.errors import ReasonError, one_line
-from reason_llm.files import MIB
-from reason_llm.model import decode
-from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
-from reason_llm.sample.openai_api import (
+from reason_llm.environments.openai_api import (
     FORMS,
     MODEL,
     ChatAnswer,
@@ -52,6 +48,10 @@ from reason_llm.sample.openai_api import (
     draw_of,
     limited,
 )
+from reason_llm.errors import ReasonError, one_line
+from reason_llm.files import MIB
+from reason_llm.model import decode
+from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
 
 MOST_BYTES = 8 * MIB
 """Of a request."""

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from reason_llm.errors import PeersLost
+from reason_llm.replicas import cluster
+from reason_llm.replicas.cluster import Call, Cluster, Member
+from reason_llm.replicas.replica import Work, completions
 from reason_llm.rollout import Group
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store.metrics import Record
-from reason_llm.run.team import cluster
-from reason_llm.run.team.alone import Team
-from reason_llm.run.team.cluster import Call, Cluster, Member
-from reason_llm.run.team.replica import Work, completions
+from reason_llm.run.team import Team
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Lot, Part, SamplingParams, lots
 from reason_llm.train import Learners

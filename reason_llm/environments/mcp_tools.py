@@ -27,11 +27,11 @@ from pydantic import Field
 
 from reason_llm.config import installation
 from reason_llm.data import command_words
+from reason_llm.environments.openai_api import MODEL
+from reason_llm.environments.token_server import Endpoint, Play, Plays, Session, TokenServer
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_object
 from reason_llm.rollout import KNOWN_FIELDS_ONLY, record_from_json
-from reason_llm.sample.openai_api import MODEL
-from reason_llm.sample.token_server import Endpoint, Play, Plays, Session, TokenServer
 
 UseTool = Callable[[str, dict[str, Any]], Awaitable[str]]
 START_SECONDS = 60.0

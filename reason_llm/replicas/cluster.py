@@ -56,7 +56,7 @@ class Host:
     def do(self, method: str, *arguments: Any) -> Any:
         """Call a method of the ``Replica``, which ``open`` makes; ``warm`` only imports it, which
         takes long."""
-        from reason_llm.run.team.replica import Replica
+        from reason_llm.replicas.replica import Replica
 
         if method == "open":
             self._replica = Replica(*arguments)

@@ -17,10 +17,10 @@ from reason_llm.errors import ReplicaError
 from reason_llm.model import Datum, Model, load_tokenizer
 from reason_llm.model.plan import Plan
 from reason_llm.readers import Reader
+from reason_llm.replicas.peers import GroupPeers, Seat
 from reason_llm.rollout import Group, Prompt, group_from_json
 from reason_llm.run import learners
 from reason_llm.run.store.checkpoint import RunState
-from reason_llm.run.team.peers import GroupPeers, Seat
 from reason_llm.sample import Lot, SamplingParams, prove_sampler_is_policy, sample_lot, sampling
 from reason_llm.train import Learners, Shards, deal, learning
 

@@ -18,16 +18,16 @@ import torch
 
 from reason_llm.errors import PeersLost, ReplicaError
 from reason_llm.model import Datum
+from reason_llm.replicas.ahead import Ahead
+from reason_llm.replicas.cluster import SILENT_SECONDS, Call, Cluster, Member
+from reason_llm.replicas.crew import MOST_STARTS, Crew, Deal
+from reason_llm.replicas.peers import GroupPeers, Seat, listen
+from reason_llm.replicas.replica import costs
 from reason_llm.rollout import Group
 from reason_llm.run.collect import Step
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store.metrics import Record
-from reason_llm.run.team.ahead import Ahead
-from reason_llm.run.team.alone import SamplingBy, Told
-from reason_llm.run.team.cluster import SILENT_SECONDS, Call, Cluster, Member
-from reason_llm.run.team.crew import MOST_STARTS, Crew, Deal
-from reason_llm.run.team.peers import GroupPeers, Seat, listen
-from reason_llm.run.team.replica import costs
+from reason_llm.run.team import SamplingBy, Told
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Draw, Part, Progress, Sampler, SamplingParams, ShardedSampler
 from reason_llm.train import Shards, deal

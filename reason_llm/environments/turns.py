@@ -29,9 +29,8 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,8 +54,13 @@ from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
-from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
-from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
+from reason_llm.sample import (
+    Episodes,
+    Wave,
+    batch_of,
+    common_prefix,
+    turn_seed,
+)
 from reason_llm.workers import within
 
 AT_A_TIME = 32
@@ -73,10 +77,8 @@ ENDED = "ended"
 log = logging.getLogger(__name__)
 
 
-def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> Episodes | None:
-    """The environments of ``sample.environment``, None without."""
-    if config.sample.environment is None or not config.judges_answers:
-        return None
+def open_environments(config: Config, renderer: Renderer, context_tokens: int) -> Episodes:
+    """The environments of ``sample.environment``; raises ConfigError."""
     asks_itself, named = own_session(config.sample.environment)[0], config.sample.environment
     kinds = [] if asks_itself else map(environment_class, environments_by_name(named).values())
     if config.turn_weight and all(map(tool_methods, kinds)):
@@ -86,40 +88,9 @@ def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> 
         )
     if not asks_itself:
         return Environments(config, renderer, context_tokens)
-    from reason_llm.sample.sessions import Sessions  # aiohttp is for those that need it
+    from reason_llm.environments.sessions import Sessions  # aiohttp is for those that need it
 
     return Sessions(config, renderer, context_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _Playing:
-    """The Sampler of whole rollouts."""
-
-    episodes: Episodes
-    sampler: Sampler
-
-    def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
-    ) -> list[Group]:
-        return self.episodes.play(Wave(prompts, params, seed, progress, self.sampler))
-
-    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
-        return self.sampler.prompts_at_once(prompts, params)
-
-
-@contextmanager
-def closing(environments: Episodes | None) -> Iterator[None]:
-    """Context at whose end the environments are closed."""
-    try:
-        yield
-    finally:
-        if environments is not None:
-            environments.close()
-
-
-def in_environment(sampler: Sampler, environments: Episodes | None) -> Sampler:
-    """The Sampler of whole rollouts in these environments; without any, the sampler itself."""
-    return sampler if environments is None else _Playing(environments, sampler)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,8 @@ from reason_llm.data import (
     said_before,
     tasks_of,
 )
-from reason_llm.errors import ConfigError, ReasonError, one_line
-from reason_llm.model import decode, end_token_ids
-from reason_llm.sample.mcp_tools import client, converse
-from reason_llm.sample.token_server import (
+from reason_llm.environments.mcp_tools import client, converse
+from reason_llm.environments.token_server import (
     MODEL,
     Branch,
     Endpoint,
@@ -45,6 +43,8 @@ from reason_llm.sample.token_server import (
     Session,
     TokenServer,
 )
+from reason_llm.errors import ConfigError, ReasonError, one_line
+from reason_llm.model import decode, end_token_ids
 from reason_llm.score.code import CheckerError, Mode, Subject, checkers_of, finite
 
 HARNESS = "reason_llm_chat"

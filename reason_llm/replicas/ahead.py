@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reason_llm.errors import ReasonError, Stopped, one_line
+from reason_llm.replicas.crew import Crew, Deal
 from reason_llm.rollout import Group
 from reason_llm.run.collect import Step, collect
 from reason_llm.run.store.metrics import Record, timed
-from reason_llm.run.team.alone import SamplingBy
-from reason_llm.run.team.crew import Crew, Deal
+from reason_llm.run.team import SamplingBy
 from reason_llm.run.watch import SILENT
 from reason_llm.sample import (
     Draw,

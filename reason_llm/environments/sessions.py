@@ -26,14 +26,13 @@ from typing import Any
 
 from reason_llm.config import Config
 from reason_llm.data import Renderer, load_function, own_session
+from reason_llm.environments.mcp_tools import mcp_tools
+from reason_llm.environments.tasksets import tasksets
+from reason_llm.environments.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Span
-from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
-from reason_llm.sample.mcp_tools import mcp_tools
-from reason_llm.sample.protocol import Wave
-from reason_llm.sample.tasksets import tasksets
-from reason_llm.sample.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
+from reason_llm.sample import Wave, batch_of, common_prefix, turn_seed
 from reason_llm.workers import abandon
 
 

@@ -1,1 +1,0 @@
-"""The processes of a run that sample and learn together, on Ray."""

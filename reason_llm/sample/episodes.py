@@ -1,0 +1,53 @@
+"""What the samplers know of environments: rollouts that are played in them are sampled as others
+are."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+
+from reason_llm.config import Config
+from reason_llm.data import Renderer
+from reason_llm.rollout import Group, Prompt
+from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
+
+
+def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> Episodes | None:
+    """The environments of ``sample.environment``, None without; raises ConfigError."""
+    if config.sample.environment is None or not config.judges_answers:
+        return None
+    opened: Episodes = import_module("reason_llm.environments").open_environments(
+        config, renderer, context_tokens
+    )
+    return opened
+
+
+@dataclass(frozen=True, slots=True)
+class _Playing:
+    """The Sampler of whole rollouts."""
+
+    episodes: Episodes
+    sampler: Sampler
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+    ) -> list[Group]:
+        return self.episodes.play(Wave(prompts, params, seed, progress, self.sampler))
+
+    def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
+        return self.sampler.prompts_at_once(prompts, params)
+
+
+@contextmanager
+def closing(environments: Episodes | None) -> Iterator[None]:
+    """Context at whose end the environments are closed."""
+    try:
+        yield
+    finally:
+        if environments is not None:
+            environments.close()
+
+
+def in_environment(sampler: Sampler, environments: Episodes | None) -> Sampler:
+    """The Sampler of whole rollouts in these environments; without any, the sampler itself."""
+    return sampler if environments is None else _Playing(environments, sampler)
