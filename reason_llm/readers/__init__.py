@@ -10,10 +10,10 @@ from reason_llm.model.plan import Machine, OutsideModel, Subject
 from reason_llm.readers import critic, reference, reward_models, teacher
 from reason_llm.readers.reader import (
     Base,
-    Kind,
     OutsideReader,
     Progress,
     Reader,
+    ReaderKind,
     RewardReader,
     Stop,
 )
@@ -45,10 +45,10 @@ __all__ = [
     "KINDS",
     "PATHS",
     "Base",
-    "Kind",
     "OutsideReader",
     "Progress",
     "Reader",
+    "ReaderKind",
     "RewardReader",
     "Stop",
     "critic",

@@ -9,7 +9,7 @@ from reason_llm.config import Config
 from reason_llm.model import Model, adapters, score_head
 from reason_llm.model.plan import Subject
 from reason_llm.readers import reward_models
-from reason_llm.readers.reader import Base, Kind, Reader
+from reason_llm.readers.reader import Base, Reader, ReaderKind
 from reason_llm.train import ColumnReader, LearningSettings, RoleReader, Values
 
 
@@ -66,4 +66,4 @@ def _open(config: Config, subject: Subject, base: Base) -> Sequence[Critic]:
     return (Critic(start, *reward_models.paid_by(config, start)),)
 
 
-KIND = Kind(_open)
+KIND = ReaderKind(_open)

@@ -118,7 +118,7 @@ class RewardReader(Reader, ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ReaderKind:
     """A row of the table of readers."""
 
     open: Callable[[Config, Subject, Base], Sequence[Reader]]

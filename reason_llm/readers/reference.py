@@ -29,7 +29,7 @@ from reason_llm.errors import one_line
 from reason_llm.files import MIB, read_bounded, write_atomically
 from reason_llm.model import Datum, Model, Role, digests
 from reason_llm.model.plan import Subject
-from reason_llm.readers.reader import Base, Kind, Progress, Reader, Stop
+from reason_llm.readers.reader import Base, Progress, Reader, ReaderKind, Stop
 from reason_llm.train import ColumnReader, Learner, RoleReader
 
 START = "start"
@@ -62,7 +62,7 @@ def _open(config: Config, subject: Subject, base: Base) -> Sequence[Reference]:
     return (Reference("start" if config.compares_with_start else "reference"),)
 
 
-KIND = Kind(_open)
+KIND = ReaderKind(_open)
 
 
 class References:

@@ -29,7 +29,7 @@ from reason_llm.model import (
     weights,
 )
 from reason_llm.model.plan import Machine, OutsideModel, Subject
-from reason_llm.readers.reader import Base, Kind, Progress, RewardReader
+from reason_llm.readers.reader import Base, Progress, ReaderKind, RewardReader
 from reason_llm.rollout import CHAT, Group
 from reason_llm.train import Learner
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class RewardModel(RewardReader):
+class RewardModelReader(RewardReader):
     """A reward model that the config names, checked."""
 
     name: str
@@ -130,7 +130,7 @@ def normalized(scores: Sequence[float], scale: tuple[float, float] | None) -> li
     ]
 
 
-def _open(config: Config, subject: Subject, base: Base) -> Sequence[RewardModel]:
+def _open(config: Config, subject: Subject, base: Base) -> Sequence[RewardModelReader]:
     """The config's reward models.
 
     Raises:
@@ -140,7 +140,9 @@ def _open(config: Config, subject: Subject, base: Base) -> Sequence[RewardModel]
     return [_checked(key, each, config, base) for key, each in config.reward_models.items()]
 
 
-def _checked(key: str, options: RewardModelOptions, config: Config, base: Base) -> RewardModel:
+def _checked(
+    key: str, options: RewardModelOptions, config: Config, base: Base
+) -> RewardModelReader:
     folder = options.path
     if not folder.is_dir():
         raise ConfigError(
@@ -170,7 +172,7 @@ def _checked(key: str, options: RewardModelOptions, config: Config, base: Base) 
             )  # fmt: skip
     scale = _scale(key, folder, described) if options.normalize == "fixed" else None
     ends = described.get("read_at") == END_TOKEN
-    return RewardModel(
+    return RewardModelReader(
         key, folder, options.is_outside, scale, _digest(folder, options.is_outside), ends,
         config.data.date,
     )  # fmt: skip
@@ -278,4 +280,4 @@ def _plan(config: Config, machine: Machine) -> Sequence[OutsideModel]:
     return [_planned(*each) for each in config.outside_reward_models.items()]
 
 
-KIND = Kind(_open, _plan)
+KIND = ReaderKind(_open, _plan)

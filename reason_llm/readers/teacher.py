@@ -31,7 +31,7 @@ from reason_llm.model import (
     policy_logprobs,
 )
 from reason_llm.model.plan import Machine, OutsideModel, Shape, Subject, bound, element_bytes
-from reason_llm.readers.reader import Base, Kind, OutsideReader, Progress, Reader
+from reason_llm.readers.reader import Base, OutsideReader, Progress, Reader, ReaderKind
 from reason_llm.score import service
 from reason_llm.train import (
     ColumnReader,
@@ -325,4 +325,4 @@ def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
         )
 
 
-KIND = Kind(_open, _plan, ("teacher.model",))
+KIND = ReaderKind(_open, _plan, ("teacher.model",))

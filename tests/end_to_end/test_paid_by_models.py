@@ -28,7 +28,7 @@ from reason_llm.config import Config, file as config_file
 from reason_llm.errors import ReasonError, RewardError
 from reason_llm.files import MANIFEST, read_object
 from reason_llm.loop import train
-from reason_llm.readers.reward_models import RewardModel
+from reason_llm.readers.reward_models import RewardModelReader
 from reason_llm.rollout import Completion, Group
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import metrics
@@ -193,9 +193,9 @@ def test_stopped_while_scoring_it_goes_on_to_the_same_bits(
 ) -> None:
     """After a model was asked: the first step's first, and the second step's first."""
     config = paid(tmp_path, [model(form / "adapter", "a", "fixed"), model(form / "adapter", "b")])
-    real, asked = RewardModel.rewards, []
+    real, asked = RewardModelReader.rewards, []
 
-    def rewards(self: RewardModel, *arguments: Any) -> list[float]:
+    def rewards(self: RewardModelReader, *arguments: Any) -> list[float]:
         asked.append(self.key)
         found = real(self, *arguments)
         if len(asked) == call:
@@ -203,15 +203,15 @@ def test_stopped_while_scoring_it_goes_on_to_the_same_bits(
         return found
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(RewardModel, "rewards", rewards)
+        patched.setattr(RewardModelReader, "rewards", rewards)
         train(config)
     again: list[str] = []
 
-    def counted(self: RewardModel, *arguments: Any) -> list[float]:
+    def counted(self: RewardModelReader, *arguments: Any) -> list[float]:
         again.append(self.key)
         return real(self, *arguments)
 
-    monkeypatch.setattr(RewardModel, "rewards", counted)
+    monkeypatch.setattr(RewardModelReader, "rewards", counted)
     train(config)
     assert bits(tmp_path) == uninterrupted
     assert "".join(again) == {1: "abab", 3: "ab"}[call]  # the buffer kept the others
