@@ -63,7 +63,7 @@ def test_the_report_holds_none(run_with_secrets: Path) -> None:
 
 def test_the_card_and_the_exported_config_hold_none(run_with_secrets: Path) -> None:
     config = load(run_with_secrets / "resolved_config.yaml")
-    card = model_card.Card(
+    card = model_card.ModelCard(
         name="a",
         base="b/c",
         licence=SECRET,

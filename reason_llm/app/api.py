@@ -202,7 +202,7 @@ def export(
         console = Console("plain")
         from reason_llm.app import export as exporting
 
-        request = exporting.Request(
+        request = exporting.ExportRequest(
             Path(source), Path(out), None if base is None else str(base), adapter_only, dtype,
             exporting.shard_bytes(max_shard_gib), None if rollouts is None else Path(rollouts),
             push, gguf, run_folder.which_adapter(which),

@@ -30,7 +30,7 @@ HELP = """\
 A message that begins with / needs a space before it."""
 
 
-class Options(Section):
+class ChatOptions(Section):
     """Sampling options of a chat."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
@@ -48,7 +48,7 @@ class Options(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ChatSubject:
     """The model of a chat and how it is asked."""
 
     model: ModelSection
@@ -58,7 +58,7 @@ class Subject:
     prompting_reward: str = ""
     """The reward that ``system_prompt: auto`` follows; empty for none."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The run's sampling options, unchecked; ``Options`` checks them."""
+    """The run's sampling options, unchecked; ``ChatOptions`` checks them."""
     template_arguments: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
     plays: bool = False
@@ -67,7 +67,9 @@ class Subject:
     """The date that the template reads; None: today's."""
 
 
-def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "last") -> Subject:
+def find_subject(
+    target: str, adapter: Path | None, which: run_folder.Which = "last"
+) -> ChatSubject:
     """The model that ``target`` names: a run's folder, a config, an adapter's folder, or a model's
     folder or Hub id; ``adapter`` is in the place of the run's own, ``which`` of its own.
 
@@ -98,23 +100,23 @@ def find_subject(target: str, adapter: Path | None, which: run_folder.Which = "l
         return _of_run(config, adapter or own)
     run_folder.refuse_which(which, target)
     if run_folder.is_adapter(path):
-        return Subject(ModelSection(path=adapters.base_of(path)), adapter or path)
+        return ChatSubject(ModelSection(path=adapters.base_of(path)), adapter or path)
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(
             f"{path} is neither a run (resolved_config.yaml) nor a model (config.json) nor an "
             "adapter (adapter_config.json); name one of these, or a config file"
         )
-    return Subject(ModelSection(path=target), adapter)
+    return ChatSubject(ModelSection(path=target), adapter)
 
 
-def _of_run(config: Config, adapter: Path | None) -> Subject:
+def _of_run(config: Config, adapter: Path | None) -> ChatSubject:
     run_folder.check_writes(config, "chat")
     sample = config.sample.model_dump()
-    options = {name: sample[name] for name in Options.model_fields if name in sample}
+    options = {name: sample[name] for name in ChatOptions.model_fields if name in sample}
     data, model = config.data, config.model
     if adapter is not None and not run_folder.is_adapter(adapter):  # a whole model
         model, adapter = model.with_options({"path": str(adapter)}), None
-    return Subject(
+    return ChatSubject(
         model, adapter, data.template, data.system_prompt, config.prompting_reward, options,
         data.template_arguments, tuple(config.sample.stop),
         config.samples and config.sample.environment is not None, data.date,
@@ -125,7 +127,7 @@ class Chat:
     """A conversation; raises a ReasonError if the model, the adapter or the template cannot be
     used."""
 
-    def __init__(self, subject: Subject, options: Options) -> None:
+    def __init__(self, subject: ChatSubject, options: ChatOptions) -> None:
         quiet_libraries()
         section, self.adapter = subject.model, subject.adapter
         tokenizer = base.load_tokenizer(section.path, section.trust_remote_code)
@@ -205,25 +207,25 @@ def text_pieces(
         yield rest
 
 
-def options_of(subject: Subject, given: Mapping[str, str | None]) -> Options:
+def options_of(subject: ChatSubject, given: Mapping[str, str | None]) -> ChatOptions:
     """The run's options with those on the command line in their place."""
-    options = Options.model_validate(subject.options)
-    for name in Options.model_fields:
+    options = ChatOptions.model_validate(subject.options)
+    for name in ChatOptions.model_fields:
         if (value := given.get(name)) is not None:
             options = parse_option(options, name, value)
     return options
 
 
-def parse_option(options: Options, name: str, value: str) -> Options:
+def parse_option(options: ChatOptions, name: str, value: str) -> ChatOptions:
     """``options`` with one of them set from text; ``null`` unsets it. Raises a ConfigError."""
     try:
         given = yaml_text.parse(value)
     except ValueError:
         given = value
     try:
-        return Options.model_validate({**options.model_dump(), name: given})
+        return ChatOptions.model_validate({**options.model_dump(), name: given})
     except ValidationError as error:
-        field = Options.model_fields[name]
+        field = ChatOptions.model_fields[name]
         problem = error.errors()[0]["msg"]
         raise ConfigError(
             f"{name}={value!r:.60}: {problem[0].lower() + problem[1:]}; it is "
@@ -273,7 +275,7 @@ def say(text: str) -> None:
 
 def _obey(chat: Chat, name: str, rest: str) -> str:
     """Carry out a command, and return what to say."""
-    if name in Options.model_fields:
+    if name in ChatOptions.model_fields:
         if rest.strip():
             chat.options = parse_option(chat.options, name, rest.strip())
         value = getattr(chat.options, name)

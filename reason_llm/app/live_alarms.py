@@ -5,7 +5,7 @@ from reason_llm.app.report.alarms import judge
 from reason_llm.app.report.evidence import Finding
 from reason_llm.app.report.payload import evidence
 from reason_llm.app.report.raised import Raised
-from reason_llm.app.report.runs import Run, is_evaluated
+from reason_llm.app.report.runs import RunRecord, is_evaluated
 from reason_llm.run import Record
 
 MOST_RECORDS = 500
@@ -16,7 +16,7 @@ class LiveAlarms:
     """Alarms that were raised so far in a run, as its folder was when it began or went on;
     ``alarms.jsonl`` keeps them beyond their end."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunRecord) -> None:
         self._run = run
         step = run.records[-1]["step"] if run.records else -1
         before = raised.read(run.folder)

@@ -29,7 +29,7 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
     console, or what takes its place."""
     trackers.check_installed(config.log.trackers)
     with Trackers(config.log.trackers) as followers:
-        watch = _Followed(shown, followers)
+        watch = _WatchAndTrackers(shown, followers)
         folder = config.run.directory / str(config.run.name)
         try:
             summary = train(config, watch)
@@ -50,7 +50,7 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
     return summary
 
 
-class _Followed(Watch):
+class _WatchAndTrackers(Watch):
     """A watch and the trackers as one watch."""
 
     def __init__(self, shown: Watch, followers: Trackers) -> None:

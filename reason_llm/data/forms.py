@@ -132,7 +132,7 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class TextDocument:
     """A text of which every token is learned, ``{"text"}``."""
 
     where: str
@@ -141,7 +141,7 @@ class Document:
     """Columns that have content and are not read."""
 
 
-Learned = Completed | Document
+Learned = Completed | TextDocument
 """What is learned from as it is, without sampling."""
 Example = Problem | Learned
 
@@ -204,14 +204,14 @@ def read_demonstration(
     return replace(example, value=value, ignored=cells.ignored())
 
 
-def read_document(where: str, row: Row, columns: ColumnsSection) -> Document:
+def read_document(where: str, row: Row, columns: ColumnsSection) -> TextDocument:
     """A row for continued pretraining."""
     cells = Cells(where, row, columns)
     name = cells.column(columns.prompt, ("text",), "data.columns.prompt")
     text = cells[name]
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{where}: {name!r} is {shown(text)}; expected text; fix the row")
-    return Document(where, text, cells.ignored())
+    return TextDocument(where, text, cells.ignored())
 
 
 def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:

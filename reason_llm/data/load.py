@@ -17,11 +17,11 @@ from reason_llm.data.cells import Cells
 from reason_llm.data.forms import (
     NO_EXTRAS,
     Completed,
-    Document,
     Example,
     Learned,
     Problem,
     TemplateExtras,
+    TextDocument,
     number_in,
     option_for,
     read_demonstration,
@@ -98,7 +98,7 @@ def load_data(
     problems = [DataSet(*each, "problems") for each in config.evaluation_sets.items()]
     rows = None if config.eval.rows is None else DataSet("", config.eval.rows, section.form)
     sets = [*problems, *([] if rows is None else [rows]), *training]
-    reader = _Reader(
+    reader = _SetReader(
         config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
     )
     reader.check_options()
@@ -142,7 +142,7 @@ def load_evaluation(
     form = "problems" if with_answers else "prompts"
     sets = [DataSet(*each, form) for each in config.evaluation_sets.items()]
     renderer = renderer_of(config, tokenizer)
-    reader = _Reader(config, renderer, context_tokens, raise_fault, extra_columns)
+    reader = _SetReader(config, renderer, context_tokens, raise_fault, extra_columns)
     for data_set in sets:
         reader.render(data_set, reader.read(data_set))
     return sets
@@ -178,7 +178,7 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
 
 
 @dataclass(slots=True)
-class _Reader:
+class _SetReader:
     """One reading of all sets, and what is known of those that were read before."""
 
     config: Config
@@ -336,7 +336,7 @@ class _Reader:
         elsewhere = self._read_elsewhere(data_set, row)
         data_set.ignored.update(name for name in example.ignored if name not in elsewhere)
         doubt = example.doubt if isinstance(example, Problem) else ""
-        own = not isinstance(example, Document) and example.messages[0]["role"] in SYSTEM_ROLES
+        own = not isinstance(example, TextDocument) and example.messages[0]["role"] in SYSTEM_ROLES
         asked = OWN_SYSTEM if own and self.renderer.system_prompt is not None else ""
         for each in filter(None, (doubt, asked)):
             data_set.doubts.setdefault(each, []).append(where)

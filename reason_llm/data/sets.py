@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
-from reason_llm.data.forms import Document, Example
+from reason_llm.data.forms import Example, TextDocument
 from reason_llm.data.rows import shared_gym_tasks
 from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
@@ -179,7 +179,7 @@ def question_key(example: Example) -> str:
     without a system message, letter case, Unicode variants, and layout (white space, LaTeX's
     formula marks, braces, punctuation outside of numbers). A row that leaves the question to its
     environment asks like no other."""
-    if isinstance(example, Document):
+    if isinstance(example, TextDocument):
         text = example.text
     else:
         text = "\n".join(each["content"] for each in example.messages if each["role"] != "system")

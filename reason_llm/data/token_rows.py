@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from reason_llm.data.forms import SIDES, Completed, Document, Learned, Sampled
+from reason_llm.data.forms import SIDES, Completed, Learned, Sampled, TextDocument
 from reason_llm.data.messages import Message, Messages, Note
 from reason_llm.data.render import RENDER_SECONDS, Renderer
 from reason_llm.errors import DataError
@@ -63,7 +63,7 @@ def render(
         ConfigError: the template is not valid.
     """
     where = example.where
-    if isinstance(example, Document):
+    if isinstance(example, TextDocument):
         return _document(example, renderer, context_tokens, end_token_ids, group)
     with_extras = renderer.with_extras(example.extras)
     if example.sampled is None and len(example.completions) == 1:
@@ -232,7 +232,7 @@ def _plain(
 
 
 def _document(
-    document: Document,
+    document: TextDocument,
     renderer: Renderer,
     context_tokens: int,
     end_token_ids: Collection[int],

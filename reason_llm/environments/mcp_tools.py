@@ -89,7 +89,7 @@ async def converse(
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class McpServer:
     """An MCP server, as an entry of ``mcpServers``: a program or an address."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
@@ -105,7 +105,7 @@ class Server:
     """Transport, as some write it; the command or the address tells it."""
 
 
-def servers_of(asked: str) -> dict[str, Server]:
+def servers_of(asked: str) -> dict[str, McpServer]:
     """The servers by their names; a ConfigError if there are none, or one cannot be started."""
     where = f"sample.environment=mcp:{asked}"
     words = command_words(asked)
@@ -115,13 +115,13 @@ def servers_of(asked: str) -> dict[str, Server]:
             "mcp:https://… or mcp:servers.json"
         )
     if all(word.startswith(("http://", "https://")) for word in words):
-        return {word: Server(url=word) for word in words}
+        return {word: McpServer(url=word) for word in words}
     if len(words) > 1 or not words[0].endswith(".json"):
-        servers = {words[0]: Server(command=words[0], args=tuple(words[1:]))}
+        servers = {words[0]: McpServer(command=words[0], args=tuple(words[1:]))}
     else:
         try:
             content = read_object(Path(words[0])).get("mcpServers")
-            servers = record_from_json(dict[str, Server], content)
+            servers = record_from_json(dict[str, McpServer], content)
             servers = {n: _with_variables(each) for n, each in servers.items()}
         except (OSError, ValueError) as error:
             raise ConfigError(
@@ -142,7 +142,7 @@ def servers_of(asked: str) -> dict[str, Server]:
     return servers
 
 
-def _with_variables(server: Server) -> Server:
+def _with_variables(server: McpServer) -> McpServer:
     """The server with the values of environment variables; ValueError where one is not set."""
 
     def value(found: re.Match[str]) -> str:
@@ -153,13 +153,13 @@ def _with_variables(server: Server) -> Server:
     def filled(given: Mapping[str, str]) -> dict[str, str]:
         return {name: re.sub(r"\$\{(\w++)\}", value, text) for name, text in given.items()}
 
-    return Server(
+    return McpServer(
         server.command, server.args, filled(server.env), server.cwd, server.url,
         filled(server.headers),
     )  # fmt: skip
 
 
-async def _transport(server: Server, stack: AsyncExitStack) -> Any:
+async def _transport(server: McpServer, stack: AsyncExitStack) -> Any:
     if server.url is None:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -179,7 +179,7 @@ async def _transport(server: Server, stack: AsyncExitStack) -> Any:
 
 @asynccontextmanager
 async def _opened(
-    servers: Mapping[str, Server], seconds: float
+    servers: Mapping[str, McpServer], seconds: float
 ) -> AsyncIterator[tuple[list[dict[str, Any]], UseTool]]:
     """The tools of all servers as a chat describes them, and what calls one.
 

@@ -225,11 +225,11 @@ class Model:
             if folder is not None and (folder / score_head.FILE).exists():
                 score_head.load(self.heads[role], folder)
 
-    def snapshot(self) -> adapters.Snapshot | weights.Snapshot:
+    def snapshot(self) -> adapters.Snapshot | weights.WeightsSnapshot:
         """The policy, to be written for other programs: a copy of its adapter, or with ``is_full``
         all weights as they are until it is written."""
         if self.is_full:
-            return weights.Snapshot(self.policy, self.path)
+            return weights.WeightsSnapshot(self.policy, self.path)
         return adapters.snapshot(self.policy)
 
     def adapter_of(self, role: Role) -> dict[str, Tensor]:

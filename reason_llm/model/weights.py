@@ -54,7 +54,7 @@ def state(base: nn.Module) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class WeightsSnapshot:
     """The model as it is while this is written: its tensors are not copied."""
 
     base: Any

@@ -15,7 +15,7 @@ from reason_llm.readers.reader import (
     Reader,
     ReaderKind,
     RewardReader,
-    Stop,
+    StopRequest,
 )
 
 KINDS = {
@@ -50,7 +50,7 @@ __all__ = [
     "Reader",
     "ReaderKind",
     "RewardReader",
-    "Stop",
+    "StopRequest",
     "critic",
     "open_readers",
     "outside_models",

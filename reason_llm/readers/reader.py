@@ -27,7 +27,7 @@ class Base:
     """Digest of how prompts are written."""
 
 
-class Stop(Protocol):
+class StopRequest(Protocol):
     """Says whether what is under way should end early."""
 
     @property

@@ -29,7 +29,7 @@ from reason_llm.errors import one_line
 from reason_llm.files import MIB, read_bounded, write_atomically
 from reason_llm.model import Datum, Model, Role, digests
 from reason_llm.model.plan import Subject
-from reason_llm.readers.reader import Base, Progress, Reader, ReaderKind, Stop
+from reason_llm.readers.reader import Base, Progress, Reader, ReaderKind, StopRequest
 from reason_llm.train import ColumnReader, Learner, RoleReader
 
 START = "start"
@@ -105,7 +105,7 @@ class References:
         steps: Sequence[tuple[Sequence[Datum], int]],
         learner: Learner,
         progress: Progress,
-        stop: Stop,
+        stop: StopRequest,
     ) -> None:
         """Measure the rows of steps from ``missing`` and write them; raises WriteError, and Stopped
         when what was measured is written. Of a row that was known, the known ones stay."""

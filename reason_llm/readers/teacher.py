@@ -167,12 +167,12 @@ class _Logprob(BaseModel):
     logprob: float
 
 
-class _Choice(BaseModel):
+class _TeacherChoice(BaseModel):
     prompt_logprobs: list[dict[int, _Logprob] | None]
 
 
-class _Completion(BaseModel):
-    choices: Annotated[list[_Choice], Field(min_length=1)]
+class _TeacherAnswer(BaseModel):
+    choices: Annotated[list[_TeacherChoice], Field(min_length=1)]
 
 
 class _Tokens(BaseModel):
@@ -219,7 +219,7 @@ class TeacherService(_Teacher, OutsideReader):
         }
         answer = self.server.ask(body, (64 + row.num_tokens) << 10)
         try:
-            given = _Completion.model_validate_json(answer).choices[0].prompt_logprobs
+            given = _TeacherAnswer.model_validate_json(answer).choices[0].prompt_logprobs
             pairs = zip(given, row.ids, row.trained, strict=True)
             found = [(at or {})[id].logprob for at, id, is_trained in pairs if is_trained]
         except (ValidationError, ValueError, KeyError) as error:

@@ -17,7 +17,7 @@ from typing import Self
 from reason_llm.config import Algorithm, Config, is_right
 from reason_llm.data import order
 from reason_llm.errors import TrainingError, printable
-from reason_llm.readers import RewardReader, Stop
+from reason_llm.readers import RewardReader, StopRequest
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store import metrics
@@ -48,7 +48,7 @@ class Step:
     """Path of the run's newest checkpoint."""
     job: Job
     buffer: RolloutBuffer
-    stop: Stop
+    stop: StopRequest
     watch: Watch
     record: Record
     """The step's record, to which collecting adds."""

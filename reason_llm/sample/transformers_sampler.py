@@ -76,7 +76,7 @@ class TransformersSampler:
         progress: Progress,
     ) -> list[Completion]:
         """Complete row b of the batch from prompt ``of_prompt[b]``, for all rows together."""
-        batch = _Batch.prefill(self.model, prompts, of_prompt, params.max_new_tokens)
+        batch = _DecodingBatch.prefill(self.model, prompts, of_prompt, params.max_new_tokens)
         num_rows, device = len(of_prompt), self.model.device
         tokens_BL = torch.zeros(num_rows, params.max_new_tokens, dtype=torch.long, device=device)
         logprobs_BL = torch.zeros(num_rows, params.max_new_tokens, device=device)
@@ -117,7 +117,7 @@ BLOCK = 256
 
 
 @dataclass(slots=True)
-class _Batch:
+class _DecodingBatch:
     """Rows that are still being decoded: their KV cache and the last hidden state of each."""
 
     model: Model
@@ -133,7 +133,7 @@ class _Batch:
     @classmethod
     def prefill(
         cls, model: Model, prompts: Sequence[Prompt], of_prompt: list[int], new_tokens: int
-    ) -> "_Batch":
+    ) -> "_DecodingBatch":
         """Read each prompt once, padded on the left, ``READ_TOKENS`` of all of them at a time, and
         hand its cache to each of its rows, with room for ``new_tokens`` more."""
         lengths = [len(prompt.token_ids) for prompt in prompts]
@@ -226,7 +226,7 @@ def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> I
     so_far: list[int] = []
     uniforms_L = TransformersSampler(model, 0).uniforms(1, params.max_new_tokens, seed)[0]
     with model.decoding():
-        batch = _Batch.prefill(model, [prompt], [0], params.max_new_tokens)
+        batch = _DecodingBatch.prefill(model, [prompt], [0], params.max_new_tokens)
         for uniform in uniforms_L.to(model.device):
             tokens_B, _ = draw(model.logits(batch.hidden_BD), params, uniform[None])
             so_far.append(int(tokens_B))

@@ -141,13 +141,13 @@ def test_an_interrupt_changes_nothing(
     small_run: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, unchanged: None
 ) -> None:
     """A signal in the first step ends the run after what is under way."""
-    original = reason_llm.app.training._Followed.step
+    original = reason_llm.app.training._WatchAndTrackers.step
 
     def step(*args: Any) -> None:
         original(*args)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(reason_llm.app.training._Followed, "step", step)
+    monkeypatch.setattr(reason_llm.app.training._WatchAndTrackers, "step", step)
     with pytest.raises(Stopped):
         reason_llm.train(small_run(run__steps=3))
 

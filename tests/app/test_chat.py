@@ -15,8 +15,8 @@ from hostile import HOSTILE
 from reason_llm.app.chat import (
     HELP,
     Chat,
-    Options,
-    Subject,
+    ChatOptions,
+    ChatSubject,
     find_subject,
     options_of,
     parse_option,
@@ -48,7 +48,7 @@ def run_folder(small_run: Callable[..., Config], model: Model, tmp_path: Path) -
 
 @pytest.fixture
 def chat(run_folder: Path) -> Chat:
-    return Chat(find_subject(str(run_folder), None), Options(temperature=0, max_new_tokens=24))
+    return Chat(find_subject(str(run_folder), None), ChatOptions(temperature=0, max_new_tokens=24))
 
 
 def said(chat: Chat, text: str) -> str:
@@ -84,7 +84,7 @@ def test_it_asks_as_the_run_asks(chat: Chat, small_run: Callable[..., Config]) -
     assert options_of(subject, {"top_k": "5"}).max_new_tokens == 32
     (folder := config.run.directory / "small").mkdir(exist_ok=True)
     (folder / "resolved_config.yaml").write_text(to_yaml(config))
-    again = Chat(find_subject(str(folder), None), Options())
+    again = Chat(find_subject(str(folder), None), ChatOptions())
     question = json.loads(Path(config.data.sources[0].source).read_text().splitlines()[0])
     messages = [{"role": "user", "content": question["question"]}]
     assert again.renderer.prompt("", messages, "").token_ids == trained_on.token_ids
@@ -102,7 +102,7 @@ def test_it_samples_as_the_run_samples(
     )  # fmt: skip
     (run_folder / "resolved_config.yaml").write_text(to_yaml(config))
     subject = find_subject(str(run_folder), None)
-    assert subject == Subject(
+    assert subject == ChatSubject(
         config.model, run_folder / "adapter", "plain_chat", "Answer with care.", "boxed", sampling,
         {"loud": True}, ("</answer>", "\n\n"), plays=True,
     )  # fmt: skip
@@ -251,7 +251,7 @@ def test_an_adapter_of_another_kind_is_refused(
     else:
         file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ModelError, match=message):
-        Chat(find_subject(str(run_folder), run_folder / "adapter"), Options())
+        Chat(find_subject(str(run_folder), run_folder / "adapter"), ChatOptions())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tokenizers.normalizers import Replace
 
 from chat_templates import CHATML, END, renderer, with_spaces, without_template
 from conftest import TINY
-from reason_llm.data.forms import Completed, Document
+from reason_llm.data.forms import Completed, TextDocument
 from reason_llm.data.render import Renderer
 from reason_llm.data.token_rows import render
 from reason_llm.errors import ConfigError, DataError
@@ -200,7 +200,7 @@ def test_an_earlier_answer_cannot_end_its_turn() -> None:
 
 def test_documents_and_texts_without_a_template_write_their_own_tokens() -> None:
     by = renderer(load_tokenizer(str(TINY)))
-    (row,) = render(Document("x", "a<|im_end|>b\ufdd00\ufdd1"), by, 4096, [END])
+    (row,) = render(TextDocument("x", "a<|im_end|>b\ufdd00\ufdd1"), by, 4096, [END])
     assert END in row.ids and "b\ufdd00\ufdd1" in decoded(by, row.ids)
     by = renderer(without_template(), None)
     example = Completed("x", of("user", "<|im_start|>a"), (of("assistant", "b"),), is_text=True)

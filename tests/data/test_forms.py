@@ -11,7 +11,7 @@ from reason_llm.config.data import ColumnsSection
 from reason_llm.data import forms
 from reason_llm.data.forms import (
     Completed,
-    Document,
+    TextDocument,
     read_demonstration,
     read_document,
     read_labelled,
@@ -68,7 +68,7 @@ def test_named_columns() -> None:
     row = {"q": "Q", "a": "A", "prompt": 1, "completion": 2, "label": 1}
     assert read_demonstration("x", row, columns) == Completed("x", [U], ([A],), True)
     assert read_labelled("x", row, columns) == Completed("x", [U], ([A],), True, 1.0)
-    assert read_document("x", row, columns) == Document("x", "Q")
+    assert read_document("x", row, columns) == TextDocument("x", "Q")
     talk = ColumnsSection(prompt="talk")
     assert read_demonstration("x", {"talk": [U, A]}, talk).completions == ([A],)
 

@@ -23,9 +23,9 @@ from chat_templates import (
 )
 from reason_llm.data.forms import (
     Completed,
-    Document,
     Learned,
     TemplateExtras,
+    TextDocument,
 )
 from reason_llm.data.messages import Messages
 from reason_llm.data.render import Renderer
@@ -143,7 +143,7 @@ def test_a_first_token_is_never_learned(tokenizer: Any) -> None:
         DataError, match="does not write"
     ):  # the text does not begin with its prompt
         one(ONE, renderer(tokenizer, asks_nothing))
-    row = one(Document("x", "abc"), renderer(tokenizer))
+    row = one(TextDocument("x", "abc"), renderer(tokenizer))
     assert row.trained == (False, True, True, True)
     deaf = without_template()
     deaf.backend_tokenizer.normalizer = Replace("Wh", "")
@@ -356,11 +356,11 @@ def test_texts_begin_as_the_tokenizer_begins_them() -> None:
     by = renderer(tokenizer, None)
     assert one(TEXTS, by).ids[0] == 0
     assert one(TEXTS, by).trained == (False, False, True, True)
-    assert one(Document("x", "abc"), by).ids == (0, *by.token_ids("x", "abc"), END)
+    assert one(TextDocument("x", "abc"), by).ids == (0, *by.token_ids("x", "abc"), END)
     with pytest.raises(DataError, match="two BOS tokens"):
-        one(Document("x", "<|endoftext|>abc"), by)
+        one(TextDocument("x", "<|endoftext|>abc"), by)
     tokenizer = with_bos(adds_it=False)
-    assert one(Document("x", "abc"), renderer(tokenizer, None)).ids[0] != 0
+    assert one(TextDocument("x", "abc"), renderer(tokenizer, None)).ids[0] != 0
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text() -> None:
@@ -376,14 +376,16 @@ def test_documents_are_cut_into_rows_of_the_context(tokenizer: Any) -> None:
     text = "0123456789" * 5
     ids = [*by.token_ids("x", text), END]
     assert len(ids) == 51
-    rows = render(Document("x", text), by, 20, [END], group=3)
+    rows = render(TextDocument("x", text), by, 20, [END], group=3)
     assert [len(row.ids) for row in rows] == [20, 20, 11]
     assert [each for row in rows for each in row.ids] == ids
     assert all(row.trained == (False, *[True] * (len(row.ids) - 1)) for row in rows)
     assert [row.group for row in rows] == [3, 4, 5]
-    assert len(render(Document("x", text), by, 25, [END])) == 2  # one token alone teaches nothing
-    assert len(render(Document("x", text), by, 51, [END])) == 1
-    assert one(Document("x", "01<|im_end|>"), by).ids == (*by.token_ids("x", "01"), END)
+    assert (
+        len(render(TextDocument("x", text), by, 25, [END])) == 2
+    )  # one token alone teaches nothing
+    assert len(render(TextDocument("x", text), by, 51, [END])) == 1
+    assert one(TextDocument("x", "01<|im_end|>"), by).ids == (*by.token_ids("x", "01"), END)
 
 
 # --- the check before a run
@@ -397,7 +399,7 @@ def test_check_ends(tokenizer: Any) -> None:
         "first 100 rows: 100 end with an end token, 100 have the ids of their text tokenised as a "
         "whole, BOS tokens in a row: none"
     )
-    parts = render(Document("x", "0123456789" * 5), by, 20, [END])
+    parts = render(TextDocument("x", "0123456789" * 5), by, 20, [END])
     assert "first 3 rows: 1 end with" in check_ends(parts, [END], tokenizer)[0]
     row = one(ONE, by)
     masked = TokenRow("x:8", row.ids, (*row.trained[:-1], False))

@@ -16,7 +16,7 @@ import families
 from conftest import ROOT
 from marks import most_are_long
 from reason_llm.app.console import Console
-from reason_llm.app.export.export import Request, export
+from reason_llm.app.export.export import ExportRequest, export
 from reason_llm.app.training import run_training
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.errors import ModelError
@@ -66,8 +66,8 @@ def test_three_steps_and_an_export(
     assert (expected - plain).abs().max() > 1e-3
 
 
-def request(run: Path, out: Path) -> Request:
-    return Request(
+def request(run: Path, out: Path) -> ExportRequest:
+    return ExportRequest(
         source=run,
         out=out,
         base=None,

@@ -16,10 +16,10 @@ from chromium import PROGRAM, Chromium
 from conftest import ROOT, TINY
 from marks import most_are_long
 from reason_llm.app import training
-from reason_llm.app.chat import Chat, Options, find_subject
+from reason_llm.app.chat import Chat, ChatOptions, find_subject
 from reason_llm.app.console import Console, restored_output
 from reason_llm.app.data_check import check_data
-from reason_llm.app.export.export import Request, export
+from reason_llm.app.export.export import ExportRequest, export
 from reason_llm.app.report.page import write_report
 from reason_llm.config import Config, Value, read_command_line
 from reason_llm.errors import ConfigError, ReasonError
@@ -258,7 +258,7 @@ def line_of(*arguments: str) -> Any:
 @pytest.mark.parametrize("name", most_are_long(["sft", "ppo"], ["sft"]))
 def test_evaluate_chat_and_export_take_the_policy(made: Made, tmp_path: Path, name: str) -> None:
     run = made[name][0]
-    chat = Chat(find_subject(str(run), None), Options(temperature=0, max_new_tokens=32))
+    chat = Chat(find_subject(str(run), None), ChatOptions(temperature=0, max_new_tokens=32))
     assert chat.uses_adapter
     assert "".join(chat.answer("What is 12 + 13?"))
     with restored_output(), contextlib.redirect_stdout(io.StringIO()) as shown:
@@ -266,7 +266,9 @@ def test_evaluate_chat_and_export_take_the_policy(made: Made, tmp_path: Path, na
         request = make_request(line_of(str(run), f"--out={tmp_path / 'scores'}", "--eval.limit=4"))
         found = run_evaluation(request, console)
         out = tmp_path / "merged"
-        parity = export(Request(run, out, None, False, "float32", 2**30, None, None, None), console)
+        parity = export(
+            ExportRequest(run, out, None, False, "float32", 2**30, None, None, None), console
+        )
     assert found["results"]["adapter"]["held_out"]["problems"] == 4
     assert parity is not None
     assert f"exported {run}" in shown.getvalue()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from conftest import ROOT
 from reason_llm.app.chat import find_subject
 from reason_llm.app.export import model_card
-from reason_llm.app.export.model_card import Card
+from reason_llm.app.export.model_card import ModelCard
 from reason_llm.app.lines import of_summary
 from reason_llm.config import CommandLine, Config
 from reason_llm.errors import CheckpointError, ConfigError
@@ -134,7 +134,7 @@ def test_the_best_adapter_is_taken_where_it_is_asked_for(
     of_best, of_last = make_request(line).targets
     assert (of_best.label, of_best.adapter) == ("best", own)
     assert (of_last.label, of_last.adapter) == ("adapter", run / "adapter")
-    card = Card("x", "model/tiny", None, None, None, read_config(run), run, own)
+    card = ModelCard("x", "model/tiny", None, None, None, read_config(run), run, own)
     assert f"at step {run_folder.best_step(run)}." in model_card.render(card)
     with pytest.raises(ConfigError, match="--which first is none of last, best, ema"):
         make_request(replace(line, values={"which": ["first"]}))

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 
 from reason_llm.app.console import Console
 from reason_llm.app.export import merging, model_card, parity, reward_model
-from reason_llm.app.export.model_card import Card
+from reason_llm.app.export.model_card import ModelCard
 from reason_llm.app.export.parity import Parity
 from reason_llm.app.export.reward_model import ScoreParity
 from reason_llm.app.report.payload import shown_config
@@ -62,7 +62,7 @@ HEAD_FILES = (run_folder.SCORE_HEAD, reward_models.SCALE)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ExportRequest:
     """Options of an export."""
 
     source: Path
@@ -102,7 +102,7 @@ class _Job:
     converter: Path | None
 
 
-def export(request: Request, console: Console) -> Parity | ScoreParity | None:
+def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | None:
     """Write the folder and return the result of the parity check; None for an adapter alone.
 
     Raises:
@@ -138,7 +138,7 @@ def export(request: Request, console: Console) -> Parity | ScoreParity | None:
     return result
 
 
-def _prepare(request: Request) -> _Job:
+def _prepare(request: ExportRequest) -> _Job:
     """Check everything that can be checked before anything is written."""
     source, run, config = request.source, None, None
     if request.dtype not in DTYPES:
@@ -199,7 +199,7 @@ def _prepare(request: Request) -> _Job:
     return _Job(adapter, name, folder, merged, run, config, tokenizer, rollouts, converter)
 
 
-def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parity:
+def _merge(request: ExportRequest, job: _Job, beside: Path, console: Console) -> Parity:
     dtype = DTYPES[request.dtype]
     merging.merge(*job.merged, beside, dtype, request.shard_bytes)
     _write_generation_config(job, beside)
@@ -220,7 +220,9 @@ def _merge(request: Request, job: _Job, beside: Path, console: Console) -> Parit
     return result
 
 
-def _merge_reward_model(request: Request, job: _Job, beside: Path, console: Console) -> ScoreParity:
+def _merge_reward_model(
+    request: ExportRequest, job: _Job, beside: Path, console: Console
+) -> ScoreParity:
     """Merge into a sequence-classification model of one label."""
     dtype, score = DTYPES[request.dtype], reward_model.head_of(job.adapter)
     rows: list[Datum] = []
@@ -274,9 +276,9 @@ def _write_generation_config(job: _Job, beside: Path) -> None:
 
 
 def _describe(
-    request: Request, job: _Job, beside: Path, found: Parity | ScoreParity | None
+    request: ExportRequest, job: _Job, beside: Path, found: Parity | ScoreParity | None
 ) -> None:
-    card = Card(
+    card = ModelCard(
         name=request.push or request.out.name,
         base=job.base,
         licence=model_card.licence_of(job.base_folder),
@@ -296,7 +298,7 @@ def _describe(
 
 
 def _rollouts(
-    request: Request, run: Path | None, config: Config | None, base_folder: Path
+    request: ExportRequest, run: Path | None, config: Config | None, base_folder: Path
 ) -> list[Datum]:
     """The named rollouts; else the newest archived ones of the run; else those of its buffer."""
     rollouts: list[Datum] = []
@@ -328,7 +330,7 @@ def _read_fitting(path: Path, config: Config | None, base_folder: Path) -> Docum
     return document
 
 
-def _check_room(request: Request, needed: int) -> None:
+def _check_room(request: ExportRequest, needed: int) -> None:
     there = next(p for p in (request.out, *request.out.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
     if free < 1.05 * needed:
@@ -338,7 +340,7 @@ def _check_room(request: Request, needed: int) -> None:
         )
 
 
-def _convert(converter: Path, request: Request) -> Path:
+def _convert(converter: Path, request: ExportRequest) -> Path:
     """Call llama.cpp's converter on the exported folder."""
     kind = {"bfloat16": "bf16", "float32": "f32"}[request.dtype]
     target = request.out / f"{request.out.name}-{kind}.gguf"

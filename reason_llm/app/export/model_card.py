@@ -27,7 +27,7 @@ _FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ModelCard:
     """Contents of a card."""
 
     name: str
@@ -60,7 +60,7 @@ def licence_of(base: Path) -> str | None:
     return licence if isinstance(licence, str) else None
 
 
-def render(card: Card) -> str:
+def render(card: ModelCard) -> str:
     """The card as Markdown with the header that the Hub reads, and no secret of the environment;
     raises a ModelError if a summary of the run is damaged."""
     config, run = card.config, card.run
@@ -93,7 +93,7 @@ def render(card: Card) -> str:
         ) from error
 
 
-def _training(card: Card, config: Config, sources: list[str]) -> dict[str, list[str]]:
+def _training(card: ModelCard, config: Config, sources: list[str]) -> dict[str, list[str]]:
     """Lines of the sections on training and prompt."""
     planned, train, sample = config.run.steps, config.train, config.sample
     steps = None if card.run is None else run_folder.learned_steps(card.run, card.adapter)

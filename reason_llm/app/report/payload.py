@@ -22,7 +22,7 @@ from reason_llm.app.report.rollouts import (
     read_rollouts,
     read_step,
 )
-from reason_llm.app.report.runs import Run, is_evaluated
+from reason_llm.app.report.runs import RunRecord, is_evaluated
 from reason_llm.app.report.texts import Texts, read_texts
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, yaml_text
@@ -45,7 +45,7 @@ MOST_RECORDS = 4000
 class Examined:
     """A run with its rollouts and what the checks found."""
 
-    run: Run
+    run: RunRecord
     rollouts: Rollouts
     findings: dict[str, Finding]
     token_notice: str | None
@@ -66,7 +66,7 @@ class Examined:
         return [each for each in self.raised if each.title not in self.alarms]
 
 
-def examine(run: Run, share: float = 1.0, read: Reader = read_step) -> Examined:
+def examine(run: RunRecord, share: float = 1.0, read: Reader = read_step) -> Examined:
     """Read a run's rollouts and make the checks; ``share`` is of the page's bounds on rollouts,
     ``read`` reads one archive."""
     tokens, notice = None, None
@@ -89,7 +89,7 @@ def examine(run: Run, share: float = 1.0, read: Reader = read_step) -> Examined:
     return Examined(run, rollouts, findings, notice, raised.read(run.folder), texts)
 
 
-def evidence(run: Run, groups: Sequence[GroupFacts]) -> Evidence:
+def evidence(run: RunRecord, groups: Sequence[GroupFacts]) -> Evidence:
     """A run's records with groups of its rollouts, for the checks."""
     config = run.config
     return Evidence(
@@ -132,7 +132,7 @@ def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
     return shown
 
 
-def without_paths(value: Any, runs: Sequence[Run]) -> Any:
+def without_paths(value: Any, runs: Sequence[RunRecord]) -> Any:
     """The value with no absolute path of this machine: those of the runs' configs and folders by
     their last part, others from the working or the home folder."""
     here, home = f"{Path.cwd()}{os.sep}", f"{Path.home()}{os.sep}"

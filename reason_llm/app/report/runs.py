@@ -13,7 +13,7 @@ from reason_llm.run.store import archive, folder as run_folder, metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunRecord:
     """Contents of a run's folder."""
 
     label: str
@@ -47,7 +47,7 @@ def is_evaluated(record: Record) -> bool:
     return any(key.startswith("eval/") for key in record)
 
 
-def read_runs(folders: list[Path]) -> list[Run]:
+def read_runs(folders: list[Path]) -> list[RunRecord]:
     """The runs, each with a unique label.
 
     Raises:
@@ -65,7 +65,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
     ]
 
 
-def read_run(folder: Path, label: str) -> Run:
+def read_run(folder: Path, label: str) -> RunRecord:
     """The run in ``folder``; raises as ``read_runs``."""
     _check_is_run(folder)
     config = run_folder.read_config(folder)
@@ -84,7 +84,7 @@ def read_run(folder: Path, label: str) -> Run:
     ):
         starts = []
         notices.append("environment.json is damaged at starts and was passed over")
-    return Run(label, folder, config, records, summary, starts, notices)
+    return RunRecord(label, folder, config, records, summary, starts, notices)
 
 
 _OF_A_START = {"step", "time", "reason_llm", "packages", "machine", "data", "plan"}

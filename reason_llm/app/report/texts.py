@@ -30,7 +30,7 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TextLine:
     """A line of these files; ``set`` is a held-out set or the side of a pair, ``step`` that which
     learned a row."""
 
@@ -44,8 +44,8 @@ class Line:
     step: int = 0
 
 
-_LINE = TypeAdapter(Line)
-_Column = dict[tuple[str, str], Line]
+_LINE = TypeAdapter(TextLine)
+_Column = dict[tuple[str, str], TextLine]
 
 
 def read_texts(folder: Path, last_step: int, share: float, notices: list[str]) -> dict[str, Texts]:
@@ -65,7 +65,7 @@ def read_texts(folder: Path, last_step: int, share: float, notices: list[str]) -
     return {name: texts for name, texts in found.items() if texts is not None}
 
 
-def _read(path: Path, notices: list[str]) -> list[Line]:
+def _read(path: Path, notices: list[str]) -> list[TextLine]:
     """The lines; none, with a notice, of a damaged file."""
     try:
         with open_regular(path) as packed, gzip.open(packed) as file:
@@ -95,7 +95,7 @@ def _texts(columns: dict[str, _Column], share: float) -> Texts | None:
     return Texts(list(columns), pack(0, groups, None, most_texts, most_bytes))
 
 
-def _group(lines: list[Line]) -> Group:
+def _group(lines: list[TextLine]) -> Group:
     """The texts of a prompt; their tokens are not known here."""
     first, completions = lines[0], []
     for line in lines:

@@ -115,7 +115,7 @@ def read(tokens: list[Token], letters_are_units: bool) -> Reading:
     """
     if any(str(token) in _SIGNS_OF_RELATIONS for token in tokens):
         tokens = [_LOGIC.get(str(token), token) for token in tokens]
-    reader = _Reader(tokens, letters_are_units)
+    reader = _TreeReader(tokens, letters_are_units)
     tree = reader.answer()
     level, depth = [tree], 0
     while level:  # 1/1/1/... of a few thousand characters
@@ -129,7 +129,7 @@ def read(tokens: list[Token], letters_are_units: bool) -> Reading:
     return Reading(tree, units, reader.is_rounded or is_near, id(value) in reader.listed)
 
 
-class _Reader:
+class _TreeReader:
     """A position in the tokens; each method reads one thing and leaves the position behind it."""
 
     def __init__(self, tokens: list[Token], letters_are_units: bool) -> None:
@@ -706,7 +706,7 @@ class _Reader:
             while row and str(row[-1]) in (",", ".", ";"):
                 row.pop()
             if row:
-                items.append(_Reader(row, self.letters_are_units).answer())
+                items.append(_TreeReader(row, self.letters_are_units).answer())
         if any(item[0] != "rel" for item in items):
             raise UnreadableError("rows that are no equations")
         if [self.name(each) for each in range(4)] != ["\\end", "{", kind, "}"] or not items:
@@ -734,8 +734,8 @@ class _Reader:
             if str(condition[0]).casefold().strip() in _ELSE:
                 found: Tree = ["const", "else"]
             else:
-                found = _Reader(condition, self.letters_are_units).answer()
-            pairs.append(["case", _Reader(value, self.letters_are_units).answer(), found])
+                found = _TreeReader(condition, self.letters_are_units).answer()
+            pairs.append(["case", _TreeReader(value, self.letters_are_units).answer(), found])
         return ["cases", *pairs] if len(pairs) > 1 else None
 
     def matrix(self) -> Tree:

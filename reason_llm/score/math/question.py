@@ -63,7 +63,7 @@ _WRITTEN = word_set(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class QuestionPart:
     """A formula of the question, or a part of one."""
 
     tree: Tree
@@ -76,9 +76,9 @@ class Part:
 class Stated:
     """The formulas that a question states."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[QuestionPart, ...]
 
-    def like(self, tree: Tree) -> Iterator[Part]:
+    def like(self, tree: Tree) -> Iterator[QuestionPart]:
         """The parts that may be the same as an expression, or a relation, in some form."""
         value, is_relation = _value(tree), tree[0] == "rel"
         for part in self.parts:
@@ -131,7 +131,7 @@ def last_question(prompt: str) -> str:
 def read_question(text: str) -> Stated:
     """The formulas of a question's last ``MAX_CHARACTERS`` characters, with their parts."""
     parts = (
-        Part(part, _value(part), part is tree)
+        QuestionPart(part, _value(part), part is tree)
         for tree in formulas(text[-MAX_CHARACTERS:])
         for part in subtrees(tree)
         if part is tree or part[0] in _WRITTEN

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reason_llm.app.export import model_card, parity
-from reason_llm.app.export.model_card import Card, is_hub_id, licence_of
+from reason_llm.app.export.model_card import ModelCard, is_hub_id, licence_of
 from reason_llm.app.export.reward_model import ScoreParity
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ModelError
@@ -99,7 +99,9 @@ def test_a_card_s_header_is_what_the_hub_reads(
 ) -> None:
     tree = {"data": {"train": ["org/rows:main", "mine.jsonl"]}, "run": {"name": "a", "steps": 9}}
     config = Config.model_validate(tree)
-    card = Card("mine", "org/base", "mit", merged, "the gap", config, None, Path("a"), is_reward)
+    card = ModelCard(
+        "mine", "org/base", "mit", merged, "the gap", config, None, Path("a"), is_reward
+    )
     text = model_card.render(card)
     for line in (
         "base_model: org/base", f"library_name: {library}", f"pipeline_tag: {task}", "license: mit",
@@ -127,12 +129,12 @@ def test_a_card_tells_what_the_run_was_judged_by(
     (tmp_path / "summary.json").write_bytes(orjson.dumps(summary))
     config = Config.model_validate({"data": {"train": "x"}})
     adapter = tmp_path / "adapter"
-    text = model_card.render(Card("a", "b", None, None, None, config, tmp_path, adapter))
+    text = model_card.render(ModelCard("a", "b", None, None, None, config, tmp_path, adapter))
     assert f"Held-out {judged_by}, mean of 2 samples: {shown[0]}" in text
     assert f"- hard: {shown[1]}" in text
     assert "Held-out loss: 1.5 before training, 1.25 after." in text
     assert "Held-out pairs in order: 50.0% before training, 75.0% after." in text
     other = model_card.render(
-        Card("a", "b", None, None, None, config, tmp_path, tmp_path / "adapter_best")
+        ModelCard("a", "b", None, None, None, config, tmp_path, tmp_path / "adapter_best")
     )
     assert "Not evaluated" in other
