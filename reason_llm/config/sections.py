@@ -331,7 +331,7 @@ class TrainSection(Section):
     0: none."""
     router_aux_loss_coef: NonNegative = 0.0
     """Of a mixture of experts: weight of the loss that balances how its routers choose, over the
-    tokens of all rows that are passed (docs/models.md). 0: none, whatever the model's config says.
+    tokens of all rows that are passed (docs/configs.md). 0: none, whatever the model's config says.
     Source: arXiv:2101.03961 eq. 4 to 6."""
     router_replay: bool = False
     """Of a mixture of experts: the sampler's routes are saved with the rollouts, and the learner's
