@@ -178,6 +178,12 @@ def test_every_quoted_message_is_one_that_the_code_says() -> None:
     assert unsaid == []
 
 
+def anchors(path: Path) -> set[str]:
+    """The fragments that a page's headings get, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
 def test_every_document_is_linked_and_every_link_leads_somewhere() -> None:
     readme, *pages = DOCUMENTS
     index = ROOT / "docs" / "README.md"
@@ -190,8 +196,11 @@ def test_every_document_is_linked_and_every_link_leads_somewhere() -> None:
             r"`((?:docs|configs|reason_llm|tests|scripts)/[\w./-]+)`", text
         )
         for link in links:
-            here = [path.parent / link, ROOT / link]
-            assert any(each.exists() for each in here), f"{path.name}: {link}"
+            target, _, anchor = link.partition("#")
+            here = [each for each in (path.parent / target, ROOT / target) if each.exists()]
+            assert here, f"{path.name}: {link}"
+            page = path if not target else here[0]
+            assert not anchor or anchor in anchors(page), f"{path.name}: {link}"
 
 
 def test_every_option_that_is_named_exists() -> None:
@@ -217,5 +226,5 @@ def test_commands_are_found() -> None:
     assert (
         "python scripts/train.py my_config.yaml --data-check" in found["README.md"]
     )  # in the text
-    assert "pytest tests/gpu/test_native.py -s" in found["gpu_measuring.md"]
+    assert "pytest tests/gpu/test_native.py -s" in found["gpu.md"]
     assert sum(map(len, found.values())) > 60

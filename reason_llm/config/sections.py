@@ -313,7 +313,7 @@ class TrainSection(Section):
     """Optimizer steps in a pass; the rollouts or rows are split evenly among them."""
     router_aux_loss_coef: NonNegative = 0.0
     """Of a mixture of experts: weight of the loss that balances how its routers choose, over the
-    tokens of all rows that are passed (docs/models.md). 0: none, whatever the model's config says.
+    tokens of all rows that are passed (docs/configs.md). 0: none, whatever the model's config says.
     Source: arXiv:2101.03961 eq. 4 to 6."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
     """Tokens of one forward and backward pass with padding. It changes memory and speed only."""

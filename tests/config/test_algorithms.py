@@ -74,7 +74,7 @@ def test_the_option_names_every_surrogate_with_its_idea() -> None:
 
 def test_the_docs_have_an_equation_for_each_choice() -> None:
     text = (ROOT / "docs" / "algorithms.md").read_text()
-    section = text.partition("\n## Equations\n")[2].partition("\n## ")[0]
+    section = text.partition("\n### Equations\n")[2].partition("\n### ")[0]
     named = set(re.findall(r"`(?:[a-z_.]+: )?([a-z0-9_]+)`", section))
     of_columns = (
         Baseline,

@@ -204,7 +204,7 @@ def feasible(words: list[str]) -> list[str]:
     return [STAND_INS.get(word, word) for word in words] + added
 
 
-NO_COMMANDS = {"python.md", "answers.md", "programs.md", "models.md"}
+NO_COMMANDS = {"answers.md"}
 """Examples in Python are run by ``test_python_examples`` and ``test_documents``."""
 WITH_COMMANDS = [path for path in DOCUMENTS if path.name not in NO_COMMANDS]
 

@@ -82,7 +82,7 @@ def request(run: Path, out: Path) -> ExportRequest:
 
 ROWS = re.findall(
     r"^\|.*\| `(\w+)` \| (yes|no) \| (yes|no) \| (yes|no) \|$",
-    (ROOT / "docs" / "models.md").read_text(),
+    (ROOT / "docs" / "configs.md").read_text(),
     re.MULTILINE,
 )
 

@@ -1,4 +1,4 @@
-"""The examples of docs/python.md: as scripts in an empty folder, and as a notebook's cells."""
+"""The examples of docs/configs.md: as scripts in an empty folder, and as a notebook's cells."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 from documents import blocks
 
-EXAMPLES = [b.text for b in blocks(ROOT / "docs" / "python.md") if b.language == "python"]
+EXAMPLES = [b.text for b in blocks(ROOT / "docs" / "configs.md") if b.language == "python"]
 
 
 def environment(folder: Path) -> dict[str, str]:

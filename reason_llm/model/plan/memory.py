@@ -34,7 +34,7 @@ READ_TOKENS = 8192
 """Of all prompts together in one forward pass of the Transformers sampler."""
 RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}
 """CUDA's context, kernels and workspaces; on a CPU Python and its libraries. Together
-with ``VLLM_BYTES`` 1.1 to 1.75 GiB at 7 B on an H100, 1.1 at 0.5 B (docs/gpu_measuring.md)."""
+with ``VLLM_BYTES`` 1.1 to 1.75 GiB at 7 B on an H100, 1.1 at 0.5 B (docs/gpu.md)."""
 VLLM_BYTES = {"cuda": 0.6 * GIB, "cpu": 0.7 * GIB}
 """What vLLM adds to that: CUDA graphs on a GPU, its libraries on a CPU."""
 KERNELS_BYTES = int(0.25 * GIB)

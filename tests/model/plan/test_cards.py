@@ -1,4 +1,4 @@
-"""docs/cards.md says what the plan says."""
+"""docs/gpu.md says what the plan says."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def test_what_fits_on_a_card_is_in_the_table(name: str, tmp_path: Path) -> None:
         }
     )
     shape, limit = Shape.of(meta_model(config.model)), SHAPES[name].max_position_embeddings
-    page = (ROOT / "docs" / "cards.md").read_text()
+    page = (ROOT / "docs" / "gpu.md").read_text()
     for quantize, weights in (("none", "bfloat16"), ("nf4", "NF4")):
         model = config.model.model_copy(update={"quantize": quantize})
         found = [
@@ -109,7 +109,7 @@ def test_what_an_option_costs_is_in_the_table(tmp_path: Path) -> None:
     per_token = 1024 * plain["activations"] / plan.micro_batch_tokens
     kept_per_token = 1024 * kept["activations"] / long.micro_batch_tokens
     host = (away.host_bytes - plan.host_bytes) / GIB
-    page = (ROOT / "docs" / "cards.md").read_text()
+    page = (ROOT / "docs" / "gpu.md").read_text()
     for said in (
         f"{plain['base']:.1f} GiB of weights and {plain['libraries, contexts, graphs']:.1f} of lib",
         f"a token, {plain['KV cache']:.1f} GiB), and activations while learning ({per_token:.1f} M",

@@ -347,7 +347,7 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
         f"{found.cache_tokens:,} | {found.micro_batch_tokens:,} | "
         f"{found.peak.sampling / GIB:.1f} GiB | {found.peak.learning / GIB:.1f} GiB |"
     )
-    assert row in (ROOT / "docs" / "cards.md").read_text(), row
+    assert row in (ROOT / "docs" / "gpu.md").read_text(), row
     verdict = found.table()[-1]
     assert re.fullmatch(
         rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on an .+, "

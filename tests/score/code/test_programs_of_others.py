@@ -1,6 +1,6 @@
 """Wrong programs that look for pay and right ones in odd dress, made by others than wrote the
 reward: 108 and 41, then 229 and 82, then 75 and 30 by others again. Each is judged as in a run.
-``docs/programs.md`` says what a hidden test cannot see."""
+``docs/answers.md`` says what a hidden test cannot see."""
 
 import json
 from collections.abc import Iterator
