@@ -51,7 +51,7 @@ class _PlainValues(Composer, yaml.CSafeLoader):
     """libyaml's SafeLoader that refuses aliases, duplicate keys and numbers of other bases. A date
     is text, as in JSON."""
 
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own name
         first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
     }
