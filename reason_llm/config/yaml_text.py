@@ -48,7 +48,13 @@ if not yaml.__with_libyaml__:
 
 
 class _PlainValues(Composer, yaml.CSafeLoader):
-    """libyaml's SafeLoader that refuses aliases, duplicate keys and numbers of other bases."""
+    """libyaml's SafeLoader that refuses aliases, duplicate keys and numbers of other bases. A date
+    is text, as in JSON."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own name
+        first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def __init__(self, text: str) -> None:
         yaml.CSafeLoader.__init__(self, text)

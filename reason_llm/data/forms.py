@@ -349,8 +349,9 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
     stand in other columns."""
     talk = read_talk(cells.where, column, cells[column], "user", cells.note)
     if talk.roles[-1:] not in (["user"], ["tool"]):
+        ends = f", ends with a message of the {talk.roles[-1]:.40}" if talk.roles else ""
         raise DataError(
-            f"{cells.where}: {column!r} is {shown(cells[column])}; expected text, a message "
+            f"{cells.where}: {column!r} is {shown(cells[column])}{ends}; expected text, a message "
             '{"role": …, "content": …} or a list of such that ends with a user message; fix the row'
         )
     history = _history(cells)

@@ -53,7 +53,9 @@ def read_rows(
         if isinstance(row, DataError):
             fault(row)
         elif not isinstance(row, dict):
-            fault(DataError(f"{where}: holds {type(row).__name__}; expected a JSON object"))
+            kind = type(row).__name__
+            problem = f"{where}: holds {kind}; expected a JSON object"
+            fault(DataError(f'{problem}, such as {{"question": …, "answer": …}}; rewrite the row'))
         else:
             yield where, row
 

@@ -273,6 +273,7 @@ def _spans(
             written = None  # the policy would read another prompt when it is sampled
     if written is None and len(completion) == 1:
         written = _as_written_by_the_model(where, messages, completion[0], renderer, ends)
+        written = written or _after_thoughts(where, messages, completion, renderer, ends)
     if written is not None:
         return written
     whole = renderer.marked_text(where, talk, generation=False)
@@ -285,8 +286,8 @@ def _spans(
     raise problem or _Rewritten(
         f"{where}: {renderer.template.source} does not write the assistant's turns as the "
         "model reads and writes them (it changes them as the conversation goes on), and TRL "
-        "has no training template for it; give rows with one turn of the assistant, or a "
-        "data.template that keeps the turns"
+        "has no training template that keeps them; give rows with one turn of the assistant, or "
+        "a data.template that keeps the turns"
     )
 
 
@@ -325,6 +326,25 @@ def _as_written_by_the_model(
     if not found or not stops:
         return None
     text = prompt + content + after[: min(stops)]
+    return text, [(len(prompt), len(text))]
+
+
+def _after_thoughts(
+    where: str, messages: Messages, completion: Messages, renderer: Renderer, ends: Sequence[str]
+) -> tuple[str, list[_Span]] | None:
+    """``_spans`` of one turn, for a template that leaves out the prompt's thoughts once the turn
+    follows them (gpt-oss's, of a tool call before the answer): the prompt as it is sampled, and the
+    turn as it follows the prompt without them. None where no thought is before the turn."""
+    thought = "reasoning_content"
+    bare = [{key: each[key] for key in each if key != thought} for each in messages]
+    if bare == messages:
+        return None
+    written = _prefix_spans(where, [*bare, *completion], len(bare), renderer, ends)
+    if written is None:
+        return None
+    whole, ((start, stop),) = written
+    prompt = renderer.marked_text(where, messages)
+    text = prompt + whole[start:stop]
     return text, [(len(prompt), len(text))]
 
 

@@ -50,3 +50,12 @@ def test_an_alias_is_refused_and_an_anchor_alone_is_not(text: str) -> None:
     with pytest.raises(ValueError, match=r"^line 2: the alias \*x is not taken; write its value"):
         parse(text)
     assert parse("a: &x [1]") == {"a": [1]}
+
+
+@pytest.mark.parametrize("text", ["2026-11-27", "2001-99-99", "2026-11-27 10:20:30"])
+def test_a_date_is_text(text: str) -> None:
+    """As JSON has it, so that ``--data.date 2026-11-27`` needs no quotes within quotes."""
+    assert parse(text) == text
+    assert parse(f"a: {text}") == {"a": text}
+    with pytest.raises(ValueError, match="read as timestamp; quote it"):
+        parse(f"!!timestamp {text}")

@@ -140,7 +140,11 @@ def test_gold_answer_takes_the_last_mark() -> None:
     ("content", "where", "named"),
     [
         ('{"question": "a", "answer": "1"}\n{"question": "b", "ans', ":2", "cut short"),
-        ('{"question": "a", "answer": "1"}\n\n[1]\n', ":3", "object"),
+        (
+            '{"question": "a", "answer": "1"}\n\n[1]\n',
+            ":3",
+            "holds list; expected a JSON object, such as {",
+        ),
         ('{"question": "a", "reply": "1"}\n', ":1", "reply"),
         ('{"body": "a", "answer": "1"}\n', ":1", "data.columns.prompt"),
         ('{"question": "", "answer": "1"}\n', ":1", "'question'"),
@@ -161,7 +165,7 @@ def test_gold_answer_takes_the_last_mark() -> None:
             '{"messages": [{"role": "user", "content": "a"}, '
             '{"role": "assistant", "content": "1"}], "answer": "1"}\n',
             ":1",
-            "ends with a user message",
+            ", ends with a message of the assistant; expected text, ",
         ),
         ('{"messages": [{"role": "user"}], "answer": "1"}\n', ":1", "'messages'"),
         (

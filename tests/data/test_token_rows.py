@@ -209,6 +209,20 @@ def test_a_template_that_ends_the_last_turn_alone_makes_a_row_of_each_turn(token
     assert [learned(row, by) for row in rows] == [["A.\n<|im_end|>"], ["B.\n<|im_end|>"]]
 
 
+def test_a_turn_after_a_thought_that_its_template_leaves_out_behind_it(tokenizer: Any) -> None:
+    """As gpt-oss has it: the thought of a tool call is in the prompt of the answer, and left out of
+    the conversation that has the answer."""
+    thought = "{% if m.reasoning_content and (loop.last or messages[-1].role == 'user') %}"
+    thought += "[{{ m.reasoning_content }}]{% endif %}{{ m.content }}"
+    by = renderer(tokenizer, CHATML.replace("{{ m.content }}", thought))
+    first = {**assistant("A."), "reasoning_content": "hm"}
+    last = {**assistant("B."), "reasoning_content": "so"}
+    rows = render(demonstration("x", ASKED, [first, user("R?"), last]), by, 400, [END])
+    assert [learned(row, by) for row in rows] == [["[hm]A.<|im_end|>"], ["[so]B.<|im_end|>"]]
+    asked = by.prompt("x", [*ASKED, first, user("R?")], "")
+    assert rows[1].ids[: prompt_tokens(rows[1])] == asked.token_ids
+
+
 def test_both_sides_of_a_pair_need_a_template_that_keeps_their_turns(tokenizer: Any) -> None:
     by = renderer(tokenizer, DROPS_THINKING)
     several = [assistant(THOUGHT), user("R?"), assistant("B.")]

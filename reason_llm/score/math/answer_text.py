@@ -692,6 +692,24 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
     return letter if is_one and _is_option_text(letter, tokens[end:], question) else ""
 
 
+def as_option(gold: str, question: str) -> tuple[str, ...] | None:
+    """The letter and the text of a gold answer that is one of the question's options, ``(D) 9``;
+    the letter alone where the text is one letter, too; None for any other."""
+    if len(gold) > MAX_CHARACTERS or not (options := _options(question)):
+        return None
+    tokens = _without_braces_of_letters(tokens_of(unwrapped(gold)))
+    if tokens and tokens[0].kind == "text":
+        tokens = [*tokenize(tokens[0].text), *tokens[1:]]
+    marks = _choice_marks(tokens)
+    if len(marks) != 1 or marks[0][1] > 0 or marks[0][0] not in options:
+        return None
+    letter, _, end = marks[0]
+    if not _is_option_text(letter, tokens[end:], question):
+        return None
+    text = " ".join(map(str, tokens[end:]))
+    return (letter,) if len(text) == 1 and text.isalpha() else (letter, text)
+
+
 def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:
     """``(\\text{B})`` as ``(B)``."""
     names = [str(token) for token in tokens]

@@ -22,6 +22,7 @@ from reason_llm.score.math.answer_text import (
     Question,
     are_words,
     as_lists,
+    as_option,
     converted,
     decide,
     is_dressed,
@@ -74,14 +75,17 @@ def matches(
 
 
 def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
-    """Both as they stand, as lists, with the value of a sentence, and in the gold answer's unit."""
-    yield gold, answer
-    if (lists := as_lists(gold, answer)) is not None:
-        yield lists
-    if (said := stated(answer, question)) is not None:
-        yield gold, said
-    if (measure := converted(gold, answer, question)) is not None:
-        yield gold, measure
+    """Both as they stand, as lists, with the value of a sentence, and in the gold answer's unit. A
+    gold answer that is an option of the question, ``(D) 9``, is its letter and its text."""
+    option = as_option(gold, question)
+    for wanted in (gold,) if option is None else option:
+        yield wanted, answer
+        if (lists := as_lists(wanted, answer)) is not None:
+            yield lists
+        if (said := stated(answer, question)) is not None:
+            yield wanted, said
+        if (measure := converted(wanted, answer, question)) is not None:
+            yield wanted, measure
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
