@@ -125,11 +125,6 @@ class Algorithm(SurrogateColumns):
         return self.baseline != "none" or self.scale == "group" or self.dynamic_sampling > 1
 
     @property
-    def compares_rewards_in_groups(self) -> bool:
-        """Whether the advantages of a group depend on its rewards only."""
-        return self.needs_group and not self.critic and not self.teacher
-
-    @property
     def needs_whole_step(self) -> bool:
         """Whether advantages depend on log-probs of all the step's rollouts."""
         return self.kl_place != "loss" or self.critic or self.teacher

@@ -29,7 +29,7 @@ KINDS = {
 
 def open_readers(config: Config, subject: Subject, base: Base) -> list[Reader]:
     """All readers of a run, checked, before a weight is read; raises ReasonError."""
-    return [reader for kind in KINDS.values() for reader in kind.open(config, subject, base)]
+    return [reader for kind in KINDS.values() for reader in kind.made(config, subject, base)]
 
 
 def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:

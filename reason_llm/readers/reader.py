@@ -121,7 +121,7 @@ class RewardReader(Reader, ABC):
 class ReaderKind:
     """A row of the table of readers."""
 
-    open: Callable[[Config, Subject, Base], Sequence[Reader]]
+    made: Callable[[Config, Subject, Base], Sequence[Reader]]
     """The readers that a config asks for, checked; raises ReasonError."""
     plan: Callable[[Config, Machine], Sequence[OutsideModel]] = lambda config, machine: ()
     """Those with weights of their own, for the memory plan."""

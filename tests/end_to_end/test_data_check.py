@@ -211,6 +211,8 @@ def test_ten_mistakes_are_told_in_one_run(tmp_path: Path, script: Call, switch: 
         *("data.system_prompt='boxd'", f"data file {none} does not exist", str(adapter)),
         *(f"{train}/config cannot be written", "model.path="),
     ]
+    if switch == "--plan":
+        told.remove(str(adapter))  # an earlier run of a recipe may be still to write it
     for _ in range(2):
         code, shown, errors = script("train.py", tmp_path / "config.yaml", switch)
         assert (code, len(errors.splitlines())) == (2, len(told)), errors

@@ -59,7 +59,7 @@ def test_what_is_in_the_cache_is_read_without_a_network(asked: list[str], tmp_pa
 def test_a_shipped_model_is_planned_from_its_numbers_and_told_by_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(config: Config) -> None:
+    def refuse(config: Config, outside: Any) -> None:
         sizes = [base.read_config(path) for path in (config.model.path, config.teacher.model or "")]
         shown = [(each.model_type, each.hidden_size, each.num_hidden_layers) for each in sizes]
         raise ConfigError(f"{config.model.path} and {config.teacher.model}: {shown}")

@@ -12,10 +12,11 @@ from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, Qwe
 from conftest import ROOT, TINY
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ModelError, RewardError
-from reason_llm.model import SequenceClassifier, meta_model
+from reason_llm.model import SequenceClassifier, meta_model, sequence_classifier
 from reason_llm.model.plan import GIB, Machine, memory
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.sequence_classifier import ClassifierShape, look_at
+from reason_llm.readers import outside_models
 
 TEXTS = ["What is 3 + 4?", "a", "It is 7, or seven, as everybody knows by now.", "b c"]
 
@@ -99,7 +100,9 @@ def planned(folder: Path, kind: str, gib: float, **train: Any) -> memory.Plan:
         }
     )
     shape = Shape.of(meta_model(config.model))
-    return memory.plan(config, shape, Machine(kind, int(gib * GIB), 64 * GIB), 4096, 18)
+    machine = Machine(kind, int(gib * GIB), 64 * GIB)
+    outside = [*outside_models(config, machine)]
+    return memory.plan(config, shape, machine, 4096, 18, outside=outside)
 
 
 def test_it_is_on_a_gpu_in_the_scoring_phase_alone(tmp_path: Path) -> None:
@@ -123,7 +126,7 @@ def test_one_that_does_not_fit_is_refused_before_a_weight_is_read(
     folder = make(tmp_path / "model")
     assert planned(folder, "cuda", 8).peak.scoring < 3 * GIB
     large = ClassifierShape(6 * GIB, 1000, None)
-    monkeypatch.setattr(memory.sequence_classifier, "look_at", lambda path: large)
+    monkeypatch.setattr(sequence_classifier, "look_at", lambda path: large)
     with pytest.raises(ConfigError, match=r"scoring needs 7\.\d GiB.*reward model b? ?a? ?6\.0"):
         planned(folder, "cuda", 8)
 
@@ -132,7 +135,7 @@ def test_a_micro_batch_fits_where_it_is_scored_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, large = make(tmp_path / "model"), ClassifierShape(GIB, 4 << 20, None)
-    monkeypatch.setattr(memory.sequence_classifier, "look_at", lambda path: large)
+    monkeypatch.setattr(sequence_classifier, "look_at", lambda path: large)
     plan = planned(folder, "cuda", 24)
     assert 0.9 * 24 * GIB < plan.peak.scoring < 0.95 * 24 * GIB
     with pytest.raises(ConfigError, match=rf"8192 needs 3.*; set it to {plan.micro_batch_tokens} "):

@@ -3,7 +3,7 @@
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from reason_llm.config import Config
 from reason_llm.config.algorithms import ALGORITHMS, resolve
 from reason_llm.data.render import order
 from reason_llm.errors import Stopped
+from reason_llm.readers import RewardReader
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run.collect import Step, collect, is_kept, sampled_before
 from reason_llm.run.start.prepare import Job, prepare
@@ -181,8 +182,17 @@ def test_the_bounds_of_success_are_in_range_and_a_reward_of_0_is_none() -> None:
     assert kept == {n: 2 <= n <= 6 for n in range(1, 8)}
 
 
+class Pays(RewardReader):
+    """A reward model that nobody asks."""
+
+    key = "a model"
+
+    def rewards(self, groups: Sequence[Group], learner: Any, progress: Any) -> list[float]:
+        raise AssertionError("it is asked in a phase of its own")
+
+
 def test_a_step_that_waits_for_reward_models_alone_is_not_sampled_again(job: Job) -> None:
-    run = replace(job.run, reward_models=["a model"])  # type: ignore[list-item]
+    run = replace(job.run, readers=[Pays()])
     job = replace(job, run=run)
     groups, _ = collected(job, Scripted(lambda number: False))
     with RolloutBuffer(job.config.run.buffer, job.state.run) as buffer:

@@ -164,9 +164,10 @@ def test_it_is_planned_with_the_bytes_that_it_has(
         else:
             assert (line.sampling, line.learning) == (0, 0)
             assert plan.host_bytes == memory.HOST_BYTES + line.scoring
+    machine, large = Machine("cuda", 2 * GIB, 64 * GIB), wide(tmp_path).path
+    outside = [*outside_models(config.with_options({"teacher.model": large}), machine)]
     with pytest.raises(ConfigError, match=r"scoring needs .*(teacher|while it reads)"):
-        memory.plan(config, shape, Machine("cuda", 2 * GIB, 64 * GIB), 128, 18,
-                    teacher=Shape.of(meta_model(wide(tmp_path))))  # fmt: skip
+        memory.plan(config, shape, machine, 128, 18, outside=outside)
 
 
 def _is_adapter(model: Model, holder: Any) -> bool:

@@ -31,6 +31,7 @@ from reason_llm.config import Config
 from reason_llm.data import Renderer, own_session, plain_messages
 from reason_llm.data.rows import read_rows
 from reason_llm.data.tasksets import parsed_source
+from reason_llm.environments import sessions as sessions_module, tasksets
 from reason_llm.environments.sessions import Sessions
 from reason_llm.environments.token_server import (
     MOST_BYTES,
@@ -43,7 +44,7 @@ from reason_llm.errors import ConfigError, DataError
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store import metrics
-from reason_llm.sample import SamplingParams, in_environment, sessions as sessions_module, tasksets
+from reason_llm.sample import SamplingParams, in_environment
 
 TOKENIZER = load_tokenizer(str(TINY))
 END = 2

@@ -13,11 +13,11 @@ from test_sessions import AGENTS, END, TOKENIZER, a_prompt, call, ids_of, qwen, 
 
 from chat_templates import CHATML, renderer
 from conftest import TINY
+from reason_llm.environments import token_server
 from reason_llm.environments.mcp_tools import converse
 from reason_llm.environments.token_server import Session, TokenServer
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import Completion, Span
-from reason_llm.sample import token_server
 
 ASKED = [{"role": "user", "content": "2 + 3 = ?"}]
 WHY = {"role": "user", "content": "Why?"}

@@ -28,6 +28,7 @@ from reason_llm.config import AdapterSection, Config, ModelSection, ScoreSection
 from reason_llm.config.algorithms import resolve
 from reason_llm.data import load_data, renderer_of
 from reason_llm.data.tools import calls_of
+from reason_llm.environments import turns
 from reason_llm.environments.turns import Environments
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.model import to_data
@@ -42,13 +43,7 @@ from reason_llm.rollout import (
     group_from_json,
 )
 from reason_llm.run.store import metrics
-from reason_llm.sample import (
-    SamplingParams,
-    TransformersSampler,
-    in_environment,
-    sampling,
-    turns,
-)
+from reason_llm.sample import SamplingParams, TransformersSampler, in_environment, sampling
 from reason_llm.score import Scorer
 from reason_llm.train import PolicyGradient, with_learner_logprobs
 from reason_llm.train.objectives import Batch

@@ -86,7 +86,8 @@ OLD, ALL = ("old_logprobs", "entropies"), [0, 1, 2]
         ("grpo", {"keep": "positive"}, 1, ([0], ("ref_logprobs",))),
         ("grpo", {}, 3, (ALL, (*OLD, "ref_logprobs"))),
         ("rloo", {"truncated": "leave_out"}, 1, (ALL, (*OLD, "ref_logprobs"))),
-        ("ppo", {"kl": "none"}, 1, (ALL, OLD)), ("opd", {}, 1, (ALL, (*OLD, "teacher_logprobs"))),
+        ("ppo", {"kl": "none"}, 1, (ALL, (*OLD, "old_values"))),
+        ("opd", {}, 1, (ALL, (*OLD, "teacher_logprobs"))),
     ],
 )  # fmt: skip
 def test_what_is_measured_first(name: str, options: dict, updates: int, measured: Any) -> None:

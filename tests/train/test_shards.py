@@ -29,10 +29,12 @@ from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import to_data
 from reason_llm.replicas.peers import GroupPeers, Seat
 from reason_llm.train import (
+    BASE,
     Learners,
     LearningSettings,
     Peers,
     PolicyGradient,
+    RoleReader,
     ShardedLearner,
     Shards,
     Values,
@@ -255,7 +257,8 @@ def make(objective: Objective, dropout: float = 0.1) -> Learners:
     train = TrainSection(
         learning_rate=1e-3, gradient_checkpointing=False, optimizer_steps=2, max_grad_norm=0.5
     )
-    settings = LearningSettings(objective, train, 1.0, 64, 0, 8)
+    readers = (BASE, RoleReader("old_values", "critic", "values"))
+    settings = LearningSettings(objective, train, 1.0, 64, 0, 8, readers=readers)
     policy = ShardedLearner(model, settings, Shards())
     if not (isinstance(objective, PolicyGradient) and objective.row.critic):
         return Learners(policy)

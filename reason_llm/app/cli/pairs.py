@@ -23,7 +23,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     parser.add_argument(
         "buffers", nargs="+", type=Path, metavar="BUFFERS",
         help="a folder such as runs/x/buffers, or a saved buffer; for conditioned also rows "
-        "{prompt, completion, score} in a .jsonl, .csv or .parquet file",
+        "of prompt, completion and score in a .jsonl, .csv or .parquet file",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="a new file")
     parser.add_argument(

@@ -96,8 +96,9 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     folder = config.run.directory / str(config.run.name)
     replicas = replicas_of(config)
     start = config.model.start
-    if config.run.resume == "never" or not checkpoint.listing(folder):
-        for option, adapter in _other_adapters(config).items():
+    others = _other_adapters(config)
+    if others and (config.run.resume == "never" or not checkpoint.listing(folder)):
+        for option, adapter in others.items():
             run_folder.check_ended(option, adapter)
     elif start is not None:
         start = folder / reference.START  # the copy that the run made at its start
@@ -311,11 +312,12 @@ def _identity(
         ),
         "data.prompts_sha256": _sha256(prompts),
     }
-    named = config.model.start
-    if named is not None and run_folder.is_adapter(named):
-        start = named  # differs from the run's copy if it was written again since
     if start is not None:
-        digests["model.start_sha256"] = model_digests.folder_digest(start, adapters.WEIGHTS)[:16]
+        named, found = config.model.start, [start]
+        if named is not None and run_folder.is_adapter(named):
+            found.append(named)  # differs from the run's copy if it was written again since
+        ones = [model_digests.folder_digest(each, adapters.WEIGHTS)[:16] for each in found]
+        digests["model.start_sha256"] = " and ".join(dict.fromkeys(ones))
     for reader in readers:
         for name, digest in reader.digests().items():
             several = isinstance(digest, dict)
