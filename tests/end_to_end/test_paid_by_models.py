@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from conftest import ROOT, TINY, small_config
 from reason_llm.app.console import Console
-from reason_llm.app.export import Request, export
+from reason_llm.app.export import ExportRequest, export
 from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config, file as config_file
@@ -50,7 +50,7 @@ def form(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(form: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("home") / "model"
-    request = Request(form, out, None, False, "float32", 2**30, None, None, None)
+    request = ExportRequest(form, out, None, False, "float32", 2**30, None, None, None)
     found = export(request, Console("quiet"))
     assert found is not None
     return out

@@ -15,6 +15,7 @@ from reason_llm.errors import ConfigError, DataError, ModelError, ReasonError
 from reason_llm.model import base
 from reason_llm.model.plan import plan_only, subject
 from reason_llm.model.plan.shipped import SHAPES
+from reason_llm.readers import PATHS
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -69,7 +70,7 @@ def test_a_shipped_model_is_planned_from_its_numbers_and_told_by_its_name(
     tree = {"model": {"path": names[0]}, "data": {"train": "x"}, "algorithm": {"name": "opd"},
             "teacher": {"model": names[1]}}  # fmt: skip
     with pytest.raises(ConfigError) as told:
-        plan_only(Config.model_validate(tree))
+        plan_only(Config.model_validate(tree), paths=PATHS)
     assert str(told.value) == (
         f"{names[0]} and {names[1]}: [('qwen2', 1536, 28), ('qwen3', 4096, 36)]"
     )

@@ -43,7 +43,14 @@ from reason_llm.rollout import (
     group_from_json,
 )
 from reason_llm.run.store import metrics
-from reason_llm.sample import SamplingParams, TransformersSampler, in_environment, sampling
+from reason_llm.sample import (
+    SamplingParams,
+    TransformersSampler,
+    closing,
+    environments_of,
+    in_environment,
+    sampling,
+)
 from reason_llm.score import Scorer
 from reason_llm.train import PolicyGradient, with_learner_logprobs
 from reason_llm.train.objectives import Batch
@@ -335,10 +342,10 @@ def test_environments_are_used_again_and_closed(seats: Environments) -> None:
         (group,) = play(Told(["over"] * 4), seats, [a_prompt()], 4)
         assert [c.environment for c in group.completions] == [{"turns": 1, "reward": 1.0}] * 4
     assert (Seat.made, Seat.open) == (4, 4)
-    with turns.closing(seats):
+    with closing(seats):
         play(Told(["over"]), seats, [a_prompt()], 1)
     assert (Seat.made, Seat.open) == (4, 0)
-    with pytest.raises(KeyboardInterrupt), turns.closing(seats):  # after an error, too
+    with pytest.raises(KeyboardInterrupt), closing(seats):  # after an error, too
         play(Told(["over"] * 2), seats, [a_prompt()], 2)
         raise KeyboardInterrupt
     assert (Seat.made, Seat.open) == (6, 0)
@@ -1004,6 +1011,6 @@ def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
     for where in (f"{path}:Sums", "agent:its.py:play"):
         tree = config_of(where).model_dump() | {"algorithm": {"credit": "turn"}}
         with pytest.raises(ConfigError, match=r"credit=turn contradicts .* which rewards no turns"):
-            turns.environments_of(Config.model_validate(tree), renderer(TOKENIZER), 400)
+            environments_of(Config.model_validate(tree), renderer(TOKENIZER), 400)
     with pytest.raises(ValueError, match=r"credit=turn contradicts score\.rewards"):
         Config.model_validate(tree | {"score": {"rewards": ["boxed"]}})
