@@ -470,6 +470,9 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         chosen = _chosen(answer, question)
         if chosen is not None:
             return chosen == choice
+        others = _options(question).keys() - {choice}
+        if others & {word.strip(",.;()") for token in answer for word in token.text.split()}:
+            return False
     if says_empty(gold) and says_empty(answer):
         return True
     if "".join(map(str, gold)) == "0" and says_empty(answer) and asks_for_number(question):
