@@ -20,8 +20,13 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+<<<<<<< HEAD
 from reason_llm.data.forms import SIDES, Completed, Learned, Sampled, TextDocument
 from reason_llm.data.messages import Message, Messages, Note
+=======
+from reason_llm.data.forms import SIDES, Completed, Document, Learned, Sampled
+from reason_llm.data.messages import THOUGHTS, Message, Messages, Note
+>>>>>>> rows46c
 from reason_llm.data.render import RENDER_SECONDS, Renderer
 from reason_llm.errors import DataError
 from reason_llm.rollout import TokenRow
@@ -335,8 +340,7 @@ def _after_thoughts(
     """``_spans`` of one turn, for a template that leaves out the prompt's thoughts once the turn
     follows them (gpt-oss's, of a tool call before the answer): the prompt as it is sampled, and the
     turn as it follows the prompt without them. None where no thought is before the turn."""
-    thought = "reasoning_content"
-    bare = [{key: each[key] for key in each if key != thought} for each in messages]
+    bare = [{key: each[key] for key in each if key not in THOUGHTS} for each in messages]
     if bare == messages:
         return None
     written = _prefix_spans(where, [*bare, *completion], len(bare), renderer, ends)

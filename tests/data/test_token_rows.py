@@ -212,11 +212,11 @@ def test_a_template_that_ends_the_last_turn_alone_makes_a_row_of_each_turn(token
 def test_a_turn_after_a_thought_that_its_template_leaves_out_behind_it(tokenizer: Any) -> None:
     """As gpt-oss has it: the thought of a tool call is in the prompt of the answer, and left out of
     the conversation that has the answer."""
-    thought = "{% if m.reasoning_content and (loop.last or messages[-1].role == 'user') %}"
-    thought += "[{{ m.reasoning_content }}]{% endif %}{{ m.content }}"
+    thought = "{% if m.thinking and (loop.last or messages[-1].role == 'user') %}"
+    thought += "[{{ m.thinking }}]{% endif %}{{ m.content }}"
     by = renderer(tokenizer, CHATML.replace("{{ m.content }}", thought))
-    first = {**assistant("A."), "reasoning_content": "hm"}
-    last = {**assistant("B."), "reasoning_content": "so"}
+    first = {**assistant("A."), "reasoning_content": "hm", "thinking": "hm"}
+    last = {**assistant("B."), "reasoning_content": "so", "thinking": "so"}
     rows = render(demonstration("x", ASKED, [first, user("R?"), last]), by, 400, [END])
     assert [learned(row, by) for row in rows] == [["[hm]A.<|im_end|>"], ["[so]B.<|im_end|>"]]
     asked = by.prompt("x", [*ASKED, first, user("R?")], "")

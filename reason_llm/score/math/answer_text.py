@@ -24,7 +24,7 @@ from reason_llm.score.math.asked import (
     ratio_fits,
     units_fit,
 )
-from reason_llm.score.math.latex_tokens import Token, tokenize
+from reason_llm.score.math.latex_tokens import Token, tokenize, whole_numerals
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import (
@@ -470,6 +470,9 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         chosen = _chosen(answer, question)
         if chosen is not None:
             return chosen == choice
+        others = _options(question).keys() - {choice}
+        if others & {word.strip(",.;()") for token in answer for word in token.text.split()}:
+            return False
     if says_empty(gold) and says_empty(answer):
         return True
     if "".join(map(str, gold)) == "0" and says_empty(answer) and asks_for_number(question):
@@ -706,7 +709,7 @@ def as_option(gold: str, question: str) -> tuple[str, ...] | None:
     letter, _, end = marks[0]
     if not _is_option_text(letter, tokens[end:], question):
         return None
-    text = " ".join(map(str, tokens[end:]))
+    text = " ".join(map(str, whole_numerals(tokens[end:])))
     return (letter,) if len(text) == 1 and text.isalpha() else (letter, text)
 
 
@@ -726,7 +729,7 @@ def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
     """Whether it can be an option's text: one of the question's, or a number if it has no
     options."""
-    options = _options(question)
+    options, tokens = _options(question), whole_numerals(tokens)
     if letter in options:
         shown = spelling(tokens).rstrip(".")
         if not shown:
@@ -761,10 +764,14 @@ def _options(question: str) -> dict[str, str]:
     if not any(f"A{mark}" in question for mark in _CHOICE_MARKS):
         return {}
     tokens = _without_braces_of_letters(tokenize(question[-MAX_CHARACTERS:]))
-    marks = {letter: end for letter, start, end in _choice_marks(tokens, anywhere=True)}
-    if "A" not in marks:
+    marks = _choice_marks(tokens, anywhere=True)
+    if not any(letter == "A" for letter, *_ in marks):
         return {}
-    return {letter: spelling(tokens[end:]) for letter, end in marks.items()}
+    stops = [*(start for _, start, _ in marks[1:]), len(tokens)]
+    return {
+        letter: spelling([*whole_numerals(tokens[end:stop]), *tokens[stop:]])
+        for (letter, _, end), stop in zip(marks, stops, strict=True)
+    }
 
 
 def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str, int, int]]:

@@ -125,7 +125,7 @@ def tokenize(text: str) -> list[Token]:
     text = _PRIME.sub("'", _ROW_SPACE.sub("\\\\\\\\", text))
     if (text.count("$") - text.count("\\$")) % 2:  # no pair of marks of mathematics
         text = _LONE_DOLLAR.sub(r"\\$", text, count=1)
-    return _whole_numerals(_without_colors(list(_raw_tokens(text))))
+    return whole_numerals(_without_colors(list(_raw_tokens(text))))
 
 
 def _raw_tokens(text: str) -> Iterator[Token]:
@@ -215,7 +215,7 @@ def _behind_argument(tokens: list[Token], index: int) -> int:
     return index
 
 
-def _whole_numerals(tokens: list[Token]) -> list[Token]:
+def whole_numerals(tokens: list[Token]) -> list[Token]:
     """Numerals grouped in threes as one: by ``{,}`` anywhere; by commas or spaces where the answer
     has no other number and no brackets, since ``(1,234)`` is a pair."""
     numbers = [
