@@ -20,13 +20,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-<<<<<<< HEAD
 from reason_llm.data.forms import SIDES, Completed, Learned, Sampled, TextDocument
-from reason_llm.data.messages import Message, Messages, Note
-=======
-from reason_llm.data.forms import SIDES, Completed, Document, Learned, Sampled
 from reason_llm.data.messages import THOUGHTS, Message, Messages, Note
->>>>>>> rows46c
 from reason_llm.data.render import RENDER_SECONDS, Renderer
 from reason_llm.errors import DataError
 from reason_llm.rollout import TokenRow
