@@ -4,8 +4,8 @@ A model's text is data: what a terminal would act on is spelled out. Not here: v
 
 import random
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -249,14 +249,24 @@ def talk(chat: Chat) -> None:
             if message.startswith("/"):
                 say(_obey(chat, *message[1:].strip().partition(" ")[::2]))
             elif message.strip():
-                print_answer(chat, message.strip())
-        except KeyboardInterrupt:
-            say(" (stopped)\n")
+                with _stoppable():
+                    print_answer(chat, message.strip())
+        except KeyboardInterrupt:  # at the prompt, whose line stays
+            say("\n")
         except EOFError:
             say("\n")
             return
         except ReasonError as error:
             say(f"{error}\n")
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Context that Ctrl-C ends, with a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(" (stopped)\n")
 
 
 def print_answer(chat: Chat, message: str) -> None:

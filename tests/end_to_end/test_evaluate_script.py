@@ -119,12 +119,13 @@ def test_the_base_is_what_transformers_generates(
         assert row["greedy"]["text"] == tokenizer.decode(whole, skip_special_tokens=True)
 
 
+DECODING = "reason_llm.sample.transformers_sampler:_DecodingBatch.extend"
+
+
 @pytest.mark.parametrize(
     ("place", "count"),
     [
-        pytest.param(
-            "reason_llm.sample.transformers_sampler:_Batch.extend", 60, marks=pytest.mark.long
-        ),
+        pytest.param(DECODING, 60, marks=pytest.mark.long),
         pytest.param("reason_llm.score:Scorer.score", 6, marks=pytest.mark.faults),
         pytest.param("reason_llm.evaluate.evaluation:answer_of", 20, marks=pytest.mark.faults),
     ],

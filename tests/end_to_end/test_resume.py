@@ -21,7 +21,7 @@ from reason_llm.run.store import metrics
 TRAIN = ROOT / "scripts" / "train.py"
 DIE_AT = Path(__file__).parents[1] / "fixtures" / "die_at.py"
 
-SAMPLING = "reason_llm.sample.transformers_sampler:_Batch.extend"
+SAMPLING = "reason_llm.sample.transformers_sampler:_DecodingBatch.extend"
 LEARNING = "reason_llm.train.learner:Learner._update"
 FINISHING = "reason_llm.app.report.curves:draw_curves"
 
