@@ -169,7 +169,7 @@ def test_what_is_typed_is_a_message_or_a_command(
         "/base": "",
         "/reset ": "",
         "What is 1 + 2?": f"{plain}\n",
-        KeyboardInterrupt: " (stopped)\n",
+        KeyboardInterrupt: "\n",
         "/reset": "",
         "": "",
         "/adapter": "",
