@@ -15,7 +15,7 @@ from reason_llm.errors import ConfigError, DataError, ModelError, ReasonError
 from reason_llm.model import base
 from reason_llm.model.plan import plan_only, subject
 from reason_llm.model.plan.shipped import SHAPES
-from reason_llm.readers import PATHS
+from reason_llm.readers import PATHS, outside_models
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -70,7 +70,7 @@ def test_a_shipped_model_is_planned_from_its_numbers_and_told_by_its_name(
     tree = {"model": {"path": names[0]}, "data": {"train": "x"}, "algorithm": {"name": "opd"},
             "teacher": {"model": names[1]}}  # fmt: skip
     with pytest.raises(ConfigError) as told:
-        plan_only(Config.model_validate(tree), paths=PATHS)
+        plan_only(Config.model_validate(tree), outside_models, PATHS)
     assert str(told.value) == (
         f"{names[0]} and {names[1]}: [('qwen2', 1536, 28), ('qwen3', 4096, 36)]"
     )
@@ -81,10 +81,10 @@ def test_a_plan_that_does_not_fit_names_the_model() -> None:
     tree = {"model": {"path": "Qwen/Qwen2.5-32B-Instruct"}, "data": {"train": "x"},
             "memory": {"budget_gib": 8}}  # fmt: skip
     with pytest.raises(ReasonError, match=r"too little for Qwen/Qwen2\.5-32B-Instruct: learning"):
-        plan_only(Config.model_validate(tree))
+        plan_only(Config.model_validate(tree), outside_models)
     tree["model"] = {"path": "org/unknown"}
     with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
-        plan_only(Config.model_validate(tree))
+        plan_only(Config.model_validate(tree), outside_models)
 
 
 def test_the_shipped_shapes_are_those_of_the_shipped_configs() -> None:

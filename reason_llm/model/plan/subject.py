@@ -100,7 +100,7 @@ def with_start(config: Config, start: Path) -> Config:
     return config.with_options({"model.adapter": section})
 
 
-def plan_only(config: Config, outside: Outside = no_models, paths: Sequence[str] = ()) -> Plan:
+def plan_only(config: Config, outside: Outside, paths: Sequence[str] = ()) -> Plan:
     """The memory plan from the model's config alone, on any machine: for a GPU of
     ``memory.budget_gib`` with vLLM, or for this machine. An adapter that an earlier run has yet to
     write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too.

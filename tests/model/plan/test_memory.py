@@ -322,7 +322,7 @@ def planned(path: Path, folder: Path) -> tuple[Config, Any]:
     config = load(path, {})
     model = config.model.model_copy(update={"path": write_config(config.model.path, folder)})
     config = config.model_copy(update={"model": model})
-    return config, plan_only(config)
+    return config, plan_only(config, outside_models)
 
 
 @pytest.mark.parametrize(
