@@ -11,7 +11,8 @@ from reason_llm.model import to_data
 from reason_llm.rollout import Group
 from reason_llm.run import SILENT, Watch
 from reason_llm.run.collect import collect, sampled_before, with_model_rewards
-from reason_llm.run.run import Run, open_run
+from reason_llm.run.opening import open_run
+from reason_llm.run.run import Run
 from reason_llm.run.start.prepare import prepare
 
 

@@ -38,7 +38,7 @@ ORDER = [
 """Lowest first. What shares a line does not import each other."""
 ALONE = {room for rooms in ORDER for room in rooms if "." in room}
 """Folders in a folder that could be packages of their own."""
-ROOMS_OF_THE_LOOP = {"run.start.prepare", "run.run", "run.collect"}
+ROOMS_OF_THE_LOOP = {"run.start.prepare", "run.opening", "run.run", "run.collect"}
 """Heavy, so not in the face of ``run``, whose records and metrics are read without torch."""
 OWNERS = {
     "bitsandbytes": {"model", "train"},

@@ -12,7 +12,7 @@ from reason_llm.loop import rollouts, train
 from reason_llm.model import score_head, to_data
 from reason_llm.readers import reward_models
 from reason_llm.run import SILENT
-from reason_llm.run.run import open_run
+from reason_llm.run.opening import open_run
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import metrics
 

@@ -16,7 +16,7 @@ from reason_llm.config import Config
 from reason_llm.errors import BusyError, Stopped
 from reason_llm.files import replacing_folder, sealed
 from reason_llm.loop import train
-from reason_llm.run.run import open_run
+from reason_llm.run.opening import open_run
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.store import checkpoint
 from reason_llm.run.store.best import Best

@@ -13,7 +13,7 @@ from reason_llm.data import Data
 from reason_llm.errors import DataError, TrainingError
 from reason_llm.model import Datum, adapters
 from reason_llm.run import SILENT
-from reason_llm.run.run import open_run
+from reason_llm.run.opening import open_run
 from reason_llm.run.start.prepare import prepare
 
 HINT = "{prompt} Psst: {answer}."

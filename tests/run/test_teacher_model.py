@@ -30,7 +30,7 @@ from reason_llm.model.plan import GIB, Machine, memory
 from reason_llm.model.plan.shape import Shape
 from reason_llm.readers import outside_models
 from reason_llm.run import SILENT
-from reason_llm.run.run import open_run
+from reason_llm.run.opening import open_run
 from reason_llm.run.start.prepare import prepare
 
 Small = Callable[..., Config]
@@ -68,7 +68,7 @@ def test_it_reads_rollouts_as_transformers_alone_does(
     ]
     with open_run(job, SILENT) as run:
         seen = run.read(data)
-        assert run.record["memory/scoring_peak_gib"] >= 0
+        assert run.phases.record["memory/scoring_peak_gib"] >= 0
         learned = run.learners.policy.prepared(seen)
     options: dict[str, Any] = {"dtype": torch.float32}
     if quantize == "nf4":

@@ -25,7 +25,7 @@ from reason_llm.loop import train
 from reason_llm.model import Datum, load_tokenizer
 from reason_llm.readers.teacher import TeacherService
 from reason_llm.run import SILENT
-from reason_llm.run.run import open_run
+from reason_llm.run.opening import open_run
 from reason_llm.run.start.prepare import prepare
 from reason_llm.score import service
 from services import Server

@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from reason_llm.config import Config
 from reason_llm.errors import DataError, NotAsWritten, WriteError
 from reason_llm.files import (
     compare,
@@ -30,6 +31,7 @@ from reason_llm.files import (
     write_atomically,
 )
 from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group
+from reason_llm.run.store.document import Document
 
 Record = dict[str, float]
 MAX_BYTES = 1 << 30
@@ -148,6 +150,22 @@ def _lines(path: Path) -> list[tuple[bytes, Record]]:
             raise DataError(f"{path}:{number}: {error}; restore or remove the line") from error
         records.append((line, {k: value for k, value in record.items() if abs(value) < LARGEST}))
     return records
+
+
+def of_rollouts(
+    document: Document, config: Config, finds: Callable[[str], str | None] | None
+) -> Record:
+    """Statistics of a step's rollouts and of how they were collected.
+
+    Args:
+        finds: see ``describe``.
+    """
+    record = describe(document.groups, config.score.rewards[0].key, finds)
+    record |= with_means(document.counts)
+    record["sample/groups_dropped"] = document.drawn - len(document.groups)
+    if config.run.max_staleness and document.weight_version is not None:
+        record["sample/staleness_steps"] = document.step - document.weight_version
+    return record
 
 
 def describe(
@@ -306,6 +324,12 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
         "peak_rss_mib": largest("memory/peak_rss_mib", 1),
         "adapter": str(adapter),
     }
+
+
+def write_summary(run_folder: Path, summary: dict[str, Any]) -> None:
+    """Write summary.json, which says that the run is finished."""
+    content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
+    write_atomically(run_folder / "summary.json", sealed(content))
 
 
 def of_replicas(records: list[Record]) -> dict[str, dict[str, float]]:

@@ -1,0 +1,117 @@
+"""The resources of a run: locks, model, learners and other processes, opened in this order."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+
+from reason_llm.errors import BusyError
+from reason_llm.files import FileLock
+from reason_llm.model import Model, default_device
+from reason_llm.model.plan import GIB, Meter
+from reason_llm.rollout import without_learner_logprobs
+from reason_llm.run import learners
+from reason_llm.run.run import Run
+from reason_llm.run.start import saved_rollouts
+from reason_llm.run.start.prepare import Job
+from reason_llm.run.stopping import StopSignal
+from reason_llm.run.store import checkpoint
+from reason_llm.run.store.archive import Archive
+from reason_llm.run.store.buffer import AHEAD, RolloutBuffer
+from reason_llm.run.store.document import Document, RunIdentity
+from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.run.team import Team
+from reason_llm.run.watch import Begun, Watch
+from reason_llm.sample import closing
+from reason_llm.train import with_advantages
+
+
+@contextmanager
+def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
+    """Lock the run, load the model, restore the newest checkpoint, and evaluate a new run's
+    policy."""
+    started, config, plan = time.perf_counter(), job.config, job.plan
+    for line in plan.table():
+        watch.line(line)
+    job.try_rewards()
+    checkpointing = bool(config.train.gradient_checkpointing)
+    meter = Meter(default_device())  # memory in use so far is not the run's
+    with (
+        job.scorer,
+        closing(job.run.environments),
+        _locked(job) as (buffer, archive, writer),
+        _team_of(job, watch) as team,
+        Model(
+            config.model, job.run.subject.tokenizer, config.run.seed, plan.engine, checkpointing
+        ) as model,
+        StopSignal() as stop,
+    ):
+        log = job.begin(started)
+        made = learners.make(config, job.folder, job.state, plan, model, job.run.readers)
+        checkpoint.restore(job.state, model, made.optimizers)
+        team.begin(made, checkpoint.earlier_adapters(job.state, config.run.max_staleness))
+        run = Run(job, made, team, buffer, archive, writer, log, watch, stop, meter)
+        begun = Begun(
+            job.folder,
+            job.state.run.id,
+            str(config.run.name),
+            job.state.step,
+            config.run.steps,
+            log.records(),
+            config.score.judged_by,
+        )
+        if not config.samples:
+            run.rows.write_texts()
+        with watch.run(begun):
+            run.rows.measure(made.policy, run.phases.record, watch, stop)
+            if job.is_new:
+                run.evaluate_untrained()
+            stop.check()
+            yield run
+
+
+@contextmanager
+def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, Archive, BackgroundWriter]]:
+    """The run's buffer, its archive, and the thread that writes into the run's folder. The run is
+    locked against other processes, and so is the buffer where the run samples."""
+    run, never = job.config.run, job.config.run.resume == "never"
+    run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {job.folder}")
+    writer = BackgroundWriter()
+    archive = Archive(job.folder, run.keep_buffers, int(run.keep_buffers_gib * GIB))
+    buffer = RolloutBuffer(
+        run.buffer_path,
+        job.state.run,
+        [partial(_saved_rollouts, job) if job.run.saved_buffers else archive.read],
+        ahead=job.folder / AHEAD if run.max_staleness else None,
+        writer=writer,
+        discard=never,
+    )
+    with buffer if job.config.samples else nullcontext(), run_lock, writer:
+        # Another process may have gone on since ``prepare`` looked.
+        if not never and checkpoint.listing(job.folder) != job.run.checkpoints:
+            raise BusyError(f"another process has just gone on with {job.folder}; call again")
+        yield buffer, archive, writer
+
+
+def _saved_rollouts(job: Job, step: int, run: RunIdentity) -> Document:
+    """The rollouts of ``run.from_buffer`` to learn from in this step, with this run's
+    advantages."""
+    path = job.run.saved_buffers[step]
+    document = saved_rollouts.read(path, job.run.subject)
+    saved_rollouts.warn_of_another(path, document, job.run.saved_run)
+    weights = job.scorer.weights, job.config.turn_weight
+    groups = with_advantages(document.groups, job.config.learned_row, *weights)
+    return replace(document, step=step, groups=without_learner_logprobs(groups))
+
+
+def _team_of(job: Job, watch: Watch) -> AbstractContextManager[Team]:
+    """The run's team, whose other processes start while this one goes on. With one process and one
+    shard nothing of Ray, shards or sampling ahead is imported."""
+    run, count = job.config.run, job.run.replicas
+    if count == 1 and run.shards == 1 and not run.samplers and not run.max_staleness:
+        return nullcontext(Team(job.config.learns))
+    many = import_module("reason_llm.replicas.many")
+    team: AbstractContextManager[Team] = many.start(job, watch, count)
+    return team
