@@ -54,11 +54,11 @@ class RewardError(ReasonError, RuntimeError):
 
 
 class TrainingError(ReasonError, ArithmeticError):
-    """Learning cannot go on: a loss or a gradient is not finite."""
+    """Learning cannot continue: a loss or a gradient is not finite."""
 
 
 class OutOfMemory(TrainingError, MemoryError):
-    """What a phase needs does not fit into memory."""
+    """A phase needs more memory than there is."""
 
 
 class ReplicaError(ReasonError, ConnectionError):
@@ -83,7 +83,7 @@ class Stopped(KeyboardInterrupt):
 
 def raise_all(errors: Iterable[ReasonError]) -> None:
     """Raise the first of several errors, if there is one, with the others as its notes; none of
-    them is told twice."""
+    them is reported twice."""
     told = dict[str, ReasonError]()
     for error in errors:
         told.setdefault(str(error), error)

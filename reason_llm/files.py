@@ -117,21 +117,21 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         WriteError: the disk is full, read-only or forbidden; the old content is as it was.
     """
-    beside = path.with_name(f".{path.name}.writing")
+    temporary = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A new file: not one that a kill left, and not a link that somebody put there.
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os.fdopen(os.open(beside, flags, 0o644), "wb") as file:
+        with os.fdopen(os.open(temporary, flags, 0o644), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
         sync(path.parent)
     except OSError as error:
         with suppress(OSError):  # a folder without write access: nothing can be removed, either
-            beside.unlink()
+            temporary.unlink()
         raise WriteError(
             f"{path} cannot be written ({error.strerror}); free or choose another place"
         ) from error
@@ -153,7 +153,7 @@ def open_to_append(path: Path) -> BufferedWriter:
 
 @contextmanager
 def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
-    """A folder beside ``target`` to fill, which then takes its place: whole or not at all.
+    """A temporary folder to fill, which then takes its place: whole or not at all.
 
     Args:
         is_noted: with ``digests.json``, which ``check_digests`` reads.
@@ -166,30 +166,30 @@ def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
             f"{target} is a link to {target.readlink()}, which a folder cannot replace; remove the "
             "link, or name the folder that it leads to"
         )
-    beside = target.with_name(f".{target.name}.writing")
+    temporary = target.with_name(f".{target.name}.writing")
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        yield beside
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        yield temporary
         if is_noted:  # except texts for users, who may edit them
             entries = {
                 file.name: {"bytes": file.stat().st_size, "sha256": sha256_of_pieces(file)}
-                for file in sorted(beside.iterdir())
+                for file in sorted(temporary.iterdir())
                 if file.suffix != ".md"
             }
             content = orjson.dumps({"files": entries}, option=orjson.OPT_INDENT_2)
-            (beside / MANIFEST).write_bytes(sealed(content))
-        for file in beside.iterdir():
+            (temporary / MANIFEST).write_bytes(sealed(content))
+        for file in temporary.iterdir():
             sync(file)
         shutil.rmtree(target, ignore_errors=True)
-        beside.rename(target)
+        temporary.rename(target)
         sync(target.parent)
     except (OSError, SafetensorError) as error:
         raise WriteError(
             f"{target} cannot be written ({one_line(error)}); free or choose another place"
         ) from error
     finally:  # a half-made folder must never stay
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -408,7 +408,7 @@ def sha256_of_pieces(file: Path) -> str:
 
 
 def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Of the regular file at ``path``, which is read piece by piece; raises as ``read_bounded``."""
+    """SHA-256 of the regular file at ``path``, read piece by piece; raises as ``read_bounded``."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise too_large(most_bytes)
@@ -416,7 +416,7 @@ def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def regular(path: Path) -> Path:
-    """``path``, for a library that opens it by itself and would wait for a FIFO's other end; raises
+    """``path``, for a library that opens it and would wait for a FIFO's other end; raises
     as ``open_regular``."""
     open_regular(path).close()
     return path

@@ -1,7 +1,7 @@
 """The training loop: sample -> score -> buffer -> train -> evaluate -> save, until all steps are
 done. The stage sample ends a step before it learns; the others but rl learn from a set of rows.
 
-A run that dies at any moment goes on from its last checkpoint and its buffer.
+Kill it at any moment; it resumes from its last checkpoint and its buffer.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def train(config: Config, watch: Watch = SILENT) -> dict[str, Any]:
 def rollouts(run: Run, number: int) -> list[Group]:
     """The scored groups of a step: those on disk, or newly sampled ones."""
     step = run.step(number)
-    saved = step.begin()  # a killed run may go on from here
+    saved = step.begin()  # a killed run resumes here
     if saved is not None and saved.complete:
         return saved.groups
     if (groups := sampled_before(step)) is None:

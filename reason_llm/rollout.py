@@ -155,8 +155,8 @@ class Completion:
     last_turn: Text | None = None
     """Of several turns: the text of the model's last one."""
     others: tuple[Conversation, ...] = ()
-    """Conversations beside the one in which the model wrote most. Each is a row of its own for the
-    learner, with the rollout's one advantage."""
+    """Conversations other than the one in which the model wrote most. Each is a separate row for
+    the learner, with the rollout's one advantage."""
     logged: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
     """Values that reward functions gave ``log_extra``, by column."""
 
@@ -177,8 +177,8 @@ class Completion:
 
     @property
     def turn_rewards(self) -> tuple[float, ...]:
-        """Of an environment, before weights: what it gave for each turn of the model; empty where
-        it gave nothing. Raises ValueError for other things than finite numbers."""
+        """Rewards of an environment before weights: its values for each turn of the model;
+        empty where it gave nothing. Raises ValueError for other things than finite numbers."""
         return record_from_json(tuple[Number, ...], self.environment.get("turn_rewards", ()))
 
     @property
@@ -197,7 +197,7 @@ class Completion:
         found = [0.0] * len(self.token_ids)
         starts = [0, *(span.end for span in self.spans)]
         ends = [*(span.start for span in self.spans), len(found)]
-        if len(starts) > self.num_turns:  # it begins with the end of its own prompt
+        if len(starts) > self.num_turns:  # it begins with the end of its prompt
             starts, ends = starts[1:], ends[1:]
         for value, start, end in zip(values, starts, ends, strict=True):
             found[start:end] = [value] * (end - start)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 MOST_ANSWER_BYTES = 256 << 20
 WAKE_SECONDS = 1.0
 """A thread that waits looks for an interrupt so often: one that comes just before it waits does not
-end the wait by itself."""
+end the wait."""
 
 
 class _Ended(BaseException):
@@ -115,7 +115,7 @@ class Worker:
 
     Args:
         what: its name in errors.
-        command: program and arguments. It runs in a session of its own: Ctrl-C is for this process.
+        command: program and arguments. It runs in a new session: Ctrl-C is for this process.
         environment: all of its environment variables.
     """
 
@@ -270,7 +270,7 @@ def _read_exactly(descriptor: int, size: int, deadline: float) -> bytes:
 
 
 class Closeable(Protocol):
-    """What ``shared`` closes at exit."""
+    """An object that ``shared`` closes at exit."""
 
     def close(self) -> None:
         """End what it holds."""

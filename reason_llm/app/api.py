@@ -110,7 +110,7 @@ def train(
         try:
             values = run_training(made, console if watch is None else watch)
         except Stopped:
-            (console if watch is None else watch).line("stopped; the same call goes on from here")
+            (console if watch is None else watch).line("stopped; the same call resumes from here")
             raise
     summary = Summary(values, made.run.directory / str(made.run.name))
     if watch is None and made.log.console != "quiet":

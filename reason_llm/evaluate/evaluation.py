@@ -1,7 +1,7 @@
 """An evaluation without training: models, sets, waves; on disk after each wave.
 
 Everything is checked before a weight is read. Each wave's seed is a function of the run's seed, the
-set and the wave's place in it, so an evaluation that was killed goes on to the same file, and two
+set and the wave's place in it, so an evaluation that was killed resumes to the same file, and two
 models are asked with the same random numbers. What is sampled is judged by the first reward."""
 
 import hashlib

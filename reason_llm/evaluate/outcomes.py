@@ -67,7 +67,7 @@ class Wave:
 
 
 class OutcomeLog:
-    """Log of outcomes in ``path``, read back by waves: ``num_samples`` of each problem, beside the
+    """Log of outcomes in ``path``, read back by waves: ``num_samples`` of each problem, with the
     greedy answer, and if ``judged`` a reward for each."""
 
     def __init__(self, path: Path, num_samples: int = 0, judged: bool = True) -> None:

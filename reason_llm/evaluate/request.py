@@ -1,6 +1,6 @@
 """Command line of ``scripts/evaluate.py``, parsed: a run's folder, a config, a model or an adapter
-says how problems are asked and judged; ``--model`` and ``--compare`` say of whom, ``--sets`` which
-problems."""
+says how problems are asked and judged; ``--model`` and ``--compare`` name the models, ``--sets``
+the problems."""
 
 import re
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tupl
 
 
 def _kept(label: str, config: Config, folder: Path) -> Target:
-    """What a run trained: an adapter over the model, or a model."""
+    """The result of a run: an adapter over the model, or a model."""
     if run_folder.is_adapter(folder):
         return Target(label, config.model.path, folder)
     return Target(label, str(folder), None)

@@ -1,5 +1,5 @@
 """The critic of PPO: a role of the base with a head, whose values are the column ``old_values``. It
-learns the returns of the same rollouts, so it has a learner of its own."""
+learns the returns of the same rollouts, so it has a separate learner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a second model is to a run: it reads the step's rollouts and gives a column or a reward."""
+"""A second model in a run: it reads the step's rollouts and gives a column or a reward."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ class StopRequest(Protocol):
 
 
 class Reader:
-    """A model that reads the step's rollouts, over the resident base or beside it.
+    """A model that reads the step's rollouts, over the resident base or with separate weights.
 
     A reader is made and checked before a weight is read, and sent to other replicas as it is then.
     """
@@ -51,7 +51,7 @@ class Reader:
 
     @property
     def is_outside(self) -> bool:
-        """Whether it has weights of its own, so that the head alone reads by it."""
+        """Whether it has separate weights, so that the head alone reads by it."""
         return False
 
     @property
@@ -80,7 +80,7 @@ class Reader:
 
 
 class OutsideReader(Reader, ABC):
-    """A model with weights of its own, which gives a column in a memory phase of its own."""
+    """A model with separate weights, which gives a column in a separate memory phase."""
 
     @property
     def is_outside(self) -> bool:

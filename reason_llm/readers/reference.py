@@ -81,7 +81,7 @@ class References:
         ]
 
     def read(self, most_bytes: int) -> None:
-        """Take what the file holds; a damaged one is told in a warning and counts as empty."""
+        """Take what the file holds; a damaged one raises a warning and counts as empty."""
         assert self.path is not None
         if not self.path.exists():
             return
@@ -122,7 +122,7 @@ class References:
         self.write()
 
     def write(self) -> None:
-        """Write all of them in the place of every older reference's file; raises WriteError."""
+        """Write all of them and remove every older reference's file; raises WriteError."""
         assert self.path is not None
         write_atomically(self.path, _to_bytes(self._logprobs))
         for other in self.path.parent.glob("reference-*.safetensors"):

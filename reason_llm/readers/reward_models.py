@@ -2,7 +2,7 @@
 step's rollouts when all of them are sampled.
 
 A reward model over the run's base is an adapter with a head, and has the role ``reward:<key>``. A
-model of its own reads text. A reward is ``(score - mean) / std`` by what ``reward.json`` of the
+separate model reads text. A reward is ``(score - mean) / std`` by what ``reward.json`` of the
 folder holds, cut off at -10 and 10, or the score as it is.
 """
 
@@ -34,7 +34,7 @@ from reason_llm.rollout import CHAT, Group
 from reason_llm.train import Learner
 
 SCALE = "reward.json"
-"""File beside a reward model's adapter."""
+"""File in the folder of a reward model's adapter."""
 END_TOKEN = "end_token"
 """Where the score of our reward models is read: at the end token."""
 
@@ -51,13 +51,13 @@ class RewardModelReader(RewardReader):
     name: str
     folder: Path
     is_separate: bool
-    """Whether it is a model of its own, not an adapter over the base."""
+    """Whether it is a separate model, not an adapter over the base."""
     scale: tuple[float, float] | None
     """Mean and deviation; None: its scores are the rewards."""
     digest: str
     """Digest of its files."""
     reads_end_token: bool
-    """A model of its own that reads the end token, and nothing that its template puts after it."""
+    """A separate model that reads the end token, and nothing that its template puts after it."""
     date: str | None = None
     """``data.date``."""
     _classifier: SequenceClassifier | None = field(default=None, init=False)
@@ -89,7 +89,7 @@ class RewardModelReader(RewardReader):
 
     def lines(self) -> list[str]:
         """See ``Reader``."""
-        kind = "a model of its own" if self.is_outside else "an adapter over the base"
+        kind = "a separate model" if self.is_outside else "an adapter over the base"
         return [f"the reward {self.key} is given by {self.folder}, {kind}"]
 
     def add_roles(self, model: Model, run: Path) -> None:

@@ -49,11 +49,11 @@ PROBED_TOKENS = 4096
 
 COLUMN = "teacher_logprobs"
 Prompts = Mapping[tuple[int, ...], tuple[int, ...]]
-"""What the teacher is asked in the place of each prompt, as ids; empty: just that."""
+"""Token ids of the teacher's prompt by those of the student's; empty: the same prompt."""
 
 
 class _Teacher(Reader):
-    """What every teacher does: it may be asked another prompt than the student."""
+    """A teacher, which may read another prompt than the student."""
 
     prompts: Prompts
 
@@ -125,7 +125,7 @@ class TeacherModel(_Teacher, OutsideReader):
     def lines(self) -> list[str]:
         """See ``Reader``."""
         path, quantize = self.section.path, self.section.quantize
-        return [f"the teacher is {path}, a model of its own, quantize {quantize}"]
+        return [f"the teacher is {path}, a separate model, quantize {quantize}"]
 
     @torch.no_grad()
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
@@ -192,8 +192,8 @@ class TeacherService(_Teacher, OutsideReader):
         return [f"the teacher is {self.section.model} at {self.section.url}"]
 
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
-        """As ``TeacherModel.read``, at temperature 1; raises TrainingError where the server does
-        not give them."""
+        """See ``TeacherModel.read``; at temperature 1. Raises TrainingError where the server does
+        not give log-probs."""
         asked, found = [self.asked(row) for row in data], list[Datum]()
         pool = ThreadPoolExecutor(AT_ONCE)
         try:

@@ -67,7 +67,7 @@ class Host:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A replica beside this process."""
+    """A replica in another process."""
 
     number: int
     """From 1; this process is replica 0."""
@@ -110,11 +110,11 @@ class Call:
         return bool(ready) or bool(self.member.lost)
 
     def result(self) -> Any:
-        """What the method returned.
+        """Wait for the method's result.
 
         Raises:
             PeersLost: the replica is dead, silent or failed, or it lost another one.
-            ReasonError: as the method did.
+            ReasonError: raised by the method.
         """
         import ray
 
@@ -152,7 +152,7 @@ class Cluster:
         self._config = config
         self.count = count
         self.samplers = config.run.samplers
-        """Processes beside the replicas that only sample."""
+        """Further processes, which only sample."""
         self.on_loss: Callable[[], None] = lambda: None
         """Called from another thread when a replica is found dead or silent."""
         self.members: list[Member] = []
@@ -311,7 +311,7 @@ class Cluster:
             if self.samplers:
                 asks += f" with run.samplers={self.samplers}"
             raise ReplicaError(
-                f"{asks} finds no place in the cluster: beside this process it "
+                f"{asks} finds no place in the cluster: in addition to this process it "
                 f"needs {self.total - 1} times {needs}, and in all there are {has}; lower it, or "
                 "end what else runs there"
             )

@@ -1,6 +1,6 @@
-"""The processes beside the head, and the versions of the policy that are sampled by.
+"""The processes other than the head, and the versions of the policy that are sampled by.
 
-Each holds a model of its own; samplers only sample. A single process that works in shards, or
+Each holds a whole model; samplers only sample. A single process that works in shards, or
 samples with an earlier version, has a crew without members, and Ray is not imported. The head keeps
 the adapters of the versions that steps to come ask for, and gives them in memory to whoever
 samples.
@@ -37,7 +37,7 @@ WHILE_SAMPLING = "while sampling: what it had of the wave is sampled again"
 
 
 class Crew(Team):
-    """The head and the processes beside it, if there are any, as far as they sample."""
+    """The head and the other processes, if there are any, as samplers."""
 
     def __init__(self, job: Job, watch: Watch, connected: Cluster | None) -> None:
         super().__init__(job.config.learns)

@@ -1,4 +1,4 @@
-"""The replicas of a run: this process, the head, which is number 0, and those beside it (``crew``).
+"""The replicas of a run: this process, the head, which is number 0, and the others (``crew``).
 
 They sample the shards of a wave, and a power of two of them learns a step together. The head alone
 scores, evaluates and writes. When a replica dies, what it had of a wave is sampled by the others,
@@ -39,7 +39,7 @@ MOST_ATTEMPTS = 3
 @contextmanager
 def start(job: Job, watch: Watch, count: int) -> Iterator["Many"]:
     """The team of so many replicas (0: the cluster to join says), whose processes start while this
-    one goes on; raises ReplicaError."""
+    one continues; raises ReplicaError."""
     shards = job.config.run.shards
     is_dealt = shards > 1 and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ
     threads = torch.get_num_threads()
@@ -81,7 +81,7 @@ class Many(Crew):
         return ShardedSampler(sampler, self._run.shards, self)
 
     def take_record(self, step: int) -> Record:
-        """See ``Team``. The seconds of sampling ahead are beside learning, and have other names."""
+        """See ``Team``. Sampling ahead overlaps with learning; its seconds have other names."""
         record, self._record = self._record, {}
         for name, value in self._sampled_ahead.pop(step, {}).items():
             phase = name.removeprefix("time/")
@@ -115,7 +115,7 @@ class Many(Crew):
     def learn(
         self, step: int, data: Sequence[Datum], progress: Told, kl_coefficient: float | None
     ) -> Record:
-        """As ``Learners.learn``, shared between as many replicas as live, in a power of two.
+        """``Learners.learn``, shared between as many replicas as live, in a power of two.
 
         Raises:
             TrainingError, OutOfMemory: as there, on any of them.
@@ -155,7 +155,7 @@ class Many(Crew):
             return record
         raise ReplicaError(
             f"step {step + 1}: the replicas keep losing each other; check the network "
-            "between them, and call the same command again to go on"
+            "between them, and call the same command again to resume"
         )
 
     def lose(self) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from reason_llm.errors import PeersLost, one_line
 
 CHUNK_BYTES = 16 << 20
-"""Bytes of a gradient that are sent at once, and buffered beside it."""
+"""Bytes of a gradient that are sent at once, and buffered."""
 MEET_SECONDS = 300.0
 """Seconds that the processes of a group may take to connect."""
 LONGEST_SECONDS = 30 * 24 * 3600.0
@@ -130,7 +130,7 @@ class GroupPeers:
         self._lost.set()
 
     def close(self) -> None:
-        """Leave the group; whoever waits for this process is told at once."""
+        """Leave the group; processes that wait for this one stop at once."""
         self._lost.set()
         self._tensors = self._gloo = None  # their sockets close
 

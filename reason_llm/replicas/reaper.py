@@ -2,7 +2,7 @@
 
     python reaper.py FOLDER
 
-Runs as a program of its own, which imports nothing of ours. Ray's daemons end by themselves some
+Runs as a separate program, which imports nothing of ours. Ray's daemons end without help some
 seconds after their head is killed, two of its agents half a minute later, and its folder stays.
 """
 
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 GRACE_SECONDS = 4.0
-"""Seconds that the cluster has to end by itself."""
+"""Seconds that the cluster has to end."""
 POLL_SECONDS = 0.1
 
 

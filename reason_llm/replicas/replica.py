@@ -1,5 +1,5 @@
-"""A replica beside the head: a whole model with its sampler and its learners, which does what the
-head asks. One that only samples has no learners. It writes nothing to disk."""
+"""A replica other than the head: a whole model with its sampler and its learners, under the head's
+commands. One that only samples has no learners. It writes nothing to disk."""
 
 import os
 import time
@@ -125,7 +125,7 @@ class Replica:
 
         Raises:
             PeersLost: another replica is gone.
-            TrainingError, OutOfMemory: as ``Learners.learn``; the others are told.
+            TrainingError, OutOfMemory: as ``Learners.learn``; the others stop as well.
         """
         count = self._work.config.run.shards
         self._proven = False

@@ -133,7 +133,7 @@ def _check_environment(step: Step, groups: Sequence[Group]) -> None:
         raise TrainingError(
             f"the environment failed in all rollouts of the last {MOST_FAILED_STEPS} steps: "
             f"{printable(problem)[:300]}; fix sample.environment={step.config.sample.environment}, "
-            "and the same command goes on"
+            "and give the same command again, which resumes the run"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run is judged by: accuracy on held-out problems, greedy or of samples; the loss, and of
+"""Evaluation of a run: accuracy on held-out problems, greedy or of samples; the loss, and of
 pairs the accuracy, on held-out rows; a reward model's scale and its dependence on length."""
 
 import gzip
@@ -68,7 +68,7 @@ class HeldOut:
         return self.exists and (step == last or (every > 0 and step % every == 0))
 
     def evaluate(self, step: int, watch: Watch, writer: BackgroundWriter) -> Record:
-        """The metrics of this moment's policy; the completions are written beside them."""
+        """The metrics of this moment's policy; the completions are written to a file."""
         found = self._answers(step, watch, writer) if self._job.data.held_out else {}
         return found | self.judge_rows()
 
@@ -129,8 +129,8 @@ def evaluate(
 
 
 def of_samples(rewards: Sequence[Sequence[float]]) -> Record:
-    """What k samples of each problem say beyond their mean: ``eval/samples``, k; the 95 % interval
-    of the mean, over problems; and ``eval/pass_at_k`` of rewards of 0 and 1."""
+    """Statistics of k samples of each problem beyond their mean: ``eval/samples``, k; the 95 %
+    interval of the mean, over problems; and ``eval/pass_at_k`` of rewards of 0 and 1."""
     k = len(rewards[0])
     interval = estimate([fmean(each) for each in rewards], trials_each=k)
     found = {

@@ -107,7 +107,7 @@ def _saved_rollouts(job: Job, step: int, run: RunIdentity) -> Document:
 
 
 def _team_of(job: Job, watch: Watch) -> AbstractContextManager[Team]:
-    """The run's team, whose other processes start while this one goes on. With one process and one
+    """The run's team, whose other processes start in the background. With one process and one
     shard nothing of Ray, shards or sampling ahead is imported."""
     run, count = job.config.run, job.run.replicas
     if count == 1 and run.shards == 1 and not run.samplers and not run.max_staleness:

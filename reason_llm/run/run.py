@@ -103,7 +103,7 @@ class Run:
             self._stop.check()
 
     def rewards_of(self, reader: RewardReader, groups: Sequence[Group]) -> Sequence[float]:
-        """Reward of each completion by another model, in a memory phase of its own."""
+        """Reward of each completion by another model, in a separate memory phase."""
         count = sum(len(group.completions) for group in groups)
         with self.phases.reading(reader.title, count) as progress:
             return reader.rewards(groups, self.learners.policy, progress)
@@ -237,7 +237,7 @@ class Run:
             micro_batch_tokens=tokens if tokens < planned else None,
             metrics_sha256=self._log.sha256,
         )
-        beside = {
+        versions = {
             checkpoint.version_file(version): adapter
             for version, adapter in self._team.adapters.items()
             if version < state.step
@@ -249,7 +249,7 @@ class Run:
             self.learners.optimizers,
             self.config.run.keep_checkpoints,
             self._writer,
-            self._kept.beside | beside,
+            self._kept.files | versions,
         )
         self._kept.saved(self.state)
 

@@ -79,7 +79,7 @@ def per_reward_advantages(
     epsilon: float = 1e-4,
     counted_N: Tensor | None = None,
 ) -> Tensor:
-    """Each reward (NaN: none) normalised in its group by itself, then the weighted sum, (N,); with
+    """Each reward (NaN: none) normalised in its group, then the weighted sum, (N,); with
     ``scale: whiten`` whitened over the batch, as in ``group_advantages``.
 
     Source: arXiv:2601.05242 eq. 4 to 7.

@@ -1,5 +1,5 @@
 """The learning phase: gradient steps of the policy's adapter, or of all its weights, and of a
-critic's beside it. One step of the loop may hold several optimizer steps, each divided once, by the
+critic's. One step of the loop may hold several optimizer steps, each divided once, by the
 count of its whole optimizer batch. All randomness is a function of the seed and the step.
 
 Not here: losses (``objectives``), a step that several processes learn together (``shards``).
@@ -269,10 +269,10 @@ class Learner:
     def _count(self, rows: Sequence[Datum]) -> Counts:
         """The objective's counts over an optimizer batch."""
         settings = self.settings
-        if not (beside := settings.objective.beside(rows)):
+        if not (extra := settings.objective.extra_rows(rows)):
             return settings.objective.count(rows)
-        ours, _ = self.measure_step(beside, settings.role)
-        theirs, _ = self.measure_step(beside, settings.reference)
+        ours, _ = self.measure_step(extra, settings.role)
+        theirs, _ = self.measure_step(extra, settings.reference)
         return settings.objective.count(rows, list(zip(ours, theirs, strict=True)))
 
     def _seen_routers(self) -> AbstractContextManager[None]:
@@ -470,7 +470,7 @@ class Learners:
         first; the advantages are from its values of before. Raises as ``Learner.update``.
 
         Args:
-            progress: is told of the policy's rows.
+            progress: called with the number of the policy's rows.
             kl_coefficient: the weight of the KL from this step on; None: as it was.
         """
         policy, critic = self.policy, self.critic

@@ -1,4 +1,4 @@
-"""The parts of a policy-gradient loss beside its surrogate: KL, importance weights, masks and sums.
+"""The parts of a policy-gradient loss other than its surrogate: KL, weights, masks, sums.
 Pure functions of tensors and numbers. Every loss is a masked sum; the caller divides once by
 ``denominator`` over the whole optimizer batch. Losses are minimised.
 

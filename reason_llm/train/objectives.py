@@ -63,16 +63,16 @@ class Loss:
     total: Tensor
     """The masked sum, to be divided by the optimizer batch's denominator."""
     values: Mapping[str, Tensor]
-    """(B, T) by metric: their means over the masked tokens are told."""
+    """(B, T) by metric: logged as means over the masked tokens."""
     masked_out: int = 0
     """Rows all of whose tokens the objective took out."""
     of_units: Mapping[str, Tensor] = field(default_factory=dict)
-    """(U,) by metric, one for each row or pair: their means are told."""
+    """(U,) by metric, one for each row or pair: logged as means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(ABC):
-    """What makes a loss of rows. By default every row counts and nothing is measured before."""
+    """A loss of rows. By default every row counts and nothing is measured before."""
 
     output: Output = "logprobs"
     unit: Unit = "sequence"
@@ -99,14 +99,14 @@ class Objective(ABC):
         """The counted rows that have a gradient; the others need no pass."""
         return self.counted(data)
 
-    def beside(self, data: Sequence[Datum]) -> list[Datum]:
+    def extra_rows(self, data: Sequence[Datum]) -> list[Datum]:
         """Further rows, whose log-probs by the policy and by the reference ``count`` is given."""
         return []
 
     @abstractmethod
-    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
-        """Over the counted rows of an optimizer batch, trained or not; ``beside``: log-probs of the
-        trained tokens of the rows that ``beside`` names, by the policy and by the reference."""
+    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
+        """Over the counted rows of an optimizer batch, trained or not; ``extra``: log-probs of the
+        trained tokens of ``extra_rows``, by the policy and by the reference."""
 
     @abstractmethod
     def loss(self, batch: Batch, counts: Counts) -> Loss:
@@ -190,7 +190,7 @@ class PolicyGradient(Objective):
             return counted
         return [i for i in counted if bool(data[i].columns["advantages"].any())]
 
-    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """The row's denominator, and the entropy from which on a token is trained."""
         row = self.row
         lengths = [datum.num_trained for datum in data]
@@ -270,7 +270,7 @@ class Values(Objective):
         """All, or those that the token limit did not cut off."""
         return [i for i, d in enumerate(data) if not (self.leaves_out_truncated and d.is_truncated)]
 
-    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """All trained tokens."""
         tokens = max(1, sum(datum.num_trained for datum in data))
         return Counts(float(tokens), tokens)

@@ -102,11 +102,11 @@ def _zeros_for(parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
 
 
 class Carrier(NamedTuple):
-    """What the optimizer is to move in the place of some rows of a parameter."""
+    """The tensor that the optimizer steps instead of some rows of a parameter."""
 
     moved: torch.nn.Parameter
     """The parameter itself, if it has 32 bits; else one in float32 of the rows' shape, which has
-    storage of its own within ``step`` alone."""
+    separate storage within ``step`` alone."""
     parameter: torch.nn.Parameter
     rows: slice
 
@@ -158,7 +158,7 @@ def round_into(parameter: Tensor, value: Tensor, seed: int) -> None:
 
 
 def allocate_average(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the average of the parameters, which is kept and saved beside the moments."""
+    """Allocate the average of the parameters, which is kept and saved with the moments."""
     for parameter in _parameters(optimizer):
         state = optimizer.state[parameter]
         state[AVERAGE] = torch.zeros_like(parameter, requires_grad=False)
@@ -236,7 +236,7 @@ def _schedule(
         options = {"min_lr_rate": LAST_PART}
     if name == "warmup_stable_decay":
         options = {"num_decay_steps": max(1, round(LAST_PART * total_steps))}
-    # A rate of 0, which trains nothing, has no schedule of its own.
+    # A rate of 0, which trains nothing, has no schedule.
     carrier = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate or 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the optimizer has taken no step

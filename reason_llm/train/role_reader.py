@@ -11,7 +11,7 @@ from reason_llm.train.objectives import Output
 
 
 class Measures(Protocol):
-    """What a reader needs of the learner."""
+    """The methods of the learner that a reader calls."""
 
     def lacking(self, data: Sequence[Datum], column: str) -> list[int]:
         """See ``Learner``."""
@@ -23,7 +23,7 @@ class Measures(Protocol):
 
 
 class ColumnReader(Protocol):
-    """What adds a column to the rows that the learner's objective wants it of."""
+    """A model that adds a column to the rows that the learner's objective wants it of."""
 
     @property
     def column(self) -> str:

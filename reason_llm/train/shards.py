@@ -37,11 +37,11 @@ class Peers(Protocol):
         one bit, the lowest first."""
 
     def gather(self, content: bytes) -> list[bytes]:
-        """What each process gave, in the order of the ranks."""
+        """The parts of all processes, in the order of the ranks."""
 
 
 class Alone:
-    """The peers of a process that learns by itself."""
+    """The peers of a process that learns alone."""
 
     rank = 0
     size = 1
@@ -228,7 +228,7 @@ class ShardedLearner(Learner):
             raise TrainingError(
                 f"step {step}: the replicas learned different adapters ({shown}); use the same "
                 "kind of machine and the same packages for all of them, and call the same command "
-                "again to go on from the last checkpoint"
+                "again to resume from the last checkpoint"
             )
         # The smallest micro-batch of any peer holds for all, and in the checkpoint.
         self.micro_batches.tokens = min(each["micro_batch_tokens"] for each in told)
@@ -250,7 +250,7 @@ def deal(learners: Learners, shards: Shards) -> None:
 
 
 def _to_json(tally: Tally) -> dict[str, Any]:
-    """What ``_from_json`` makes a tally of, ready for JSON; Infinity and NaN may be in it."""
+    """A tally as JSON values, which ``_from_json`` reads; Infinity and NaN may be in it."""
     sums, unit_sums = (
         {name: float(value) for name, value in each.items()}
         for each in (tally.sums, tally.unit_sums)

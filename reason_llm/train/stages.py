@@ -24,7 +24,7 @@ ROUNDING_NATS = 1e-3
 class Supervised(Objective):
     """Negative log-likelihood of the trained tokens."""
 
-    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """All trained tokens."""
         lengths = [datum.num_trained for datum in data]
         return Counts(losses.denominator(lengths, "token_mean", 0), max(1, sum(lengths)))
@@ -47,7 +47,7 @@ class PairLoss(Objective):
         """The reference's log-probs, where the loss compares with them."""
         return list(range(len(data))), ("ref_logprobs",) if self.row.needs_reference else ()
 
-    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """All pairs, and the trained tokens of their chosen sides."""
         chosen = sum(datum.num_trained for datum in data[::2])
         return Counts(float(max(1, len(data) // 2)), max(1, chosen))
@@ -100,17 +100,17 @@ class Labels(Objective):
         """The reference's log-probs."""
         return list(range(len(data))), ("ref_logprobs",)
 
-    def beside(self, data: Sequence[Datum]) -> list[Datum]:
+    def extra_rows(self, data: Sequence[Datum]) -> list[Datum]:
         """Each prompt with the completion of the row before it."""
         return [
             data[other].with_prompt(datum.prompt_ids)
             for datum, other in zip(data, preferences.mismatched(len(data)), strict=True)
         ]
 
-    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
-        """All rows, and the batch's KL by the rows beside."""
-        policy_N = torch.stack([policy.sum() for policy, _ in beside])
-        ref_N = torch.stack([reference.sum() for _, reference in beside])
+    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
+        """All rows, and the batch's KL by the extra rows."""
+        policy_N = torch.stack([policy.sum() for policy, _ in extra])
+        ref_N = torch.stack([reference.sum() for _, reference in extra])
         baseline = float(preferences.kto_baseline(policy_N, ref_N))
         return Counts(float(max(1, len(data))), 1, baseline=baseline)
 
@@ -140,7 +140,7 @@ class RewardModel(Objective):
     output: Output = "scores"
     unit: Unit = "pair"
 
-    def count(self, data: Sequence[Datum], beside: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
+    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """All pairs."""
         return Counts(float(max(1, len(data) // 2)), 1)
 

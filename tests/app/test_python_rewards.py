@@ -82,7 +82,7 @@ def test_a_run_with_functions_and_rows_goes_on_with_them(
     more = {**tree, "run": {**tree["run"], "steps": 2}}
     more["score"] = {"rewards": [right_total, {"custom": brief, "weight": 0.5}, "tag_count"]}
     assert reason_llm.train(more, rows=rows)["steps"] == 2
-    assert "goes on after step 1" in capsys.readouterr().out
+    assert "resumes after step 1" in capsys.readouterr().out
     more["run"] = {**tree["run"], "steps": 3}
     with pytest.raises(CheckpointError, match="prompts_sha256"):
         reason_llm.train(more, rows=ROWS[1:])
@@ -122,7 +122,7 @@ def test_a_changed_function_is_told_and_another_refused(
     reason_llm.train(tree, rewards=[defined("len(completion)")], rows=ROWS, watch=Notes())
     tree["run"]["steps"] = 2
     reason_llm.train(tree, rewards=[defined("-len(completion)")], rows=ROWS)
-    assert "goes on with score.custom_sha256.f: " in capsys.readouterr().out
+    assert "resumes with score.custom_sha256.f: " in capsys.readouterr().out
     tree["run"]["steps"] = 3
     with pytest.raises(CheckpointError, match=r"score\.rewards: .*__main__\.f.*brief"):
         reason_llm.train(tree, rewards=[brief], rows=ROWS, watch=Notes())
@@ -285,7 +285,7 @@ def test_a_run_takes_objects_and_closures_and_goes_on_with_them(
     tree["run"]["steps"] = 2
     tree["score"]["rewards"][1] = closed(3)
     reason_llm.train(tree, rows=ROWS)
-    assert "goes on with score.custom_sha256.inner: " in capsys.readouterr().out
+    assert "resumes with score.custom_sha256.inner: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,14 @@ def test_a_pipe_gets_plain_lines(small_run: Callable[..., Config], tmp_path: Pat
     )
     first, second, *_ = ended.stdout.splitlines()
     assert first == "run config: loading PyTorch and Transformers"
-    assert second.startswith("run config begins: 256 prompts")
+    assert second.startswith("run config starts: 256 prompts")
     assert re.search(r"^step 1/1  reward \d\.\d{3}  sampling", ended.stdout, re.MULTILINE)
     assert all(c.isprintable() for c in ended.stdout.replace("\n", ""))
     assert ended.stderr == ""
 
 
 def test_a_warning_in_a_pipe_is_one_line_of_any_length() -> None:
-    long = "the run goes on with train.learning_rate: 0.002 -> 0.001: from here on it is another"
+    long = "the run resumes with train.learning_rate: 0.002 -> 0.001: from here on it is another"
     code = (
         "import logging; from reason_llm.app.console import Console; Console('auto'); "
         f"logging.getLogger('reason_llm').warning('%s', '{long} experiment')"

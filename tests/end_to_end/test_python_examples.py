@@ -42,7 +42,7 @@ def test_the_examples_run_one_after_the_other_in_an_empty_folder(tmp_path: Path)
     config = (tmp_path / "runs" / "totals" / "resolved_config.yaml").read_text()
     assert "custom: python:__main__.right_total" in config
     again = run_script(EXAMPLES[0].replace('"steps": 3', '"steps": 4'), tmp_path)
-    assert "goes on after step 3" in again and "step 4/4" in again
+    assert "resumes after step 3" in again and "step 4/4" in again
     steps, *accuracy = run_script(EXAMPLES[1], tmp_path).split()
     assert steps == "2" and all(0 <= float(text) <= 1 for text in accuracy)
     judged = run_script(EXAMPLES[2], tmp_path)
@@ -126,7 +126,7 @@ def test_a_notebook_shows_progress_and_a_plot_and_stops_and_goes_on(kernel: Any)
     assert "step 1/3" in shown and "\x1b[" not in shown
     assert "image/png" in displayed
     stopped, displayed = run_cell(kernel, LONG, stop_at="step 2/400")
-    assert "the same call goes on from here" in stopped and "caught Stopped" in stopped
+    assert "the same call resumes from here" in stopped and "caught Stopped" in stopped
     assert displayed == []
     shown, displayed = run_cell(kernel, GO_ON)
     assert "True True" in shown

@@ -157,7 +157,7 @@ def test_the_buffer_of_the_first_step_is_enough_to_go_on(
     shutil.rmtree(tmp_path / "runs")
     resumed = train(config)
     assert resumed.returncode == 0, resumed.stderr
-    assert "goes on from the rollouts in" in resumed.stdout
+    assert "resumes from the rollouts in" in resumed.stdout
     assert ("sampled before" in resumed.stdout) == (place == LEARNING)
     assert outcome(tmp_path) == uninterrupted
 

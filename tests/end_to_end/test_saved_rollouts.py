@@ -140,7 +140,7 @@ def test_a_new_run_from_a_checkpoint_and_on_with_it(
     assert adapter(folder, "fork") == adapter(folder, "first")
     assert [r["step"] for r in metrics.read(folder / "runs" / "fork")] == [2, 3]
     code, shown = call("train.py", config, *fork, "--run.steps", "4")
-    assert (code, "goes on after step 3" in shown) == (0, True)
+    assert (code, "resumes after step 3" in shown) == (0, True)
     code, shown = call("train.py", config, "--run.resume", checkpoint, "--run.steps", "9")
     assert (code, "did not begin from run.resume" in shown) == (2, True)
     # What it began from may be gone by now.
@@ -167,7 +167,7 @@ def test_going_on_with_saved_rollouts_that_became_others(
     assert call(*from_it)[0] == 0
     shutil.copy(source / "step-00000002.json.gz", source / "step-00000003.json.gz")
     code, shown = call(*from_it)
-    assert (code, "goes on after step 3" in shown) == (0, True)
+    assert (code, "resumes after step 3" in shown) == (0, True)
     (source / "step-00000000.json.gz").unlink()
     shutil.copy(source / "step-00000002.json.gz", source / "step-00000004.json.gz")
     code, shown = call(*from_it)

@@ -108,7 +108,7 @@ def test_a_killed_stage_goes_on_to_the_same_bits(
     assert (killed.status, killed.struck) == (-9, True), killed.printed
     resumed = trainer.run(folder, None, *options(stage))
     assert resumed.status == 0, resumed.printed
-    assert "goes on after step" in resumed.printed
+    assert "resumes after step" in resumed.printed
     assert differences(outcome(folder), outcome(like)) == []
 
 

@@ -60,13 +60,13 @@ def test_a_finished_run_is_told_and_what_is_damaged_is_written_again(small_run: 
     before = tree_of(folder)
     assert train(config, told) == summary and tree_of(folder) == before
     assert told.lines[-1] == (
-        f"{folder} was ended early at step 1 by eval.patience: raise it to go on, or start afresh "
-        "with --run.resume never"
+        f"{folder} was ended early at step 1 by eval.patience: raise it to continue, or start "
+        "afresh with --run.resume never"
     )
     job = prepare(small_run(**JUDGED, run__steps=1), SILENT)
     assert job.finished(told) == summary
     assert told.lines[-1] == (
-        f"{folder} is finished at step 1: raise --run.steps to go on, or start afresh with "
+        f"{folder} is finished at step 1: raise --run.steps to continue, or start afresh with "
         "--run.resume never"
     )
     assert prepare(small_run(**JUDGED, run__steps=2), SILENT).finished(told) is None

@@ -166,7 +166,7 @@ def test_a_module_that_the_environments_file_imports_is_another_experiment(
             caplog.clear()
             prepare(config, SILENT)
             (line,) = [each for each in caplog.messages if "another experiment" in each]
-            assert line.startswith(f"the run goes on with {key} imports {name}: '"), line
+            assert line.startswith(f"the run resumes with {key} imports {name}: '"), line
             file.write_text(before)
 
 

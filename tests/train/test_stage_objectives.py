@@ -207,7 +207,7 @@ def test_kto_by_hand() -> None:
 
 def test_kto_pairs_each_prompt_with_the_completion_before() -> None:
     rows = [Datum.of((n,), (10 * n,) * n, str(n)) for n in (1, 2, 3)]
-    found = Labels(row=PREFERENCES["kto"]).beside(rows)
+    found = Labels(row=PREFERENCES["kto"]).extra_rows(rows)
     assert [d.ids for d in found] == [(1, 30, 30, 30), (2, 10), (3, 20, 20)]
     assert [d.num_trained for d in found] == [3, 1, 2]
 
@@ -611,8 +611,8 @@ def test_what_is_measured_is_not_measured_again(model: Model) -> None:
 
 def test_the_baseline_of_kto_is_against_the_reference_that_is_asked_for(model: Model) -> None:
     made, rows = Learner(model, settings(Labels(row=PREFERENCES["kto"]))), labelled()
-    beside = made.settings.objective.beside(rows)
-    sums = [sum(map(torch.sum, made.measure(beside, role)[0])) for role in ("policy", "critic")]
+    extra = made.settings.objective.extra_rows(rows)
+    sums = [sum(map(torch.sum, made.measure(extra, role)[0])) for role in ("policy", "critic")]
     for role, other, ratio in (("policy", "critic", sums[0] - sums[1]),
                                ("critic", "policy", sums[1] - sums[0])):  # fmt: skip
         made.settings = replace(

@@ -32,8 +32,8 @@ Fine-tune language models by reinforcement learning on one GPU, or on a CPU.
 
 reason-llm COMMAND --help tells the options of a command."""
 WHEN_STOPPED = {
-    "train": "stopped; the same command goes on from here",
-    "evaluate": "stopped; the same command goes on from here",
+    "train": "stopped; the same command resumes from here",
+    "evaluate": "stopped; the same command resumes from here",
     "export": "stopped; nothing was exported",
 }
 """Last line of a command that was interrupted."""

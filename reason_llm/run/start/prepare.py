@@ -47,7 +47,7 @@ class Job:
 
     @property
     def is_new(self) -> bool:
-        """Whether the run has no checkpoint of its own."""
+        """Whether the run has no checkpoint yet."""
         return self.state.folder not in self.run.checkpoints
 
     def begin(self, started: float) -> MetricsLog:
@@ -104,13 +104,13 @@ class Job:
             )  # fmt: skip
             return None
         line = (
-            f"{self.folder} is finished at step {self.state.step}: raise --run.steps to go on, "
+            f"{self.folder} is finished at step {self.state.step}: raise --run.steps to continue, "
             "or start afresh with --run.resume never"
         )
         if self.ends_early(self.state):
             line = (
                 f"{self.folder} was ended early at step {self.state.step} by eval.patience: raise "
-                "it to go on, or start afresh with --run.resume never"
+                "it to continue, or start afresh with --run.resume never"
             )
         watch.line(line)
         return summary
@@ -140,9 +140,9 @@ def prepare(config: Config, watch: Watch) -> Job:
 
 
 def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Iterator[str]:
-    """Lines for the user about the run that will begin or go on."""
+    """Lines for the user about the run that starts or resumes."""
     config = run.config
-    where = f"goes on after step {state.step}" if state.folder else "begins"
+    where = f"resumes after step {state.step}" if state.folder else "starts"
     kind = "prompts" if config.samples else "pairs" if config.learns_pairs else "rows"
     yield (
         f"run {config.run.name} {where}: {sum(data.sizes)} {kind}, "

@@ -1,4 +1,4 @@
-"""Where a run stands: at its newest checkpoint, at the one that ``run.resume`` names, or, without a
+"""Recovery of a run: at its newest checkpoint, at the one that ``run.resume`` names, or, without a
 checkpoint in its folder, by data/buffer.json alone or with a checkpoint elsewhere.
 
 Rollouts of step 0 were sampled by the base, so they need no checkpoint. Those of a later step were
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 def state_of(run: ResolvedRun) -> RunState:
-    """Where the run stands, by ``run.resume``, its checkpoints and its buffer.
+    """State from which the run continues, by ``run.resume``, its checkpoints and its buffer.
 
     Raises:
-        CheckpointError: it cannot go on from there.
+        CheckpointError: it cannot resume from there.
         RolloutBufferError: the buffer there is damaged, another run's, or does not fit the model.
     """
     state = _begun_from(run)
@@ -56,7 +56,7 @@ def _begun_from(run: ResolvedRun) -> RunState:
         begun = checkpoint.begin_from(Path(resume), name, identity)
     except CheckpointError as error:
         if run.checkpoints:
-            way_on = f"or leave --run.resume out to go on with the run in {folder}"
+            way_on = f"or leave --run.resume out to resume the run in {folder}"
             raise CheckpointError(f"{error}; {way_on}") from error
         raise
     if not run.checkpoints and not (folder / "summary.json").exists():
@@ -64,8 +64,8 @@ def _begun_from(run: ResolvedRun) -> RunState:
     state = checkpoint.find(folder, name, identity)
     if state.run.id != begun.run.id and not _went_on_from(begun, state):
         raise CheckpointError(
-            f"{folder} holds a run that did not begin from run.resume={resume}; give this run a "
-            "--run.name of its own, or leave --run.resume out to go on with that run"
+            f"{folder} holds a run that did not begin from run.resume={resume}; give this run "
+            "another --run.name, or leave --run.resume out to resume that run"
         )
     return state
 
@@ -83,7 +83,7 @@ def _from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | No
     checkpoint.refused_changes(document.run.config, config)  # those are told when it is checked
     run = RunIdentity(document.run.id, name, config)
     if document.step == 0 and _begins_from_base(document):
-        logger.warning("%s has no checkpoints; the run goes on from the rollouts in %s", name, path)
+        logger.warning("%s has no checkpoints; the run resumes from the rollouts in %s", name, path)
         return RunState(run, step=0, folder=None)
     named = _named_checkpoint(document)
     if isinstance(named, str):
@@ -97,7 +97,7 @@ def _from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | No
             f"of it with --run.resume, or learn from these rollouts alone: {first}the same "
             f"command with --run.name {name}_replay --from-buffer {source}"
         )
-    logger.warning("%s has no checkpoints; the run goes on from %s", name, document.checkpoint)
+    logger.warning("%s has no checkpoints; the run resumes from %s", name, document.checkpoint)
     return replace(named, run=run)
 
 

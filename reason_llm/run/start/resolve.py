@@ -77,7 +77,7 @@ class ResolvedRun:
     saved_run: str | None
     """Name of the run that sampled the first of them."""
     identity: dict[str, Any]
-    """The config with the digests of what it names, so that a run goes on only with the same."""
+    """The config with the digests of what it names, so that a run resumes only with the same."""
 
     @property
     def config(self) -> Config:
@@ -161,8 +161,12 @@ def _other_adapters(config: Config) -> dict[str, Path]:
 
 
 def replicas_of(config: Config) -> int:
-    """How many replicas the run is to have; with ``auto`` and a cluster to join, 0: it says. Raises
-    ConfigError where there are fewer GPUs, and ReplicaError."""
+    """Number of replicas of the run; 0 with ``auto`` and a cluster to join, which decides.
+
+    Raises:
+        ConfigError: there are fewer GPUs.
+        ReplicaError: Ray is missing, or its cluster is open to everybody.
+    """
     run, gpus = config.run, torch.cuda.device_count()
     replicas = run.replicas
     if replicas == "auto" and run.ray is None:
@@ -257,8 +261,8 @@ def _with_steps_and_buffer(
 
 
 def _buffer(config: Config) -> Path:
-    """Path of the run's buffer: where it is left out, data/buffer.json, or a file of the run's own
-    beside it, while that holds rollouts of another unfinished run."""
+    """Path of the run's buffer: where it is left out, data/buffer.json, or a file with
+    the run's name while that holds rollouts of another unfinished run."""
     path, name = config.run.buffer_path, config.run.name
     if config.run.buffer is None and config.samples:
         own = path.with_name(f"{path.stem}.{name}{path.suffix}")
@@ -275,7 +279,7 @@ def _saved_buffers(config: Config, folder: Path) -> list[Path]:
     if run.resume == "never" and folder.resolve() in files[0].resolve().parents:
         raise RolloutBufferError(
             f"run.from_buffer={run.from_buffer} is in {folder}, which --run.resume never moves "
-            "aside; give this run a --run.name of its own"
+            "aside; give this run another --run.name"
         )
     if run.steps < len(files) and run.epochs is None:
         logger.warning(

@@ -53,7 +53,7 @@ def files(source: Path) -> list[Path]:
 
 
 def buffer_files(source: Path, option: str = "") -> list[Path]:
-    """As ``files``, with gaps.
+    """``files``, with gaps.
 
     Args:
         option: what stands before the path in an error.
@@ -102,7 +102,7 @@ def read(path: Path, subject: "Subject") -> Document:
     if not document.complete:
         raise RolloutBufferError(
             f"{path} was cut off while step {document.step} was sampled: its completions have no "
-            "advantages; go on with its run, or name another buffer"
+            "advantages; resume its run, or name another buffer"
         )
     sizes = {len(group.completions) for group in document.groups}
     if len(sizes) != 1:

@@ -13,7 +13,7 @@ from reason_llm.rollout import without_learner_logprobs
 from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
 
 FILES = "step-????????.json.gz"
-"""What an archive holds; ``step-00000003.rescored.json.gz`` beside it is the user's."""
+"""Pattern of the archive's files; ``step-00000003.rescored.json.gz`` is the user's."""
 Keep = Literal["none", "all"] | int
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Archive:
         Raises WriteError, and the others are as they were.
 
         Args:
-            needed_from: the step of the oldest checkpoint that the run may go on from; the
+            needed_from: the step of the oldest checkpoint that the run may resume from; the
                 rollouts since are kept whatever the bound. None: this document alone.
         """
         newest = self.folder / _name(document.step)

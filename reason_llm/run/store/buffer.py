@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 Source = Callable[[int, RunIdentity], Document | None]
-"""A place beside the buffer that may hold all rollouts of this step of the run, with advantages."""
+"""A further place that may hold all rollouts of this step of the run, with advantages."""
 
 
 @dataclass(eq=False)
@@ -97,7 +97,7 @@ class RolloutBuffer:
     def read(self, step: int, checkpoint: str | None = None) -> Document | None:
         """As ``find``, for the step whose turn it is; what is elsewhere is taken over.
 
-        It is written to the file, but where that holds a later step of this run: a run that goes on
+        It is written to the file, but where that holds a later step of this run: a run that resumes
         from an older checkpoint comes to those rollouts again, and needs them.
 
         Args:
@@ -198,7 +198,7 @@ def check(path: Path, run: RunIdentity) -> Document | None:
         path, "restore it, or start with --run.resume never, which moves it aside"
     )
     ways_on = (
-        "go on with that run, give this one --run.buffer of its own, "
+        "resume that run, give this one another --run.buffer, "
         f"or start with --run.resume never, which moves {path} aside"
     )
     if document.run.id != run.id:

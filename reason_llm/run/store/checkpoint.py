@@ -85,7 +85,7 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
     if not folders and (run_folder / "summary.json").exists():
         raise CheckpointError(
             f"{run_folder} holds a finished run without its checkpoints; give this run "
-            "a --run.name of its own, or start with --run.resume never, which moves the old run "
+            "another --run.name, or start with --run.resume never, which moves the old run "
             "aside"
         )
     if not folders:
@@ -94,17 +94,18 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
     if refused := refused_changes(state.run.config, config):
         raise CheckpointError(
             f"{run_folder} holds a run with another config ({'; '.join(refused)}); set that back, "
-            "give this run a --run.name of its own, or start with --run.resume never, which moves "
+            "give this run another --run.name, or start with --run.resume never, which moves "
             "the old run aside"
         )
     return replace(state, run=RunIdentity(state.run.id, name, config))
 
 
 def refused_changes(old: dict[str, Any], new: dict[str, Any]) -> Sequence[str]:
-    """What may not change in a run that goes on; warns of what makes it another experiment."""
+    """Changes of the config that a resumed run refuses; warns of those that make it another
+    experiment."""
     changes = config_file.changes(old, new)
     for line in () if changes.refused else changes.warned:
-        logger.warning("the run goes on with %s: from here on it is another experiment", line)
+        logger.warning("the run resumes with %s: from here on it is another experiment", line)
     return changes.refused
 
 
@@ -112,7 +113,7 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
     """Beginning of a new run with the adapter and the optimizer of a checkpoint.
 
     Its id follows from the checkpoint's run and step and from ``name``, so that the run can be told
-    from others when it goes on.
+    from others when it resumes.
 
     Args:
         path: a checkpoint's folder, or a run's, whose newest whole checkpoint is meant.
@@ -222,7 +223,7 @@ def save(
     optimizers: Mapping[Role, torch.optim.Optimizer],
     keep: int,
     writer: BackgroundWriter,
-    beside: Mapping[str, Mapping[str, Tensor] | Path] = {},
+    extra_files: Mapping[str, Mapping[str, Tensor] | Path] = {},
 ) -> RunState:
     """Save ``state`` with the current adapters, heads and optimizers, whole or not at all, and
     return the state with its folder. ``writer.wait()`` raises WriteError where it could not be.
@@ -230,7 +231,7 @@ def save(
     Args:
         optimizers: by the role whose adapter each moves; the policy's among them.
         keep: how many checkpoints are kept.
-        beside: further files by name: tensors, or an earlier checkpoint's file to be copied.
+        extra_files: further files by name: tensors, or an earlier checkpoint's file to be copied.
     """
     target = run_folder / "checkpoints" / f"step-{state.step:08d}"
     policy = model.snapshot()
@@ -247,7 +248,7 @@ def save(
             files[_file(role, adapters.WEIGHTS)] = model.adapter_of(role)
         if role in model.heads:
             files[_file(role, score_head.FILE)] = score_head.state(model.heads[role])
-    files |= beside
+    files |= extra_files
 
     def write() -> None:
         for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
@@ -317,7 +318,7 @@ def _told_if_damaged(folder: Path) -> Iterator[None]:
         raise  # a ValueError, too
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder} is damaged ({one_line(error)}); remove it to go on from the one before"
+            f"{folder} is damaged ({one_line(error)}); remove it to resume from the one before"
         ) from error
 
 

@@ -4,7 +4,7 @@
     "complete", "trained", "drawn", "groups": [...], "counts": {}}
 
 ``sha256`` is the digest of the file's bytes, unpacked, without that first member. Whoever reads a
-document compares it, so that a changed number is told and not learned from.
+document compares it, so that a changed number is reported and not learned from.
 """
 
 import gzip

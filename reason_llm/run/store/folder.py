@@ -52,7 +52,7 @@ def is_run(path: Path) -> bool:
 
 
 def no_run(path: Path) -> str:
-    """Message that there is no such run, with those of a similar name beside it and in runs/."""
+    """Message that there is no such run, with similar names in its folder and in runs/."""
     runs = [
         each.parent
         for each in (*path.parent.glob(f"*/{CONFIG}"), *Path("runs").glob(f"*/{CONFIG}"))
@@ -225,7 +225,7 @@ def check_ended(option: str, adapter: Path) -> None:
 
 
 def listing(run: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first, without other files beside them, such as copies."""
+    """Checkpoints of a run, oldest first, without other files, such as copies."""
     return sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
 
 

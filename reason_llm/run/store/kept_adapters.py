@@ -1,8 +1,8 @@
-"""The adapters, or whole models, that a run keeps in folders of its own: the last one, the average
+"""The adapters, or whole models, that a run keeps in separate folders: the last one, the average
 (train.ema) and that of the best evaluation.
 
 The best one's weights are in every checkpoint from then on (``best.adapter_model.safetensors``), so
-that a run that goes on from any of them has it again.
+that a run resumed from any of them has it again.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def _record_of(best: Best) -> dict[str, Any]:
-    """The content of the file beside the best adapter."""
+    """Content of the record in the folder of the best adapter."""
     return {key: value for key, value in asdict(best).items() if key != "evaluations_since"}
 
 
@@ -64,7 +64,7 @@ class KeptAdapters:
     """The policy's optimizer."""
     log: MetricsLog
     writer: BackgroundWriter
-    beside: dict[str, Mapping[str, Tensor] | Path] = field(default_factory=dict)
+    files: dict[str, Mapping[str, Tensor] | Path] = field(default_factory=dict)
     """The best adapter in the next checkpoint, by file: tensors until one holds them, then its
     files."""
 
@@ -72,8 +72,8 @@ class KeptAdapters:
         """Bring the best adapter's folder to the state that the checkpoint names."""
         if (checkpoint := state.folder) is None or (best := self._best_of(state)) is None:
             return state
-        self.beside = {file.name: file for file in checkpoint.glob(f"{OF_BEST}*")}
-        if not self.beside:
+        self.files = {file.name: file for file in checkpoint.glob(f"{OF_BEST}*")}
+        if not self.files:
             logger.warning(
                 "%s/ of step %d was not kept: the next one is",
                 self._folder_of("best").name, best.step,
@@ -93,15 +93,15 @@ class KeptAdapters:
         best = self._best_of(state)
         if best is not None and best.step == state.step and self.config.learns:
             tensors = self.model.adapter_of("policy")
-            self.beside = {f"{OF_BEST}{self.model.weights_file}": tensors}
+            self.files = {f"{OF_BEST}{self.model.weights_file}": tensors}
             if (head := self.model.heads.get("policy")) is not None:
-                self.beside[f"{OF_BEST}{score_head.FILE}"] = score_head.state(head)
+                self.files[f"{OF_BEST}{score_head.FILE}"] = score_head.state(head)
 
     def saved(self, state: RunState) -> None:
         """A checkpoint is on its way to disk: after it, write the folder of what is new in it."""
         assert state.folder is not None
-        is_new = any(not isinstance(source, Path) for source in self.beside.values())
-        self.beside = {name: state.folder / name for name in self.beside}
+        is_new = any(not isinstance(source, Path) for source in self.files.values())
+        self.files = {name: state.folder / name for name in self.files}
         if is_new and (best := self._best_of(state)) is not None:
             self._submit(state.folder, best)
 
@@ -135,7 +135,7 @@ class KeptAdapters:
 
     def _submit(self, checkpoint: Path, best: Best) -> None:
         """Write the best adapter's folder from a checkpoint, after that is on disk."""
-        records, names = self._records(best.step), list(self.beside)
+        records, names = self._records(best.step), list(self.files)
         self.writer.submit(lambda: self.write(checkpoint, names, best, records))
 
     def write(

@@ -56,9 +56,9 @@ class MetricsLog:
     """The records of a run in ``<run>/metrics.jsonl``.
 
     Args:
-        step: of the checkpoint that the run goes on from; None for a run without one.
+        step: of the checkpoint that the run resumes from; None for a run without one.
         started: ``time.perf_counter()`` from which the next record's seconds count.
-        noted: ``sha256`` when that checkpoint was saved; other records are told in a warning.
+        noted: ``sha256`` when that checkpoint was saved; other records raise a warning.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ def _of_unpaid(groups: Sequence[Group], finds: Callable[[str], str | None] | Non
 
 
 def _of_turns(completions: Sequence[Completion]) -> Record:
-    """What rollouts in an environment were like; empty without one."""
+    """Statistics of rollouts in an environment; empty without one."""
     played = [completion for completion in completions if completion.environment]
     if not played:
         return {}
@@ -259,7 +259,7 @@ def added(one: Record, other: Record) -> Record:
 
 
 def with_means(counts: Record) -> Record:
-    """The counts, with the mean of each metric that a reward logged in the place of its sum and
+    """The counts, with the mean of each metric that a reward logged instead of its sum and
     number."""
     record = {name: value for name, value in counts.items() if not name.startswith(LOGGED)}
     for name, total in counts.items():
