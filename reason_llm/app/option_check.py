@@ -15,7 +15,7 @@ from reason_llm.errors import ReasonError
 from reason_llm.files import check_writable
 from reason_llm.model import adapters
 from reason_llm.model.plan import plan_only
-from reason_llm.readers import PATHS, outside_models
+from reason_llm.readers import PATHS, other_adapters, outside_models
 from reason_llm.run.start import resolve
 from reason_llm.score import Scorer
 
@@ -50,9 +50,7 @@ def check_options(
     if data.preprocess is not None:
         check(partial(load_function, data.preprocess, "data.preprocess"), preprocess=None)
     check_files(config, mistakes.append)
-    for folder in (config.model.start, config.teacher.adapter, config.critic.start):
-        if folder is None:
-            continue
+    for folder in other_adapters(config).values():
         if is_plan and not folder.exists():
             table.append(f"{folder} does not exist yet: planned like the policy's adapter")
         else:

@@ -124,6 +124,8 @@ class ReaderKind:
     made: Callable[[Config, Subject, Base], Sequence[Reader]]
     """The readers that a config asks for, checked; raises ReasonError."""
     plan: Callable[[Config, Machine], Sequence[OutsideModel]] = lambda config, machine: ()
-    """Those with weights of their own, for the memory plan."""
+    """Those with separate weights, for the memory plan."""
     paths: tuple[str, ...] = ()
-    """Options that name models of their own."""
+    """Options that name separate models."""
+    adapters: Callable[[Config], Mapping[str, Path | None]] = lambda config: {}
+    """Adapters of other runs that it reads, by the option that names each."""

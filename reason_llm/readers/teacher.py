@@ -325,4 +325,9 @@ def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
         )
 
 
-KIND = ReaderKind(_open, _plan, ("teacher.model",))
+KIND = ReaderKind(
+    _open,
+    _plan,
+    ("teacher.model",),
+    lambda config: {"teacher.adapter": config.teacher.adapter},
+)

@@ -43,7 +43,7 @@ from reason_llm.model import (
     folder as model_folder,
 )
 from reason_llm.model.plan import Subject, look_at, with_start
-from reason_llm.readers import Base, Reader, RewardReader, open_readers, reference
+from reason_llm.readers import Base, Reader, RewardReader, open_readers, other_adapters, reference
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.dates import with_date
 from reason_llm.run.store import checkpoint, folder as run_folder
@@ -96,7 +96,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     folder = config.run.directory / str(config.run.name)
     replicas = replicas_of(config)
     start = config.model.start
-    others = _other_adapters(config)
+    others = other_adapters(config)
     if others and (config.run.resume == "never" or not checkpoint.listing(folder)):
         for option, adapter in others.items():
             run_folder.check_ended(option, adapter)
@@ -147,17 +147,6 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             config, start, data, readers, saved, _reading(config, subject, renderer)
         ),
     ), data
-
-
-def _other_adapters(config: Config) -> dict[str, Path]:
-    """Adapters of other runs that this one begins from or reads, by the option that names them."""
-    named = {
-        "model.start": config.model.start,
-        "critic.start": config.critic.start,
-        "teacher.adapter": config.teacher.adapter,
-        **{f"path of the reward {k}": each.path for k, each in config.score.reward_models.items()},
-    }
-    return {option: path for option, path in named.items() if path is not None}
 
 
 def replicas_of(config: Config) -> int:
