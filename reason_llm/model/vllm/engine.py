@@ -229,6 +229,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             enforce_eager=on_cpu,
             compilation_config=None if on_cpu else graphs,
             enable_prefix_caching=True,
+            language_model_only=True,  # towers that only images pass through are not loaded
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
             **(lora if sizes.lora_rank else {}),
             logprobs_mode="processed_logprobs",
