@@ -93,8 +93,18 @@ def attach(base: Any, config: AdapterSection, excluded: str | None = None) -> Pe
         exclude_modules=excluded,
         task_type="CAUSAL_LM",
     )
+    linear = {n.rpartition(".")[2] for n, m in base.named_modules() if isinstance(m, LINEAR)}
     with _quiet_peft():
-        policy = get_peft_model(base, lora)
+        try:
+            policy = get_peft_model(base, lora)
+        except ValueError as error:
+            if "incompatible with Mamba" not in str(error):
+                raise
+            raise ModelError(
+                f"model.adapter.targets={config.targets!r}: PEFT adapts no out_proj of "
+                f"{base.config.model_type}, whose kernels read its weight past the layer; set it "
+                f"to [{','.join(sorted(linear - {'lm_head', 'out_proj'}))}], or some of these"
+            ) from error
     asked = {target.rpartition(".")[2] for target in config.target_parameters}
     for module in policy.modules():
         if isinstance(module, ParamWrapper) and module.parameter_name not in asked:

@@ -595,8 +595,9 @@ def check_model(config: ModelSection) -> Any:
     if not Path(config.path).is_dir():
         return policy
     packs = getattr(policy.config, "quantization_config", None) is not None
+    own_name = folder.names_of(weights.base_of(policy))
     for file, stored in folder.stored_shapes(config):
-        for name, shape in stored.items():
+        for name, shape in ((own_name(name), shape) for name, shape in stored.items()):
             is_packed = packs and shape == [-(-math.prod(shapes.get(name, [])) // 2), 1]
             if name in shapes and shapes[name] != shape and not is_packed:
                 raise ModelError(

@@ -37,7 +37,8 @@ def test_three_steps_and_an_export(
     name: str, small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
     path = families.make(tmp_path / "base", name)
-    options = {"path": path, "dtype": "float32", "context_tokens": 256, "adapter": {"rank": 4}}
+    adapter = {"rank": 4, "targets": families.TARGETS.get(name, "all-linear")}
+    options = {"path": path, "dtype": "float32", "context_tokens": 256, "adapter": adapter}
     reward = tmp_path / "mine.py"
     reward.write_text("def mine(token_ids):\n    return sum(token_ids) % 7 / 7\n")
     config = small_run(
@@ -96,7 +97,8 @@ def test_the_table_of_families_is_what_the_code_does(tmp_path: Path) -> None:
     assert {row[0] for row in ROWS} == known - {"falcon_new", "falcon_alibi", "mistral3_24"}
     for name, *told in ROWS:
         text = CONFIG_MAPPING[name]().get_text_config(decoder=True)
-        section = ModelSection(path=str(tmp_path / name), quantize="nf4")
+        adapter = AdapterSection(targets=families.TARGETS.get(name, "all-linear"))
+        section = ModelSection(path=str(tmp_path / name), quantize="nf4", adapter=adapter)
         if name not in families.OLDER | families.TODAY | families.MULTIMODAL:
             families.make_model(tmp_path / name, name, False, "float32")
         else:
@@ -181,6 +183,8 @@ def test_names_that_peft_takes_for_experts_are_refused(tmp_path: Path) -> None:
 def test_chunked_log_probs_are_those_of_full_logits(
     name: str, targets: Any, tmp_path: Path
 ) -> None:
+    if targets == "all-linear":
+        targets = families.TARGETS.get(name, targets)
     path = families.make(tmp_path / "base", name, attention_dropout=0.1)
     loader = AutoModelForImageTextToText if name in families.MULTIMODAL else AutoModelForCausalLM
     section = ModelSection(

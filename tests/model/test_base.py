@@ -1,6 +1,7 @@
 """The base: what ends an answer, what may be adapted, and what is refused."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,9 @@ def test_a_text_model_that_carries_a_vision_config_is_taken(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("family", [*families.OLDER, *families.TODAY, *families.MULTIMODAL])
 def test_families_whose_numbers_fit_pass(tmp_path: Path, family: str) -> None:
-    check_model(ModelSection(path=families.make(tmp_path, family), dtype="float32"))
+    adapter = AdapterSection(targets=families.TARGETS.get(family, "all-linear"))
+    path = families.make(tmp_path, family)
+    check_model(ModelSection(path=path, dtype="float32", adapter=adapter))
 
 
 def test_what_only_a_real_pass_can_tell_is_one_line(tmp_path: Path) -> None:
@@ -183,6 +186,20 @@ def test_what_only_a_real_pass_can_tell_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no forward pass is possible") as caught:
         Model(section, load_tokenizer(path), seed=0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", sorted(families.TARGETS))
+def test_layers_that_peft_does_not_adapt_are_named_with_the_others(
+    tmp_path: Path, family: str
+) -> None:
+    path = families.make(tmp_path, family)
+    section = ModelSection(path=path, dtype="float32")
+    refused(section, f"PEFT adapts no out_proj of {family}, .*; set it to \\[")
+    with pytest.raises(ModelError) as caught:
+        check_model(section)
+    advised = re.search(r"\[(\S+)\], or some", str(caught.value))
+    assert advised is not None
+    check_model(section.with_options({"adapter.targets": advised[1].split(",")}))
 
 
 def test_targets_are_linear_layers_that_are_there() -> None:

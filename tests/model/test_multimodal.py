@@ -3,13 +3,18 @@
 1. The towers are not loaded, the plan does not count them, and one line says so.
 2. Packed rows give the log-probs of padded ones; every factor of the adapter has a gradient.
 3. PEFT loads the adapter over the whole model, towers included, and adapts the text part alone.
-4. What stays out is one line.
+4. A run's plan; a run that is killed; what stays out is one line.
 """
 
+import json
 import logging
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import torch
 from peft import PeftModel
@@ -18,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 import families
-from conftest import TINY
+from conftest import ROOT, TINY
 from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
@@ -134,6 +139,60 @@ def test_families_whose_text_part_stays_out_are_refused(
     ) as caught:
         check_model(ModelSection(path=path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_weight_under_an_earlier_name_is_checked(tmp_path: Path) -> None:
+    path = families.make(tmp_path / "base", "gemma3")
+    check_model(text_only(path))
+    file = tmp_path / "base" / "model.safetensors"
+    tensors = load_file(file)
+    name = "language_model.model.layers.0.self_attn.q_proj.weight"
+    save_file(tensors | {name: tensors[name][:8].clone()}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj\.weight is of shape \[8, "):
+        check_model(text_only(path))
+
+
+def test_the_plan_of_a_run(tmp_path: Path, script: Callable[..., tuple[int, str, str]]) -> None:
+    path = families.make(tmp_path / "base", "qwen3_vl")
+    code, shown, error = script("train.py", *options(tmp_path / "runs", path), "--plan")
+    assert code == 0, error
+    assert "base weights" in shown
+    assert "model_type=qwen3_vl also reads images; its text part alone is loaded" in shown + error
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_resumes_from_its_buffer(
+    tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = families.make(tmp_path / "base", "gemma3")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    code, _, error = script("train.py", *options(whole, path))
+    assert code == 0, error
+    place = ("reason_llm.train.learner:Learner._update", "2")  # the second step's
+    die_at = [sys.executable, str(ROOT / "tests" / "fixtures" / "die_at.py"), *place]
+    ended = subprocess.run([*die_at, *options(killed, path)], capture_output=True, text=True)
+    assert ended.returncode == -9, ended.stderr
+    groups = orjson.loads((killed / "buffer.json").read_bytes())["groups"]
+    code, _, error = script("train.py", *options(killed, path))
+    assert code == 0, error
+    assert orjson.loads((killed / "buffer.json").read_bytes())["groups"] == groups
+    adapter = Path("runs", "run", "adapter", adapters.WEIGHTS)
+    assert (whole / adapter).read_bytes() == (killed / adapter).read_bytes()
+
+
+def options(folder: Path, path: str) -> list[str]:
+    """Of a run of two steps, one update each."""
+    reward = "def mine(token_ids):\n    return sum(token_ids) % 7 / 7\n"
+    Path(f"{folder}.py").write_text(reward)
+    return [
+        *("--model.path", path, "--model.dtype", "float32", "--model.adapter.rank", "4"),
+        *("--model.context_tokens", "256", "--sample.max_new_tokens", "8", "--run.name", "run"),
+        *("--run.directory", str(folder / "runs"), "--run.buffer", str(folder / "buffer.json")),
+        *("--run.steps", "2", "--data.train", str(ROOT / "data" / "arithmetic_train.jsonl")),
+        *("--sample.prompts_per_step", "4", "--sample.completions_per_prompt", "4"),
+        *("--log.console", "plain"),
+        *("--score.rewards", json.dumps([{"custom": f"{folder}.py:mine"}])),
+    ]
 
 
 def test_all_weights_of_a_part_are_not_trained(tmp_path: Path) -> None:

@@ -4,14 +4,12 @@
 2. The adapter serves from disk, and the merged model, by vLLM: to the policy.
 3. NF4; two steps of GRPO.
 
-vLLM's classes of these models import torchvision and mistral_common, though no image is read.
+vLLM's classes of these models import torchvision and mistral_common, though no image is read. Both
+have to be on PYTHONPATH, before them tests/fixtures/torchvision_on_cpu where torch has no CUDA.
 """
 
 import gc
-import importlib
 import importlib.util
-import runpy
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +21,6 @@ from bitsandbytes.nn import Linear4bit
 from safetensors.torch import load_file, save_file
 
 import families
-from conftest import ROOT
 from families import SIZES, prompts_of, quiet, randomize
 from reason_llm.app import training
 from reason_llm.app.console import Console
@@ -52,16 +49,6 @@ pytestmark = [
         reason=f"{' or '.join(IMPORTS)} is not installed",
     ),
 ]
-ON_CPU = ROOT / "tests" / "fixtures" / "torchvision_on_cpu"
-
-
-@pytest.fixture(autouse=True)
-def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchvision can be imported, here and in the process in which vLLM looks at a class."""
-    monkeypatch.setenv("PYTHONPATH", str(ON_CPU), prepend=":")
-    if "torchvision" not in sys.modules:
-        runpy.run_path(str(ON_CPU / "sitecustomize.py"))
-        importlib.import_module("torchvision")
 
 
 def engine_sizes(section: ModelSection, **options: Any) -> EngineSizes:
@@ -164,7 +151,7 @@ def test_nf4(name: str, tmp_path: Path) -> None:
         with sampling(model, 0) as sampler:
             prompts = prompts_of(tokenizer, "What is 3 + 4?", "Why?")
             proof = prove_sampler_is_policy(sampler, model, prompts)
-        assert proof["sample/canary_difference_mean"] < 0.05
+        assert proof["sample/canary_difference_max"] < 0.2
         del sampler
     gc.collect()
 
