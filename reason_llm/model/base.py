@@ -139,6 +139,8 @@ class Model:
             self.engine.use(self.tokenizer)
             self.sync = AdapterSync(self.engine, self.policy)
         base = weights.base_of(self.policy)
+        self.loader: str = multimodal.auto_class(base.config).__name__
+        """Transformers' class that loads all of the checkpoint."""
         text: PretrainedConfig = base.config.get_text_config(decoder=True)
         self.text_config = text
         self.end_token_ids = end_token_ids(config.path, self.tokenizer)
@@ -506,6 +508,14 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
     if multimodal.reads_images(found):
         _say_once(multimodal.note(path, found))
     return found
+
+
+def auto_class(path: str, trust_remote_code: bool = False) -> Any:
+    """The class of Transformers that loads all of the model in a folder or a Hub id. Raises
+    ModelError: its config cannot be read."""
+    with reading(path, "config"):
+        described = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return multimodal.auto_class(described)
 
 
 NOT_OF_THE_SHAPE = {"_name_or_path", "architectures", "dtype", "torch_dtype",

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 from reason_llm.errors import ModelError
 
 FAMILIES = (
-    *("gemma3", "gemma4", "internvl", "mistral3", "qwen2_5_vl", "qwen3_vl", "smolvlm"),
-)  # fmt: skip
+    *("gemma3", "gemma4", "internvl", "lfm2_vl", "mistral3", "qwen2_5_vl", "qwen3_5"),
+    *("qwen3_5_moe", "qwen3_vl", "smolvlm"),
+)
 """Families whose text part is trained, by the ``model_type`` of the whole."""
 LLAMA4 = "vLLM permutes its weights for its rotary embedding, so that they cannot be shared"
 """Reason why Llama 4 is refused."""

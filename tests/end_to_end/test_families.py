@@ -60,6 +60,7 @@ def test_three_steps_and_an_export(
         plain = base(input_ids=ids).logits
         policy = PeftModel.from_pretrained(base, str(run / "adapter"))
         expected = policy(input_ids=ids).logits
+    assert f"= {loader.__name__}.from_pretrained" in (run / "adapter" / "README.md").read_text()
     export(request(run, tmp_path / "out"), Console("quiet"))
     exported = loader.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert f"{loader.__name__}.from_pretrained" in (tmp_path / "out" / "README.md").read_text()

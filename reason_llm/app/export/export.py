@@ -295,7 +295,7 @@ def _describe(
         run=job.run,
         adapter=job.adapter,
         is_reward_model=reward_model.is_one(job.adapter),
-        loader=parity.class_of(job.base_folder).__name__,
+        loader=base.auto_class(str(job.base_folder)).__name__,
     )
     (beside / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:
