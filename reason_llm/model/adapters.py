@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +61,15 @@ _BAD_CONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, Safeten
 """What PEFT raises of a config; the last where a part of it has a name that PEFT does not know."""
 
 
-def attach(base: Any, config: AdapterSection) -> PeftModel:
-    """The base with a fresh LoRA adapter in float32; its start is from torch's global seed. Raises
-    ModelError: a target that the model lacks."""
+def attach(base: Any, config: AdapterSection, excluded: str | None = None) -> PeftModel:
+    """The base with a fresh LoRA adapter in float32; its start is from torch's global seed.
+
+    Args:
+        excluded: PEFT's ``exclude_modules``, for whoever loads the adapter over a larger model.
+
+    Raises:
+        ModelError: a target that the model lacks.
+    """
     experts = expert_weights(base)
     for target in config.target_parameters:
         if not any(f".{name}".endswith(f".{target}") for name in experts):
@@ -84,10 +90,21 @@ def attach(base: Any, config: AdapterSection) -> PeftModel:
         lora_dropout=config.dropout,
         target_modules=find_targets(base, config.targets),
         target_parameters=list(config.target_parameters) or None,
+        exclude_modules=excluded,
         task_type="CAUSAL_LM",
     )
+    linear = {n.rpartition(".")[2] for n, m in base.named_modules() if isinstance(m, LINEAR)}
     with _quiet_peft():
-        policy = get_peft_model(base, lora)
+        try:
+            policy = get_peft_model(base, lora)
+        except ValueError as error:
+            if "incompatible with Mamba" not in str(error):
+                raise
+            raise ModelError(
+                f"model.adapter.targets={config.targets!r}: PEFT adapts no out_proj of "
+                f"{base.config.model_type}, whose kernels read its weight past the layer; set it "
+                f"to [{','.join(sorted(linear - {'lm_head', 'out_proj'}))}], or some of these"
+            ) from error
     asked = {target.rpartition(".")[2] for target in config.target_parameters}
     for module in policy.modules():
         if isinstance(module, ParamWrapper) and module.parameter_name not in asked:
@@ -288,6 +305,21 @@ def check_fits(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -
     with _fitting(folder, base):
         if header_shapes(folder / WEIGHTS) != expected:
             raise CheckpointError(WEIGHTS)
+
+
+def check_layers(folder: Path, layers: Collection[str], base: str) -> None:
+    """Check that the layers of an adapter are among those of the base. vLLM 0.31 does not: under
+    the names of another class of the same model it serves the base alone and says nothing. Raises
+    ModelError: one is not."""
+    with _reading(folder / WEIGHTS):
+        stored = header_shapes(folder / WEIGHTS)
+    for match in filter(None, map(ADAPTED.fullmatch, stored)):
+        if (name := match[1].removesuffix(".base_layer")) not in layers:
+            raise ModelError(
+                f"{folder / WEIGHTS}: {name} is no layer of {base} as Transformers and vLLM load "
+                "it, and vLLM would serve the base without the adapter; name the model that it was "
+                "trained on with --base, or train it again over this one"
+            )
 
 
 def check_over(policy: PeftModel, folder: Path, base: str) -> None:

@@ -22,7 +22,6 @@ import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     Cache,
     GenerationConfig,
@@ -39,6 +38,7 @@ from reason_llm.model import (
     adapted_linear,
     adapters,
     folder,
+    multimodal,
     nf4,
     score_head,
     weights,
@@ -127,8 +127,9 @@ class Model:
             if sizes is None:
                 loaded = _load_base(config, self.device)
             else:
+                described = read_config(config.path)  # vLLM registers config classes of its own
                 self.engine = engine.start(config.path, dtype, sizes, seed)
-                loaded = shared_weights.model_over(self.engine, dtype, config.attention)
+                loaded = shared_weights.model_over(self.engine, described, dtype, config.attention)
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
             _disable_dropout(loaded)
@@ -138,6 +139,8 @@ class Model:
             self.engine.use(self.tokenizer)
             self.sync = AdapterSync(self.engine, self.policy)
         base = weights.base_of(self.policy)
+        self.loader: str = multimodal.auto_class(base.config).__name__
+        """Transformers' class that loads all of the checkpoint."""
         text: PretrainedConfig = base.config.get_text_config(decoder=True)
         self.text_config = text
         self.end_token_ids = end_token_ids(config.path, self.tokenizer)
@@ -365,7 +368,7 @@ def _policy_over(base: Any, config: ModelSection) -> Any:
     """The base with its adapter, or as it is with gradients of its own."""
     if config.train == "full":
         return weights.make_trainable(base)
-    return adapters.attach(base, config.adapter)
+    return adapters.attach(base, config.adapter, multimodal.excluded_modules(base))
 
 
 def _adapter_name(role: Role) -> str:
@@ -497,17 +500,22 @@ def weights_dtype(config: ModelSection, device: torch.device) -> torch.dtype:
 
 
 def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The config of the model in a folder or a Hub id. Raises ModelError: it cannot be read, or is
-    of a model that reads images."""
+    """The config of the model in a folder or a Hub id; of a model that also reads images with one
+    line that says so. Raises ModelError: it cannot be read, or its text part cannot be trained."""
     allowed = folder.check(path, "config.json", runs=trust_remote_code)
     with reading(path, "config"):
         found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
-    if "vision_config" in found.sub_configs:
-        raise ModelError(
-            f"model.path={path}: {found.model_type} reads images, too, which is not supported; "
-            "take a model of text alone, or save its text part as a model"
-        )
+    if multimodal.reads_images(found):
+        _say_once(multimodal.note(path, found))
     return found
+
+
+def auto_class(path: str, trust_remote_code: bool = False) -> Any:
+    """The class of Transformers that loads all of the model in a folder or a Hub id. Raises
+    ModelError: its config cannot be read."""
+    with reading(path, "config"):
+        described = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return multimodal.auto_class(described)
 
 
 NOT_OF_THE_SHAPE = {"_name_or_path", "architectures", "dtype", "torch_dtype",
@@ -548,11 +556,18 @@ def meta_model(config: ModelSection) -> Any:
     ModelError: no causal language model, a target that it lacks, or weights that are quantised
     already in another way than asked for."""
     model = meta_base(config.path, config.trust_remote_code)
+    if config.train == "full" and multimodal.reads_images(model.config):
+        raise ModelError(
+            f"model.train=full contradicts model.path={config.path}: model_type="
+            f"{model.config.model_type} also reads images, and the part that reads them is not "
+            "loaded and would be missing from what is written; train an adapter"
+        )
     if (quantized := getattr(model.config, "quantization_config", None)) is not None:
         fields = quantized if isinstance(quantized, dict) else quantized.to_dict()
         head = model.get_output_embeddings()
         linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-        if (reason := nf4.unfit(fields, linear, config.quantize)) is not None:
+        is_mixture = bool(adapters.expert_weights(model))
+        if (reason := nf4.unfit(fields, linear, config.quantize, is_mixture)) is not None:
             raise ModelError(f"model.path={config.path}: {reason}")
     if config.quantize == "nf4":
         nf4.check(model, config.path)
@@ -567,11 +582,12 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
     with reading(path, "config"), torch.device("meta"), warnings.catch_warnings():
         # A layer of size 0 is told by the shapes of the weights.
         warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
-        return AutoModelForCausalLM.from_config(
+        model = multimodal.auto_class(described).from_config(
             described,
             trust_remote_code=trust_remote_code,
             experts_implementation="batched_mm",  # torch's grouped_mm has no float32 there
         )
+        return multimodal.drop_towers(model)
 
 
 def check_model(config: ModelSection) -> Any:
@@ -589,8 +605,9 @@ def check_model(config: ModelSection) -> Any:
     if not Path(config.path).is_dir():
         return policy
     packs = getattr(policy.config, "quantization_config", None) is not None
+    own_name = folder.names_of(weights.base_of(policy))
     for file, stored in folder.stored_shapes(config):
-        for name, shape in stored.items():
+        for name, shape in ((own_name(name), shape) for name, shape in stored.items()):
             is_packed = packs and shape == [-(-math.prod(shapes.get(name, [])) // 2), 1]
             if name in shapes and shapes[name] != shape and not is_packed:
                 raise ModelError(
@@ -637,7 +654,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     described = read_config(config.path, trusted)
     attention = shared_weights.attention_for(described, config.attention)
     with reading(config.path, "weights"):
-        base, report = AutoModelForCausalLM.from_pretrained(
+        base, report = multimodal.auto_class(described).from_pretrained(
             config.path,
             dtype=dtype,
             use_safetensors=folder.use_safetensors(config),
@@ -653,7 +670,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             f"{missing[0]} among them; save it whole"
         )
     nf4.keep_layouts(base, dtype)
-    return base
+    return multimodal.drop_towers(base)
 
 
 def _disable_dropout(base: Any) -> None:

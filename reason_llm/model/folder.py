@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError, safe_open
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.utils import find_adapter_config_file
 
 from reason_llm.config import ModelSection
@@ -207,6 +209,14 @@ def header_shapes(file: Path) -> dict[str, list[int]]:
     """Shapes by name, from the header of a safetensors file."""
     with safe_open(regular(file), framework="pt") as opened:
         return {name: opened.get_slice(name).get_shape() for name in list(opened.keys())}
+
+
+def names_of(model: Any) -> Callable[[str], str]:
+    """The model's name of a tensor, by the name in a checkpoint, which may be of an earlier version
+    of Transformers."""
+    table = get_model_conversion_mapping(model)
+    renamings = [each for each in table if isinstance(each, WeightRenaming)]
+    return lambda name: rename_source_key(name, renamings, [])[0]
 
 
 def check_json(file: Path) -> None:

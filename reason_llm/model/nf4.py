@@ -50,15 +50,20 @@ def make_tables(device: torch.device) -> None:
         name2qmap["dynamic"] = create_dynamic_map().to(device)
 
 
-def unfit(quantized: Mapping[str, Any], linear: Collection[str], quantize: str) -> str | None:
+def unfit(
+    quantized: Mapping[str, Any], linear: Collection[str], quantize: str, is_mixture: bool
+) -> str | None:
     """Reason why an already quantised checkpoint cannot be used, with the fix; None if it can.
 
     Args:
         quantized: ``quantization_config`` of its config.json.
         linear: names of the linear layers but the head.
+        is_mixture: it has experts, which ``check`` refuses in NF4.
     """
     method = str(quantized.get("quant_method"))[:40]
     other = "take the unquantised model and set model.quantize to nf4"
+    if is_mixture:
+        other = "take the same weights in bfloat16 (the experts of a mixture have no NF4 here)"
     if method != "bitsandbytes":
         return f"its weights are quantised by {method}, which cannot be trained over; {other}"
     kind = quantized.get("bnb_4bit_quant_type", "fp4")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import families
 from conftest import ROOT
@@ -32,12 +32,13 @@ pytestmark = pytest.mark.filterwarnings("default")  # PEFT warns of Conv1D
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*families.OLDER, *families.TODAY])
+@pytest.mark.parametrize("name", [*families.OLDER, *families.TODAY, *families.MULTIMODAL])
 def test_three_steps_and_an_export(
     name: str, small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
     path = families.make(tmp_path / "base", name)
-    options = {"path": path, "dtype": "float32", "context_tokens": 256, "adapter": {"rank": 4}}
+    adapter = {"rank": 4, "targets": families.TARGETS.get(name, "all-linear")}
+    options = {"path": path, "dtype": "float32", "context_tokens": 256, "adapter": adapter}
     reward = tmp_path / "mine.py"
     reward.write_text("def mine(token_ids):\n    return sum(token_ids) % 7 / 7\n")
     config = small_run(
@@ -52,14 +53,17 @@ def test_three_steps_and_an_export(
     assert [record["step"] for record in records][-1] == 3
     learned = [record for record in records if record["step"]]
     assert all(0 < record["train/grad_norm"] < math.inf for record in learned)
-    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    loader = AutoModelForImageTextToText if name in families.MULTIMODAL else AutoModelForCausalLM
+    base = loader.from_pretrained(path, dtype=torch.float32)
     ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
     with torch.no_grad():
         plain = base(input_ids=ids).logits
         policy = PeftModel.from_pretrained(base, str(run / "adapter"))
         expected = policy(input_ids=ids).logits
+    assert f"= {loader.__name__}.from_pretrained" in (run / "adapter" / "README.md").read_text()
     export(request(run, tmp_path / "out"), Console("quiet"))
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    exported = loader.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert f"{loader.__name__}.from_pretrained" in (tmp_path / "out" / "README.md").read_text()
     with torch.no_grad():
         found = exported(input_ids=ids).logits
     assert (found - expected).abs().max() < 1e-4
@@ -90,16 +94,18 @@ ROWS = re.findall(
 def test_the_table_of_families_is_what_the_code_does(tmp_path: Path) -> None:
     """And each family of it is run somewhere: here, or under vLLM."""
     known = {*families.OLDER, *families.TODAY, *(family for family, *_ in families.FAMILIES)}
-    assert {row[0] for row in ROWS} == known - {"falcon_new", "falcon_alibi"}
+    known |= families.MULTIMODAL.keys()
+    assert {row[0] for row in ROWS} == known - {"falcon_new", "falcon_alibi", "mistral3_24"}
     for name, *told in ROWS:
-        text = CONFIG_MAPPING[name]()
-        section = ModelSection(path=str(tmp_path / name), quantize="nf4")
-        if name not in families.OLDER | families.TODAY:
+        text = CONFIG_MAPPING[name]().get_text_config(decoder=True)
+        adapter = AdapterSection(targets=families.TARGETS.get(name, "all-linear"))
+        section = ModelSection(path=str(tmp_path / name), quantize="nf4", adapter=adapter)
+        if name not in families.OLDER | families.TODAY | families.MULTIMODAL:
             families.make_model(tmp_path / name, name, False, "float32")
         else:
             families.make(tmp_path / name, name)
         is_packed = attention.unfit(text, torch.float32, torch.device("cpu")) is None
-        found = [name not in backends.WITHOUT_VLLM, is_packed, True]
+        found = [text.model_type not in backends.WITHOUT_VLLM, is_packed, True]
         try:
             meta_model(section)
         except ModelError as error:
@@ -170,12 +176,18 @@ def test_names_that_peft_takes_for_experts_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("targets", ["all-linear", ["lm_head"]], ids=["all-linear", "head"])
 @pytest.mark.parametrize(
     "name",
-    most_are_long([*families.OLDER, *families.TODAY], [*families.OLDER, "granite", "cohere2"]),
+    most_are_long(
+        [*families.OLDER, *families.TODAY, *families.MULTIMODAL],
+        [*families.OLDER, "granite", "cohere2", "gemma3"],
+    ),
 )
 def test_chunked_log_probs_are_those_of_full_logits(
     name: str, targets: Any, tmp_path: Path
 ) -> None:
+    if targets == "all-linear":
+        targets = families.TARGETS.get(name, targets)
     path = families.make(tmp_path / "base", name, attention_dropout=0.1)
+    loader = AutoModelForImageTextToText if name in families.MULTIMODAL else AutoModelForCausalLM
     section = ModelSection(
         path=path, dtype="float32", adapter=AdapterSection(rank=4, targets=targets)
     )
@@ -194,7 +206,7 @@ def test_chunked_log_probs_are_those_of_full_logits(
         expected_BT = logits_BTV.log_softmax(-1)[:, :-1].gather(-1, ids_BT[:, 1:, None])[..., 0]
         assert (found_BT[:, 1:] - expected_BT).abs().max() < 1e-5
         adapters.snapshot(model.policy).write(tmp_path / "adapter")
-        again = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        again = loader.from_pretrained(path, dtype=torch.float32)
         reloaded = adapters.over(again, tmp_path / "adapter").eval()
         with torch.no_grad():
             theirs = reloaded(input_ids=ids_BT).logits / 0.7

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from reason_llm.config import AdapterSection
 from reason_llm.model import adapters
+from reason_llm.model.base import read_config
 from reason_llm.model.vllm import engine, shared_weights
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import EngineSizes
@@ -69,7 +70,8 @@ def main(folder: Path) -> None:
     adapter = AdapterSection(rank=10, alpha=20)
     started = engine.start(str(folder), torch.float32, EngineSizes(128, 64 << 20, 4, 16), seed=0)
     loaded = resident_mib()
-    policy = adapters.attach(shared_weights.model_over(started, torch.float32), adapter)
+    shared = shared_weights.model_over(started, read_config(str(folder)), torch.float32)
+    policy = adapters.attach(shared, adapter)
     sync = AdapterSync(started, policy)
     train_once(policy)
     shared = resident_mib()

@@ -1,6 +1,7 @@
 """The base: what ends an answer, what may be adapted, and what is refused."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,15 +163,6 @@ def test_a_base_that_others_quantised_is_refused(tmp_path: Path, kind: Any) -> N
     refused(ModelSection(path=path), "are quantised by|cannot be read")
 
 
-@pytest.mark.parametrize(
-    "name", ["gemma3", "gemma4", "llava", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl"]
-)
-def test_models_that_read_images_are_refused(name: str, tmp_path: Path) -> None:
-    path = changed(tmp_path / "copy")
-    CONFIG_MAPPING[name]().save_pretrained(path)
-    refused(ModelSection(path=path), f"{name} reads images, too")
-
-
 def test_a_text_model_that_carries_a_vision_config_is_taken(tmp_path: Path) -> None:
     path = changed(families.make(tmp_path, "qwen3_5_text"), vision_config={"depth": 2})
     policy = check_model(ModelSection(path=path, dtype="float32"))
@@ -179,9 +171,11 @@ def test_a_text_model_that_carries_a_vision_config_is_taken(tmp_path: Path) -> N
     assert reason is not None and "recurrent layers" in reason
 
 
-@pytest.mark.parametrize("family", [*families.OLDER, *families.TODAY])
+@pytest.mark.parametrize("family", [*families.OLDER, *families.TODAY, *families.MULTIMODAL])
 def test_families_whose_numbers_fit_pass(tmp_path: Path, family: str) -> None:
-    check_model(ModelSection(path=families.make(tmp_path, family), dtype="float32"))
+    adapter = AdapterSection(targets=families.TARGETS.get(family, "all-linear"))
+    path = families.make(tmp_path, family)
+    check_model(ModelSection(path=path, dtype="float32", adapter=adapter))
 
 
 def test_what_only_a_real_pass_can_tell_is_one_line(tmp_path: Path) -> None:
@@ -192,6 +186,20 @@ def test_what_only_a_real_pass_can_tell_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no forward pass is possible") as caught:
         Model(section, load_tokenizer(path), seed=0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", sorted(families.TARGETS))
+def test_layers_that_peft_does_not_adapt_are_named_with_the_others(
+    tmp_path: Path, family: str
+) -> None:
+    path = families.make(tmp_path, family)
+    section = ModelSection(path=path, dtype="float32")
+    refused(section, f"PEFT adapts no out_proj of {family}, .*; set it to \\[")
+    with pytest.raises(ModelError) as caught:
+        check_model(section)
+    advised = re.search(r"\[(\S+)\], or some", str(caught.value))
+    assert advised is not None
+    check_model(section.with_options({"adapter.targets": advised[1].split(",")}))
 
 
 def test_targets_are_linear_layers_that_are_there() -> None:

@@ -27,7 +27,7 @@ from reason_llm.config import AdapterSection, Config, DataSection, ModelSection,
 from reason_llm.config.sections import SampleSection
 from reason_llm.errors import ConfigError, ModelError, TrainingError
 from reason_llm.model import nf4
-from reason_llm.model.base import Model, check_model, load_tokenizer
+from reason_llm.model.base import Model, check_model, load_tokenizer, read_config
 from reason_llm.model.datum import to_data
 from reason_llm.model.plan.backends import choose
 from reason_llm.model.vllm import engine, shared_weights
@@ -73,7 +73,7 @@ def test_every_packed_byte_is_shared_and_the_checkpoint_s(
     need_vllm()
     path = str(make_model(tmp_path / family, family, tied, "bfloat16"))
     started = engine.start(path, torch.bfloat16, NF4_SIZES, seed=0)
-    model = shared_weights.model_over(started, torch.bfloat16)
+    model = shared_weights.model_over(started, read_config(path), torch.bfloat16)
     storages = {p.untyped_storage().data_ptr() for p in started.module.parameters()}
     assert all(p.untyped_storage().data_ptr() in storages for p in model.parameters())
     assert shared_weights.verify(model, path) >= 12

@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 CONVERTER = "convert_hf_to_gguf.py"
 SENTENCE_PIECES = "tokenizer.model"
 """What llama.cpp's converter reads for Gemma; Transformers 5 does not write it."""
+PROCESSORS = "*processor_config.json"
+"""Files by which Transformers and vLLM prepare the images of a model that reads them."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 PUSH_ERRORS = (
     *(HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled),
@@ -121,8 +123,10 @@ def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | N
             result = merge(request, job, beside, console)
         job.tokenizer.save_pretrained(beside)
         kind = None if request.adapter_only else base.misread_by(beside, job.tokenizer)
-        if (pieces := job.base_folder / SENTENCE_PIECES).is_file():
-            shutil.copyfile(regular(pieces), beside / SENTENCE_PIECES)
+        processors = [] if request.adapter_only else job.base_folder.glob(PROCESSORS)
+        for file in (job.base_folder / SENTENCE_PIECES, *processors):
+            if file.is_file():
+                shutil.copyfile(regular(file), beside / file.name)
         _describe(request, job, beside, result)
     console.line(f"exported {job.adapter} over {job.base} to {request.out}")
     if kind is not None:
@@ -181,6 +185,9 @@ def _prepare(request: ExportRequest) -> _Job:
         if not (adapter / adapters.WEIGHTS).is_file():
             raise ModelError(f"{adapter} holds no {adapters.WEIGHTS}; name another adapter")
         adapters.read_config(adapter)
+        if request.adapter_only:
+            layers = base.meta_base(str(folder), trust_remote_code=False).named_modules()
+            adapters.check_layers(adapter, {layer for layer, _ in layers}, name)
     elif request.adapter_only:
         raise ConfigError(
             f"--adapter-only contradicts {source}, which trained all weights; leave it out"
@@ -288,6 +295,7 @@ def _describe(
         run=job.run,
         adapter=job.adapter,
         is_reward_model=reward_model.is_one(job.adapter),
+        loader=base.auto_class(str(job.base_folder)).__name__,
     )
     (beside / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:

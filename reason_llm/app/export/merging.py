@@ -227,16 +227,18 @@ def _plan(
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is damaged ({one_line(error)}); copy it again") from error
     model = base_model.meta_base(str(base), trust_remote_code=False)
-    prefix = f"{model.base_model_prefix}."
+    prefix, own_name = f"{model.base_model_prefix}.", model_folder.names_of(model)
+    earlier = {own_name(name): name for name in sources}
 
     def stored(name: str) -> str:
-        """A checkpoint may leave out the prefix, such as ``transformer.`` in GPT-2's own."""
+        """A checkpoint may leave out the prefix, such as ``transformer.`` in GPT-2's own, or have
+        the names of an earlier version of Transformers, such as Gemma 3's and Mistral 3's."""
         short = name.removeprefix(prefix)
-        return short if name not in sources and short in sources else name
+        return short if name not in sources and short in sources else earlier.get(name, name)
 
     added, kept = adapted(adapter) if adapter is not None else ({}, {})
     embedding = model.get_input_embeddings()
-    is_tied = model.config.get_text_config(decoder=True).tie_word_embeddings
+    is_tied = model.config.tie_word_embeddings
     for name, module in model.named_modules():
         weight = f"{name}.weight"
         if isinstance(module, Conv1D) and weight in added:

@@ -46,6 +46,8 @@ class ModelCard:
     """The run's folder."""
     is_reward_model: bool = False
     """Whether it is a reward model, which gives scores and writes no text."""
+    loader: str = "AutoModelForCausalLM"
+    """Transformers' class that loads the base."""
 
 
 def licence_of(base: Path) -> str | None:
@@ -76,13 +78,13 @@ def render(card: ModelCard) -> str:
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
     environment.filters["printable"] = printable
     template = environment.from_string(read_text(Path(__file__).with_suffix(".md.jinja")))
-    task = "SequenceClassification" if card.is_reward_model else "CausalLM"
+    loader = "AutoModelForSequenceClassification" if card.is_reward_model else card.loader
     try:
         sections = {} if config is None else _training(card, config, sources)
         if run is not None:
             sections["Evaluation"] = _evaluation(run, card.adapter)
         shown = template.render(
-            card=card, config=config, header=header.to_yaml(), model_class=f"AutoModelFor{task}",
+            card=card, config=config, header=header.to_yaml(), model_class=loader,
             sections={title: map(printable, lines) for title, lines in sections.items()},
         )  # fmt: skip
         return without_secrets(f"{shown}\n")

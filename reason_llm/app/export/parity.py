@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import Panic, without_panics
-from reason_llm.model import Datum, adapters, default_device, share_of_base
+from reason_llm.model import Datum, adapters, base as base_model, default_device, share_of_base
 
 LARGEST = {torch.float32: 1e-4, torch.bfloat16: 2.0}
 MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.1}
@@ -146,10 +145,11 @@ def policy_over(model: Any, adapter: Path, dtype: torch.dtype) -> Any:
     return load(adapter, dtype)
 
 
-def load(path: Path, dtype: torch.dtype, kind: Any = AutoModelForCausalLM) -> Any:
-    """A model loaded by Transformers' class ``kind``, as any user loads it; raises a ModelError."""
+def load(path: Path, dtype: torch.dtype, kind: Any = None) -> Any:
+    """A model loaded by Transformers' class ``kind``, by default the one that
+    loads all of it, as any user loads it; raises a ModelError."""
     try:
-        return kind.from_pretrained(
+        return (kind or base_model.auto_class(str(path))).from_pretrained(
             path, dtype=dtype, use_safetensors=True,
             device_map={"": default_device()}, trust_remote_code=False,
         ).eval()  # fmt: skip

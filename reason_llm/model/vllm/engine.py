@@ -229,6 +229,8 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             enforce_eager=on_cpu,
             compilation_config=None if on_cpu else graphs,
             enable_prefix_caching=True,
+            language_model_only=True,  # towers that only images pass through are not loaded
+            hf_overrides=_with_query_scale,
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
             **(lora if sizes.lora_rank else {}),
             logprobs_mode="processed_logprobs",
@@ -261,6 +263,18 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
         else:
             os.environ["LD_PRELOAD"] = preloaded
     return Engine(llm, path, sizes.kv_cache_bytes)
+
+
+def _with_query_scale(config: Any) -> Any:
+    """The config with the growth of Ministral 3's queries with their position where vLLM 0.31 looks
+    for it (vllm/model_executor/models/mistral.py): it takes that from Mistral's own params.json and
+    drops what config.json says. Ends when vLLM reads ``rope_parameters``."""
+    text = config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if (beta := rope.get("llama_4_scaling_beta")) is not None:
+        positions = rope["original_max_position_embeddings"]
+        text.llama_4_scaling = {"original_max_position_embeddings": positions, "beta": beta}
+    return config
 
 
 def is_out_of_memory(error: BaseException) -> bool:

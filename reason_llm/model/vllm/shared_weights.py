@@ -8,6 +8,7 @@ without storage, and each of its parameters becomes a view of the right rows; 4-
 
 import copy
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
     PretrainedConfig,
 )
 
 from reason_llm.errors import ModelError
 from reason_llm.files import regular
-from reason_llm.model import attention, nf4
+from reason_llm.model import attention, folder, multimodal, nf4
 from reason_llm.model.vllm.engine import Engine, on_default_stream
 
 EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight",
@@ -40,12 +39,20 @@ VERIFIED_ROWS = 8192
 """Rows of a checkpoint tensor that are compared at once."""
 
 
-def model_over(engine: Engine, dtype: torch.dtype, asked: str = "auto") -> Any:
-    """A Transformers causal LM whose every parameter is a view of vLLM's storage; ``asked`` is
-    ``model.attention``. Raises ModelError: a layer that cannot be shared, with its name and why."""
+def model_over(
+    engine: Engine, config: PretrainedConfig, dtype: torch.dtype, asked: str = "auto"
+) -> Any:
+    """A Transformers causal LM whose every parameter is a view of vLLM's storage.
+
+    Args:
+        config: read before the engine started: vLLM registers classes of its own for some families.
+        asked: ``model.attention``.
+
+    Raises:
+        ModelError: a layer that cannot be shared, with its name and why.
+    """
     from vllm.config import CompilationMode, set_current_vllm_config
 
-    config = AutoConfig.from_pretrained(engine.path, trust_remote_code=False)
     if _has_own_head(engine.module):
         config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     # vLLM may sample with Transformers' own class, which it compiles in place; ours is not.
@@ -53,19 +60,22 @@ def model_over(engine: Engine, dtype: torch.dtype, asked: str = "auto") -> Any:
     uncompiled.compilation_config = copy.copy(uncompiled.compilation_config)
     uncompiled.compilation_config.mode = CompilationMode.NONE
     with init_empty_weights(include_buffers=False), set_current_vllm_config(uncompiled):
-        model = AutoModelForCausalLM.from_config(
+        model = multimodal.auto_class(config).from_config(
             config,
             dtype=dtype,
             attn_implementation=attention_for(config, asked),
             trust_remote_code=False,
         )
-    model.tie_weights()  # init_empty_weights unties
+    multimodal.drop_towers(model).tie_weights()  # init_empty_weights unties
+    named = vllm_names(engine.module)
     theirs = dict(engine.module.named_modules(remove_duplicate=False))
-    packed: dict[str, list[str]] = getattr(engine.module, "packed_modules_mapping", {})
+    packed: dict[str, list[str]] = {}
+    for each in engine.module.modules():  # InternVL's table is its language model's
+        packed |= getattr(each, "packed_modules_mapping", None) or {}
     device = next(engine.module.parameters()).device
     for name, parameter in list(model.named_parameters(remove_duplicate=True)):
         owner, _, attribute = name.rpartition(".")
-        module, part = find_owner(theirs, packed, name)
+        module, part = find_owner(theirs, packed, named(name))
         place = model.get_submodule(owner)
         if attribute == "weight" and hasattr(module.weight, "bnb_quant_state"):  # its plugin's mark
             layer = nf4.linear_over(module.weight, part or 0, owner, place, dtype)
@@ -110,6 +120,16 @@ def attention_for(config: PretrainedConfig, asked: str = "auto") -> str:
     if known is None or (known._supports_attention_backend and known._supports_sdpa):
         return attention.register()
     return "sdpa" if known._supports_sdpa else "eager"
+
+
+def vllm_names(module: nn.Module) -> Callable[[str], str]:
+    """vLLM's name of a parameter, by the name in Transformers: with the table of prefixes by which
+    vLLM reads a checkpoint of this model."""
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    table = getattr(module, "hf_to_vllm_mapper", None) or WeightsMapper()
+    prefixes = WeightsMapper(orig_to_new_prefix=dict(table.orig_to_new_prefix))
+    return lambda name: prefixes.map_name(name) or name
 
 
 def names_in_vllm(name: str) -> list[str]:
@@ -178,13 +198,14 @@ def verify(model: nn.Module, path: str) -> int:
     quantised once more, and return the number of tensors compared. Raises ModelError: the first
     tensor that differs: vLLM repacked or changed it; or one that the checkpoint does not hold."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    named = folder.names_of(model)
     left = {id(parameter): parameter.numel() for parameter in parameters.values()}
     compared = 0
     with on_default_stream():
         for file in checkpoint_files(path):
             with safe_open(regular(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict
-                    if (held := _found(parameters, name)) is not None:
+                    if (held := _found(parameters, named(name))) is not None:
                         own, found = held
                         if not _is_stored(model, own, found, opened, name):
                             raise ModelError(f"{name} differs from {file}: it cannot be shared")
@@ -234,11 +255,11 @@ def _is_stored(model: nn.Module, name: str, found: Tensor, opened: Any, key: str
 
 def checkpoint_files(path: str) -> list[Path]:
     """Safetensors of a folder, or of an already downloaded Hub id."""
-    folder = Path(path)
-    if not folder.is_dir():
-        folder = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
-    whole = sorted(folder.glob("model*.safetensors"))  # in a checkpoint there are others beside
-    return whole or sorted(folder.glob("*.safetensors"))
+    place = Path(path)
+    if not place.is_dir():
+        place = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+    whole = sorted(place.glob("model*.safetensors"))  # in a checkpoint there are others beside
+    return whole or sorted(place.glob("*.safetensors"))
 
 
 def _without_lora(module: nn.Module) -> Any:

@@ -166,7 +166,7 @@ class KeptAdapters:
     def _describe(self, folder: Path, step: int, records: Sequence[Record], told: str) -> None:
         """Write a README that says ``told`` of the adapter, and a reward model's scale by the last
         of the records."""
-        (folder / "README.md").write_bytes(readme(self.config, step, told))
+        (folder / "README.md").write_bytes(readme(self.config, step, told, self.model.loader))
         if self.config.of_stage.scores:
             (folder / reward_models.SCALE).write_bytes(describe(records, *self.digests))
 
@@ -233,12 +233,15 @@ def _check_best(folder: Path, checkpoint: Path, best: Best, scale: bytes | None 
         )
 
 
-def readme(config: Config, step: int, told: str = "") -> bytes:
+def readme(
+    config: Config, step: int, told: str = "", loader: str = "AutoModelForCausalLM"
+) -> bytes:
     """README.md of the adapter after ``step`` steps: what it is and how it is loaded. The card of
     an exported model, with its evaluation, is made by export.
 
     Args:
         told: a sentence on why it was kept.
+        loader: Transformers' class that loads the base.
     """
     method, run, base = config.method, str(config.run.name), config.model.path
     kind = "LoRA adapter over"
@@ -247,8 +250,8 @@ def readme(config: Config, step: int, told: str = "") -> bytes:
     library, tag = "peft", "lora"
     load = (
         "    from peft import PeftModel\n"
-        "    from transformers import AutoModelForCausalLM\n\n"
-        f"    base = AutoModelForCausalLM.from_pretrained({base!r})\n"
+        f"    from transformers import {loader}\n\n"
+        f"    base = {loader}.from_pretrained({base!r})\n"
         "    model = PeftModel.from_pretrained(base, THIS_FOLDER)\n\n"
         "It computes over the base as that was loaded in training. To have one model without an "
         "adapter, with a card that tells its data and its evaluation, export the run.\n"

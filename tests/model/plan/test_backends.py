@@ -1,6 +1,7 @@
 """What samples and who shares the weights: chosen by what is there, and refused in one line."""
 
 import importlib.util
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    CONFIG_MAPPING,
     Gemma2Config,
     GemmaConfig,
     GptOssConfig,
@@ -18,6 +20,7 @@ from transformers import (
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ModelError
+from reason_llm.model.plan import backends
 from reason_llm.model.plan.backends import choose
 from reason_llm.model.vllm import unsloth
 
@@ -37,7 +40,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     find = importlib.util.find_spec
 
     def spec(name: str, *rest: Any) -> Any:
-        return object() if name in there else None if "vllm" in name else find(name, *rest)
+        known = "vllm" in name or name in backends.IMPORTS
+        return object() if name in there else None if known else find(name, *rest)
 
     monkeypatch.setattr(importlib.util, "find_spec", spec)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -146,6 +150,34 @@ def test_a_plugin_that_is_missing_is_named_with_its_command(installed: set[str])
     installed.discard("vllm_bnb_plugin")
     with pytest.raises(ConfigError, match=r"pip install vllm-bnb-plugin==0\.0\.3"):
         chosen(made("vllm", quantize="nf4"), GPU)
+
+
+@pytest.mark.parametrize("away", ["torchvision", "mistral_common"])
+def test_what_vllm_imports_for_a_model_that_reads_images(installed: set[str], away: str) -> None:
+    """vLLM on a GPU comes with both; the list for a CPU leaves them out."""
+    installed |= {"torchvision", "mistral_common"} - {away}
+    described = CONFIG_MAPPING["gemma3"]()
+    engine, _, why = chosen(made(), GPU, described)
+    assert (engine, f"imports {away}, which is not installed; pip install " in why) == (
+        "transformers",
+        True,
+    )
+    with pytest.raises(ConfigError, match=f"model_type=gemma3, .* imports {away}, which is not"):
+        chosen(made("vllm"), CPU, described)
+    assert chosen(made("vllm"), CPU)[0] == "vllm"  # a model of text
+    installed.add(away)
+    assert chosen(made(), GPU, described)[0] == "vllm"
+
+
+@pytest.mark.parametrize("family", sorted(backends.WITHOUT_VLLM))
+def test_a_family_without_vllm_says_why(installed: set[str], family: str) -> None:
+    text = Qwen2Config()
+    text.model_type = family
+    reason = re.escape(f"model_type={family} ({backends.WITHOUT_VLLM[family]})")
+    with pytest.raises(ConfigError, match=f"^{reason} contradicts sample.engine=vllm"):
+        chosen(made("vllm"), CPU, text)
+    engine, _, why = chosen(made(), GPU, text)
+    assert engine == "transformers" and re.search(reason, why)
 
 
 def packed(

@@ -39,7 +39,7 @@ from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.errors import ModelError, TrainingError
 from reason_llm.model import adapters, layout as layouts
-from reason_llm.model.base import Model, check_model, decode, load_tokenizer
+from reason_llm.model.base import Model, check_model, decode, load_tokenizer, read_config
 from reason_llm.model.datum import to_data
 from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.model.plan.backends import WITHOUT_VLLM
@@ -77,7 +77,7 @@ def test_every_family_shares_every_weight(
     preloaded = os.environ.get("LD_PRELOAD")
     started = engine.start(path, kind, SIZES, seed=0)
     assert os.environ.get("LD_PRELOAD") == preloaded  # or any program started later would load it
-    model = shared_weights.model_over(started, kind)
+    model = shared_weights.model_over(started, read_config(path), kind)
     storages = {p.untyped_storage().data_ptr() for p in started.module.parameters()}
     assert all(p.untyped_storage().data_ptr() in storages for p in model.parameters())
     assert shared_weights.verify(model, path) >= 12
@@ -105,7 +105,7 @@ def test_a_head_in_the_file_counts_though_the_config_ties_it(is_copy: bool, tmp_
         stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
         save_file(stored, file, metadata={"format": "pt"})
     started = engine.start(path, torch.float32, SIZES, seed=0)
-    model = shared_weights.model_over(started, torch.float32)
+    model = shared_weights.model_over(started, read_config(path), torch.float32)
     assert shared_weights.verify(model, path) >= 12
     head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
     assert torch.equal(head, stored["lm_head.weight"])

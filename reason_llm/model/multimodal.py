@@ -1,0 +1,72 @@
+"""Text training of a checkpoint that also reads images: the learner is the checkpoint's whole
+class, whose names Transformers, PEFT and vLLM share, without the modules that only images pass
+through. Not here: images.
+"""
+
+import re
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+
+from reason_llm.errors import ModelError
+
+FAMILIES = (
+    *("gemma3", "gemma4", "internvl", "lfm2_vl", "mistral3", "qwen2_5_vl", "qwen3_5"),
+    *("qwen3_5_moe", "qwen3_vl", "smolvlm"),
+)
+"""Families whose text part is trained, by the ``model_type`` of the whole."""
+LLAMA4 = "vLLM permutes its weights for its rotary embedding, so that they cannot be shared"
+"""Reason why Llama 4 is refused."""
+
+
+def reads_images(config: PretrainedConfig) -> bool:
+    """Whether a config describes a model with a vision tower."""
+    return "vision_config" in config.sub_configs
+
+
+def note(path: str, config: PretrainedConfig) -> str:
+    """The line that says what is trained of a model that also reads images. Raises ModelError: its
+    text part cannot be trained."""
+    family = config.model_type
+    if family not in FAMILIES:
+        why = LLAMA4 if family == "llama4" else "its text part was not tried"
+        raise ModelError(
+            f"model.path={path}: model_type={family} also reads images, and {why}; of such models "
+            f"the text part of {', '.join(FAMILIES)} can be trained"
+        )
+    return (
+        f"model.path={path}: model_type={family} also reads images; its text part alone is loaded "
+        "and trained, and rows with images are refused"
+    )
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The class of Transformers that loads the whole checkpoint under its own names, where
+    AutoModelForCausalLM refuses some of these families and renames the parts of others."""
+    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
+
+
+def drop_towers(model: Any) -> Any:
+    """The model, without the modules that are neither the decoder, nor the head, nor on the way to
+    them: vision and audio towers and their projectors."""
+    if not reads_images(model.config):
+        return model
+    kept = {id(model.get_decoder()), id(model.get_output_embeddings())}
+    ends = {name for name, module in model.named_modules() if id(module) in kept}
+    way = {end.rsplit(".", i)[0] for end in ends for i in range(1, end.count(".") + 1)} | {""}
+    for parent in way - ends:
+        for child, _ in list(model.get_submodule(parent).named_children()):
+            if f"{parent}.{child}".lstrip(".") not in way | ends:
+                setattr(model.get_submodule(parent), child, None)
+    return model
+
+
+def excluded_modules(model: Any) -> str | None:
+    """PEFT's ``exclude_modules`` for an adapter on the text part: whoever loads it over the whole
+    model gets no layers in the towers, some of whose names are the text part's. None for a model of
+    text."""
+    if not reads_images(model.config):
+        return None
+    decoder = model.get_decoder()
+    name = next(name for name, module in model.named_modules() if module is decoder)
+    return rf"(?!{re.escape(name)}\.|lm_head$).*"

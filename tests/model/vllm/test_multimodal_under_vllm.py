@@ -1,0 +1,181 @@
+"""Text training of models that also read images, over the real vLLM's weights on the CPU.
+
+1. Every weight is vLLM's own and the checkpoint's; sampler and learner agree after a sync.
+2. The adapter serves from disk, and the merged model, by vLLM: to the policy.
+3. NF4; two steps of GRPO.
+
+vLLM's classes of these models import torchvision and mistral_common, though no image is read. Both
+have to be on PYTHONPATH, before them tests/fixtures/torchvision_on_cpu where torch has no CUDA.
+"""
+
+import gc
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+from safetensors.torch import load_file, save_file
+
+import families
+from families import SIZES, prompts_of, quiet, randomize
+from reason_llm.app import training
+from reason_llm.app.console import Console
+from reason_llm.app.export.export import ExportRequest, export
+from reason_llm.config import AdapterSection, Config, ModelSection
+from reason_llm.model import adapters, layout as layouts
+from reason_llm.model.base import Model, check_model, load_tokenizer
+from reason_llm.model.datum import Datum, to_data
+from reason_llm.model.logprobs import policy_logprobs
+from reason_llm.model.plan.backends import IMPORTS
+from reason_llm.model.plan.shape import Shape
+from reason_llm.model.vllm.engine import EngineSizes
+from reason_llm.run.store import metrics
+from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
+
+vllm: Any = pytest.importorskip(
+    "vllm", reason="the real vLLM is not installed: make test installs it"
+)
+from vllm.lora.request import LoRARequest  # noqa: E402
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("default"),  # vLLM's own
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in IMPORTS),
+        reason=f"{' or '.join(IMPORTS)} is not installed",
+    ),
+]
+
+SHARED = [name for name in families.MULTIMODAL if name not in families.HYBRIDS]
+
+
+def engine_sizes(section: ModelSection, **options: Any) -> EngineSizes:
+    return replace(SIZES, lora_targets=Shape.of(check_model(section)).adapted, **options)
+
+
+def served(path: Path | str, row: Datum, adapter: Path | None = None) -> torch.Tensor:
+    """Log-probs of a row's tokens as vLLM serves them to any user."""
+    llm = vllm.LLM(
+        model=str(path), dtype="float32", max_model_len=512, max_num_seqs=4, seed=0,
+        enable_chunked_prefill=False, kv_cache_memory_bytes=64 << 20, gpu_memory_utilization=0.01,
+        enforce_eager=True, enable_prefix_caching=False, language_model_only=True,
+        generation_config="vllm", disable_log_stats=True, enable_lora=adapter is not None,
+        **({} if adapter is None else {"max_loras": 1, "max_lora_rank": 8}),
+    )  # fmt: skip
+    request = None if adapter is None else LoRARequest("policy", 1, str(adapter))
+    params = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    prompt = {"prompt_token_ids": list(row.ids)}
+    (found,) = llm.generate([prompt], params, lora_request=request, use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+    pairs = zip(found.prompt_logprobs[1:], row.ids[1:], strict=True)
+    return torch.tensor([each[token].logprob for each, token in pairs])
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_text_part_is_shared_synced_served_and_merged(name: str, tmp_path: Path) -> None:
+    path = families.make(tmp_path / "base", name)
+    section = ModelSection(path=path, dtype="float32", adapter=AdapterSection(rank=8, alpha=16))
+    tokenizer = load_tokenizer(path)
+    with Model(section, tokenizer, 0, engine_sizes(section)) as model:
+        assert model.engine is not None
+        storages = {p.untyped_storage().data_ptr() for p in model.engine.module.parameters()}
+        base = [p for p in model.policy.parameters() if not p.requires_grad]
+        assert all(p.untyped_storage().data_ptr() in storages for p in base)
+        randomize(model, seed=1)
+        model.sync()
+        randomize(model, seed=2)
+        long = "What is 3 + 4? " * 16  # beyond the window, and the positions Ministral 3 began with
+        with sampling(model, 0) as sampler:
+            prompts = prompts_of(tokenizer, long, "Why?")
+            prove_sampler_is_policy(sampler, model, prompts)
+            rollouts = to_data(sampler.sample(prompts, SamplingParams(4, 24, 0.9), 3, quiet))
+        assert max(row.num_tokens for row in rollouts) > 140
+        ids_BT, mask_BT = layouts.collate(rollouts, model.device)
+        model.policy.eval()
+        reported_N = torch.cat([row.on_trained("sampler_logprobs") for row in rollouts])
+        layout = layouts.lay_out(rollouts, model.device)
+        with torch.no_grad():
+            padded_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 0.9)
+            packed_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 0.9, layout=layout)
+            with adapters.reference(model.policy):
+                plain_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 0.9)
+            # Stock vLLM drops the growth of Ministral 3's queries (``engine._with_query_scale``).
+            row = min(rollouts, key=lambda each: each.num_tokens)
+            assert row.num_tokens < 128
+            all_1T = torch.ones(1, row.num_tokens, dtype=torch.bool)
+            all_1T[0, 0] = False
+            own_T, _ = policy_logprobs(model, torch.tensor([row.ids]), all_1T, 1.0)
+        assert (padded_BT[mask_BT] - reported_N).abs().max() < 1e-5
+        assert (packed_BT[mask_BT] - reported_N).abs().max() < 1e-5
+        assert (plain_BT[mask_BT] - reported_N).abs().max() > 0.1
+        model.snapshot().write(tmp_path / "adapter")
+        del sampler, base
+    gc.collect()
+    own_T = own_T[0, 1:]
+    assert (served(path, row, tmp_path / "adapter") - own_T).abs().max() < 1e-5
+    request = ExportRequest(
+        source=tmp_path / "adapter", out=tmp_path / "out", base=path, adapter_only=False,
+        dtype="float32", shard_bytes=2**30, rollouts=None, push=None, gguf=None,
+    )  # fmt: skip
+    export(request, Console("quiet"))
+    assert (served(tmp_path / "out", row) - own_T).abs().max() < 1e-5
+
+
+def test_why_an_adapter_under_other_names_is_refused(tmp_path: Path) -> None:
+    """vLLM 0.31 serves the base without a word; once it does not, the refusal can go."""
+    path = families.make(tmp_path / "base", "qwen3_vl")
+    section = ModelSection(path=path, dtype="float32", adapter=AdapterSection(rank=8, alpha=16))
+    with Model(section, load_tokenizer(path), 0) as model:
+        randomize(model, seed=1)
+        model.snapshot().write(tmp_path / "adapter")
+    row = Datum.of(tuple(range(5, 40)), (7, 8))
+    base_T = served(path, row)
+    assert (served(path, row, tmp_path / "adapter") - base_T).abs().max() > 0.1
+    file = tmp_path / "adapter" / adapters.WEIGHTS
+    renamed = {n.replace(".language_model.", "."): t for n, t in load_file(file).items()}
+    save_file(renamed, file)
+    assert (served(path, row, tmp_path / "adapter") - base_T).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_nf4(name: str, tmp_path: Path) -> None:
+    """Every packed byte is what quantising the checkpoint gives (``verify``, at the start)."""
+    path = families.make(tmp_path / "base", name, torch.bfloat16)
+    section = ModelSection(path=path, quantize="nf4", adapter=AdapterSection(rank=8, alpha=16))
+    tokenizer = load_tokenizer(path)
+    with Model(section, tokenizer, 0, engine_sizes(section, quantize="nf4")) as model:
+        assert sum(isinstance(each, Linear4bit) for each in model.policy.modules()) >= 14
+        randomize(model, seed=1)
+        with sampling(model, 0) as sampler:
+            prompts = prompts_of(tokenizer, "What is 3 + 4?", "Why?")
+            proof = prove_sampler_is_policy(sampler, model, prompts)
+        assert proof["sample/canary_difference_max"] < 0.2
+        del sampler
+    gc.collect()
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_two_steps_of_grpo(name: str, small_run: Callable[..., Config], tmp_path: Path) -> None:
+    model = {"path": families.make(tmp_path / "base", name), "dtype": "float32",
+             "context_tokens": 256, "adapter": {"rank": 4}}  # fmt: skip
+    reward = tmp_path / "mine.py"
+    reward.write_text("def mine(token_ids):\n    return sum(token_ids) % 7 / 7\n")
+    config = small_run(
+        model=model,
+        run__steps=2,
+        sample__engine="vllm",
+        sample__max_new_tokens=8,
+        score__rewards=[{"custom": f"{reward}:mine"}],
+    )
+    training.run_training(config, Console("quiet"))
+    gc.collect()
+    records = metrics.read(tmp_path / "runs" / "small")[1:]
+    assert [record["step"] for record in records] == [1, 2]
+    assert all(record["sample/canary_difference_max"] < 1e-4 for record in records)
+    assert all(record["train/grad_norm"] > 0 for record in records)
