@@ -95,7 +95,7 @@ _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(a
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
 _CONCLUSIONS = word_set("so therefore thus hence")
 _DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
-_DIRECTIONS = tuple(
+DIRECTIONS = tuple(
     (one, other)
     for up, down in [
         (
@@ -208,7 +208,7 @@ def stated(answer: str, question: str) -> str | None:
     before = plain[: verbs[-1]]
     if plain[verbs[-1]] == "by" and before and before[-1] not in _OPERATIONS:
         asked = words_of(question)
-        if any(before[-1] in one and asked & other for one, other in _DIRECTIONS):
+        if any(before[-1] in one and asked & other for one, other in DIRECTIONS):
             return None
         before.pop()  # rose by 14
     if not _are_known(before, question, _CHANGES):
@@ -251,6 +251,21 @@ def _are_known(words: list[str], question: str, may_ask: frozenset[str] = frozen
         or (len(word) < 9 and word in question)
         for word in words
     )
+
+
+def are_known(words: list[str], question: str) -> bool:
+    """Whether words behind a value are the question's or say nothing of a value."""
+    asked = words_of(question)
+    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones", "or"}
+    return all(
+        word in known or canonical(word) in known or (len(word) < 9 and word in question)
+        for word in map(str.casefold, words)
+    )
+
+
+def is_choice(gold: str) -> bool:
+    """Whether a gold answer is the letter of a choice."""
+    return bool(_choice(tokens_of(unwrapped(gold))))
 
 
 def converted(gold: str, answer: str, question: str) -> str | None:

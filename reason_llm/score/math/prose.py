@@ -1,0 +1,458 @@
+"""The values of an answer that is written in prose, compared with the gold answer's.
+
+``\\text{There are } 20 \\text{ boys and } 16 \\text{ girls}`` says 20 and 16. Words around values
+say nothing of them, except for those that change a value, deny it or doubt it: with one of these
+an answer has no values here. Units stay with their numbers, and ``or`` stays between values.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
+from reason_llm.score.math.answer_text import DIRECTIONS, are_known, is_choice, reading_of, unwrapped
+from reason_llm.score.math.asked import asks_to_round
+from reason_llm.score.math.question import words_of
+from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
+
+_ITEM = re.compile(
+    r"\\(?P<style>text(?:bf|it|rm|normal|sf|tt)?+|mathrm|mathbf|mathit|operatorname|mbox|hbox)"
+    r"\*?+\s*+\{(?P<content>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}"
+    r"|(?P<command>\\(?:[A-Za-z]++|.))"
+    r"|(?P<word>[^\W\d_]{2,}+(?:['’/-][^\W\d_]++)*+|[^\W\d_](?:-[^\W\d_]{2,}+)*+)"
+    r"|(?P<sign>.)",
+    re.DOTALL,
+)
+_ENGLISH = re.compile(r"\\(?:text|mbox|mathrm|operatorname)|(?<![\\A-Za-z])[^\W\d_]{3}")
+"""Text without a match has no words."""
+_EDGE = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))++")
+_ENDS = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))\Z")
+_SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
+_ORDINAL_END = ("th", "st", "nd", "rd")
+_SMALL = word_set(
+    """
+    the a an of in on at for by with from to that this these those there here it its he his she her
+    they their them we our us you your i me my who which what is are was were be been being has have
+    had do does did can could will would shall should may might must and or as so then thus hence
+    therefore now all each every both total exactly only just precisely equals equal gives give get
+    gets answer result value values solution solutions final simply respectively such also namely
+    """
+)
+"""Words that are no label."""
+_VERBS = word_set("is are was were equals equal has have had be contains makes gives as by")
+_DENIALS = word_set(
+    """
+    not no never neither nor none nothing without isn't aren't wasn't doesn't don't didn't won't
+    cannot can't couldn't
+    """
+)
+_DOUBTS = word_set(
+    """
+    if unless maybe perhaps possibly probably guess unsure unknown wrong incorrect false but wait
+    actually however instead rather except excluding otherwise versus vs whether cannot undefined
+    """
+)
+_CHANGES = word_set(
+    """
+    about around approximately approx roughly nearly almost circa over under above below twice
+    thrice double triple quadruple half halves third thirds quarter quarters fourth fourths fifth
+    fifths sixth sixths seventh eighth eighths ninth tenth tenths hundredth hundredths thousandth
+    dozen dozens hundred thousand million billion trillion hundreds thousands
+    millions less fewer more greater larger smaller than least most minus plus times divided
+    multiplied squared cubed power root factorial negative opposite reciprocal inverse base mod
+    modulo between up until before after percent percentage percents
+    """
+)
+"""Words that may change a value, but not where the question has them and no value follows."""
+_UNITS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+          "fifteen sixteen seventeen eighteen nineteen").split()  # fmt: skip
+_TENS = dict(
+    zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10),
+        strict=True)
+)  # fmt: skip
+_NUMBERS = {**{word: number for number, word in enumerate(_UNITS)}, **_TENS}
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6}
+_PARTS = {
+    f"{word}{plural}": number
+    for number, words in enumerate(
+        "half third quarter/fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split(),
+        2,
+    )
+    for word in words.split("/")
+    for plural in ("", "s")
+} | {"halves": 2, "hundredth": 100, "hundredths": 100}
+_OF_UNITS = frozenset([*AREAS, *word_set("per percent squared cubed million billion")])
+_CONCLUSIONS = word_set("so therefore thus hence")
+_REASONS = word_set("since because")
+_AT = word_set("at when attained occurring occurs achieved reached")
+_FOR_ALL = word_set("for all any every each real number numbers value values of")
+_ABOUT = word_set("of than from in for out among per on modulo")
+_ROUNDING = word_set("about around approximately approx roughly")
+
+
+@dataclass(slots=True)
+class Prose:
+    """Values with the words around them: ``gaps[i]`` stand before value ``i``, the last ones behind
+    all."""
+
+    values: list[str] = field(default_factory=list)
+    gaps: list[list[str]] = field(default_factory=lambda: [[]])
+
+    @property
+    def words(self) -> list[str]:
+        return [word for gap in self.gaps for word in gap]
+
+    def without(self, places: set[int]) -> "Prose":
+        """Without some values, whose words stay."""
+        kept, gaps = list[str](), [list(self.gaps[0])]
+        for place, (value, gap) in enumerate(zip(self.values, self.gaps[1:], strict=True)):
+            if place in places:
+                gaps[-1].extend(gap)
+            else:
+                kept.append(value)
+                gaps.append(list(gap))
+        return Prose(kept, gaps)
+
+
+class _Splitter:
+    """Splits a text in words and mathematics."""
+
+    def __init__(self, asked: frozenset[str]) -> None:
+        self.asked = asked
+        self.items: list[tuple[bool, str]] = []
+        """Words (True) and pieces of mathematics."""
+        self.depth = 0
+        self.opened: list[bool] = []
+        """Of each open bracket, whether it stands around prose."""
+
+    def word(self, word: str) -> None:
+        self.items.append((True, word))
+
+    def mathematics(self, text: str) -> None:
+        if self.items and not self.items[-1][0]:
+            self.items[-1] = (False, self.items[-1][1] + text)
+        elif text.strip():
+            self.items.append((False, text))
+
+    def split(self, text: str, is_text: bool) -> None:
+        position = 0
+        while match := _ITEM.match(text, position):
+            position = match.end()
+            kind = match.lastgroup if match.lastgroup != "content" else "style"
+            if kind == "style":
+                self.group(match)
+            elif kind == "word" and self.is_word(match[0], text, position, is_text):
+                self.word(match[0])
+            elif kind == "word" and is_text and len(match[0]) > 1:
+                self.word(match[0])
+            elif match[0] in "()":
+                self.bracket(match[0], text, position)
+            elif is_text and match[0] in ".!?" and not text[position : position + 1].isdigit():
+                self.items.append((True, "."))
+            else:
+                self.depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+                self.mathematics(match[0])
+
+    def group(self, match: re.Match[str]) -> None:
+        """The words in the braces of ``\\text{}``."""
+        content = match["content"]
+        plain = content.replace("~", " ").replace("\\ ", " ").replace("\\,", " ")
+        letters = plain.strip(" .,:;()-")
+        is_name = not match["style"].startswith(("text", "mbox", "hbox"))
+        is_mathematics = is_name and (len(letters) < 2 or letters in FUNCTIONS or letters == "cis")
+        unit = unit_words(plain) if any(map(str.isalpha, plain)) else None
+        is_unit = unit is not None and all(is_known(each) for each, _ in unit) and len(letters) < 20
+        if is_unit and self.items and not self.items[-1][0] and letters not in ("a", "in a"):
+            self.mathematics(match[0])
+            return
+        if self.depth or is_mathematics:
+            self.mathematics(match[0])
+            return
+        start = plain.lstrip()
+        last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
+        if start.startswith(("-", *_ORDINAL_END)) and last[-1:].isalpha():  # n\text{th}
+            head, _, rest = start.partition(" ")
+            if head.lstrip("-").isalpha():
+                self.items[-1] = (False, last[:-1])
+                self.word(last[-1] + head)
+                plain = rest
+        self.split(plain, True)
+
+    def is_word(self, word: str, text: str, position: int, is_text: bool) -> bool:
+        if self.depth or word in FUNCTIONS or word in ("sqrt", "pi", "infty"):
+            return is_text and not self.depth and len(word) > 1
+        small = word.lower()
+        if len(word) == 1:
+            return word in "aAI" and text[position : position + 1] == " " and (
+                is_text or text[position + 1 : position + 4].isalpha()
+            )  # fmt: skip
+        return is_text or len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
+
+    def bracket(self, sign: str, text: str, position: int) -> None:
+        if sign == "(":
+            rest = text[position : position + 40].lstrip()
+            last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
+            is_call = text[position - 2 : position - 1].isalpha() and last[-1:].isalpha()
+            match = _ITEM.match(rest)
+            is_prose = (
+                bool(match)
+                and not is_call
+                and not self.depth
+                and (match["content"] is not None or len(match["word"] or "") > 3)
+            )
+            self.opened.append(is_prose)
+            if is_prose:
+                return
+            self.depth += 1
+        else:
+            if not self.opened or self.opened.pop():
+                return
+            self.depth -= 1
+        self.mathematics(sign)
+
+
+def has_words(text: str) -> bool:
+    """Whether a text may hold prose."""
+    return _ENGLISH.search(text) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(text: str, question: str) -> Prose | None:
+    """A text as prose; None where no word or no value stands in it."""
+    if len(text) > MAX_CHARACTERS or not has_words(text):
+        return None
+    splitter = _Splitter(words_of(question))
+    splitter.split(text, False)
+    prose = Prose()
+    items = _with_number_words(splitter.items)
+    unit: list[str] = []
+    for place, (is_word, item) in enumerate(items):
+        is_last = place == len(items) - 1
+        is_behind = bool(prose.values) and not prose.gaps[-1]
+        if is_word and is_behind and _is_unit_word(item) and (item != "in" or is_last):
+            unit.append(item)
+            if not is_last:
+                continue
+        if unit:
+            prose.values[-1] += f"\\text{{ {' '.join(unit)}}}"
+        if is_word:
+            prose.gaps[-1].extend([] if item == "." or unit[-1:] == [item] else [item])
+            unit = []
+            continue
+        unit = []
+        shown = _stripped(item)
+        if prose.gaps[-1] and (sign := _SIGN.match(shown)):  # slope = 3
+            shown = _stripped(shown[sign.end() :])
+        shown = _right_side(shown)
+        if shown:
+            prose.values.append(shown)
+            prose.gaps.append([])
+    return prose if prose.values else None
+
+
+def _is_unit_word(word: str) -> bool:
+    small = word.lower()
+    unit = canonical(small)
+    return len(word) > 1 and (is_known(unit) or unit == "unit" or small in _OF_UNITS)
+
+
+def _stripped(text: str) -> str:
+    """Without spaces and marks around it."""
+    start = _EDGE.match(text)
+    text = text[start.end() :] if start else text
+    while end := _ENDS.search(text[-8:]):
+        text = text[: len(text) - len(text[-8:]) + end.start()]
+    return text
+
+
+def _right_side(text: str) -> str:
+    """What stands behind a left side that has words: ``P(\\text{heads}) = 1/2``."""
+    left, sign, right = text.rpartition("=")
+    has_name = sign and any(style in left for style in ("\\text{", "\\mathrm{", "\\operatorname{"))
+    is_closed = all(right.count(a) == right.count(b) for a, b in ("()", "{}"))
+    return right.strip() if has_name and is_closed and right.strip() else text
+
+
+def _with_number_words(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
+    """With ``twenty-one`` as 21 and ``one sixth`` as a fraction, where no other value stands."""
+    if any(not is_word and _stripped(item) for is_word, item in items):
+        return items
+    found = list[tuple[bool, str]]()
+    words = [(part, item) for _, item in items for part in item.replace("/", " ").split("-")]
+    place = 0
+    while place < len(words):
+        number, length = _number_at([word.lower() for word, _ in words[place:]])
+        if length:
+            found.append((False, number))
+            place += length
+        else:
+            found.append((True, words[place][0]))
+            place += 1
+    return found
+
+
+def _number_at(words: list[str]) -> tuple[str, int]:
+    """The number that words begin with, and how many words it has; 0 for none."""
+    total = part = place = 0
+    sign = "-" if words[0] in ("negative", "minus") else ""
+    start = len(sign)
+    for place in range(start, len(words) + 1):
+        word = words[place] if place < len(words) else ""
+        if word in _NUMBERS:
+            if part % 100 and not (part % 10 == 0 and _NUMBERS[word] < 10 and part % 100 >= 20):
+                break
+            part += _NUMBERS[word]
+        elif word in _SCALES and place > start:
+            if word == "hundred":
+                part *= 100
+            else:
+                total, part = total + part * _SCALES[word], 0
+        elif word == "and" and place > start and words[place - 1] in _SCALES:
+            if words[place + 1 : place + 2] and words[place + 1] not in _NUMBERS:
+                break
+        else:
+            break
+    if place == start:
+        return "", 0
+    if place < len(words) and words[place] in _PARTS:
+        return f"{sign}\\frac{{{total + part}}}{{{_PARTS[words[place]]}}}", place + 1
+    return f"{sign}{total + part}", place
+
+
+def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
+    """Both as the values that prose says, where it says some."""
+    if not question or is_choice(gold) or (found := _split(unwrapped(answer), question)) is None:
+        return
+    wanted = _split(unwrapped(gold), question)
+    reading = reading_of(unwrapped(gold), letters_are_units=False)
+    gold_tree = reading.tree if reading else None
+    is_rounded = asks_to_round(question)
+    for prose in _candidates(found, question, bool(wanted)):
+        if _changes(prose, question, is_rounded) or not prose.values:
+            continue
+        yield from _paired(gold, wanted, prose, gold_tree, question)
+
+
+def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]:
+    """An answer without its reasons, and without what it is about."""
+    for place, gap in enumerate(found.gaps):
+        if place and (reason := next((i for i, w in enumerate(gap) if w.lower() in _REASONS), -1)) >= 0:
+            if not _DOUBTS & {w.lower() for g in found.gaps[place + 1 :] for w in g}:
+                found = Prose(found.values[:place], [*found.gaps[:place], gap[:reason]])
+            break
+    for place in range(len(found.values) - 1, 0, -1):  # what stands before "so" is a reason
+        if not _CONCLUSIONS.isdisjoint(word.lower() for word in found.gaps[place]):
+            if (_DOUBTS | {"or"}).isdisjoint(w.lower() for gap in found.gaps[:place] for w in gap):
+                found = Prose(found.values[place:], found.gaps[place:])
+            break
+    yield found
+    if len(found.values) < 2:
+        return
+    text = "".join(question.split())
+    is_stated = ["".join(value.split()).rstrip("=") in text for value in found.values]
+    verb = max((i for i, gap in enumerate(found.gaps[:-1]) if _last_is_verb(gap)), default=0)
+    about = {
+        i
+        for i, gap in enumerate(found.gaps[:-1])
+        if is_stated[i] and (i < verb or (i and gap and gap[-1].lower() in _ABOUT))
+    }
+    if about:
+        yield found.without(about)
+    if not has_words:
+        for place in range(1, len(found.values)):
+            gap = [word.lower() for word in found.gaps[place]]
+            is_at = gap and (gap[0] in _AT or gap[-1] in _AT)
+            is_for = gap and gap[0] == "for" and set(gap) <= _FOR_ALL
+            if (is_at or is_for) and place == len(found.values) - 1:
+                yield Prose(found.values[:place], [*found.gaps[:place], []])
+
+
+def _last_is_verb(gap: list[str]) -> bool:
+    return any(word.lower() in _VERBS for word in gap)
+
+
+def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
+    """Whether a word may change or deny one of the values."""
+    asked = words_of(question)
+    asked |= _DENIALS if asked & _DENIALS else frozenset()
+    count = len(prose.values)
+    said = {word.lower() for word in prose.words}
+    if any(said & one and asked & other for one, other in DIRECTIONS):
+        return True
+    if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
+        return True
+    for place, gap in enumerate(prose.gaps):
+        words = [part for word in gap for part in (word.lower(), *word.lower().split("-")[1:])]
+        for word in words:
+            if word in _ROUNDING and is_rounded:
+                continue
+            if word in _DOUBTS or ((word in _CHANGES or word in _DENIALS) and word not in asked):
+                return True
+            number = _NUMBERS.get(word, -1)
+            if number >= 0 and word not in asked and number != count and word != "one":
+                return True
+        while words and words[-1] in ("the", "a", "of"):
+            words.pop()
+        if place < count and words and words[-1] in (_DENIALS | _CHANGES) - _ROUNDING:
+            return True
+    return False
+
+
+def _labels(prose: Prose) -> list[frozenset[str]]:
+    """The words of each value that are about it."""
+    contents = [
+        frozenset(canonical(word.lower()) for word in gap if word.lower() not in _SMALL)
+        for gap in prose.gaps
+    ]
+    return contents[1:] if contents[-1] else contents[:-1]
+
+
+def _paired(
+    gold: str, wanted: Prose | None, prose: Prose, gold_tree: Tree | None, question: str
+) -> Iterator[tuple[str, str]]:
+    joined = prose.values[0]
+    for value, gap in zip(prose.values[1:], prose.gaps[1:], strict=False):
+        words = [word.lower() for word in gap]
+        joined += (" \\text{ or } " if "or" in words else ", ") + value
+    values = prose.values
+    labels = _labels(prose)
+    kind = gold_tree[0] if gold_tree else ""
+    if wanted is None or len(wanted.values) != len(values):
+        ordered = _by_question(values, labels, question)
+        if ordered is not None:
+            yield (f"({gold})" if kind == "list" else gold), f"({', '.join(ordered)})"
+            return
+        if kind in ("tuple", "interval") and len(values) > 1 and all(labels):
+            yield gold, f"({', '.join(values)})"
+        yield gold, joined
+        return
+    own = _labels(wanted)
+    order = [
+        [i for i, label in enumerate(labels) if label & each] for each in own
+    ]
+    if all(len(each) == 1 for each in order):
+        values = [values[each[0]] for each in order]
+    elif any(own) and any(labels) and any(order):
+        return
+    elif any(own) and any(label - words_of(question) for label in labels):
+        return
+    yield f"({', '.join(wanted.values)})", f"({', '.join(values)})"
+
+
+def _by_question(
+    values: list[str], labels: list[frozenset[str]], question: str
+) -> list[str] | None:
+    """Values in the order in which the question names their labels; None where it does not."""
+    if len(values) < 2 or not all(labels):
+        return None
+    asked = [canonical(word) for word in re.findall(r"[^\W\d_]++", question.lower())]
+    last = {word: place for place, word in enumerate(asked)}
+    distinct = [
+        label - frozenset().union(*(other for other in labels if other is not label))
+        for label in labels
+    ]
+    places = [max((last[word] for word in label if word in last), default=-1) for label in distinct]
+    if min(places) < 0 or len(set(places)) < len(places):
+        return None
+    return [value for _, value in sorted(zip(places, values, strict=True))]
