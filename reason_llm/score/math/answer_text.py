@@ -28,6 +28,7 @@ from reason_llm.score.math.latex_tokens import Token, tokenize, whole_numerals
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import (
+    is_left_side,
     says_empty,
     with_labels,
     with_number,
@@ -126,6 +127,7 @@ _TEXT_MARK = re.compile(r"\\(?:text(?:bf|it|rm)?+|mathrm|mbox)\{|\\[()\[\],; ]|(
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
+_IDENTITIES = ("f", "g", "h", "P")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables; around a hyphen, longer ones are words."""
 
@@ -353,6 +355,9 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if says_empty(tokens):
         return Reading(["const", "empty"], ())
     tokens, modulus = without_modulus(tokens)
+    if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
+        equals = Token("sign", "=", False)
+        tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
     tokens = with_labels(with_remainder(with_number(tokens)))
     try:
         reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
@@ -443,9 +448,9 @@ def _lead(tokens: list[Token]) -> int | None:
     start = None
     if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
         return None
-    if tokens[:1] and str(tokens[0]) == "\\int":  # the integral that the answer solves
-        names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
-        return names.index("=") + 1 if "=" in names else None
+    names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
+    if (sign := _first_equals(names)) and is_left_side(names[:sign]):
+        return sign + 1
     for index, token in enumerate(tokens[:_MAX_LEAD_TOKENS]):
         words = token.text.lower().replace(":", " : ").replace(",", " , ").split()
         if token.kind not in ("letters", "text") and token.text not in (",", ":"):
@@ -459,6 +464,16 @@ def _lead(tokens: list[Token]) -> int | None:
         ):
             start = index + 1
     return start
+
+
+def _first_equals(names: list[str]) -> int:
+    """The place of the first sign of equality outside of brackets; 0 for none."""
+    depth = 0
+    for place, name in enumerate(names):
+        depth += (name in ("{", "(", "[")) - (name in ("}", ")", "]"))
+        if name == "=" and not depth:
+            return place
+    return 0
 
 
 def _is_told(tokens: list[Token]) -> bool:

@@ -60,7 +60,7 @@ _SYNONYMS = {
     "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "dotsb": "ldots",
     "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "land": "wedge", "lor": "vee",
     "varnothing": "emptyset", "thickapprox": "approx", "lvert": "|", "rvert": "|", "vert": "|",
-    "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "degree": "degree",
+    "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "degree": "degree", "deg": "degree",
     "infin": "infty", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
     "colon": ":", "bigcup": "cup", "bigcap": "cap", "smallsetminus": "setminus",
 }  # fmt: skip

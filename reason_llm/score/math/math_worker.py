@@ -57,9 +57,10 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "Im": sympy.im, "sgn": sympy.sign, "max": sympy.Max, "min": sympy.Min,
     "tr": lambda matrix: matrix.trace(), "rank": lambda matrix: sympy.Integer(matrix.rank()),
     "det": lambda matrix: matrix.det(),
+    "cis": lambda angle: sympy.exp(sympy.I * angle),
     "norm": lambda of: of.norm() if isinstance(of, MatrixBase) else abs(of),
 }  # fmt: skip
-_TRIGONOMETRIC = word_set("sin cos tan cot sec csc")
+_TRIGONOMETRIC = word_set("sin cos tan cot sec csc cis")
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}
 _SETS = {
     "empty": sympy.S.EmptySet,
@@ -136,7 +137,7 @@ def _settled(tree: Tree) -> Tree:
         is_flat = any(each[0] == "list" and len(each) > 2 and each[1][0] != "rel" for each in items)
         flat = [i for item in items for i in (item[1:] if item[0] == "list" else [item])]
         return [tree[0], *(flat if is_flat else items)]
-    if tree[0] != "rel" and holds(tree, "pm", "mp"):
+    if tree[0] != "rel" and not _is_set(tree) and holds(tree, "pm", "mp"):
         return ["list", _with_sign(tree, True), _with_sign(tree, False)]
     return tree
 

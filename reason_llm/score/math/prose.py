@@ -28,6 +28,7 @@ _ENGLISH = re.compile(r"\\(?:text|mbox|mathrm|operatorname)|(?<![\\A-Za-z])[^\W\
 """Text without a match has no words."""
 _EDGE = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))++")
 _ENDS = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))\Z")
+_PRICE = re.compile(r"-?\$\d")
 _SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
 _ORDINAL_END = ("th", "st", "nd", "rd")
 _SMALL = word_set(
@@ -85,6 +86,24 @@ _PARTS = {
 _OF_UNITS = frozenset([*AREAS, *word_set("per percent squared cubed million billion")])
 _CONCLUSIONS = word_set("so therefore thus hence")
 _REASONS = word_set("since because")
+_RELATIONS = (
+    ("greater than or equal to", "\\geq "), ("less than or equal to", "\\leq "),
+    ("at least", "\\geq "), ("at most", "\\leq "), ("greater than", ">"), ("less than", "<"),
+    ("more than", ">"), ("not equal to", "\\neq "),
+)  # fmt: skip
+_RELATION_SIGNS = ("<", ">", "\\le", "\\ge", "\\ne", "\\in")
+_SUBJECTS = word_set("all every any each real number numbers reals the set of that such are is x")
+_INFINITIES = {"infinity": "\\infty", "positive infinity": "\\infty", "negative infinity": "-\\infty",
+               "plus infinity": "\\infty", "minus infinity": "-\\infty"}  # fmt: skip
+_NOUNS = word_set("function number numbers series sequence triangle quadrant polygon limit day point")
+_SUFFIXES = ("ent", "ence", "ing", "es", "ed", "e", "s")
+_SHORTEST_STEM = 5
+_MOST_WORDS = 14
+_OPPOSITES = word_set("yes no true false")
+_QUADRANTS = {word: roman for words, roman in zip(
+    ("first 1", "second 2", "third 3", "fourth 4", "uadrant"), ("i", "ii", "iii", "iv", "quadrant"), strict=True)
+    for word in words.split()} | {roman: roman for roman in ("i", "ii", "iii", "iv")}  # fmt: skip
+_SAYINGS = {"per cent": "percent", "does not exist": "dne", "doesn't exist": "dne", "do not exist": "dne"}
 _AT = word_set("at when attained occurring occurs achieved reached")
 _FOR_ALL = word_set("for all any every each real number numbers value values of")
 _ABOUT = word_set("of than from in for out among per on modulo")
@@ -147,7 +166,7 @@ class _Splitter:
             elif kind == "word" and is_text and len(match[0]) > 1:
                 self.word(match[0])
             elif match[0] in "()":
-                self.bracket(match[0], text, position)
+                self.bracket(match[0], text, position, is_text)
             elif is_text and match[0] in ".!?" and not text[position : position + 1].isdigit():
                 self.items.append((True, "."))
             else:
@@ -189,7 +208,7 @@ class _Splitter:
             )  # fmt: skip
         return is_text or len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
 
-    def bracket(self, sign: str, text: str, position: int) -> None:
+    def bracket(self, sign: str, text: str, position: int, is_text: bool) -> None:
         if sign == "(":
             rest = text[position : position + 40].lstrip()
             last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
@@ -199,7 +218,7 @@ class _Splitter:
                 bool(match)
                 and not is_call
                 and not self.depth
-                and (match["content"] is not None or len(match["word"] or "") > 3)
+                and (match["content"] is not None or len(match["word"] or "") > (1 if is_text else 3))
             )
             self.opened.append(is_prose)
             if is_prose:
@@ -223,9 +242,9 @@ def _split(text: str, question: str) -> Prose | None:
     if len(text) > MAX_CHARACTERS or not has_words(text):
         return None
     splitter = _Splitter(words_of(question))
-    splitter.split(text, False)
+    splitter.split(_plain(text), False)
     prose = Prose()
-    items = _with_number_words(splitter.items)
+    items = _with_relations(_with_number_words(splitter.items))
     unit: list[str] = []
     for place, (is_word, item) in enumerate(items):
         is_last = place == len(items) - 1
@@ -251,6 +270,12 @@ def _split(text: str, question: str) -> Prose | None:
     return prose if prose.values else None
 
 
+def _plain(text: str) -> str:
+    for shown, plain in (("a.m.", "am"), ("p.m.", "pm"), ("per cent", "percent")):
+        text = text.replace(shown, plain)
+    return text
+
+
 def _is_unit_word(word: str) -> bool:
     small = word.lower()
     unit = canonical(small)
@@ -259,6 +284,8 @@ def _is_unit_word(word: str) -> bool:
 
 def _stripped(text: str) -> str:
     """Without spaces and marks around it."""
+    if text.count("$") == 1 and _PRICE.match(text.strip()):
+        text = text.replace("$", "\\$")
     start = _EDGE.match(text)
     text = text[start.end() :] if start else text
     while end := _ENDS.search(text[-8:]):
@@ -278,6 +305,10 @@ def _with_number_words(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
     """With ``twenty-one`` as 21 and ``one sixth`` as a fraction, where no other value stands."""
     if any(not is_word and _stripped(item) for is_word, item in items):
         return items
+    text = " ".join(item.lower() for _, item in items if item != ".")
+    for name, latex in _INFINITIES.items():
+        if text.removeprefix("the limit is ").removeprefix("diverges to ") == name:
+            return [(False, latex)]
     found = list[tuple[bool, str]]()
     words = [(part, item) for _, item in items for part in item.replace("/", " ").split("-")]
     place = 0
@@ -289,6 +320,38 @@ def _with_number_words(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
         else:
             found.append((True, words[place][0]))
             place += 1
+    return found
+
+
+def _with_relations(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
+    """With ``greater than 2`` and ``between 2 and 3`` as inequalities, ``3 out of 8`` as 3/8."""
+    found = list[tuple[bool, str]]()
+    for is_word, item in items:
+        words = list[str]()
+        while not is_word and len(words) < len(found) and found[-1 - len(words)][0]:
+            words.insert(0, found[-1 - len(words)][1].lower())
+        text = f" {' '.join(words)}"
+        before = found[len(found) - len(words) - 1][1] if len(words) < len(found) else ""
+        relation = next((each for each in _RELATIONS if text.endswith(f" {each[0]}")), None)
+        if relation is not None:
+            rest = set(words[: -len(relation[0].split())])
+            name = before.strip()
+            if rest <= _SUBJECTS and (not name or (len(name) == 1 and name.isalpha())):
+                del found[len(found) - len(words) - bool(name) :]
+                item = f"{name or 'x'} {relation[1]} {item}"
+        elif words == ["out", "of"] and before:
+            found[-3:] = []
+            item = f"\\frac{{{_stripped(before)}}}{{{_stripped(item)}}}"
+        elif words in (["and"], ["to"]) and len(found) > 2 and found[-3][0]:
+            opening = found[-3][1].lower()
+            if (opening, words[0]) in (("between", "and"), ("from", "to")):
+                found[-3:] = []
+                item = f"{_stripped(before)} < x < {_stripped(item)}"
+        found.append((is_word, item))
+        if is_word and item.lower() in ("inclusive", "inclusively") and len(found) > 1:
+            chunk = found[-2][1]
+            if " < x < " in chunk:
+                found[-2:] = [(False, chunk.replace("<", "\\leq "))]
     return found
 
 
@@ -322,9 +385,21 @@ def _number_at(words: list[str]) -> tuple[str, int]:
 
 def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
     """Both as the values that prose says, where it says some."""
-    if not question or is_choice(gold) or (found := _split(unwrapped(answer), question)) is None:
+    if not question or not has_words(answer):
+        return
+    if is_choice(gold):
+        before, _, rest = answer.rpartition(" is ")
+        if (_DOUBTS | _DENIALS | {"or"}).isdisjoint(before.lower().split()):
+            yield gold, rest
         return
     wanted = _split(unwrapped(gold), question)
+    if wanted is None or not wanted.values:
+        words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
+        if words and _says(words, _words_of(unwrapped(answer), question), question):
+            yield gold, gold
+            return
+    if (found := _split(unwrapped(answer), question)) is None:
+        return
     reading = reading_of(unwrapped(gold), letters_are_units=False)
     gold_tree = reading.tree if reading else None
     is_rounded = asks_to_round(question)
@@ -332,6 +407,53 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
         if _changes(prose, question, is_rounded) or not prose.values:
             continue
         yield from _paired(gold, wanted, prose, gold_tree, question)
+
+
+def _words_of(text: str, question: str) -> list[str]:
+    """The words of a text that has nothing else, but for formulas of the question; empty for
+    another."""
+    splitter = _Splitter(words_of(question))
+    splitter.split(text, True)
+    known = "".join(question.split())
+    if any(not is_word and "".join(_stripped(item).split()) not in known for is_word, item in splitter.items):
+        return []
+    words = " ".join(item.lower() for is_word, item in splitter.items if is_word and item != ".")
+    for saying, word in _SAYINGS.items():
+        words = words.replace(saying, word)
+    if "quadrant" in question.lower():
+        return [_QUADRANTS.get(word.removeprefix("q"), word) for word in words.split()]
+    return words.split()
+
+
+def _says(gold: list[str], words: list[str], question: str) -> bool:
+    """Whether words say the gold answer's, and else only what the question says, without an
+    alternative to it: ``It is an odd function``."""
+    own = [_stem(word) for word in gold]
+    stems = [_stem(word) for word in words]
+    place = next((i for i in range(len(words)) if stems[i : i + len(own)] == own), -1)
+    rest = [*words[:place], *words[place + len(own) :]]
+    if place < 0 or len(rest) > _MOST_WORDS:
+        return False
+    asked = [word.strip("$.?!:;()") for word in question.lower().replace(",", " , ").split()]
+    alternatives = {
+        word
+        for before, word, after in zip(["", *asked], asked, [*asked[1:], ""], strict=False)
+        if {before, after} & {",", "or"} and "or" in asked
+    }
+    known = (set(asked) | _SMALL | _NOUNS) - alternatives - _DOUBTS - _CHANGES - {"and", "or"}
+    if _OPPOSITES & {*own}:
+        return False
+    names = {word.lower() for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]++", question)}
+    known -= names - set(gold)
+    return set(rest) <= known - (_DENIALS - {"nor"} if "neither" in own else _DENIALS)
+
+
+def _stem(word: str) -> str:
+    """``converg`` of ``converges`` and ``convergent``."""
+    for suffix in _SUFFIXES:
+        if word.endswith(suffix) and len(word) - len(suffix) >= _SHORTEST_STEM:
+            return word.removesuffix(suffix)
+    return word
 
 
 def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]:
@@ -350,12 +472,14 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
     if len(found.values) < 2:
         return
     text = "".join(question.split())
-    is_stated = ["".join(value.split()).rstrip("=") in text for value in found.values]
+    shown = [value.replace("\\text{", "").replace("}", "") for value in found.values]
+    is_stated = ["".join(value.split()).rstrip("=") in text for value in shown]
     verb = max((i for i, gap in enumerate(found.gaps[:-1]) if _last_is_verb(gap)), default=0)
     about = {
         i
         for i, gap in enumerate(found.gaps[:-1])
-        if is_stated[i] and (i < verb or (i and gap and gap[-1].lower() in _ABOUT))
+        if (is_stated[i] and (i < verb or (i and gap and gap[-1].lower() in _ABOUT)))
+        or (found.values[i].isalpha() and len(found.values[i]) == 1 and _is_in_next(found.values, i))
     }
     if about:
         yield found.without(about)
@@ -366,6 +490,12 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
             is_for = gap and gap[0] == "for" and set(gap) <= _FOR_ALL
             if (is_at or is_for) and place == len(found.values) - 1:
                 yield Prose(found.values[:place], [*found.gaps[:place], []])
+
+
+def _is_in_next(values: list[str], place: int) -> bool:
+    """Whether the next value, a relation, is about this variable."""
+    after = values[place + 1] if place + 1 < len(values) else ""
+    return values[place] in after and any(sign in after for sign in _RELATION_SIGNS)
 
 
 def _last_is_verb(gap: list[str]) -> bool:
@@ -418,6 +548,17 @@ def _paired(
     values = prose.values
     labels = _labels(prose)
     kind = gold_tree[0] if gold_tree else ""
+    if len(values) == 2:
+        between = [word.lower() for word in prose.gaps[1]]
+        if "to" in between and (kind == "ratio" or "ratio" in question):
+            yield gold, ":".join(_by_question(values, labels, question) or values)
+            return
+        if kind == "based" and between[-1:] == ["base"]:
+            yield gold, f"{values[0]}_{{{values[1]}}}"
+            return
+        if between == ["in"] and {"probability", "chance", "odds"} & words_of(question):
+            yield gold, f"\\frac{{{values[0]}}}{{{values[1]}}}"
+            return
     if wanted is None or len(wanted.values) != len(values):
         ordered = _by_question(values, labels, question)
         if ordered is not None:
