@@ -390,7 +390,7 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
     if is_choice(gold):
         before, _, rest = answer.rpartition(" is ")
         if (_DOUBTS | _DENIALS | {"or"}).isdisjoint(before.lower().split()):
-            yield gold, rest
+            yield gold, rest.rstrip(" .")
         return
     wanted = _split(unwrapped(gold), question)
     if wanted is None or not wanted.values:
