@@ -28,7 +28,6 @@ _CLASSES = {
         "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc",
     ], "inverse trigonometry"),
     **dict.fromkeys(["sinh", "cosh", "tanh", "coth"], "hyperbolic"),
-    "cis": "complex exponential",
     **dict.fromkeys(["log", "ln"], "logarithm"),
     **dict.fromkeys(["factorial", "binom"], "combinatorics"),
 }  # fmt: skip
@@ -44,10 +43,6 @@ _WRITTEN_AS_FRACTIONS = frozenset([
     "decimal", "percent", "mixed number", "repeating decimal", "fraction of variables", "logarithm",
     "ratio",
 ])  # fmt: skip
-_POLAR = frozenset(
-    ["trigonometry", "complex exponential", "a value of cos", "a value of sin", "a value of cis"]
-)
-"""Ways to write the direction of a complex number."""
 MAX_DIGITS = 20_000
 """Longest number that is computed; of larger ones only the form is compared."""
 _MAX_EXPONENT = 1000
@@ -137,8 +132,6 @@ def _allowed(tree: Tree, form: Form) -> set[str]:
         allowed.add("fraction")
     if "fraction" in form.operations:
         allowed.add("ratio")
-    if "complex exponential" in form.operations:
-        allowed |= _POLAR
     if any(part[:2] == ["rel", "!="] for part in subtrees(tree)):  # a < 4, a \\neq 0
         allowed |= {"setminus", "backslash"}
     if variables(tree):
@@ -664,7 +657,8 @@ def _has_plain_value(tree: Tree) -> bool:
     if not isinstance(value, (int, float, complex)):
         return False
     if _CLASSES.get(name) == "logarithm":
-        quotients = [value, value / 2.302585092994046] if len(tree) == 3 else [value]
+        is_decimal = name == "log" and len(tree) == 3
+        quotients = [value, value / 2.302585092994046] if is_decimal else [value]
         return any(_is_whole(quotient * 12) for quotient in quotients)
     degrees = 180 / 3.141592653589793
     if _CLASSES.get(name) == "inverse trigonometry":

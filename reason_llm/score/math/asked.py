@@ -130,6 +130,7 @@ _FRACTION = re.compile(
     r"\bas (?:a|an) (?:\w{1,12} )?fraction\b|\bcommon fraction\b|\bfraction form\b"
 )
 _IMPROPER = re.compile(r"\bimproper fractions?+\b(?!\s*+[\d$\\])")
+_INTERVAL = re.compile(r"\b(?:in|using) interval notation\b")
 _ROUNDED = ("nearest", "round", "approximat", "estimat", "decimal place", "significant")
 _REMAINDERS = ("remainder", "mod", "residue", "congruen", "digit")
 _MODULUS = re.compile(r"(?:mod|by)[^\d\n]{0,12}+(\d++)")
@@ -458,6 +459,12 @@ def _is_improper(gold: Tree, answer: Tree) -> bool:
     return _is_fraction(gold, answer) and not holds(answer, "mixed")
 
 
+def _is_interval(gold: Tree, answer: Tree) -> bool:
+    return gold[0] in ("interval", "tuple", "cup") and not (
+        answer[0] == "rel" and set(answer[1].split()) <= {"<", "<=", ">", ">="}
+    )
+
+
 def _unsigned(tree: Tree) -> Tree:
     return list(tree[1]) if tree[0] == "neg" else tree
 
@@ -469,6 +476,7 @@ _FORMS = (
     (("term", "form", "fraction", "irreducible"), _LOWEST, _is_in_lowest_terms),
     (("fraction",), _FRACTION, _is_fraction),
     (("improper",), _IMPROPER, _is_improper),
+    (("interval",), _INTERVAL, _is_interval),
 )
 """Each form with how it is asked for, and words one of which stands there then: they are found
 much faster."""

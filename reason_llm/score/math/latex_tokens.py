@@ -33,6 +33,7 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]++")
+_INCHES = re.compile("(?<=[0-9}])[\"”]\\Z")
 _MARK = r"\s*+(?:\\(?:prime|star|ast)(?![A-Za-z])|['*+])"
 _PRIME = re.compile(rf"\^(?:{_MARK}|\s*+\{{{_MARK}\s*+\}})")
 """A mark that makes another name, and no power: ``f^{\\prime}``, ``x^*``."""
@@ -111,7 +112,7 @@ def to_latex(text: str) -> str:
     text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
     for before, after in _PLAIN:
         text = text.replace(before, after)
-    return text.translate(_SYMBOLS)
+    return _INCHES.sub("\\\\text{ in}", text.translate(_SYMBOLS))
 
 
 def tokenize(text: str) -> list[Token]:

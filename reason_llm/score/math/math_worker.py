@@ -57,10 +57,9 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "Im": sympy.im, "sgn": sympy.sign, "max": sympy.Max, "min": sympy.Min,
     "tr": lambda matrix: matrix.trace(), "rank": lambda matrix: sympy.Integer(matrix.rank()),
     "det": lambda matrix: matrix.det(),
-    "cis": lambda angle: sympy.exp(sympy.I * angle),
     "norm": lambda of: of.norm() if isinstance(of, MatrixBase) else abs(of),
 }  # fmt: skip
-_TRIGONOMETRIC = word_set("sin cos tan cot sec csc cis")
+_TRIGONOMETRIC = word_set("sin cos tan cot sec csc")
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}
 _SETS = {
     "empty": sympy.S.EmptySet,

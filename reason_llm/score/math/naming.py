@@ -5,6 +5,7 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from reason_llm.score.math.answer_form import form_of
 from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
@@ -27,6 +28,7 @@ _LONGEST_RESIDUE = 1000
 """Digits of a number that is reduced modulo another."""
 _GRAPHS = word_set("f g h f^-1 g^-1 h^-1")
 _UNIT_VECTORS = ("i", "j", "k")
+_I, _PI = ["const", "i"], ["const", "pi"]
 _MAX_LETTERS = 4
 """Longest name of a polygon, such as ``ABCD``."""
 
@@ -57,6 +59,8 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
             size = int(gold[2][1]) if gold[2][1].isdigit() else 0
             return (residue, residue) if size and (first - second) % size == 0 else None
         return as_asked(residue, found, question)
+    if _I in subtrees(gold):
+        gold, answer = _in_exponential_form(gold), _in_exponential_form(answer)
     answer = _with_variable_of(gold, _in_standard_form(gold, answer))
     if gold[0] != "based" or gold[2] == "10":
         gold, answer = _in_base_ten(gold), _in_base_ten(answer)
@@ -235,6 +239,35 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
                 _in_standard_form(gold, each) if isinstance(each, list) else each for each in answer
             ]
     return answer
+
+
+def _in_exponential_form(tree: Tree) -> Tree:
+    """``\\cos\\theta + i\\sin\\theta`` as ``e^{i\\theta}``."""
+    match tree:
+        case ["call", "cis", angle]:
+            return _direction(angle)
+        case ["add", ["call", "cos", angle], ["mul", ["const", "i"], ["call", "sin", same]]] | [
+            "add", ["call", "cos", angle], ["mul", ["call", "sin", same], ["const", "i"]]
+        ] if angle == same:  # fmt: skip
+            return _direction(angle)
+        case ["pow", ["const", "e"], ["frac", ["mul", *factors], below]] if _I in factors:
+            rest = [each for each in factors if each != _I]
+            above = rest[0] if len(rest) == 1 else ["mul", *rest]
+            return _direction(["frac", above, below])
+        case ["mul" | "neg" | "list" | "set", *_]:
+            return [
+                _in_exponential_form(each) if isinstance(each, list) else each for each in tree
+            ]
+    return tree
+
+
+def _direction(angle: Tree) -> Tree:
+    if angle[0] == "deg" and angle[1][0] == "num" and angle[1][1].isdigit():
+        part = Fraction(int(angle[1][1]), 180)
+        scale = ["num", str(part.numerator)]
+        above = _PI if part.numerator == 1 else ["mul", scale, _PI]
+        angle = above if part.denominator == 1 else ["frac", above, ["num", str(part.denominator)]]
+    return ["pow", ["const", "e"], ["mul", _I, angle]]
 
 
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:

@@ -24,9 +24,8 @@ _FUNCTIONS: dict[str, Callable[..., complex]] = {
     "cot": lambda x: 1 / cmath.tan(x), "sec": lambda x: 1 / cmath.cos(x),
     "csc": lambda x: 1 / cmath.sin(x), "floor": lambda x: math.floor(x.real + TOLERANCE),
     "ceil": lambda x: math.ceil(x.real - TOLERANCE), "factorial": lambda x: math.gamma(x.real + 1),
-    "cis": lambda x: cmath.exp(1j * x),
 }  # fmt: skip
-_OF_ANGLES = word_set("sin cos tan cot sec csc cis")
+_OF_ANGLES = word_set("sin cos tan cot sec csc")
 _COLLECTIONS = word_set("tuple list set interval matrix ratio")
 
 

@@ -112,6 +112,8 @@ def is_left_side(names: list[str]) -> bool:
             name in _OF_SETS or name.isdigit() or (name.isalpha() and name.isupper())
             for name in inner
         )
+    if {"\\cap", "\\cup", "\\setminus"} & set(names):  # A \\cap B
+        return all(name in _OF_SETS or (name.isalpha() and name.isupper()) for name in names)
     is_greek = first.startswith("\\") and first[1:] in _NUMBER_FUNCTIONS
     if is_greek and rest[-1:] == [")"]:
         return all(name.isdigit() or name in "_(){}," for name in rest)

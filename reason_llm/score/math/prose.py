@@ -182,7 +182,8 @@ class _Splitter:
         is_mathematics = is_name and (len(letters) < 2 or letters in FUNCTIONS or letters == "cis")
         unit = unit_words(plain) if any(map(str.isalpha, plain)) else None
         is_unit = unit is not None and all(is_known(each) for each, _ in unit) and len(letters) < 20
-        if is_unit and self.items and not self.items[-1][0] and letters not in ("a", "in a"):
+        is_unit = is_unit and (letters != "in" or match.end() == len(match.string))
+        if is_unit and self.items and not self.items[-1][0]:
             self.mathematics(match[0])
             return
         if self.depth or is_mathematics:
@@ -574,9 +575,7 @@ def _paired(
     ]
     if all(len(each) == 1 for each in order):
         values = [values[each[0]] for each in order]
-    elif any(own) and any(labels) and any(order):
-        return
-    elif any(own) and any(label - words_of(question) for label in labels):
+    elif any(own) and any(labels):
         return
     yield f"({', '.join(wanted.values)})", f"({', '.join(values)})"
 
