@@ -70,7 +70,7 @@ _SMALL_WORDS = word_set(
     exactly
     """
 )
-_ADVERBIAL = word_set("of in on at for with from each every left altogether now")
+_ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
 """Words behind a value with which what the question knows begins: ``in the class``."""
 _DENIALS = word_set("not no never isn't aren't doesn't neither nor")
 _CHANGES = _DENIALS | word_set(
@@ -102,7 +102,11 @@ DIRECTIONS = tuple(
         (
             word_set("rise rises rose risen increase increases increased grow grew gain gained"),
             word_set("fall falls fell fallen decrease decreases decreased drop dropped lose lost"),
-        )
+        ),
+        (
+            word_set("maximum largest greatest highest most biggest"),
+            word_set("minimum smallest least lowest fewest"),
+        ),
     ]
     for one, other in ((up, down), (down, up))
 )
@@ -127,6 +131,8 @@ _TEXT_MARK = re.compile(r"\\(?:text(?:bf|it|rm)?+|mathrm|mbox)\{|\\[()\[\],; ]|(
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
+_IMPLICATIONS = word_set("Rightarrow implies Longrightarrow therefore Leftrightarrow iff")
+"""Signs behind which the answer stands."""
 _IDENTITIES = ("f", "g", "h", "P")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables; around a hyphen, longer ones are words."""
@@ -258,9 +264,12 @@ def _are_known(words: list[str], question: str, may_ask: frozenset[str] = frozen
 def are_known(words: list[str], question: str) -> bool:
     """Whether words behind a value are the question's or say nothing of a value."""
     asked = words_of(question)
-    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones", "or"}
+    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones", "or", "i"}
     return all(
-        word in known or canonical(word) in known or (len(word) < 9 and word in question)
+        word in known
+        or canonical(word) in known
+        or (len(word) < 9 and word in question)
+        or word.removesuffix("ing") in asked
         for word in map(str.casefold, words)
     )
 
@@ -372,6 +381,10 @@ def tokens_of(answer: str) -> list[Token]:
     tokens = tokenize(unwrapped(answer)[:MAX_CHARACTERS])
     while tokens and str(tokens[-1]) in (".", ",", ";") and str(tokens[-2:][0]) != ".":
         tokens.pop()
+    for place in range(len(tokens) - 1, -1, -1):
+        if tokens[place].kind == "command" and tokens[place].text in _IMPLICATIONS:
+            tokens = tokens[place + 1 :]
+            break
     groups = _groups_around(tokens)
     return tokens[groups : len(tokens) - groups]
 
@@ -449,7 +462,7 @@ def _lead(tokens: list[Token]) -> int | None:
     if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
         return None
     names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
-    if (sign := _first_equals(names)) and is_left_side(names[:sign]):
+    if (sign := _first_equals(names)) and is_left_side(tokens[:sign]):
         return sign + 1
     for index, token in enumerate(tokens[:_MAX_LEAD_TOKENS]):
         words = token.text.lower().replace(":", " : ").replace(",", " , ").split()

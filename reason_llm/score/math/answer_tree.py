@@ -337,6 +337,8 @@ class _TreeReader:
     def starts_a_factor(self) -> bool:
         """Whether what stands here, with no sign before it, is another factor."""
         name, kind, after = self.name(), self.kind(), self.name(1)
+        if kind == "text":
+            return name in FUNCTIONS and not is_unit(name)
         if kind == "letters":
             if self.index == self.degree_end and name in ("C", "F", "K"):
                 return False

@@ -34,7 +34,7 @@ _WORD = re.compile(r"\\?[^\W\d_]++(?:\^[23]|[²³])?|\d[\d.,]*+|[?/$%]")
 _ASKING = word_set(
     """
     what how find determine compute calculate express convert give evaluate write state enter
-    answer
+    answer estimate approximate
     """
 )
 _BEFORE_UNIT = word_set("in into to of many much answer")
@@ -65,7 +65,7 @@ _QUANTITIES = {
             "spent owe worth",
             {(unit, "1") for unit in CURRENCIES},
         ),
-        ("angle \\angle", {("deg", "1"), ("rad", "1")}),
+        ("angle \\angle argument", {("deg", "1"), ("rad", "1")}),
         *(
             (noun, {(unit, "1")})
             for noun, unit in [

@@ -152,7 +152,7 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
         return False
     are_curves = all(is_equality(each) and len(variables(each)) > 1 for each in compared)
     if are_curves and asks_for_curve(question):
-        return work_left(*compared) <= {"fraction"}
+        return work_left(*compared) <= {"fraction", "signs"}
     may_have_root = not asks_for_simplest(question)
     if all(leaves_open(compared[0], each, may_have_root) for each in _finals(*compared)):
         return False

@@ -162,8 +162,7 @@ def _raw_tokens(text: str) -> Iterator[Token]:
                     yield from words
                     is_spaced = False
                     continue
-                if text.startswith(("{", " {"), position):
-                    continue
+                continue
             value = _SYNONYMS.get(value, value)
             kind = ("letters" if value == "i" else "sign") if value in _BARE else kind
             if value == "%":

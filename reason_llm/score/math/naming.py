@@ -6,6 +6,7 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import reduce
 
 from reason_llm.score.math.answer_form import form_of
 from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
@@ -18,7 +19,7 @@ _SEVERAL = ("list", "set", "tuple")
 _SETS = (*_SEVERAL, "interval", "cup", "cap", "setminus", "backslash")
 _EMPTY = (["const", "empty"], ["set"])
 _EQUALITIES = frozenset(["=", "~"])
-_CONSTANTS = word_set("C c K k C_1 c_1 constant const")
+_CONSTANTS = word_set("C c K k A C_1 c_1 C_0 c_0 y_0 constant const")
 _PARAMETERS = word_set("n k m j l N K")
 """Names of the integer that numbers the solutions."""
 _INTEGERS = range(-36, 37)
@@ -226,10 +227,16 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
             return list(rest)
         case ["add", rest, ["mul", ["num", "0"], ["const", "i"]]]:  # 5 + 0i
             return list(rest)
-        case ["rel", "=", ["call", "abs", ["var", _]], number] if gold[0] in ("list", "set", "pm"):
+        case ["rel", "=", ["call", "abs", ["var", _]], number] if (
+            gold[0] in ("list", "set", "pm") and number[0] != "neg"
+        ):
             return ["pm", number]
         case ["mul", scale, ["tuple", *members]] if gold[0] == "tuple" and not variables(scale):
             return ["tuple", *(_scaled(scale, each) for each in members)]
+        case ["mul", scale, ["matrix", *rows]] if gold[0] == "tuple" and not variables(scale):
+            return ["tuple", *(_scaled(scale, each) for row in rows for each in row)]
+        case ["either" | "list", *parts] if gold[0] == "cup" and all(map(_is_part, parts)):
+            return reduce(lambda tree, part: ["cup", tree, part], parts)
         case ["set", ["tuple", *_] as point] if gold[0] == "tuple":
             return list(point)
         case ["mul", ["num", "1"], ["const", "i"] as one] if one in subtrees(gold):
@@ -270,6 +277,13 @@ def _direction(angle: Tree) -> Tree:
     return ["pow", ["const", "e"], ["mul", _I, angle]]
 
 
+def _is_part(tree: Tree) -> bool:
+    """Whether it can be a part of a union."""
+    return tree[0] == "interval" or (tree[0] == "tuple" and len(tree) == 3) or (
+        tree[0] == "rel" and set(tree[1].split()) <= {"<", "<=", ">", ">="}
+    )  # fmt: skip
+
+
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
     """``f^{-1}(y) = 2y`` as ``f^{-1}(x) = 2x``, and ``f(x) \\geq 1`` as ``y \\geq 1`` for a set."""
     match answer:
@@ -291,8 +305,10 @@ def _scaled(scale: Tree, tree: Tree) -> Tree:
     if tree[0] == "neg":
         return ["neg", _scaled(scale, tree[1])]
     match scale:
-        case ["frac", ["num", "1"], below]:
-            return ["frac", tree, below]
+        case ["frac", ["num", _] as above, below]:
+            return ["frac", _scaled(above, tree), below]
+        case ["num", "1"]:
+            return tree
         case ["num", digits] if tree[0] == "num" and digits.isdigit() and tree[1].isdigit():
             return ["num", str(int(digits) * int(tree[1]))]
     return ["mul", scale, tree]

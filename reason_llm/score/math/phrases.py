@@ -38,8 +38,11 @@ _REASON = word_set("since because as")
 _OPERATORS = word_set(
     r"\int \iint \oint \lim \sum \prod \sup \inf \limsup \max \min \angle \measuredangle \nabla"
 )
+_NORMS = ("\\|", "\\lVert", "\\Vert")
+_VECTORS = word_set(r"\vec \mathbf \overrightarrow \boldsymbol \hat")
+_LONGEST_OPERATOR = 6
 _CHOOSE = frozenset("{}_^C")
-_OF_SETS = word_set(r"\cap \cup , ' | \mid \{ \} { } ^ c")
+_OF_SETS = word_set(r"\cap \cup \setminus \mathcal ( ) , ' | \mid \{ \} { } ^ c")
 _NUMBER_FUNCTIONS = word_set("tau sigma phi varphi mu pi omega zeta")
 _SETS = {
     name: latex
@@ -92,10 +95,18 @@ _LEADING = frozenset([",", ".", "the", "ratio", "is", "value", "answer", "it"])
 _MARKS = frozenset("(),.{}_")
 
 
-def is_left_side(names: list[str]) -> bool:
+def is_left_side(tokens: list[Token]) -> bool:
     """Whether the tokens before ``=`` are what the answer works out: a limit, a sum, an integral, a
     derivative, an angle, a function of numbers or sets, a number of elements, a coefficient."""
-    first, rest = names[0] if names else "", names[1:]
+    names = [str(token) for token in tokens]
+    first, rest = names[0], names[1:]
+    if first in _NORMS or names[:2] == ["|", "|"] or names == ["dy", "/", "dx"]:
+        return True
+    if tokens[0].kind == "text" and rest and len(first) <= _LONGEST_OPERATOR:  # proj_b a
+        return rest[0] in ("_", "(") or rest[0].startswith("\\")
+    is_vector = any(name in _VECTORS for name in names) and {"\\cdot", "\\times"} & set(names)
+    if is_vector:
+        return not any(map(str.isdigit, names))
     if first.isdigit() and rest[:1] == ["_"] and set(rest[1:]) <= {"{", "}", "10"}:
         return True
     if (first in _OPERATORS and rest) or names == ["\\angle"] or names == ["\\gcd"] or names[:2] == ["m", "\\angle"]:

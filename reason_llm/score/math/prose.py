@@ -9,6 +9,7 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
 from reason_llm.score.math.answer_text import DIRECTIONS, are_known, is_choice, reading_of, unwrapped
@@ -28,6 +29,9 @@ _ENGLISH = re.compile(r"\\(?:text|mbox|mathrm|operatorname)|(?<![\\A-Za-z])[^\W\
 """Text without a match has no words."""
 _EDGE = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))++")
 _ENDS = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))\Z")
+_PROSE = re.compile(r"\\(?:text|mathrm|mbox)|[^\W\d_]{4}")
+_PROSE_IN_TEXT = re.compile(r"[^\W\d_]{2}|a |\\(?:text|mathrm|mbox)")
+"""What begins prose in a bracket."""
 _PRICE = re.compile(r"-?\$\d")
 _SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
 _ORDINAL_END = ("th", "st", "nd", "rd")
@@ -35,7 +39,7 @@ _SMALL = word_set(
     """
     the a an of in on at for by with from to that this these those there here it its he his she her
     they their them we our us you your i me my who which what is are was were be been being has have
-    had do does did can could will would shall should may might must and or as so then thus hence
+    had do does did can could will would shall should might must and or as so then thus hence
     therefore now all each every both total exactly only just precisely equals equal gives give get
     gets answer result value values solution solutions final simply respectively such also namely
     """
@@ -50,7 +54,7 @@ _DENIALS = word_set(
 )
 _DOUBTS = word_set(
     """
-    if unless maybe perhaps possibly probably guess unsure unknown wrong incorrect false but wait
+    th st nd rd if unless maybe perhaps possibly probably guess unsure unknown wrong incorrect false but wait
     actually however instead rather except excluding otherwise versus vs whether cannot undefined
     """
 )
@@ -85,6 +89,20 @@ _PARTS = {
 } | {"halves": 2, "hundredth": 100, "hundredths": 100}
 _OF_UNITS = frozenset([*AREAS, *word_set("per percent squared cubed million billion")])
 _CONCLUSIONS = word_set("so therefore thus hence")
+_COMPARATIVES = word_set("more less fewer greater larger smaller than")
+_COMPARISON = re.compile(r"\bhow (?:many|much|far|long)\b[^.?]{0,40}+\b(?:more|less|fewer|than)\b|difference")
+_QUANTITIES = word_set(
+    """
+    total value values probability result answer ratio speed area length amount distance cost price
+    age volume perimeter height width weight mass temperature rate angle measure score maximum
+    minimum average mean set interval
+    """
+)
+"""Words behind which ``of`` and the value stand."""
+_NEAR = word_set("close next up similar adjacent add added near")
+_PLACES = word_set(
+    "near outside inside beyond past within than between below above until before after against"
+)
 _REASONS = word_set("since because")
 _RELATIONS = (
     ("greater than or equal to", "\\geq "), ("less than or equal to", "\\leq "),
@@ -95,16 +113,20 @@ _RELATION_SIGNS = ("<", ">", "\\le", "\\ge", "\\ne", "\\in")
 _SUBJECTS = word_set("all every any each real number numbers reals the set of that such are is x")
 _INFINITIES = {"infinity": "\\infty", "positive infinity": "\\infty", "negative infinity": "-\\infty",
                "plus infinity": "\\infty", "minus infinity": "-\\infty"}  # fmt: skip
+_REMARKS = word_set("root roots solution repeated multiplicity extraneous rejected")
 _NOUNS = word_set("function number numbers series sequence triangle quadrant polygon limit day point")
 _SUFFIXES = ("ent", "ence", "ing", "es", "ed", "e", "s")
 _SHORTEST_STEM = 5
+_YES_OR_NO = word_set("is are does do can will was were")
 _MOST_WORDS = 14
 _OPPOSITES = word_set("yes no true false")
 _QUADRANTS = {word: roman for words, roman in zip(
     ("first 1", "second 2", "third 3", "fourth 4", "uadrant"), ("i", "ii", "iii", "iv", "quadrant"), strict=True)
     for word in words.split()} | {roman: roman for roman in ("i", "ii", "iii", "iv")}  # fmt: skip
-_SAYINGS = {"per cent": "percent", "does not exist": "dne", "doesn't exist": "dne", "do not exist": "dne"}
+_SAYINGS = {"does not converge": "diverges", "not convergent": "divergent", "infinite": "infinitely many",
+            "does not exist": "dne", "doesn't exist": "dne", "do not exist": "dne"}
 _AT = word_set("at when attained occurring occurs achieved reached")
+_ALL_OF = re.compile(r"[A-Za-z]|[A-Za-z] *+\\in.*+|[nkm] *+(?:\\geq?+|>) *+[01]")
 _FOR_ALL = word_set("for all any every each real number numbers value values of")
 _ABOUT = word_set("of than from in for out among per on modulo")
 _ROUNDING = word_set("about around approximately approx roughly")
@@ -214,13 +236,8 @@ class _Splitter:
             rest = text[position : position + 40].lstrip()
             last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
             is_call = text[position - 2 : position - 1].isalpha() and last[-1:].isalpha()
-            match = _ITEM.match(rest)
-            is_prose = (
-                bool(match)
-                and not is_call
-                and not self.depth
-                and (match["content"] is not None or len(match["word"] or "") > (1 if is_text else 3))
-            )
+            begins = _PROSE_IN_TEXT if is_text else _PROSE
+            is_prose = not is_call and not self.depth and begins.match(rest) is not None
             self.opened.append(is_prose)
             if is_prose:
                 return
@@ -420,7 +437,7 @@ def _words_of(text: str, question: str) -> list[str]:
         return []
     words = " ".join(item.lower() for is_word, item in splitter.items if is_word and item != ".")
     for saying, word in _SAYINGS.items():
-        words = words.replace(saying, word)
+        words = re.sub(rf"\b{saying}\b", word, words)
     if "quadrant" in question.lower():
         return [_QUADRANTS.get(word.removeprefix("q"), word) for word in words.split()]
     return words.split()
@@ -431,22 +448,39 @@ def _says(gold: list[str], words: list[str], question: str) -> bool:
     alternative to it: ``It is an odd function``."""
     own = [_stem(word) for word in gold]
     stems = [_stem(word) for word in words]
+    if own in (["yes"], ["no"]) and (is_so := _predicate(words, question)) is not None:
+        return is_so == (own == ["yes"])
     place = next((i for i in range(len(words)) if stems[i : i + len(own)] == own), -1)
     rest = [*words[:place], *words[place + len(own) :]]
     if place < 0 or len(rest) > _MOST_WORDS:
         return False
+    if _OPPOSITES & {*own}:
+        return own == ["true"] and set(rest) <= _SMALL | {"statement", "claim"}
     asked = [word.strip("$.?!:;()") for word in question.lower().replace(",", " , ").split()]
+    ends = {"or"} if (",", "or") not in pairwise(asked) else {"or", ","}
     alternatives = {
         word
         for before, word, after in zip(["", *asked], asked, [*asked[1:], ""], strict=False)
-        if {before, after} & {",", "or"} and "or" in asked
+        if {before, after} & ends and "or" in asked
     }
     known = (set(asked) | _SMALL | _NOUNS) - alternatives - _DOUBTS - _CHANGES - {"and", "or"}
-    if _OPPOSITES & {*own}:
-        return False
     names = {word.lower() for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]++", question)}
     known -= names - set(gold)
     return set(rest) <= known - (_DENIALS - {"nor"} if "neither" in own else _DENIALS)
+
+
+def _predicate(words: list[str], question: str) -> bool | None:
+    """Whether ``It is not a function`` says yes to ``Is the relation a function?``; None where it
+    says neither."""
+    *_, last = re.split(r"[.!:]\s", question.strip().lower())
+    asked = [_stem(word.strip("$?.,")) for word in last.split()]
+    num_denials = sum(word in _DENIALS for word in words)
+    said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
+    is_yes_or_no = bool(asked) and asked[0] in _YES_OR_NO and not {*asked} & {"or", "not"}
+    is_yes_or_no &= not _OPPOSITES & {*words}
+    if not is_yes_or_no or num_denials > 1 or not said <= {*asked} or asked[-1] not in said:
+        return None
+    return not num_denials
 
 
 def _stem(word: str) -> str:
@@ -469,6 +503,11 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
             if (_DOUBTS | {"or"}).isdisjoint(w.lower() for gap in found.gaps[:place] for w in gap):
                 found = Prose(found.values[place:], found.gaps[place:])
             break
+    for place, gap in enumerate(found.gaps):
+        words = {word.lower() for word in gap}
+        if place and words & _REMARKS and words <= _REMARKS | _SMALL | {"double", "only"}:
+            found = Prose(found.values[:place], [*found.gaps[:place], []])
+            break
     yield found
     if len(found.values) < 2:
         return
@@ -489,6 +528,7 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
             gap = [word.lower() for word in found.gaps[place]]
             is_at = gap and (gap[0] in _AT or gap[-1] in _AT)
             is_for = gap and gap[0] == "for" and set(gap) <= _FOR_ALL
+            is_for = is_for and _ALL_OF.fullmatch(found.values[place]) is not None
             if (is_at or is_for) and place == len(found.values) - 1:
                 yield Prose(found.values[:place], [*found.gaps[:place], []])
 
@@ -509,7 +549,7 @@ def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
     asked |= _DENIALS if asked & _DENIALS else frozenset()
     count = len(prose.values)
     said = {word.lower() for word in prose.words}
-    if any(said & one and asked & other for one, other in DIRECTIONS):
+    if any(said & one and asked & other and not asked & one for one, other in DIRECTIONS):
         return True
     if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
         return True
@@ -523,11 +563,27 @@ def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
             number = _NUMBERS.get(word, -1)
             if number >= 0 and word not in asked and number != count and word != "one":
                 return True
-        while words and words[-1] in ("the", "a", "of"):
-            words.pop()
-        if place < count and words and words[-1] in (_DENIALS | _CHANGES) - _ROUNDING:
+        if place == count:
+            is_compared = _COMPARISON.search(question.lower()) is not None
+            if not is_compared and not _COMPARATIVES.isdisjoint(words):
+                return True
+        elif _is_about_value(words, prose.values[place]):
             return True
     return False
+
+
+def _is_about_value(words: list[str], value: str) -> bool:
+    """Whether words before a value make it a part of another: ``the square of 12``."""
+    while words and words[-1] in ("the", "a"):
+        words.pop()
+    *_, before, last = ["", "", *words]
+    if last == "of":
+        return "=" not in value and before not in _QUANTITIES
+    if last == "to":
+        return before in _NEAR
+    if last in ("at", "when", "where"):
+        return "=" in value
+    return last in _PLACES or last in (_DENIALS | _CHANGES) - _ROUNDING
 
 
 def _labels(prose: Prose) -> list[frozenset[str]]:
@@ -545,7 +601,9 @@ def _paired(
     joined = prose.values[0]
     for value, gap in zip(prose.values[1:], prose.gaps[1:], strict=False):
         words = [word.lower() for word in gap]
-        joined += (" \\text{ or } " if "or" in words else ", ") + value
+        join = next((word for word in ("or", "and") if word in words), "")
+        is_join = join == "or" or (join and any(sign in value for sign in _RELATION_SIGNS))
+        joined += (f" \\text{{ {join} }} " if is_join else ", ") + value
     values = prose.values
     labels = _labels(prose)
     kind = gold_tree[0] if gold_tree else ""
@@ -553,6 +611,9 @@ def _paired(
         between = [word.lower() for word in prose.gaps[1]]
         if "to" in between and (kind == "ratio" or "ratio" in question):
             yield gold, ":".join(_by_question(values, labels, question) or values)
+            return
+        if kind == "mixed" and between == ["and"]:
+            yield gold, f"{values[0]} {values[1]}"
             return
         if kind == "based" and between[-1:] == ["base"]:
             yield gold, f"{values[0]}_{{{values[1]}}}"
@@ -563,9 +624,12 @@ def _paired(
     if wanted is None or len(wanted.values) != len(values):
         ordered = _by_question(values, labels, question)
         if ordered is not None:
+            if any("or" in map(str.lower, gap) for gap in prose.gaps):
+                return
             yield (f"({gold})" if kind == "list" else gold), f"({', '.join(ordered)})"
             return
-        if kind in ("tuple", "interval") and len(values) > 1 and all(labels):
+        is_open = any("or" in map(str.lower, gap) for gap in prose.gaps)
+        if kind in ("tuple", "interval") and len(values) > 1 and all(labels) and not is_open:
             yield gold, f"({', '.join(values)})"
         yield gold, joined
         return
@@ -577,7 +641,10 @@ def _paired(
         values = [values[each[0]] for each in order]
     elif any(own) and any(labels):
         return
-    yield f"({', '.join(wanted.values)})", f"({', '.join(values)})"
+    if len(values) == 1:
+        yield wanted.values[0], values[0]
+    else:
+        yield f"({', '.join(wanted.values)})", f"({', '.join(values)})"
 
 
 def _by_question(

@@ -54,6 +54,7 @@ _ROWS = re.compile(
     r"\\(?:begin|end) *+\{(?:align|aligned|gather|gathered|equation|split|cases)\*?+\}"
 )
 """LaTeX environments around rows of formulas."""
+_ALIKE = FREE | {"a product of powers"}
 _WRITTEN = word_set(
     """
     num rep mixed pct add mul neg frac pow root call tuple list set interval matrix ratio cup
@@ -105,7 +106,7 @@ class Stated:
         wanted, form = form_of(gold), form_of(answer)
         others = [form_of(part.tree) for part in self.like(gold)]
         others = [each for each in others if not each.is_same(wanted)]
-        is_alike = form.value == wanted.value and not (form.steps ^ wanted.steps) - FREE
+        is_alike = form.value == wanted.value and not (form.steps ^ wanted.steps) - _ALIKE
         added = form.steps - wanted.steps
         return any(not is_alike or each.steps & added for each in others)
 
