@@ -90,7 +90,7 @@ _PARTS = {
 _OF_UNITS = frozenset([*AREAS, *word_set("per percent squared cubed million billion")])
 _CONCLUSIONS = word_set("so therefore thus hence")
 _COMPARATIVES = word_set("more less fewer greater larger smaller than")
-_COMPARISON = re.compile(r"\bhow (?:many|much|far|long)\b[^.?]{0,40}+\b(?:more|less|fewer|than)\b|difference")
+_COMPARISON = re.compile(r"\b(?:how (?:many|much|far|long)|which|who)\b[^.?,]*+")
 _QUANTITIES = word_set(
     """
     total value values probability result answer ratio speed area length amount distance cost price
@@ -564,15 +564,16 @@ def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
             if number >= 0 and word not in asked and number != count and word != "one":
                 return True
         if place == count:
-            is_compared = _COMPARISON.search(question.lower()) is not None
+            compared = _COMPARISON.search(question.lower())
+            is_compared = compared and not _COMPARATIVES.isdisjoint(compared[0].split())
             if not is_compared and not _COMPARATIVES.isdisjoint(words):
                 return True
-        elif _is_about_value(words, prose.values[place]):
+        elif _is_about_value(words, prose.values[place], place):
             return True
     return False
 
 
-def _is_about_value(words: list[str], value: str) -> bool:
+def _is_about_value(words: list[str], value: str, place: int) -> bool:
     """Whether words before a value make it a part of another: ``the square of 12``."""
     while words and words[-1] in ("the", "a"):
         words.pop()
@@ -582,7 +583,7 @@ def _is_about_value(words: list[str], value: str) -> bool:
     if last == "to":
         return before in _NEAR
     if last in ("at", "when", "where"):
-        return "=" in value
+        return "=" in value and not place
     return last in _PLACES or last in (_DENIALS | _CHANGES) - _ROUNDING
 
 
@@ -623,12 +624,12 @@ def _paired(
             return
     if wanted is None or len(wanted.values) != len(values):
         ordered = _by_question(values, labels, question)
+        is_open = any("or" in map(str.lower, gap) for gap in prose.gaps)
+        if ordered is not None and is_open:
+            return
         if ordered is not None:
-            if any("or" in map(str.lower, gap) for gap in prose.gaps):
-                return
             yield (f"({gold})" if kind == "list" else gold), f"({', '.join(ordered)})"
             return
-        is_open = any("or" in map(str.lower, gap) for gap in prose.gaps)
         if kind in ("tuple", "interval") and len(values) > 1 and all(labels) and not is_open:
             yield gold, f"({', '.join(values)})"
         yield gold, joined
