@@ -287,7 +287,9 @@ def _is_part(tree: Tree) -> bool:
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
     """``f^{-1}(y) = 2y`` as ``f^{-1}(x) = 2x``, and ``f(x) \\geq 1`` as ``y \\geq 1`` for a set."""
     match answer:
-        case ["rel", "=", ["call", _, ["var", name]], _] if name not in variables(gold):
+        case ["rel", "=", ["call", _, ["var", name]], _] if (
+            gold[0] != "var" and name not in variables(gold)
+        ):
             own = variables(gold[-1] if gold[0] == "rel" else gold)
             return _renamed(answer, name, ["var", *own]) if len(own) == 1 else answer
         case ["rel", signs, *members] if gold[0] in _SETS and "=" not in signs.split():
