@@ -279,9 +279,12 @@ def is_choice(gold: str) -> bool:
     return bool(_choice(tokens_of(unwrapped(gold))))
 
 
-def converted(gold: str, answer: str, question: str) -> str | None:
-    """The answer as a number of the gold answer's units, ``90`` of ``1 hour 30 minutes``; None
-    where the question names a unit, and where they measure something else."""
+def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
+    """The gold answer, and the answer as a number of its units, ``90`` of ``1 hour 30 minutes``;
+    both as numbers where both have the same units; None where the question names a unit, and where
+    they measure something else."""
+    if (pair := _same_measures(gold, answer)) is not None:
+        return pair
     has_unit = any(character.isalpha() for character in answer)
     if not has_unit or not question:
         return None
@@ -301,7 +304,26 @@ def converted(gold: str, answer: str, question: str) -> str | None:
             return None
         total += dict(form_of(tree).value).get((), Fraction(0)) * scale
     above, below = total.numerator, total.denominator
-    return f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
+    return gold, f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
+
+
+def _same_measures(gold: str, answer: str) -> tuple[str, str] | None:
+    """``2 hours 15 minutes`` and ``2 h 15 min`` as lists of numbers; None for other units."""
+    readings = []
+    for text in (gold, answer):
+        parts = _measures(tokens_of(unwrapped(text)))
+        try:
+            readings.append([read(part, letters_are_units=True) for part in parts])
+        except UnreadableError:
+            return None
+    units = [[part.unit for part in parts] for parts in readings]
+    if len(units[0]) < 2 or units[0] != units[1] or not all(map(all, units)):
+        return None
+    first, second = (
+        "(" + ", ".join(str(part.tree[1]) for part in parts if part.tree[0] == "num") + ")"
+        for parts in readings
+    )
+    return first, second
 
 
 def _measures(tokens: list[Token]) -> list[list[Token]]:

@@ -86,7 +86,7 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
         if False and (said := stated(answer, question)) is not None:
             yield wanted, said
         if (measure := converted(wanted, answer, question)) is not None:
-            yield wanted, measure
+            yield measure
         yield from prose_readings(wanted, answer, question)
 
 

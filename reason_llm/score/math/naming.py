@@ -7,12 +7,13 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
+from itertools import permutations
 
 from reason_llm.score.math.answer_form import form_of
 from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
 from reason_llm.score.math.asked import asks_for_all, asks_for_remainder, asks_to_round
-from reason_llm.score.math.numeric import TOLERANCE, is_one, value_of
-from reason_llm.score.math.question import read_question
+from reason_llm.score.math.numeric import TOLERANCE, is_near, is_one, value_of
+from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import word_set
 
 _SEVERAL = ("list", "set", "tuple")
@@ -30,6 +31,8 @@ _LONGEST_RESIDUE = 1000
 _GRAPHS = word_set("f g h f^-1 g^-1 h^-1")
 _UNIT_VECTORS = ("i", "j", "k")
 _I, _PI = ["const", "i"], ["const", "pi"]
+_GRAPH_NAMES = frozenset("xyz")
+_MAX_RENAMED = 3
 _MAX_LETTERS = 4
 """Longest name of a polygon, such as ``ABCD``."""
 
@@ -40,6 +43,15 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     Args:
         question: a formula of its own in it may be the name.
     """
+    answer = _with_names_of(gold, answer, question)
+    if _I in subtrees(gold):
+        gold, answer = _in_exponential_form(gold), _in_exponential_form(answer)
+    gold = _in_radians(gold, answer, question)
+    answer = _with_variable_of(gold, _in_standard_form(gold, answer))
+    return _unnamed(gold, answer, question)
+
+
+def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
     moduli = gold[0] == "mod", answer[0] == "mod"
     if any(moduli) or answer[:2] == ["rel", "equiv"]:
         if moduli[0] != moduli[1] and answer[:2] != ["rel", "equiv"]:
@@ -48,7 +60,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
             if _is_class(of_residue, family):
                 return gold, gold
         if not any(moduli) and answer[2][0] != "var":
-            return as_asked(gold, ["rel", "=", *answer[2:]], question)
+            return _unnamed(gold, ["rel", "=", *answer[2:]], question)
         modulus = answer[2][1] if moduli == (False, True) else ""
         if moduli == (True, False) or not asks_for_remainder(question, modulus):
             return None if any(moduli) else (gold, answer)
@@ -59,10 +71,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
             first, second = (int(_unsigned(each)[1]) * _sign(each) for each in (residue, found))
             size = int(gold[2][1]) if gold[2][1].isdigit() else 0
             return (residue, residue) if size and (first - second) % size == 0 else None
-        return as_asked(residue, found, question)
-    if _I in subtrees(gold):
-        gold, answer = _in_exponential_form(gold), _in_exponential_form(answer)
-    answer = _with_variable_of(gold, _in_standard_form(gold, answer))
+        return _unnamed(residue, found, question)
     if gold[0] != "based" or gold[2] == "10":
         gold, answer = _in_base_ten(gold), _in_base_ten(answer)
     gold, domain, name = _without_domain(gold)
@@ -96,17 +105,17 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         return (gold, gold) if gold in _EMPTY and answer in _EMPTY else None
     if gold[0] == "rel" and answer[0] == "rel":
         if _are_one_name(gold, answer):
-            return as_asked(list(gold[3]), list(answer[3]), question)
+            return _unnamed(list(gold[3]), list(answer[3]), question)
         if len(gold) == 4 < len(answer) and _are_one_name(gold, [*answer[:1], "=", *answer[2:4]]):
             value = value_named(answer)  # y = 2(x - 1) + 5 = 2x + 3
-            return None if value is None else as_asked(list(gold[3]), value, question)
+            return None if value is None else _unnamed(list(gold[3]), value, question)
         return _plain_approximation(gold), _plain_approximation(answer)
     if gold[0] == "based" and answer[0] == "num":
         return gold, ["based", answer[1], gold[2]]
     if gold[0] == "rel":
         value = value_named(gold)
         if value is not None:
-            return as_asked(value, answer, question)
+            return _unnamed(value, answer, question)
     if answer[0] == "same":  # all reals but 2, i.e. x \\neq 2
         answer = ["chain", *answer[1:]]
     if answer[0] == "either":  # 7/2 or 3.5: one value in two forms, or two values
@@ -123,9 +132,9 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         value = value_named(answer, question)
         if value is not None and gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
             names = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
-            return as_asked(gold, ["tuple", *(each for _, each in names)], question)
+            return _unnamed(gold, ["tuple", *(each for _, each in names)], question)
         if value is not None and gold[0] in ("list", "set") and holds(value, "pm", "mp"):
-            return as_asked(gold, shown(value), question)
+            return _unnamed(gold, shown(value), question)
         if value is not None and asks_to_round(question):
             value = _as_rounded(gold, value)
         return None if value is None else (gold, _with_constant_of(gold, value))
@@ -282,6 +291,45 @@ def _is_part(tree: Tree) -> bool:
     return tree[0] == "interval" or (tree[0] == "tuple" and len(tree) == 3) or (
         tree[0] == "rel" and set(tree[1].split()) <= {"<", "<=", ">", ">="}
     )  # fmt: skip
+
+
+def _with_names_of(gold: Tree, answer: Tree, question: str) -> Tree:
+    """The answer with the gold one's names of constants and parameters, those that the question
+    does not have: ``A\\cos x + B\\sin x`` as ``C_1\\cos x + C_2\\sin x``."""
+    names = variables(_right(gold)), variables(_right(answer))
+    missing, added = names[0] - names[1], names[1] - names[0]
+    known = read_question(question).letters | _GRAPH_NAMES if question else None
+    is_numbered = holds(gold, "rel") and ["const", "set Z"] in subtrees(gold)
+    if is_numbered and ["const", "set Z"] not in subtrees(answer):
+        return answer
+    if known is None or not 0 < len(missing) == len(added) <= _MAX_RENAMED:
+        return answer
+    if any(name.partition("_")[0] in known or name.startswith("?") for name in missing | added):
+        return answer
+    wanted = value_of(_right(gold))
+    for order in permutations(sorted(missing)):
+        renamed = answer
+        for name, own in zip(sorted(added), order, strict=True):
+            renamed = _renamed(renamed, name, ["var", own])
+        if is_near(wanted, value_of(_right(renamed))):
+            return renamed
+    return answer
+
+
+def _right(tree: Tree) -> Tree:
+    """The right side of an equation, without what is said of its parameters."""
+    tree = list(tree[1]) if tree[0] == "list" else tree
+    return list(tree[-1]) if tree[0] == "rel" else tree
+
+
+def _in_radians(gold: Tree, answer: Tree, question: str) -> Tree:
+    """``45^\\circ`` as ``\\pi/4``, where the question leaves the unit of an angle open and the
+    answer is in radians."""
+    own = _right(answer)
+    if gold[0] != "deg" or not question or holds(own, "deg") or _PI not in subtrees(own):
+        return gold
+    is_open = not {"deg", "rad"} & words_of(question)
+    return list(_direction(gold)[2][2]) if is_open else gold
 
 
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
@@ -592,7 +640,7 @@ def _without_names(tree: Tree, question: str) -> list[Tree]:
 
 def is_name(tree: Tree, question: str = "") -> bool:
     """Whether it can be the name of a value."""
-    if tree[0] == "var":
+    if tree[0] == "var" or tree == ["const", "e"]:  # the eccentricity
         return True
     if tree[0] == "call":
         members = [member for member in tree[2:] if isinstance(member, list)]

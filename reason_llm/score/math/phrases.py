@@ -88,7 +88,7 @@ _CONSTANT = word_set(
     """
 )
 """Words of a remark about a constant."""
-_KINDS_OF_CONSTANT = word_set("constant constants integer integers")
+_KINDS_OF_CONSTANT = word_set("constant constants integer integers real reals")
 _INTEGERS = frozenset("knmjltrs")
 _THAT_IS = (["i", ".", "e", "."], ["i.e."], ["that is"], ["that", "is"])
 _LEADING = frozenset([",", ".", "the", "ratio", "is", "value", "answer", "it"])
@@ -123,7 +123,7 @@ def is_left_side(tokens: list[Token]) -> bool:
             name in _OF_SETS or name.isdigit() or (name.isalpha() and name.isupper())
             for name in inner
         )
-    if {"\\cap", "\\cup", "\\setminus"} & set(names):  # A \\cap B
+    if {"\\cap", "\\cup", "\\setminus"} & set(names) or (first.isupper() and names[-1:] != ["T"] and set(rest) <= {"^", "{", "}", "c", "C"} and "^" in rest):  # A \\cap B
         return all(name in _OF_SETS or (name.isalpha() and name.isupper()) for name in names)
     is_greek = first.startswith("\\") and first[1:] in _NUMBER_FUNCTIONS
     if is_greek and rest[-1:] == [")"]:
@@ -291,6 +291,8 @@ def without_remark(tokens: list[Token]) -> list[Token]:
     names = [word for word in words if len(word) == 1 and word in _INTEGERS]
     if words & {"integer", "integers"} and len(names) == 1:
         return [*tokens[:start], *tokenize(f", {names[0]} \\in \\mathbb{{Z}}")]
+    if not words & {"constant", "constants"} and len(names) == 1:
+        return [*tokens[:start], *tokenize(f", {names[0]} \\in \\mathbb{{R}}")]
     return tokens[:start]
 
 

@@ -613,6 +613,9 @@ def _paired(
         if "to" in between and (kind == "ratio" or "ratio" in question):
             yield gold, ":".join(_by_question(values, labels, question) or values)
             return
+        if between == ["by"] and kind in ("mul", "list"):
+            yield gold, (" \\times " if kind == "mul" else ", ").join(values)
+            return
         if kind == "mixed" and between == ["and"]:
             yield gold, f"{values[0]} {values[1]}"
             return
