@@ -130,6 +130,8 @@ def _allowed(tree: Tree, form: Form) -> set[str]:
     has_power_below = any(part[0] == "pow" and part[2][0] == "neg" for part in subtrees(tree))
     if has_power_below or (form.steps | form.operations) & _WRITTEN_AS_FRACTIONS:
         allowed.add("fraction")
+    if tree[0] == "mul" and all(each[0] in ("num", "pow") for each in tree[1:]):  # 2 * 2 * 3
+        allowed.add("a product of powers")
     if "fraction" in form.operations:
         allowed.add("ratio")
     if any(part[:2] == ["rel", "!="] for part in subtrees(tree)):  # a < 4, a \\neq 0
@@ -657,7 +659,8 @@ def _has_plain_value(tree: Tree) -> bool:
     if not isinstance(value, (int, float, complex)):
         return False
     if _CLASSES.get(name) == "logarithm":
-        quotients = [value, value / 2.302585092994046] if len(tree) == 3 else [value]
+        is_decimal = name == "log" and len(tree) == 3
+        quotients = [value, value / 2.302585092994046] if is_decimal else [value]
         return any(_is_whole(quotient * 12) for quotient in quotients)
     degrees = 180 / 3.141592653589793
     if _CLASSES.get(name) == "inverse trigonometry":

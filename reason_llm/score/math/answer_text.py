@@ -28,6 +28,7 @@ from reason_llm.score.math.latex_tokens import Token, tokenize, whole_numerals
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import (
+    is_left_side,
     says_empty,
     with_labels,
     with_number,
@@ -69,7 +70,7 @@ _SMALL_WORDS = word_set(
     exactly
     """
 )
-_ADVERBIAL = word_set("of in on at for with from each every left altogether now")
+_ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
 """Words behind a value with which what the question knows begins: ``in the class``."""
 _DENIALS = word_set("not no never isn't aren't doesn't neither nor")
 _CHANGES = _DENIALS | word_set(
@@ -95,13 +96,17 @@ _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(a
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
 _CONCLUSIONS = word_set("so therefore thus hence")
 _DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
-_DIRECTIONS = tuple(
+DIRECTIONS = tuple(
     (one, other)
     for up, down in [
         (
             word_set("rise rises rose risen increase increases increased grow grew gain gained"),
             word_set("fall falls fell fallen decrease decreases decreased drop dropped lose lost"),
-        )
+        ),
+        (
+            word_set("maximum largest greatest highest most biggest"),
+            word_set("minimum smallest least lowest fewest"),
+        ),
     ]
     for one, other in ((up, down), (down, up))
 )
@@ -126,6 +131,9 @@ _TEXT_MARK = re.compile(r"\\(?:text(?:bf|it|rm)?+|mathrm|mbox)\{|\\[()\[\],; ]|(
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
+_IMPLICATIONS = word_set("Rightarrow implies Longrightarrow therefore Leftrightarrow iff")
+"""Signs behind which the answer stands."""
+_IDENTITIES = ("f", "g", "h", "P")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables; around a hyphen, longer ones are words."""
 
@@ -208,7 +216,7 @@ def stated(answer: str, question: str) -> str | None:
     before = plain[: verbs[-1]]
     if plain[verbs[-1]] == "by" and before and before[-1] not in _OPERATIONS:
         asked = words_of(question)
-        if any(before[-1] in one and asked & other for one, other in _DIRECTIONS):
+        if any(before[-1] in one and asked & other for one, other in DIRECTIONS):
             return None
         before.pop()  # rose by 14
     if not _are_known(before, question, _CHANGES):
@@ -253,9 +261,30 @@ def _are_known(words: list[str], question: str, may_ask: frozenset[str] = frozen
     )
 
 
-def converted(gold: str, answer: str, question: str) -> str | None:
-    """The answer as a number of the gold answer's units, ``90`` of ``1 hour 30 minutes``; None
-    where the question names a unit, and where they measure something else."""
+def are_known(words: list[str], question: str) -> bool:
+    """Whether words behind a value are the question's or say nothing of a value."""
+    asked = words_of(question)
+    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones", "or", "i"}
+    return all(
+        word in known
+        or canonical(word) in known
+        or (len(word) < 9 and word in question)
+        or word.removesuffix("ing") in asked
+        for word in map(str.casefold, words)
+    )
+
+
+def is_choice(gold: str) -> bool:
+    """Whether a gold answer is the letter of a choice."""
+    return bool(_choice(tokens_of(unwrapped(gold))))
+
+
+def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
+    """The gold answer, and the answer as a number of its units, ``90`` of ``1 hour 30 minutes``;
+    both as numbers where both have the same units; None where the question names a unit, and where
+    they measure something else."""
+    if (pair := _same_measures(gold, answer)) is not None:
+        return pair
     has_unit = any(character.isalpha() for character in answer)
     if not has_unit or not question:
         return None
@@ -275,7 +304,26 @@ def converted(gold: str, answer: str, question: str) -> str | None:
             return None
         total += dict(form_of(tree).value).get((), Fraction(0)) * scale
     above, below = total.numerator, total.denominator
-    return f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
+    return gold, f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
+
+
+def _same_measures(gold: str, answer: str) -> tuple[str, str] | None:
+    """``2 hours 15 minutes`` and ``2 h 15 min`` as lists of numbers; None for other units."""
+    readings = []
+    for text in (gold, answer):
+        parts = _measures(tokens_of(unwrapped(text)))
+        try:
+            readings.append([read(part, letters_are_units=True) for part in parts])
+        except UnreadableError:
+            return None
+    units = [[part.unit for part in parts] for parts in readings]
+    if len(units[0]) < 2 or units[0] != units[1] or not all(map(all, units)):
+        return None
+    first, second = (
+        "(" + ", ".join(str(part.tree[1]) for part in parts if part.tree[0] == "num") + ")"
+        for parts in readings
+    )
+    return first, second
 
 
 def _measures(tokens: list[Token]) -> list[list[Token]]:
@@ -338,6 +386,9 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if says_empty(tokens):
         return Reading(["const", "empty"], ())
     tokens, modulus = without_modulus(tokens)
+    if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
+        equals = Token("sign", "=", False)
+        tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
     tokens = with_labels(with_remainder(with_number(tokens)))
     try:
         reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
@@ -352,6 +403,10 @@ def tokens_of(answer: str) -> list[Token]:
     tokens = tokenize(unwrapped(answer)[:MAX_CHARACTERS])
     while tokens and str(tokens[-1]) in (".", ",", ";") and str(tokens[-2:][0]) != ".":
         tokens.pop()
+    for place in range(len(tokens) - 1, -1, -1):
+        if tokens[place].kind == "command" and tokens[place].text in _IMPLICATIONS:
+            tokens = tokens[place + 1 :]
+            break
     groups = _groups_around(tokens)
     return tokens[groups : len(tokens) - groups]
 
@@ -428,9 +483,9 @@ def _lead(tokens: list[Token]) -> int | None:
     start = None
     if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
         return None
-    if tokens[:1] and str(tokens[0]) == "\\int":  # the integral that the answer solves
-        names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
-        return names.index("=") + 1 if "=" in names else None
+    names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
+    if (sign := _first_equals(names)) and is_left_side(tokens[:sign]):
+        return sign + 1
     for index, token in enumerate(tokens[:_MAX_LEAD_TOKENS]):
         words = token.text.lower().replace(":", " : ").replace(",", " , ").split()
         if token.kind not in ("letters", "text") and token.text not in (",", ":"):
@@ -444,6 +499,16 @@ def _lead(tokens: list[Token]) -> int | None:
         ):
             start = index + 1
     return start
+
+
+def _first_equals(names: list[str]) -> int:
+    """The place of the first sign of equality outside of brackets; 0 for none."""
+    depth = 0
+    for place, name in enumerate(names):
+        depth += (name in ("{", "(", "[")) - (name in ("}", ")", "]"))
+        if name == "=" and not depth:
+            return place
+    return 0
 
 
 def _is_told(tokens: list[Token]) -> bool:

@@ -22,7 +22,7 @@ _MAX_EXPONENT = 400
 FUNCTIONS = word_set(
     """
     sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth log ln
-    lg exp gcd lcm min max det dim ker arg Re Im tr rank sgn mod Pr
+    lg exp gcd lcm min max det dim ker arg Re Im tr rank sgn mod Pr cis
     """
 )
 _SHORT = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arcosh": "arccosh", "lg": "log"}
@@ -337,6 +337,8 @@ class _TreeReader:
     def starts_a_factor(self) -> bool:
         """Whether what stands here, with no sign before it, is another factor."""
         name, kind, after = self.name(), self.kind(), self.name(1)
+        if kind == "text":
+            return name in FUNCTIONS and not is_unit(name)
         if kind == "letters":
             if self.index == self.degree_end and name in ("C", "F", "K"):
                 return False
@@ -403,6 +405,7 @@ class _TreeReader:
                 tree = ["var", f"{tree[1]}'"]
             elif tree[0] == "num" and self.take("_"):
                 base = self.label()
+                base = base.removeprefix("base").strip()
                 tree = ["based", tree[1], _BASES.get(base, base)]
             else:
                 return tree
@@ -466,6 +469,7 @@ class _TreeReader:
             case "letters":
                 return self.letters(name)
             case "text":  # in mathematics: a function, or a name
+                name = name.rstrip(".")
                 return self.call(name) if name in FUNCTIONS else self.variable(name)
             case "command":
                 return self.deeper(lambda: self.command(name[1:]))
@@ -546,6 +550,8 @@ class _TreeReader:
         is_function |= name in _UNKNOWNS and [*map(self.name, range(3))] in _OF_ONE
         is_number = self.kind(1) == "number" and [self.name(2), self.name(3)] == [")", "="]
         is_function |= name in _UNKNOWNS and self.name() == "(" and is_number  # p(2) = 9
+        is_argument = self.kind(1) == "letters" and len(self.name(1)) == 1
+        is_function |= is_argument and [*map(self.name, (0, 2, 3))] == ["(", ")", "="]  # a(n) =
         if self.name() == "(" and is_function:
             return ["call", f"?{name}", self.deeper(self.primary)]
         if is_plain and name in ("e", "i"):

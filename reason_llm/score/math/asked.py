@@ -34,7 +34,7 @@ _WORD = re.compile(r"\\?[^\W\d_]++(?:\^[23]|[²³])?|\d[\d.,]*+|[?/$%]")
 _ASKING = word_set(
     """
     what how find determine compute calculate express convert give evaluate write state enter
-    answer
+    answer estimate approximate
     """
 )
 _BEFORE_UNIT = word_set("in into to of many much answer")
@@ -65,7 +65,7 @@ _QUANTITIES = {
             "spent owe worth",
             {(unit, "1") for unit in CURRENCIES},
         ),
-        ("angle \\angle", {("deg", "1"), ("rad", "1")}),
+        ("angle \\angle argument", {("deg", "1"), ("rad", "1")}),
         *(
             (noun, {(unit, "1")})
             for noun, unit in [
@@ -130,6 +130,9 @@ _FRACTION = re.compile(
     r"\bas (?:a|an) (?:\w{1,12} )?fraction\b|\bcommon fraction\b|\bfraction form\b"
 )
 _IMPROPER = re.compile(r"\bimproper fractions?+\b(?!\s*+[\d$\\])")
+_POWER = re.compile(r"\b(?:single|as an?|as one) power\b|\b(?:exponential|index) form\b")
+_POSITIVE = re.compile(r"\bpositive (?:exponents?|powers?)\b|\bnegative exponents?\b")
+_INTERVAL = re.compile(r"\b(?:in|using) interval notation\b")
 _ROUNDED = ("nearest", "round", "approximat", "estimat", "decimal place", "significant")
 _REMAINDERS = ("remainder", "mod", "residue", "congruen", "digit")
 _MODULUS = re.compile(r"(?:mod|by)[^\d\n]{0,12}+(\d++)")
@@ -458,6 +461,20 @@ def _is_improper(gold: Tree, answer: Tree) -> bool:
     return _is_fraction(gold, answer) and not holds(answer, "mixed")
 
 
+def _is_power(gold: Tree, answer: Tree) -> bool:
+    return gold[0] == answer[0] == "pow"
+
+
+def _has_positive_powers(gold: Tree, answer: Tree) -> bool:
+    return not any(part[0] == "pow" and part[2][0] == "neg" for part in subtrees(answer))
+
+
+def _is_interval(gold: Tree, answer: Tree) -> bool:
+    return gold[0] in ("interval", "tuple", "cup") and not (
+        answer[0] == "rel" and set(answer[1].split()) <= {"<", "<=", ">", ">="}
+    )
+
+
 def _unsigned(tree: Tree) -> Tree:
     return list(tree[1]) if tree[0] == "neg" else tree
 
@@ -469,6 +486,9 @@ _FORMS = (
     (("term", "form", "fraction", "irreducible"), _LOWEST, _is_in_lowest_terms),
     (("fraction",), _FRACTION, _is_fraction),
     (("improper",), _IMPROPER, _is_improper),
+    (("interval",), _INTERVAL, _is_interval),
+    (("power", "form"), _POWER, _is_power),
+    (("positive", "negative"), _POSITIVE, _has_positive_powers),
 )
 """Each form with how it is asked for, and words one of which stands there then: they are found
 much faster."""

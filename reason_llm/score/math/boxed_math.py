@@ -41,6 +41,7 @@ from reason_llm.score.math.asked import (
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
+from reason_llm.score.math.prose import readings as prose_readings
 from reason_llm.score.math.question import last_question, read_question, words_of
 
 _SEVERAL = ("list", "either", "same", "cup", "cap")
@@ -82,10 +83,11 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
         yield wanted, answer
         if (lists := as_lists(wanted, answer)) is not None:
             yield lists
-        if (said := stated(answer, question)) is not None:
+        if False and (said := stated(answer, question)) is not None:
             yield wanted, said
         if (measure := converted(wanted, answer, question)) is not None:
-            yield wanted, measure
+            yield measure
+        yield from prose_readings(wanted, answer, question)
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
@@ -150,7 +152,7 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
         return False
     are_curves = all(is_equality(each) and len(variables(each)) > 1 for each in compared)
     if are_curves and asks_for_curve(question):
-        return work_left(*compared) <= {"fraction"}
+        return work_left(*compared) <= {"fraction", "signs"}
     may_have_root = not asks_for_simplest(question)
     if all(leaves_open(compared[0], each, may_have_root) for each in _finals(*compared)):
         return False

@@ -33,6 +33,7 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]++")
+_INCHES = re.compile("(?<=[0-9}])[\"”]\\Z")
 _MARK = r"\s*+(?:\\(?:prime|star|ast)(?![A-Za-z])|['*+])"
 _PRIME = re.compile(rf"\^(?:{_MARK}|\s*+\{{{_MARK}\s*+\}})")
 """A mark that makes another name, and no power: ``f^{\\prime}``, ``x^*``."""
@@ -60,7 +61,7 @@ _SYNONYMS = {
     "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "dotsb": "ldots",
     "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "land": "wedge", "lor": "vee",
     "varnothing": "emptyset", "thickapprox": "approx", "lvert": "|", "rvert": "|", "vert": "|",
-    "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "degree": "degree",
+    "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "degree": "degree", "deg": "degree",
     "infin": "infty", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
     "colon": ":", "bigcup": "cup", "bigcap": "cap", "smallsetminus": "setminus",
 }  # fmt: skip
@@ -111,7 +112,7 @@ def to_latex(text: str) -> str:
     text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
     for before, after in _PLAIN:
         text = text.replace(before, after)
-    return text.translate(_SYMBOLS)
+    return _INCHES.sub("\\\\text{ in}", text.translate(_SYMBOLS))
 
 
 def tokenize(text: str) -> list[Token]:
@@ -161,8 +162,7 @@ def _raw_tokens(text: str) -> Iterator[Token]:
                     yield from words
                     is_spaced = False
                     continue
-                if text.startswith(("{", " {"), position):
-                    continue
+                continue
             value = _SYNONYMS.get(value, value)
             kind = ("letters" if value == "i" else "sign") if value in _BARE else kind
             if value == "%":

@@ -122,7 +122,7 @@ def _settled(tree: Tree) -> Tree:
     """
     if tree[0] == "chain":
         last = _settled(tree[-1])
-        if not all(same(each, last) for each in tree[1:-1]):
+        if not all(same(each, last) or _is_angle(each, last) for each in tree[1:-1]):
             raise UnknownError("a false equation")
         return last
     if tree[0] == "approx":
@@ -136,9 +136,17 @@ def _settled(tree: Tree) -> Tree:
         is_flat = any(each[0] == "list" and len(each) > 2 and each[1][0] != "rel" for each in items)
         flat = [i for item in items for i in (item[1:] if item[0] == "list" else [item])]
         return [tree[0], *(flat if is_flat else items)]
-    if tree[0] != "rel" and holds(tree, "pm", "mp"):
+    if tree[0] != "rel" and not _is_set(tree) and holds(tree, "pm", "mp"):
         return ["list", _with_sign(tree, True), _with_sign(tree, False)]
     return tree
+
+
+def _is_angle(first: Tree, second: Tree) -> bool:
+    """Whether one is in degrees what the other is in radians."""
+    degrees, radians = (first, second) if first[0] == "deg" else (second, first)
+    if degrees[0] != "deg" or holds(radians, "deg"):
+        return False
+    return same(["frac", ["mul", degrees[1], ["const", "pi"]], ["num", "180"]], radians)
 
 
 def _with_sign(tree: Tree, is_upper: bool) -> Tree:
@@ -534,6 +542,16 @@ def _limit_this_process() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def _has_bare_logarithm(tree: Tree) -> bool:
+    return any(part[:2] == ["call", "log"] and len(part) == 3 for part in subtrees(tree))
+
+
+def _with_base_ten(tree: Tree) -> Tree:
+    """With ``\\log``, which has no base, as the logarithm to base ten."""
+    tree = [_with_base_ten(each) if isinstance(each, list) else each for each in tree]
+    return [*tree, ["num", "10"]] if tree[:2] == ["call", "log"] and len(tree) == 3 else tree
+
+
 def main() -> None:
     """Answer until the input ends."""
     _limit_this_process()
@@ -550,6 +568,9 @@ def compared(question: tuple[Tree, Tree, float] | None) -> bool:
     signal.setitimer(signal.ITIMER_PROF, timeout_seconds)
     with contextlib.suppress(*_NOT_COMPUTED):
         verdict = same(gold, answer)
+    if not verdict and any(map(_has_bare_logarithm, (gold, answer))):
+        with contextlib.suppress(*_NOT_COMPUTED):
+            verdict = same(_with_base_ten(gold), _with_base_ten(answer))
     signal.setitimer(signal.ITIMER_PROF, 0)
     return verdict
 

@@ -5,26 +5,34 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
+from functools import reduce
+from itertools import permutations
 
 from reason_llm.score.math.answer_form import form_of
 from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
 from reason_llm.score.math.asked import asks_for_all, asks_for_remainder, asks_to_round
-from reason_llm.score.math.numeric import TOLERANCE, is_one, value_of
-from reason_llm.score.math.question import read_question
+from reason_llm.score.math.numeric import TOLERANCE, is_near, is_one, value_of
+from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import word_set
 
 _SEVERAL = ("list", "set", "tuple")
 _SETS = (*_SEVERAL, "interval", "cup", "cap", "setminus", "backslash")
 _EMPTY = (["const", "empty"], ["set"])
 _EQUALITIES = frozenset(["=", "~"])
-_CONSTANTS = word_set("C c K k C_1 c_1 constant const")
+_CONSTANTS = word_set("C c K k A C_1 c_1 C_0 c_0 y_0 constant const")
 _PARAMETERS = word_set("n k m j l N K")
 """Names of the integer that numbers the solutions."""
-_MAX_FAMILIES = 24
+_INTEGERS = range(-36, 37)
+"""Values of the integer for which two families are compared."""
+_OF_FAMILIES = word_set("power signs")
 _LONGEST_RESIDUE = 1000
 """Digits of a number that is reduced modulo another."""
 _GRAPHS = word_set("f g h f^-1 g^-1 h^-1")
 _UNIT_VECTORS = ("i", "j", "k")
+_I, _PI = ["const", "i"], ["const", "pi"]
+_GRAPH_NAMES = frozenset("xyz")
+_MAX_RENAMED = 3
 _MAX_LETTERS = 4
 """Longest name of a polygon, such as ``ABCD``."""
 
@@ -35,8 +43,24 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     Args:
         question: a formula of its own in it may be the name.
     """
+    answer = _with_names_of(gold, answer, question)
+    if _I in subtrees(gold):
+        gold, answer = _in_exponential_form(gold), _in_exponential_form(answer)
+    gold = _in_radians(gold, answer, question)
+    answer = _with_variable_of(gold, _in_standard_form(gold, answer))
+    return _unnamed(gold, answer, question)
+
+
+def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
     moduli = gold[0] == "mod", answer[0] == "mod"
     if any(moduli) or answer[:2] == ["rel", "equiv"]:
+        if moduli[0] != moduli[1] and answer[:2] != ["rel", "equiv"]:
+            classes = gold, answer
+            of_residue, family = classes if moduli[0] else classes[::-1]
+            if _is_class(of_residue, family):
+                return gold, gold
+        if not any(moduli) and answer[2][0] != "var":
+            return _unnamed(gold, ["rel", "=", *answer[2:]], question)
         modulus = answer[2][1] if moduli == (False, True) else ""
         if moduli == (True, False) or not asks_for_remainder(question, modulus):
             return None if any(moduli) else (gold, answer)
@@ -47,8 +71,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
             first, second = (int(_unsigned(each)[1]) * _sign(each) for each in (residue, found))
             size = int(gold[2][1]) if gold[2][1].isdigit() else 0
             return (residue, residue) if size and (first - second) % size == 0 else None
-        return as_asked(residue, found, question)
-    answer = _in_standard_form(gold, answer)
+        return _unnamed(residue, found, question)
     if gold[0] != "based" or gold[2] == "10":
         gold, answer = _in_base_ten(gold), _in_base_ten(answer)
     gold, domain, name = _without_domain(gold)
@@ -82,17 +105,17 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         return (gold, gold) if gold in _EMPTY and answer in _EMPTY else None
     if gold[0] == "rel" and answer[0] == "rel":
         if _are_one_name(gold, answer):
-            return as_asked(list(gold[3]), list(answer[3]), question)
+            return _unnamed(list(gold[3]), list(answer[3]), question)
         if len(gold) == 4 < len(answer) and _are_one_name(gold, [*answer[:1], "=", *answer[2:4]]):
             value = value_named(answer)  # y = 2(x - 1) + 5 = 2x + 3
-            return None if value is None else as_asked(list(gold[3]), value, question)
+            return None if value is None else _unnamed(list(gold[3]), value, question)
         return _plain_approximation(gold), _plain_approximation(answer)
     if gold[0] == "based" and answer[0] == "num":
         return gold, ["based", answer[1], gold[2]]
     if gold[0] == "rel":
         value = value_named(gold)
         if value is not None:
-            return as_asked(value, answer, question)
+            return _unnamed(value, answer, question)
     if answer[0] == "same":  # all reals but 2, i.e. x \\neq 2
         answer = ["chain", *answer[1:]]
     if answer[0] == "either":  # 7/2 or 3.5: one value in two forms, or two values
@@ -109,9 +132,9 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         value = value_named(answer, question)
         if value is not None and gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
             names = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
-            return as_asked(gold, ["tuple", *(each for _, each in names)], question)
+            return _unnamed(gold, ["tuple", *(each for _, each in names)], question)
         if value is not None and gold[0] in ("list", "set") and holds(value, "pm", "mp"):
-            return as_asked(gold, value, question)
+            return _unnamed(gold, shown(value), question)
         if value is not None and asks_to_round(question):
             value = _as_rounded(gold, value)
         return None if value is None else (gold, _with_constant_of(gold, value))
@@ -211,6 +234,20 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
             return ["num", digits]
         case ["add", ["num", "0"], rest] if ["const", "i"] in subtrees(gold):
             return list(rest)
+        case ["add", rest, ["mul", ["num", "0"], ["const", "i"]]]:  # 5 + 0i
+            return list(rest)
+        case ["rel", "=", ["call", "abs", ["var", _]], number] if (
+            gold[0] in ("list", "set", "pm") and number[0] != "neg"
+        ):
+            return ["pm", number]
+        case ["mul", scale, ["tuple", *members]] if gold[0] == "tuple" and not variables(scale):
+            return ["tuple", *(_scaled(scale, each) for each in members)]
+        case ["mul", scale, ["matrix", *rows]] if gold[0] == "tuple" and not variables(scale):
+            return ["tuple", *(_scaled(scale, each) for row in rows for each in row)]
+        case ["either" | "list", *parts] if gold[0] == "cup" and all(map(_is_part, parts)):
+            return reduce(lambda tree, part: ["cup", tree, part], parts)
+        case ["set", ["tuple", *_] as point] if gold[0] == "tuple":
+            return list(point)
         case ["mul", ["num", "1"], ["const", "i"] as one] if one in subtrees(gold):
             return list(one)
         case ["mul" | "rel" | "add" | "neg", *_]:
@@ -218,6 +255,113 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
                 _in_standard_form(gold, each) if isinstance(each, list) else each for each in answer
             ]
     return answer
+
+
+def _in_exponential_form(tree: Tree) -> Tree:
+    """``\\cos\\theta + i\\sin\\theta`` as ``e^{i\\theta}``."""
+    match tree:
+        case ["call", "cis", angle]:
+            return _direction(angle)
+        case ["add", ["call", "cos", angle], ["mul", ["const", "i"], ["call", "sin", same]]] | [
+            "add", ["call", "cos", angle], ["mul", ["call", "sin", same], ["const", "i"]]
+        ] if angle == same:  # fmt: skip
+            return _direction(angle)
+        case ["pow", ["const", "e"], ["frac", ["mul", *factors], below]] if _I in factors:
+            rest = [each for each in factors if each != _I]
+            above = rest[0] if len(rest) == 1 else ["mul", *rest]
+            return _direction(["frac", above, below])
+        case ["mul" | "neg" | "list" | "set", *_]:
+            return [
+                _in_exponential_form(each) if isinstance(each, list) else each for each in tree
+            ]
+    return tree
+
+
+def _direction(angle: Tree) -> Tree:
+    if angle[0] == "deg" and angle[1][0] == "num" and angle[1][1].isdigit():
+        part = Fraction(int(angle[1][1]), 180)
+        scale = ["num", str(part.numerator)]
+        above = _PI if part.numerator == 1 else ["mul", scale, _PI]
+        angle = above if part.denominator == 1 else ["frac", above, ["num", str(part.denominator)]]
+    return ["pow", ["const", "e"], ["mul", _I, angle]]
+
+
+def _is_part(tree: Tree) -> bool:
+    """Whether it can be a part of a union."""
+    return tree[0] == "interval" or (tree[0] == "tuple" and len(tree) == 3) or (
+        tree[0] == "rel" and set(tree[1].split()) <= {"<", "<=", ">", ">="}
+    )  # fmt: skip
+
+
+def _with_names_of(gold: Tree, answer: Tree, question: str) -> Tree:
+    """The answer with the gold one's names of constants and parameters, those that the question
+    does not have: ``A\\cos x + B\\sin x`` as ``C_1\\cos x + C_2\\sin x``."""
+    names = variables(_right(gold)), variables(_right(answer))
+    missing, added = names[0] - names[1], names[1] - names[0]
+    known = read_question(question).letters | _GRAPH_NAMES if question else None
+    is_numbered = holds(gold, "rel") and ["const", "set Z"] in subtrees(gold)
+    if is_numbered and ["const", "set Z"] not in subtrees(answer):
+        return answer
+    if known is None or not 0 < len(missing) == len(added) <= _MAX_RENAMED:
+        return answer
+    if any(name.partition("_")[0] in known or name.startswith("?") for name in missing | added):
+        return answer
+    wanted = value_of(_right(gold))
+    for order in permutations(sorted(missing)):
+        renamed = answer
+        for name, own in zip(sorted(added), order, strict=True):
+            renamed = _renamed(renamed, name, ["var", own])
+        if is_near(wanted, value_of(_right(renamed))):
+            return renamed
+    return answer
+
+
+def _right(tree: Tree) -> Tree:
+    """The right side of an equation, without what is said of its parameters."""
+    tree = list(tree[1]) if tree[0] == "list" else tree
+    return list(tree[-1]) if tree[0] == "rel" else tree
+
+
+def _in_radians(gold: Tree, answer: Tree, question: str) -> Tree:
+    """``45^\\circ`` as ``\\pi/4``, where the question leaves the unit of an angle open and the
+    answer is in radians."""
+    own = _right(answer)
+    if gold[0] != "deg" or not question or holds(own, "deg") or _PI not in subtrees(own):
+        return gold
+    is_open = not {"deg", "rad"} & words_of(question)
+    return list(_direction(gold)[2][2]) if is_open else gold
+
+
+def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
+    """``f^{-1}(y) = 2y`` as ``f^{-1}(x) = 2x``, and ``f(x) \\geq 1`` as ``y \\geq 1`` for a set."""
+    match answer:
+        case ["rel", "=", ["call", _, ["var", name]], _] if (
+            gold[0] != "var" and name not in variables(gold)
+        ):
+            own = variables(gold[-1] if gold[0] == "rel" else gold)
+            return _renamed(answer, name, ["var", *own]) if len(own) == 1 else answer
+        case ["rel", signs, *members] if gold[0] in _SETS and "=" not in signs.split():
+            plain = [["var", "y"] if _is_function(each) else each for each in members]
+            return ["rel", signs, *plain]
+    return answer
+
+
+def _is_function(tree: Tree) -> bool:
+    return tree[0] == "call" and str(tree[1]).startswith("?") and tree[2][0] == "var"
+
+
+def _scaled(scale: Tree, tree: Tree) -> Tree:
+    """A coordinate times a number; of ``1/5`` and 3 the fraction ``3/5``."""
+    if tree[0] == "neg":
+        return ["neg", _scaled(scale, tree[1])]
+    match scale:
+        case ["frac", ["num", _] as above, below]:
+            return ["frac", _scaled(above, tree), below]
+        case ["num", "1"]:
+            return tree
+        case ["num", digits] if tree[0] == "num" and digits.isdigit() and tree[1].isdigit():
+            return ["num", str(int(digits) * int(tree[1]))]
+    return ["mul", scale, tree]
 
 
 def _in_base_ten(tree: Tree) -> Tree:
@@ -231,6 +375,21 @@ def _residue(tree: Tree) -> Tree:
     """What is left modulo a number: 1 of ``7^{100} \\equiv 1 \\pmod{5}``."""
     tree = tree[1] if tree[0] == "mod" else tree
     return list(tree[-1]) if tree[0] == "rel" and set(tree[1].split()) == {"equiv"} else tree
+
+
+def _is_class(of_residue: Tree, family: Tree) -> bool:
+    """Whether ``7k + 3`` numbers the integers of ``x \\equiv 3 \\pmod 7``."""
+    family, domain, name = _without_domain(family)
+    value = value_named(family) if family[0] == "rel" else family
+    names = variables(value) if value is not None else set()
+    residue, modulus = value_of(_residue(of_residue)), value_of(of_residue[2])
+    if value is None or len(names) != 1 or not (name or names <= _PARAMETERS):
+        return False
+    line = _progression(value, next(iter(names)))
+    if line is None or not is_one(residue) or not is_one(modulus) or modulus == 0:
+        return False
+    is_step = abs(abs(line[1]) - abs(modulus)) < TOLERANCE
+    return is_step and _is_whole((line[0] - residue) / modulus)
 
 
 def _both_points(tree: Tree) -> Tree:
@@ -250,49 +409,45 @@ def is_same_family(gold: Tree, answer: Tree) -> bool:
     """Whether two answers number the same solutions: ``13\\pi/6 + 2k\\pi`` for
     ``\\pi/6 + 2k\\pi``, with any integer k."""
     names = [name for name in variables(gold) & variables(answer) if name in _PARAMETERS]
-    families = [_families(each, names[0]) for each in (gold, answer)] if len(names) == 1 else [None]
-    if None in families or form_of(answer).steps - form_of(gold).steps:
+    if len(names) != 1 or form_of(answer).steps - form_of(gold).steps - _OF_FAMILIES:
         return False
-    golds, answers = (each or [] for each in families)
-    longest = max((abs(step) for _, step in [*golds, *answers]), default=0)
-    first, second = (_starts(each, longest) for each in (golds, answers))
-    return (
-        bool(first)
-        and len(first) == len(second)
-        and all(any(_is_whole((a - b) / longest) for b in second) for a in first)
-        and all(any(_is_whole((a - b) / longest) for a in first) for b in second)
+    families = [_members(each, names[0]) for each in (gold, answer)]
+    if not all(families):
+        return False
+    reach = min(max(abs(number) for number in each) for each in families) / 3
+    first, second = (
+        [number for number in each if abs(number) <= reach] for each in families
+    )
+    return len(first) > 2 and all(
+        any(abs(a - b) < TOLERANCE * max(1, reach) for b in others)
+        for some, others in ((first, second), (second, first))
+        for a in some
     )
 
 
-def _starts(families: list[tuple[complex, complex]], longest: float) -> list[complex]:
-    """The starts of families with the same longer step; none where their steps do not divide it."""
-    starts: list[complex] = []
-    for start, step in families:
-        times = longest / abs(step)
-        if not _is_whole(times) or times > _MAX_FAMILIES:
+def _members(tree: Tree, name: str) -> list[complex]:
+    """The solutions that a family numbers, for small integers; empty for anything else."""
+    found: list[complex] = []
+    for each in tree[1:] if tree[0] in ("list", "either") else [tree]:
+        one = value_named(each) if each[0] == "rel" else each
+        num_signs = [part[0] for part in subtrees(one or [""])].count("pm")
+        if one is None or variables(one) != {name} or one[0] in _SEVERAL or num_signs > 1:
             return []
-        starts.extend(start + step * number for number in range(round(times)))
-    return starts
+        for sign in (True, False)[: 1 + num_signs]:
+            signed = _with_sign(one, sign)
+            numbers = [value_of(_renamed(signed, name, _integer(n))) for n in _INTEGERS]
+            if not all(map(is_one, numbers)):
+                return []
+            found.extend(number for number in numbers if is_one(number))
+    return found
+
+
+def _integer(number: int) -> Tree:
+    return ["num", str(number)] if number >= 0 else ["neg", ["num", str(-number)]]
 
 
 def _is_whole(number: complex) -> bool:
     return abs(number - round(number.real)) < TOLERANCE
-
-
-def _families(tree: Tree, name: str) -> list[tuple[complex, complex]] | None:
-    """Each family's first number and its step; None for anything else."""
-    found: list[tuple[complex, complex]] = []
-    for each in tree[1:] if tree[0] in ("list", "either") else [tree]:
-        one = value_named(each) if each[0] == "rel" else each
-        if one is None or variables(one) != {name} or one[0] in _SEVERAL:
-            return None
-        num_signs = [part[0] for part in subtrees(one)].count("pm")
-        for sign in (True, False)[: 1 + num_signs]:
-            family = _progression(_with_sign(one, sign), name)
-            if family is None or family[1] == 0 or num_signs > 1:
-                return None
-            found.append(family)
-    return found
 
 
 def _as_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
@@ -382,6 +537,10 @@ def _without_domain(tree: Tree) -> tuple[Tree, Tree | None, str]:
 def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
     """``x + 3`` of ``x + 3, x \\neq 3``, where the question divides by what is 0 there."""
     match answer:
+        case ["list", first, ["rel", ">=" | ">", ["var", name], ["num", "0" | "1"]]] if (
+            name in _PARAMETERS and name in variables(first) and gold[0] not in _SETS
+        ):  # 3n - 1, n \\geq 1
+            return list(first)
         case ["list", first, ["rel", "!=", ["var", name], at]] if gold[0] not in _SETS:
             if not is_equality(first) and first[0] == "rel":
                 return answer
@@ -481,7 +640,7 @@ def _without_names(tree: Tree, question: str) -> list[Tree]:
 
 def is_name(tree: Tree, question: str = "") -> bool:
     """Whether it can be the name of a value."""
-    if tree[0] == "var":
+    if tree[0] == "var" or tree == ["const", "e"]:  # the eccentricity
         return True
     if tree[0] == "call":
         members = [member for member in tree[2:] if isinstance(member, list)]

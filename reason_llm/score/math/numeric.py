@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import TypeGuard
 
-from reason_llm.score.math.answer_tree import Tree, holds
+from reason_llm.score.math.answer_tree import Tree, holds, subtrees
 from reason_llm.score.math.units import word_set
 
 Value = complex | tuple["Value", ...]
@@ -65,6 +65,8 @@ def is_one(value: Value | None) -> TypeGuard[complex]:
 def are_apart(first: Tree, second: Tree) -> bool:
     """Whether two expressions have values too far apart for any rounding."""
     if any(holds(tree, "pct", "pm", "mp") for tree in (first, second)):
+        return False
+    if any(part[:2] == ["call", "log"] for part in subtrees(second)):  # of which base?
         return False
     one, other = value_of(first), value_of(second)
     if not (is_one(one) and is_one(other)):

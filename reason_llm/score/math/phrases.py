@@ -35,6 +35,15 @@ _ABOUT_SOLUTIONS = (
     )
 )
 _REASON = word_set("since because as")
+_OPERATORS = word_set(
+    r"\int \iint \oint \lim \sum \prod \sup \inf \limsup \max \min \angle \measuredangle \nabla"
+)
+_NORMS = ("\\|", "\\lVert", "\\Vert")
+_VECTORS = word_set(r"\vec \mathbf \overrightarrow \boldsymbol \hat")
+_LONGEST_OPERATOR = 6
+_CHOOSE = frozenset("{}_^C")
+_OF_SETS = word_set(r"\cap \cup \setminus \mathcal ( ) , ' | \mid \{ \} { } ^ c")
+_NUMBER_FUNCTIONS = word_set("tau sigma phi varphi mu pi omega zeta")
 _SETS = {
     name: latex
     for names, latex in [
@@ -75,15 +84,51 @@ _FOR_ALL = (
 _CONSTANT = word_set(
     """
     where with for with and is are a an the any some every all arbitrary constant constants of
-    integration real number numbers integer integers being denotes represents c k n m
+    integration real number numbers integer integers being denotes represents c k n m j l t r s
     """
 )
 """Words of a remark about a constant."""
-_KINDS_OF_CONSTANT = word_set("constant constants integer integers")
-_INTEGERS = frozenset("knm")
+_KINDS_OF_CONSTANT = word_set("constant constants integer integers real reals")
+_INTEGERS = frozenset("knmjltrs")
 _THAT_IS = (["i", ".", "e", "."], ["i.e."], ["that is"], ["that", "is"])
 _LEADING = frozenset([",", ".", "the", "ratio", "is", "value", "answer", "it"])
 _MARKS = frozenset("(),.{}_")
+
+
+def is_left_side(tokens: list[Token]) -> bool:
+    """Whether the tokens before ``=`` are what the answer works out: a limit, a sum, an integral, a
+    derivative, an angle, a function of numbers or sets, a number of elements, a coefficient."""
+    names = [str(token) for token in tokens]
+    first, rest = names[0], names[1:]
+    if first in _NORMS or names[:2] == ["|", "|"] or names == ["dy", "/", "dx"]:
+        return True
+    if tokens[0].kind == "text" and rest and len(first) <= _LONGEST_OPERATOR:  # proj_b a
+        return rest[0] in ("_", "(") or rest[0].startswith("\\")
+    is_vector = any(name in _VECTORS for name in names) and {"\\cdot", "\\times"} & set(names)
+    if is_vector:
+        return not any(map(str.isdigit, names))
+    if first.isdigit() and rest[:1] == ["_"] and set(rest[1:]) <= {"{", "}", "10"}:
+        return True
+    if (first in _OPERATORS and rest) or names == ["\\angle"] or names == ["\\gcd"] or names[:2] == ["m", "\\angle"]:
+        return True
+    if names[:3] in (["\\frac", "{", "d"], ["\\frac", "{", "dy"], ["\\frac", "{", "\\partial"]):
+        return True
+    if names[:4] in (["\\frac", "{", "d", "}"], ["\\frac", "{", "d", "^"]):
+        return True
+    if "C" in names and "_" in names and all(name in _CHOOSE or name.isdigit() for name in names):
+        return True
+    if rest[-1:] == ["|"] == names[:1] or (first.isalpha() and rest[:1] == ["("] and rest[-1] == ")"):
+        inner = names[1:-1] if first == "|" else rest[1:-1]
+        return bool(inner) and all(
+            name in _OF_SETS or name.isdigit() or (name.isalpha() and name.isupper())
+            for name in inner
+        )
+    if {"\\cap", "\\cup", "\\setminus"} & set(names) or (first.isupper() and names[-1:] != ["T"] and set(rest) <= {"^", "{", "}", "c", "C"} and "^" in rest):  # A \\cap B
+        return all(name in _OF_SETS or (name.isalpha() and name.isupper()) for name in names)
+    is_greek = first.startswith("\\") and first[1:] in _NUMBER_FUNCTIONS
+    if is_greek and rest[-1:] == [")"]:
+        return all(name.isdigit() or name in "_(){}," for name in rest)
+    return first == "[" and "]" in names
 
 
 def says_empty(tokens: Sequence[Token]) -> bool:
@@ -166,6 +211,7 @@ def without_modulus(tokens: list[Token]) -> tuple[list[Token], str]:
     """``1 \\pmod{5}`` and ``6 \\bmod 5 = 1`` as ``1`` and the modulus; without one nothing and the
     same list."""
     names = [str(token) for token in tokens]
+    names = ["\\bmod" if name == "\\mod" else name for name in names]
     if "\\bmod" in names and names.count("=") == 1 and names.index("=") > 2:
         behind = names.index("=")
         return tokens[behind + 1 :], without_modulus(tokens[:behind])[1]
@@ -245,6 +291,8 @@ def without_remark(tokens: list[Token]) -> list[Token]:
     names = [word for word in words if len(word) == 1 and word in _INTEGERS]
     if words & {"integer", "integers"} and len(names) == 1:
         return [*tokens[:start], *tokenize(f", {names[0]} \\in \\mathbb{{Z}}")]
+    if not words & {"constant", "constants"} and len(names) == 1:
+        return [*tokens[:start], *tokenize(f", {names[0]} \\in \\mathbb{{R}}")]
     return tokens[:start]
 
 

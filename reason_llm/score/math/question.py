@@ -49,11 +49,13 @@ _WORD = re.compile(r"[^\W\d_]++(?:/[^\W\d_]++)?+")
 _DOLLAR = re.compile(r"\\\$|\$\d[\d,]*+(?:\.\d++)?+(?![\d$^_=*+/\\])")
 """The sign of a currency, and no mark of mathematics."""
 _SIGNS = {"€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "¢": "cent", "°": "deg"}
+_LETTER = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_](?![^\W\d_]|['’][a-z])")
 _SPLITTING = word_set(", ; . ? :")
 _ROWS = re.compile(
     r"\\(?:begin|end) *+\{(?:align|aligned|gather|gathered|equation|split|cases)\*?+\}"
 )
 """LaTeX environments around rows of formulas."""
+_ALIKE = FREE | {"a product of powers"}
 _WRITTEN = word_set(
     """
     num rep mixed pct add mul neg frac pow root call tuple list set interval matrix ratio cup
@@ -77,6 +79,8 @@ class Stated:
     """The formulas that a question states."""
 
     parts: tuple[QuestionPart, ...]
+    letters: frozenset[str] = frozenset()
+    """Single letters that stand in it."""
 
     def like(self, tree: Tree) -> Iterator[QuestionPart]:
         """The parts that may be the same as an expression, or a relation, in some form."""
@@ -105,7 +109,7 @@ class Stated:
         wanted, form = form_of(gold), form_of(answer)
         others = [form_of(part.tree) for part in self.like(gold)]
         others = [each for each in others if not each.is_same(wanted)]
-        is_alike = form.value == wanted.value and not (form.steps ^ wanted.steps) - FREE
+        is_alike = form.value == wanted.value and not (form.steps ^ wanted.steps) - _ALIKE
         added = form.steps - wanted.steps
         return any(not is_alike or each.steps & added for each in others)
 
@@ -136,7 +140,8 @@ def read_question(text: str) -> Stated:
         for part in subtrees(tree)
         if part is tree or part[0] in _WRITTEN
     )
-    return Stated(tuple(islice(parts, _MAX_PARTS)))
+    letters = frozenset(_LETTER.findall(text[-MAX_CHARACTERS:]))
+    return Stated(tuple(islice(parts, _MAX_PARTS)), letters)
 
 
 @functools.lru_cache(maxsize=1024)

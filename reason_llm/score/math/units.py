@@ -13,6 +13,9 @@ _SPELLINGS = {
     "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre",
     "m": "m meter metre", "km": "km kilometer kilometre", "in": "in inch inche",
     "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile", "mg": "mg milligram",
+    "ms": "ms millisecond", "dm": "dm decimeter decimetre", "cl": "cl centiliter centilitre",
+    "ha": "ha hectare", "acre": "acre", "ton": "ton tonne", "qt": "qt quart", "pt": "pt pint",
+    "kw": "kw kilowatt", "kj": "kj kilojoule", "kpa": "kpa kilopascal", "kwh": "kwh",
     "g": "g gm gram", "kg": "kg kilogram", "lb": "lb pound", "oz": "oz ounce",
     "ml": "ml milliliter millilitre", "l": "l liter litre", "gal": "gal gallon",
     "s": "s sec second", "min": "min minute", "h": "h hr hour", "d": "day", "week": "week",
@@ -31,7 +34,7 @@ _LETTERS = frozenset("mgslhLNJWVCFK")
 CURRENCIES = word_set("usd cent eur gbp jpy cny inr")
 AREAS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _RAISED = {"squared": "2", "cubed": "3"}
-LENGTHS, SPEEDS = word_set("mm cm m km in ft yd mi unit"), word_set("mph km/h m/s")
+LENGTHS, SPEEDS = word_set("mm cm dm m km in ft yd mi unit"), word_set("mph km/h m/s")
 KINDS = (
     LENGTHS - {"unit"},
     word_set("mg g kg lb oz"),
@@ -46,7 +49,7 @@ KINDS = (
 _SIZES = {
     unit: (system, Fraction(size))
     for system, units in [
-        ("metric length", {"mm": 1, "cm": 10, "m": 1000, "km": 10**6}),
+        ("metric length", {"mm": 1, "cm": 10, "dm": 100, "m": 1000, "km": 10**6}),
         ("length", {"in": 1, "ft": 12, "yd": 36, "mi": 63360}),
         ("metric mass", {"mg": 1, "g": 1000, "kg": 10**6}),
         ("mass", {"oz": 1, "lb": 16}),
@@ -122,6 +125,8 @@ def _slashed(text: str) -> str:
 def canonical(word: str) -> str:
     """One spelling of a word: ``feet`` is ``ft``, ``dogs`` is ``dog``."""
     singular = word.removesuffix("s") if len(word) > 2 else word
+    if "/" in word and word not in _CANONICAL:  # km/hr
+        word = singular = "/".join(map(canonical, word.split("/")))
     return _CANONICAL.get(word, _CANONICAL.get(singular, singular))
 
 

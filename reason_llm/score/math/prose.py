@@ -1,0 +1,669 @@
+"""The values of an answer that is written in prose, compared with the gold answer's.
+
+``\\text{There are } 20 \\text{ boys and } 16 \\text{ girls}`` says 20 and 16. Words around values
+say nothing of them, except for those that change a value, deny it or doubt it: with one of these
+an answer has no values here. Units stay with their numbers, and ``or`` stays between values.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
+from reason_llm.score.math.answer_text import DIRECTIONS, are_known, is_choice, reading_of, unwrapped
+from reason_llm.score.math.asked import asks_to_round
+from reason_llm.score.math.question import words_of
+from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
+
+_ITEM = re.compile(
+    r"\\(?P<style>text(?:bf|it|rm|normal|sf|tt)?+|mathrm|mathbf|mathit|operatorname|mbox|hbox)"
+    r"\*?+\s*+\{(?P<content>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}"
+    r"|(?P<command>\\(?:[A-Za-z]++|.))"
+    r"|(?P<word>[^\W\d_]{2,}+(?:['’/-][^\W\d_]++)*+|[^\W\d_](?:-[^\W\d_]{2,}+)*+)"
+    r"|(?P<sign>.)",
+    re.DOTALL,
+)
+_ENGLISH = re.compile(r"\\(?:text|mbox|mathrm|operatorname)|(?<![\\A-Za-z])[^\W\d_]{3}")
+"""Text without a match has no words."""
+_EDGE = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))++")
+_ENDS = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))\Z")
+_PROSE = re.compile(r"\\(?:text|mathrm|mbox)|[^\W\d_]{4}")
+_PROSE_IN_TEXT = re.compile(r"[^\W\d_]{2}|a |\\(?:text|mathrm|mbox)")
+"""What begins prose in a bracket."""
+_PRICE = re.compile(r"-?\$\d")
+_SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
+_ORDINAL_END = ("th", "st", "nd", "rd")
+_SMALL = word_set(
+    """
+    the a an of in on at for by with from to that this these those there here it its he his she her
+    they their them we our us you your i me my who which what is are was were be been being has have
+    had do does did can could will would shall should might must and or as so then thus hence
+    therefore now all each every both total exactly only just precisely equals equal gives give get
+    gets answer result value values solution solutions final simply respectively such also namely
+    """
+)
+"""Words that are no label."""
+_VERBS = word_set("is are was were equals equal has have had be contains makes gives as by")
+_DENIALS = word_set(
+    """
+    not no never neither nor none nothing without isn't aren't wasn't doesn't don't didn't won't
+    cannot can't couldn't
+    """
+)
+_DOUBTS = word_set(
+    """
+    th st nd rd if unless maybe perhaps possibly probably guess unsure unknown wrong incorrect false but wait
+    actually however instead rather except excluding otherwise versus vs whether cannot undefined
+    """
+)
+_CHANGES = word_set(
+    """
+    about around approximately approx roughly nearly almost circa over under above below twice
+    thrice double triple quadruple half halves third thirds quarter quarters fourth fourths fifth
+    fifths sixth sixths seventh eighth eighths ninth tenth tenths hundredth hundredths thousandth
+    dozen dozens hundred thousand million billion trillion hundreds thousands
+    millions less fewer more greater larger smaller than least most minus plus times divided
+    multiplied squared cubed power root factorial negative opposite reciprocal inverse base mod
+    modulo between up until before after percent percentage percents
+    """
+)
+"""Words that may change a value, but not where the question has them and no value follows."""
+_UNITS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+          "fifteen sixteen seventeen eighteen nineteen").split()  # fmt: skip
+_TENS = dict(
+    zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10),
+        strict=True)
+)  # fmt: skip
+_NUMBERS = {**{word: number for number, word in enumerate(_UNITS)}, **_TENS}
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6}
+_PARTS = {
+    f"{word}{plural}": number
+    for number, words in enumerate(
+        "half third quarter/fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split(),
+        2,
+    )
+    for word in words.split("/")
+    for plural in ("", "s")
+} | {"halves": 2, "hundredth": 100, "hundredths": 100}
+_OF_UNITS = frozenset([*AREAS, *word_set("per percent squared cubed million billion")])
+_CONCLUSIONS = word_set("so therefore thus hence")
+_COMPARATIVES = word_set("more less fewer greater larger smaller than")
+_COMPARISON = re.compile(r"\b(?:how (?:many|much|far|long)|which|who)\b[^.?,]*+")
+_QUANTITIES = word_set(
+    """
+    total value values probability result answer ratio speed area length amount distance cost price
+    age volume perimeter height width weight mass temperature rate angle measure score maximum
+    minimum average mean set interval
+    """
+)
+"""Words behind which ``of`` and the value stand."""
+_NEAR = word_set("close next up similar adjacent add added near")
+_PLACES = word_set(
+    "near outside inside beyond past within than between below above until before after against"
+)
+_REASONS = word_set("since because")
+_RELATIONS = (
+    ("greater than or equal to", "\\geq "), ("less than or equal to", "\\leq "),
+    ("at least", "\\geq "), ("at most", "\\leq "), ("greater than", ">"), ("less than", "<"),
+    ("more than", ">"), ("not equal to", "\\neq "),
+)  # fmt: skip
+_RELATION_SIGNS = ("<", ">", "\\le", "\\ge", "\\ne", "\\in")
+_SUBJECTS = word_set("all every any each real number numbers reals the set of that such are is x")
+_INFINITIES = {"infinity": "\\infty", "positive infinity": "\\infty", "negative infinity": "-\\infty",
+               "plus infinity": "\\infty", "minus infinity": "-\\infty"}  # fmt: skip
+_REMARKS = word_set("root roots solution repeated multiplicity extraneous rejected")
+_NOUNS = word_set("function number numbers series sequence triangle quadrant polygon limit day point")
+_SUFFIXES = ("ent", "ence", "ing", "es", "ed", "e", "s")
+_SHORTEST_STEM = 5
+_YES_OR_NO = word_set("is are does do can will was were")
+_MOST_WORDS = 14
+_OPPOSITES = word_set("yes no true false")
+_QUADRANTS = {word: roman for words, roman in zip(
+    ("first 1", "second 2", "third 3", "fourth 4", "uadrant"), ("i", "ii", "iii", "iv", "quadrant"), strict=True)
+    for word in words.split()} | {roman: roman for roman in ("i", "ii", "iii", "iv")}  # fmt: skip
+_SAYINGS = {"does not converge": "diverges", "not convergent": "divergent", "infinite": "infinitely many",
+            "does not exist": "dne", "doesn't exist": "dne", "do not exist": "dne"}
+_AT = word_set("at when attained occurring occurs achieved reached")
+_ALL_OF = re.compile(r"[A-Za-z]|[A-Za-z] *+\\in.*+|[nkm] *+(?:\\geq?+|>) *+[01]")
+_FOR_ALL = word_set("for all any every each real number numbers value values of")
+_ABOUT = word_set("of than from in for out among per on modulo")
+_ROUNDING = word_set("about around approximately approx roughly")
+
+
+@dataclass(slots=True)
+class Prose:
+    """Values with the words around them: ``gaps[i]`` stand before value ``i``, the last ones behind
+    all."""
+
+    values: list[str] = field(default_factory=list)
+    gaps: list[list[str]] = field(default_factory=lambda: [[]])
+
+    @property
+    def words(self) -> list[str]:
+        return [word for gap in self.gaps for word in gap]
+
+    def without(self, places: set[int]) -> "Prose":
+        """Without some values, whose words stay."""
+        kept, gaps = list[str](), [list(self.gaps[0])]
+        for place, (value, gap) in enumerate(zip(self.values, self.gaps[1:], strict=True)):
+            if place in places:
+                gaps[-1].extend(gap)
+            else:
+                kept.append(value)
+                gaps.append(list(gap))
+        return Prose(kept, gaps)
+
+
+class _Splitter:
+    """Splits a text in words and mathematics."""
+
+    def __init__(self, asked: frozenset[str]) -> None:
+        self.asked = asked
+        self.items: list[tuple[bool, str]] = []
+        """Words (True) and pieces of mathematics."""
+        self.depth = 0
+        self.opened: list[bool] = []
+        """Of each open bracket, whether it stands around prose."""
+
+    def word(self, word: str) -> None:
+        self.items.append((True, word))
+
+    def mathematics(self, text: str) -> None:
+        if self.items and not self.items[-1][0]:
+            self.items[-1] = (False, self.items[-1][1] + text)
+        elif text.strip():
+            self.items.append((False, text))
+
+    def split(self, text: str, is_text: bool) -> None:
+        position = 0
+        while match := _ITEM.match(text, position):
+            position = match.end()
+            kind = match.lastgroup if match.lastgroup != "content" else "style"
+            if kind == "style":
+                self.group(match)
+            elif kind == "word" and self.is_word(match[0], text, position, is_text):
+                self.word(match[0])
+            elif kind == "word" and is_text and len(match[0]) > 1:
+                self.word(match[0])
+            elif match[0] in "()":
+                self.bracket(match[0], text, position, is_text)
+            elif is_text and match[0] in ".!?" and not text[position : position + 1].isdigit():
+                self.items.append((True, "."))
+            else:
+                self.depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+                self.mathematics(match[0])
+
+    def group(self, match: re.Match[str]) -> None:
+        """The words in the braces of ``\\text{}``."""
+        content = match["content"]
+        plain = content.replace("~", " ").replace("\\ ", " ").replace("\\,", " ")
+        letters = plain.strip(" .,:;()-")
+        is_name = not match["style"].startswith(("text", "mbox", "hbox"))
+        is_mathematics = is_name and (len(letters) < 2 or letters in FUNCTIONS or letters == "cis")
+        unit = unit_words(plain) if any(map(str.isalpha, plain)) else None
+        is_unit = unit is not None and all(is_known(each) for each, _ in unit) and len(letters) < 20
+        is_unit = is_unit and (letters != "in" or match.end() == len(match.string))
+        if is_unit and self.items and not self.items[-1][0]:
+            self.mathematics(match[0])
+            return
+        if self.depth or is_mathematics:
+            self.mathematics(match[0])
+            return
+        start = plain.lstrip()
+        last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
+        if start.startswith(("-", *_ORDINAL_END)) and last[-1:].isalpha():  # n\text{th}
+            head, _, rest = start.partition(" ")
+            if head.lstrip("-").isalpha():
+                self.items[-1] = (False, last[:-1])
+                self.word(last[-1] + head)
+                plain = rest
+        self.split(plain, True)
+
+    def is_word(self, word: str, text: str, position: int, is_text: bool) -> bool:
+        if self.depth or word in FUNCTIONS or word in ("sqrt", "pi", "infty"):
+            return is_text and not self.depth and len(word) > 1
+        small = word.lower()
+        if len(word) == 1:
+            return word in "aAI" and text[position : position + 1] == " " and (
+                is_text or text[position + 1 : position + 4].isalpha()
+            )  # fmt: skip
+        return is_text or len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
+
+    def bracket(self, sign: str, text: str, position: int, is_text: bool) -> None:
+        if sign == "(":
+            rest = text[position : position + 40].lstrip()
+            last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
+            is_call = text[position - 2 : position - 1].isalpha() and last[-1:].isalpha()
+            begins = _PROSE_IN_TEXT if is_text else _PROSE
+            is_prose = not is_call and not self.depth and begins.match(rest) is not None
+            self.opened.append(is_prose)
+            if is_prose:
+                return
+            self.depth += 1
+        else:
+            if not self.opened or self.opened.pop():
+                return
+            self.depth -= 1
+        self.mathematics(sign)
+
+
+def has_words(text: str) -> bool:
+    """Whether a text may hold prose."""
+    return _ENGLISH.search(text) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(text: str, question: str) -> Prose | None:
+    """A text as prose; None where no word or no value stands in it."""
+    if len(text) > MAX_CHARACTERS or not has_words(text):
+        return None
+    splitter = _Splitter(words_of(question))
+    splitter.split(_plain(text), False)
+    prose = Prose()
+    items = _with_relations(_with_number_words(splitter.items))
+    unit: list[str] = []
+    for place, (is_word, item) in enumerate(items):
+        is_last = place == len(items) - 1
+        is_behind = bool(prose.values) and not prose.gaps[-1]
+        if is_word and is_behind and _is_unit_word(item) and (item != "in" or is_last):
+            unit.append(item)
+            if not is_last:
+                continue
+        if unit:
+            prose.values[-1] += f"\\text{{ {' '.join(unit)}}}"
+        if is_word:
+            prose.gaps[-1].extend([] if item == "." or unit[-1:] == [item] else [item])
+            unit = []
+            continue
+        unit = []
+        shown = _stripped(item)
+        if prose.gaps[-1] and (sign := _SIGN.match(shown)):  # slope = 3
+            shown = _stripped(shown[sign.end() :])
+        shown = _right_side(shown)
+        if shown:
+            prose.values.append(shown)
+            prose.gaps.append([])
+    return prose if prose.values else None
+
+
+def _plain(text: str) -> str:
+    for shown, plain in (("a.m.", "am"), ("p.m.", "pm"), ("per cent", "percent")):
+        text = text.replace(shown, plain)
+    return text
+
+
+def _is_unit_word(word: str) -> bool:
+    small = word.lower()
+    unit = canonical(small)
+    return len(word) > 1 and (is_known(unit) or unit == "unit" or small in _OF_UNITS)
+
+
+def _stripped(text: str) -> str:
+    """Without spaces and marks around it."""
+    if text.count("$") == 1 and _PRICE.match(text.strip()):
+        text = text.replace("$", "\\$")
+    start = _EDGE.match(text)
+    text = text[start.end() :] if start else text
+    while end := _ENDS.search(text[-8:]):
+        text = text[: len(text) - len(text[-8:]) + end.start()]
+    return text
+
+
+def _right_side(text: str) -> str:
+    """What stands behind a left side that has words: ``P(\\text{heads}) = 1/2``."""
+    left, sign, right = text.rpartition("=")
+    has_name = sign and any(style in left for style in ("\\text{", "\\mathrm{", "\\operatorname{"))
+    is_closed = all(right.count(a) == right.count(b) for a, b in ("()", "{}"))
+    return right.strip() if has_name and is_closed and right.strip() else text
+
+
+def _with_number_words(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
+    """With ``twenty-one`` as 21 and ``one sixth`` as a fraction, where no other value stands."""
+    if any(not is_word and _stripped(item) for is_word, item in items):
+        return items
+    text = " ".join(item.lower() for _, item in items if item != ".")
+    for name, latex in _INFINITIES.items():
+        if text.removeprefix("the limit is ").removeprefix("diverges to ") == name:
+            return [(False, latex)]
+    found = list[tuple[bool, str]]()
+    words = [(part, item) for _, item in items for part in item.replace("/", " ").split("-")]
+    place = 0
+    while place < len(words):
+        number, length = _number_at([word.lower() for word, _ in words[place:]])
+        if length:
+            found.append((False, number))
+            place += length
+        else:
+            found.append((True, words[place][0]))
+            place += 1
+    return found
+
+
+def _with_relations(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
+    """With ``greater than 2`` and ``between 2 and 3`` as inequalities, ``3 out of 8`` as 3/8."""
+    found = list[tuple[bool, str]]()
+    for is_word, item in items:
+        words = list[str]()
+        while not is_word and len(words) < len(found) and found[-1 - len(words)][0]:
+            words.insert(0, found[-1 - len(words)][1].lower())
+        text = f" {' '.join(words)}"
+        before = found[len(found) - len(words) - 1][1] if len(words) < len(found) else ""
+        relation = next((each for each in _RELATIONS if text.endswith(f" {each[0]}")), None)
+        if relation is not None:
+            rest = set(words[: -len(relation[0].split())])
+            name = before.strip()
+            if rest <= _SUBJECTS and (not name or (len(name) == 1 and name.isalpha())):
+                del found[len(found) - len(words) - bool(name) :]
+                item = f"{name or 'x'} {relation[1]} {item}"
+        elif words == ["out", "of"] and before:
+            found[-3:] = []
+            item = f"\\frac{{{_stripped(before)}}}{{{_stripped(item)}}}"
+        elif words in (["and"], ["to"]) and len(found) > 2 and found[-3][0]:
+            opening = found[-3][1].lower()
+            if (opening, words[0]) in (("between", "and"), ("from", "to")):
+                found[-3:] = []
+                item = f"{_stripped(before)} < x < {_stripped(item)}"
+        found.append((is_word, item))
+        if is_word and item.lower() in ("inclusive", "inclusively") and len(found) > 1:
+            chunk = found[-2][1]
+            if " < x < " in chunk:
+                found[-2:] = [(False, chunk.replace("<", "\\leq "))]
+    return found
+
+
+def _number_at(words: list[str]) -> tuple[str, int]:
+    """The number that words begin with, and how many words it has; 0 for none."""
+    total = part = place = 0
+    sign = "-" if words[0] in ("negative", "minus") else ""
+    start = len(sign)
+    for place in range(start, len(words) + 1):
+        word = words[place] if place < len(words) else ""
+        if word in _NUMBERS:
+            if part % 100 and not (part % 10 == 0 and _NUMBERS[word] < 10 and part % 100 >= 20):
+                break
+            part += _NUMBERS[word]
+        elif word in _SCALES and place > start:
+            if word == "hundred":
+                part *= 100
+            else:
+                total, part = total + part * _SCALES[word], 0
+        elif word == "and" and place > start and words[place - 1] in _SCALES:
+            if words[place + 1 : place + 2] and words[place + 1] not in _NUMBERS:
+                break
+        else:
+            break
+    if place == start:
+        return "", 0
+    if place < len(words) and words[place] in _PARTS:
+        return f"{sign}\\frac{{{total + part}}}{{{_PARTS[words[place]]}}}", place + 1
+    return f"{sign}{total + part}", place
+
+
+def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
+    """Both as the values that prose says, where it says some."""
+    if not question or not has_words(answer):
+        return
+    if is_choice(gold):
+        before, _, rest = answer.rpartition(" is ")
+        if (_DOUBTS | _DENIALS | {"or"}).isdisjoint(before.lower().split()):
+            yield gold, rest.rstrip(" .")
+        return
+    wanted = _split(unwrapped(gold), question)
+    if wanted is None or not wanted.values:
+        words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
+        if words and _says(words, _words_of(unwrapped(answer), question), question):
+            yield gold, gold
+            return
+    if (found := _split(unwrapped(answer), question)) is None:
+        return
+    reading = reading_of(unwrapped(gold), letters_are_units=False)
+    gold_tree = reading.tree if reading else None
+    is_rounded = asks_to_round(question)
+    for prose in _candidates(found, question, bool(wanted)):
+        if _changes(prose, question, is_rounded) or not prose.values:
+            continue
+        yield from _paired(gold, wanted, prose, gold_tree, question)
+
+
+def _words_of(text: str, question: str) -> list[str]:
+    """The words of a text that has nothing else, but for formulas of the question; empty for
+    another."""
+    splitter = _Splitter(words_of(question))
+    splitter.split(text, True)
+    known = "".join(question.split())
+    if any(not is_word and "".join(_stripped(item).split()) not in known for is_word, item in splitter.items):
+        return []
+    words = " ".join(item.lower() for is_word, item in splitter.items if is_word and item != ".")
+    for saying, word in _SAYINGS.items():
+        words = re.sub(rf"\b{saying}\b", word, words)
+    if "quadrant" in question.lower():
+        return [_QUADRANTS.get(word.removeprefix("q"), word) for word in words.split()]
+    return words.split()
+
+
+def _says(gold: list[str], words: list[str], question: str) -> bool:
+    """Whether words say the gold answer's, and else only what the question says, without an
+    alternative to it: ``It is an odd function``."""
+    own = [_stem(word) for word in gold]
+    stems = [_stem(word) for word in words]
+    if own in (["yes"], ["no"]) and (is_so := _predicate(words, question)) is not None:
+        return is_so == (own == ["yes"])
+    place = next((i for i in range(len(words)) if stems[i : i + len(own)] == own), -1)
+    rest = [*words[:place], *words[place + len(own) :]]
+    if place < 0 or len(rest) > _MOST_WORDS:
+        return False
+    if _OPPOSITES & {*own}:
+        return own == ["true"] and set(rest) <= _SMALL | {"statement", "claim"}
+    asked = [word.strip("$.?!:;()") for word in question.lower().replace(",", " , ").split()]
+    ends = {"or"} if (",", "or") not in pairwise(asked) else {"or", ","}
+    alternatives = {
+        word
+        for before, word, after in zip(["", *asked], asked, [*asked[1:], ""], strict=False)
+        if {before, after} & ends and "or" in asked
+    }
+    known = (set(asked) | _SMALL | _NOUNS) - alternatives - _DOUBTS - _CHANGES - {"and", "or"}
+    names = {word.lower() for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]++", question)}
+    known -= names - set(gold)
+    return set(rest) <= known - (_DENIALS - {"nor"} if "neither" in own else _DENIALS)
+
+
+def _predicate(words: list[str], question: str) -> bool | None:
+    """Whether ``It is not a function`` says yes to ``Is the relation a function?``; None where it
+    says neither."""
+    *_, last = re.split(r"[.!:]\s", question.strip().lower())
+    asked = [_stem(word.strip("$?.,")) for word in last.split()]
+    num_denials = sum(word in _DENIALS for word in words)
+    said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
+    is_yes_or_no = bool(asked) and asked[0] in _YES_OR_NO and not {*asked} & {"or", "not"}
+    is_yes_or_no &= not _OPPOSITES & {*words}
+    if not is_yes_or_no or num_denials > 1 or not said <= {*asked} or asked[-1] not in said:
+        return None
+    return not num_denials
+
+
+def _stem(word: str) -> str:
+    """``converg`` of ``converges`` and ``convergent``."""
+    for suffix in _SUFFIXES:
+        if word.endswith(suffix) and len(word) - len(suffix) >= _SHORTEST_STEM:
+            return word.removesuffix(suffix)
+    return word
+
+
+def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]:
+    """An answer without its reasons, and without what it is about."""
+    for place, gap in enumerate(found.gaps):
+        if place and (reason := next((i for i, w in enumerate(gap) if w.lower() in _REASONS), -1)) >= 0:
+            if not _DOUBTS & {w.lower() for g in found.gaps[place + 1 :] for w in g}:
+                found = Prose(found.values[:place], [*found.gaps[:place], gap[:reason]])
+            break
+    for place in range(len(found.values) - 1, 0, -1):  # what stands before "so" is a reason
+        if not _CONCLUSIONS.isdisjoint(word.lower() for word in found.gaps[place]):
+            if (_DOUBTS | {"or"}).isdisjoint(w.lower() for gap in found.gaps[:place] for w in gap):
+                found = Prose(found.values[place:], found.gaps[place:])
+            break
+    for place, gap in enumerate(found.gaps):
+        words = {word.lower() for word in gap}
+        if place and words & _REMARKS and words <= _REMARKS | _SMALL | {"double", "only"}:
+            found = Prose(found.values[:place], [*found.gaps[:place], []])
+            break
+    yield found
+    if len(found.values) < 2:
+        return
+    text = "".join(question.split())
+    shown = [value.replace("\\text{", "").replace("}", "") for value in found.values]
+    is_stated = ["".join(value.split()).rstrip("=") in text for value in shown]
+    verb = max((i for i, gap in enumerate(found.gaps[:-1]) if _last_is_verb(gap)), default=0)
+    about = {
+        i
+        for i, gap in enumerate(found.gaps[:-1])
+        if (is_stated[i] and (i < verb or (i and gap and gap[-1].lower() in _ABOUT)))
+        or (found.values[i].isalpha() and len(found.values[i]) == 1 and _is_in_next(found.values, i))
+    }
+    if about:
+        yield found.without(about)
+    if not has_words:
+        for place in range(1, len(found.values)):
+            gap = [word.lower() for word in found.gaps[place]]
+            is_at = gap and (gap[0] in _AT or gap[-1] in _AT)
+            is_for = gap and gap[0] == "for" and set(gap) <= _FOR_ALL
+            is_for = is_for and _ALL_OF.fullmatch(found.values[place]) is not None
+            if (is_at or is_for) and place == len(found.values) - 1:
+                yield Prose(found.values[:place], [*found.gaps[:place], []])
+
+
+def _is_in_next(values: list[str], place: int) -> bool:
+    """Whether the next value, a relation, is about this variable."""
+    after = values[place + 1] if place + 1 < len(values) else ""
+    return values[place] in after and any(sign in after for sign in _RELATION_SIGNS)
+
+
+def _last_is_verb(gap: list[str]) -> bool:
+    return any(word.lower() in _VERBS for word in gap)
+
+
+def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
+    """Whether a word may change or deny one of the values."""
+    asked = words_of(question)
+    asked |= _DENIALS if asked & _DENIALS else frozenset()
+    count = len(prose.values)
+    said = {word.lower() for word in prose.words}
+    if any(said & one and asked & other and not asked & one for one, other in DIRECTIONS):
+        return True
+    if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
+        return True
+    for place, gap in enumerate(prose.gaps):
+        words = [part for word in gap for part in (word.lower(), *word.lower().split("-")[1:])]
+        for word in words:
+            if word in _ROUNDING and is_rounded:
+                continue
+            if word in _DOUBTS or ((word in _CHANGES or word in _DENIALS) and word not in asked):
+                return True
+            number = _NUMBERS.get(word, -1)
+            if number >= 0 and word not in asked and number != count and word != "one":
+                return True
+        if place == count:
+            compared = _COMPARISON.search(question.lower())
+            is_compared = compared and not _COMPARATIVES.isdisjoint(compared[0].split())
+            if not is_compared and not _COMPARATIVES.isdisjoint(words):
+                return True
+        elif _is_about_value(words, prose.values[place], place):
+            return True
+    return False
+
+
+def _is_about_value(words: list[str], value: str, place: int) -> bool:
+    """Whether words before a value make it a part of another: ``the square of 12``."""
+    while words and words[-1] in ("the", "a"):
+        words.pop()
+    *_, before, last = ["", "", *words]
+    if last == "of":
+        return "=" not in value and before not in _QUANTITIES
+    if last == "to":
+        return before in _NEAR
+    if last in ("at", "when", "where"):
+        return "=" in value and not place
+    return last in _PLACES or last in (_DENIALS | _CHANGES) - _ROUNDING
+
+
+def _labels(prose: Prose) -> list[frozenset[str]]:
+    """The words of each value that are about it."""
+    contents = [
+        frozenset(canonical(word.lower()) for word in gap if word.lower() not in _SMALL)
+        for gap in prose.gaps
+    ]
+    return contents[1:] if contents[-1] else contents[:-1]
+
+
+def _paired(
+    gold: str, wanted: Prose | None, prose: Prose, gold_tree: Tree | None, question: str
+) -> Iterator[tuple[str, str]]:
+    joined = prose.values[0]
+    for value, gap in zip(prose.values[1:], prose.gaps[1:], strict=False):
+        words = [word.lower() for word in gap]
+        join = next((word for word in ("or", "and") if word in words), "")
+        is_join = join == "or" or (join and any(sign in value for sign in _RELATION_SIGNS))
+        joined += (f" \\text{{ {join} }} " if is_join else ", ") + value
+    values = prose.values
+    labels = _labels(prose)
+    kind = gold_tree[0] if gold_tree else ""
+    if len(values) == 2:
+        between = [word.lower() for word in prose.gaps[1]]
+        if "to" in between and (kind == "ratio" or "ratio" in question):
+            yield gold, ":".join(_by_question(values, labels, question) or values)
+            return
+        if between == ["by"] and kind in ("mul", "list"):
+            yield gold, (" \\times " if kind == "mul" else ", ").join(values)
+            return
+        if kind == "mixed" and between == ["and"]:
+            yield gold, f"{values[0]} {values[1]}"
+            return
+        if kind == "based" and between[-1:] == ["base"]:
+            yield gold, f"{values[0]}_{{{values[1]}}}"
+            return
+        if between == ["in"] and {"probability", "chance", "odds"} & words_of(question):
+            yield gold, f"\\frac{{{values[0]}}}{{{values[1]}}}"
+            return
+    if wanted is None or len(wanted.values) != len(values):
+        ordered = _by_question(values, labels, question)
+        is_open = any("or" in map(str.lower, gap) for gap in prose.gaps)
+        if ordered is not None and is_open:
+            return
+        if ordered is not None:
+            yield (f"({gold})" if kind == "list" else gold), f"({', '.join(ordered)})"
+            return
+        if kind in ("tuple", "interval") and len(values) > 1 and all(labels) and not is_open:
+            yield gold, f"({', '.join(values)})"
+        yield gold, joined
+        return
+    own = _labels(wanted)
+    order = [
+        [i for i, label in enumerate(labels) if label & each] for each in own
+    ]
+    if all(len(each) == 1 for each in order):
+        values = [values[each[0]] for each in order]
+    elif any(own) and any(labels):
+        return
+    if len(values) == 1:
+        yield wanted.values[0], values[0]
+    else:
+        yield f"({', '.join(wanted.values)})", f"({', '.join(values)})"
+
+
+def _by_question(
+    values: list[str], labels: list[frozenset[str]], question: str
+) -> list[str] | None:
+    """Values in the order in which the question names their labels; None where it does not."""
+    if len(values) < 2 or not all(labels):
+        return None
+    asked = [canonical(word) for word in re.findall(r"[^\W\d_]++", question.lower())]
+    last = {word: place for place, word in enumerate(asked)}
+    distinct = [
+        label - frozenset().union(*(other for other in labels if other is not label))
+        for label in labels
+    ]
+    places = [max((last[word] for word in label if word in last), default=-1) for label in distinct]
+    if min(places) < 0 or len(set(places)) < len(places):
+        return None
+    return [value for _, value in sorted(zip(places, values, strict=True))]
