@@ -26,7 +26,8 @@ from functools import cache
 from typing import Any, SupportsFloat
 
 from reason_llm.config import Config
-from reason_llm.data import Renderer, load_function, own_session
+from reason_llm.data import Renderer, load_function
+from reason_llm.environments.data_side import own_session
 from reason_llm.environments.mcp_tools import mcp_tools
 from reason_llm.environments.tasksets import tasksets
 from reason_llm.environments.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer

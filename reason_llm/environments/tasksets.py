@@ -24,16 +24,14 @@ from urllib.parse import parse_qsl
 from reason_llm.config import Config, installation
 from reason_llm.data import (
     DATE_OPTION,
-    TASKSET,
     Messages,
     Renderer,
     date_argument,
-    parsed_source,
     plain_messages,
     said_before,
-    tasks_of,
 )
 from reason_llm.environments.mcp_tools import client, converse
+from reason_llm.environments.task_rows import TASKSET, parsed_source, tasks_of
 from reason_llm.environments.token_server import (
     MODEL,
     Branch,

@@ -40,11 +40,9 @@ import numpy as np
 import orjson
 
 from reason_llm.config import Config
-from reason_llm.data import (
+from reason_llm.data import Call, Messages, Renderer
+from reason_llm.environments.data_side import (
     ENVIRONMENT,
-    Call,
-    Messages,
-    Renderer,
     environment_class,
     environment_name,
     environments_by_name,

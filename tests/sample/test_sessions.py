@@ -29,11 +29,12 @@ from conftest import ROOT, TINY, small_config
 from reason_llm.app.console import Console
 from reason_llm.app.training import run_training
 from reason_llm.config import Config
-from reason_llm.data import Renderer, own_session, plain_messages
+from reason_llm.data import Renderer, plain_messages
 from reason_llm.data.rows import read_rows
-from reason_llm.data.tasksets import parsed_source
 from reason_llm.environments import sessions as sessions_module, tasksets
+from reason_llm.environments.data_side import own_session
 from reason_llm.environments.sessions import Sessions
+from reason_llm.environments.task_rows import parsed_source
 from reason_llm.environments.token_server import (
     MOST_BYTES,
     SESSION,
