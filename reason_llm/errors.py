@@ -95,10 +95,14 @@ def raise_all(errors: Iterable[ReasonError]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's text without line breaks and without the operating system's error number."""
-    if isinstance(error, OSError) and error.strerror and error.filename is None:
-        return " ".join(error.strerror.split())
-    return " ".join(str(error).split())
+    """An exception's text without line breaks and without the operating system's error number, of
+    characters that JSON takes."""
+    has_number = isinstance(error, OSError) and error.strerror and error.filename is None
+    try:
+        text = str(error.strerror) if has_number else str(error)  # type: ignore[attr-defined]
+    except Exception as problem:  # noqa: BLE001  (classes of others may have any text)
+        text = f"its text raised {type(problem).__name__}"
+    return " ".join(text.split()).encode(errors="replace").decode()
 
 
 def clear_frames(error: BaseException) -> None:

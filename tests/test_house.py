@@ -59,7 +59,7 @@ OWNERS = {
     "mcp": {"environments"},
     "mcp_types": {"environments"},
     "httpx2": {"environments"},
-    "verifiers": {"data", "environments"},
+    "verifiers": {"environments"},
     "renderers": {"data", "environments"},
 }
 KNOWN = {name_of(module) for module in MODULES}

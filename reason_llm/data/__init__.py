@@ -5,16 +5,18 @@ from reason_llm.data.forms import SIDES, read_demonstration
 from reason_llm.data.load import check_files, load_data, load_evaluation, renderer_of
 from reason_llm.data.messages import Messages
 from reason_llm.data.own_code import (
-    command_words,
+    file_of,
     is_published,
     load_function,
+    module_file,
     own_sources,
     place_of,
+    with_imports,
 )
+from reason_llm.data.played import Named, is_played, played_by, slice_for
 from reason_llm.data.render import Renderer, order
-from reason_llm.data.rows import GYM, gym_maker, gym_tasks, is_of_environment, read_rows
+from reason_llm.data.rows import GYM, gym_maker, gym_tasks, options_of, read_rows
 from reason_llm.data.sets import Data, DataSet
-from reason_llm.data.tasksets import TASKSET, parsed_source, tasks_of
 from reason_llm.data.templates import (
     chat_template,
     date_argument,
@@ -23,14 +25,4 @@ from reason_llm.data.templates import (
     today,
 )
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
-from reason_llm.data.tools import (
-    ENVIRONMENT,
-    Call,
-    environment_class,
-    environment_name,
-    environments_by_name,
-    own_session,
-    plain_messages,
-    said_before,
-    tool_methods,
-)
+from reason_llm.data.tools import Call, plain_messages, said_before

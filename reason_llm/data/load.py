@@ -33,28 +33,19 @@ from reason_llm.data.forms import (
 from reason_llm.data.golds import has_answer
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.own_code import load_function, place_of
+from reason_llm.data.played import Played, is_played, played_by
 from reason_llm.data.render import Renderer
 from reason_llm.data.rows import (
     READERS,
     Fault,
     Row,
     check_made,
-    is_of_environment,
     raise_fault,
     read_rows,
 )
 from reason_llm.data.sets import Data, DataSet, question_key
-from reason_llm.data.tasksets import TASKSET
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
-from reason_llm.data.tools import (
-    ENVIRONMENT,
-    environment_name,
-    environments_by_name,
-    own_session,
-    reset_columns,
-    tool_schemas,
-)
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import CHAT, MAY_LACK, ROW, Prompt
 from reason_llm.workers import within
@@ -157,8 +148,9 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         ModelError: the model has no chat template, and prompts need one.
     """
     section, has_one = config.data, tokenizer.chat_template is not None
-    given = config.sample.environment if config.judges_answers else None
-    tools_of = {name: tool_schemas(path) for name, path in environments_by_name(given).items()}
+    named = config.sample.environment if config.judges_answers else None
+    played = None if named is None else played_by(named)
+    tools_of = {} if played is None else dict(played.tools)
     tools = tools_of.pop("", ())
     takes_texts = section.is_offline and section.template == "auto" and not config.evaluation_sets
     path, arguments, told = config.model.path, section.template_arguments, None
@@ -172,8 +164,8 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
     has_one = has_one or takes_texts
     template = chat_template(section.template, path, has_one, arguments, section.date)
     renderer = Renderer(tokenizer, template, told, tools, tools_of)
-    if tools or any(tools_of.values()) or own_session(given)[0] == "mcp":
-        renderer.check_tools(f"sample.environment={given}")
+    if played is not None and played.needs_tools:
+        renderer.check_tools(f"sample.environment={named}")
     return renderer
 
 
@@ -199,16 +191,18 @@ class _SetReader:
     """By a training prompt's ids: its row, and what the teacher is asked in its place."""
     left_out: set[str] = field(default_factory=set)
     """Columns that rewards in TRL's form are not given, of which the user knows."""
-    reset_columns: dict[str, list[str]] = field(default_factory=dict)
+    played: Played | None = None
+    """The data side of ``sample.environment``."""
+    reset_columns: Mapping[str, Collection[str]] = field(default_factory=dict)
     """What ``reset`` of each environment asks for, by the environment's name."""
     preprocess: Callable[..., Any] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if (given := self.config.sample.environment) is not None:
+        if (named := self.config.sample.environment) is not None:
             self.extra_columns = {*self.extra_columns, CHAT, ROW}
+            self.played = played_by(named)
             if self.config.judges_answers:
-                of_name = environments_by_name(given).items()
-                self.reset_columns = {name: reset_columns(where) for name, where in of_name}
+                self.reset_columns = self.played.columns
         if (name := self.config.data.preprocess) is not None:
             self.preprocess = load_function(name, "data.preprocess")
 
@@ -381,24 +375,19 @@ class _SetReader:
         if not data_set.is_asked:
             return LEARNED[data_set.form](where, row, columns)
         judge = self.config.score.rewards[0]
-        answer = data_set.form == "problems" and not (
-            data_set.source.startswith(TASKSET) or is_of_environment(data_set.source)
-        )
+        answer = data_set.form == "problems" and not is_played(data_set.source)
         if self.config.data.form == "prompts" and judge.custom is not None:
             answer = answer and has_answer(Cells(where, row, columns))
         tests = judge.kind in CODE_REWARDS
-        played = self.config.sample.environment
-        needs_prompt = played is None or bool(own_session(played)[0])  # else reset may give it
+        needs_prompt = self.played is None or self.played.needs_prompt  # else reset may give it
         problem = read_problem(where, row, columns, tests=tests, answer=answer, prompt=needs_prompt)
         return self._with_extra(problem, row)
 
     def _read_elsewhere(self, data_set: DataSet, row: Row) -> set[str]:
         """Columns of a row that a filter, the environment or a custom reward reads."""
         found = {*self.extra_columns, self.config.data.pass_rate.column}
-        if data_set.is_asked and self.config.sample.environment is not None:
-            given = self.config.sample.environment
-            name = row.get(ENVIRONMENT) if isinstance(given, Mapping) else ""
-            found |= {*self.reset_columns.get(str(name), ()), ENVIRONMENT}
+        if data_set.is_asked and self.played is not None:
+            found |= self.played.columns_of(row)
         return {str(name) for name in found}
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
@@ -416,7 +405,7 @@ class _SetReader:
                 )  # fmt: skip
             prompt = talk if problem.prompt is None else problem.prompt
             there[ROW] = {"prompt": prompt, "columns": kept}
-        environment = environment_name(self.config.sample.environment, problem.where, row)
+        environment = "" if self.played is None else self.played.name(problem.where, row)
         asked = dict.fromkeys(self.reset_columns.get(environment, ()), "reset of the environment")
         extra_columns = sorted(
             name.removesuffix(MAY_LACK)

@@ -3,7 +3,6 @@
 
 import ast
 import importlib.util
-import shlex
 import sys
 import sysconfig
 import traceback
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.config import RewardSpec, installation
+from reason_llm.data.played import played_by
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import MIB, read_bounded, sha256
 
@@ -110,75 +110,41 @@ MOST_SOURCE_BYTES = 64 * MIB
 
 def own_sources(
     rewards: Sequence[RewardSpec],
-    environments: Mapping[str, str],
-    tasksets: Iterable[str] = (),
+    environment: str | Mapping[str, str] | None = None,
+    sources: Iterable[str] = (),
 ) -> dict[str, str]:
     """Digests of the user's own code that a run calls, by what names it: files of rewards,
     environments and agents, the local modules that they import, the files in an MCP server's
     command line, modules with tasksets, and functions that were given in Python.
 
     Args:
-        environments: as ``environments_by_name`` gives them.
-        tasksets: names of verifiers' tasksets, which may be local modules.
+        environment: ``sample.environment``.
+        sources: names of data sets, of which some are verifiers' tasksets.
 
     Raises:
         ConfigError: a file cannot be read.
     """
-    digests, files, names = dict[str, str](), dict[str, Path](), dict[str, str]()
+    digests, files = dict[str, str](), dict[str, Path]()
     for reward in rewards:
         if reward.source_sha256 is not None:
             digests[reward.key] = reward.source_sha256
-        files[reward.key] = _file_of(str(reward.custom))
-    for name, where in environments.items():
-        key = f"sample.environment.{name}".rstrip(".")
-        if where.startswith("mcp:"):
-            digests |= _command_sources(key, where.removeprefix("mcp:"))
-        else:
-            files[key] = _file_of(where.removeprefix("agent:"))
-    for name in tasksets:
-        if (place := _module_file(name, sys.path)) is not None:
-            files[name], names[name] = place, name
+        files[reward.key] = file_of(str(reward.custom))
     for key, file in files.items():
-        if file.suffix == ".py" and file.is_file():
-            digests |= _with_imports(key, file, sys.path, names.get(key, ""))
+        digests |= with_imports(key, file, sys.path)
+    if environment is not None:
+        digests |= played_by(environment).sources(sources)
     return digests
 
 
-def _file_of(where: str) -> Path:
+def file_of(where: str) -> Path:
+    """The file of ``path/to/file.py:function``."""
     return installation.file(where.rpartition(":")[0])
 
 
-def command_words(command: str) -> list[str]:
-    """Words of the command line of an MCP server, split as a shell splits them.
-
-    Raises:
-        ConfigError: a quote is not closed, or nothing follows a backslash.
-    """
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise ConfigError(
-            f"sample.environment=mcp:{command:.200}: {one_line(error)}; quote it as a shell reads "
-            "it"
-        ) from error
-
-
-def _command_sources(key: str, command: str) -> dict[str, str]:
-    """Digests of the files that a command line names, and of what its Python files import."""
-    words = command_words(command)
-    found: dict[str, str] = {}
-    for before, word in zip(["", *words], words, strict=False):
-        file: Path | None = Path(word.partition("=")[2] if word.startswith("-") else word)
-        name = word if before == "-m" else ""
-        if name:
-            file = _module_file(name, [str(Path.cwd()), *sys.path])
-        if file is not None and file.is_file():
-            places = [str(Path.cwd() if name else file.parent), *sys.path]
-            found |= _with_imports(f"{key} runs {word}", file, places, name)
-    return found
-
-
-def _with_imports(key: str, file: Path, places: Sequence[str], name: str) -> dict[str, str]:
+def with_imports(key: str, file: Path, places: Sequence[str], name: str = "") -> dict[str, str]:
+    """Digests of a file and of what it imports; none of a file that is not there or no Python."""
+    if not file.is_file():
+        return {}
     modules = local_modules(file, places, name) if file.suffix == ".py" else {}
     named = {key: file} | {f"{key} imports {name}": place for name, place in modules.items()}
     try:
@@ -205,7 +171,7 @@ def local_modules(file: Path, places: Sequence[str], name: str = "") -> dict[str
         path, name = todo.pop()
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         for each in _imported(path, package):
-            place = None if each in found else _module_file(each, places)
+            place = None if each in found else module_file(each, places)
             if place is not None:
                 found[each] = place
                 todo.append((place, each))
@@ -231,7 +197,7 @@ def _imported(file: Path, package: str) -> Iterator[str]:
             yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
 
 
-def _module_file(name: str, places: Sequence[str]) -> Path | None:
+def module_file(name: str, places: Sequence[str]) -> Path | None:
     """File of a local module; None for any other."""
     parts, search = name.split("."), list(places)
     if parts[0] in sys.stdlib_module_names:

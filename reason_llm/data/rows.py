@@ -7,14 +7,18 @@ one batch of a Parquet file unpacks to is not bounded.
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
 
 from reason_llm.config import PYTHON, Rows, installation
-from reason_llm.data.tasksets import TASKSET, options_of, rows_of_tasks
+from reason_llm.data.played import is_played, played_rows
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, check_nesting, open_regular, read_bounded
 
@@ -26,7 +30,6 @@ MOST_LINE_CHARACTERS = 16 * MIB
 """Of a line, and of a field of a CSV file; Python takes up to thirty times as much memory."""
 MOST_JSON_BYTES = 2048 * MIB
 GYM, GYM_SIZE = "gym:", 2000
-OF_ENVIRONMENT = "environment"
 """What a source of tasks from ``reasoning-gym`` begins with, and how many there are."""
 PARQUET_BATCH_ROWS = 1024
 EMPTY: Mapping[str, Rows] = {}
@@ -73,11 +76,8 @@ def _read(source: str, split: str, given: Mapping[str, Rows]) -> Read:
         asked = ("question", "answer")
         yield from _numbered(source, ({n: task[n] for n in asked} for task in gym_tasks(source)))
         return
-    if is_of_environment(source):
-        yield from _numbered(source, _seeds(source))
-        return
-    if source.startswith(TASKSET):
-        yield from _numbered(source, rows_of_tasks(source))
+    if is_played(source):
+        yield from _numbered(source, played_rows(source))
         return
     path = Path(source)
     reader = READERS.get(path.suffix.lower())
@@ -266,23 +266,14 @@ def _read_stored(feature: Any, value: Any) -> Any:
     return value if is_number and json.dumps(found) != value else found
 
 
-def is_of_environment(source: str) -> bool:
-    """Whether the prompts are what ``reset`` of the environment gives: ``environment?size=64``."""
-    return source.partition("?")[0] == OF_ENVIRONMENT
-
-
-def _seeds(source: str) -> Iterator[dict[str, Any]]:
-    """A row with a seed for each of so many prompts, of which the first are left out."""
-    try:
-        options = {"size": GYM_SIZE, "skip": 0} | options_of(source.partition("?")[2])
-        size, skip = (options.pop(name) for name in ("size", "skip"))
-        if options or type(size) is not int or type(skip) is not int or min(size - 1, skip) < 0:
-            raise ValueError("size is 1 or more, skip is 0 or more, and there are no others")
-    except ValueError as error:
-        raise DataError(
-            f"{source}: {one_line(error)}; write environment?size=256&skip=0"
-        ) from error
-    return ({"seed": skip + number} for number in range(size))
+def options_of(asked: str) -> dict[str, Any]:
+    """Options after the ``?`` of a source: each is JSON, or else a text; ValueError for one without
+    a value."""
+    options: dict[str, Any] = dict(parse_qsl(asked, strict_parsing=True))
+    for key, text in options.items():
+        with suppress(orjson.JSONDecodeError):
+            options[key] = orjson.loads(text)
+    return options
 
 
 def gym_maker(source: str) -> Callable[[], Any]:

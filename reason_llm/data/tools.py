@@ -1,119 +1,15 @@
-"""Tools that a model may call: their schemas, and the calls in what it wrote."""
+"""Calls of tools in what a model wrote, and messages of OpenAI's form."""
 
-import inspect
-from collections.abc import Callable, Mapping
-from types import MethodType
 from typing import Any
 
 import orjson
 
 from reason_llm.data.messages import Messages
-from reason_llm.data.own_code import load_function
-from reason_llm.errors import ConfigError, DataError, one_line
 
-NO_TOOLS = {"reset", "step", "get_reward", "close"}
-"""Public methods of an environment that the model does not call."""
-ENVIRONMENT = "environment"
-"""The column that names a row's environment."""
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 """What Llama 3.1 may begin a call with."""
 Call = tuple[str, dict[str, Any]]
-SESSIONS = ("agent", "mcp", "verifiers")
-"""What ``sample.environment`` begins with where a program asks for the model's turns itself."""
-
-
-def own_session(where: str | Mapping[str, str] | None) -> tuple[str, str]:
-    """Which of ``SESSIONS`` a ``sample.environment`` is, and what comes after it; empty for a class
-    that answers the model's turns."""
-    kind, mark, rest = str(where).partition(":")
-    if kind.partition("?")[0] == "verifiers":
-        return "verifiers", str(where).partition("?")[2]
-    return (kind, rest) if mark and kind in SESSIONS else ("", "")
-
-
-def environments_by_name(given: str | Mapping[str, str] | None) -> dict[str, str]:
-    """The classes of ``sample.environment`` by the name in a row's column ``environment``; a single
-    one, for all rows, by the empty name."""
-    return {"": given} if isinstance(given, str) else dict(given or {})
-
-
-def environment_name(
-    given: str | Mapping[str, str] | None, where: str, row: Mapping[str, Any]
-) -> str:
-    """The name of a row's environment in ``environments_by_name``; DataError if there is none."""
-    if not isinstance(given, Mapping):
-        return ""
-    name = row.get(ENVIRONMENT)
-    if name not in given:
-        raise DataError(
-            f"{where}: column environment={name!r:.80} is no name of sample.environment, which has "
-            f"{', '.join(given)}; write one of these"
-        )
-    return str(name)
-
-
-def environment_class(where: str) -> type[Any]:
-    """The class of ``sample.environment``; ConfigError if there is none, or it has no ``reset``, or
-    neither ``step`` nor another public method."""
-    found = load_function(where, "sample.environment")
-    if not inspect.isclass(found):
-        raise ConfigError(f"sample.environment={where} is no class; name one")
-    if "step" not in dir(found) and not tool_methods(found):
-        raise ConfigError(
-            f"sample.environment={where} has neither a method step(text), which answers what the "
-            "model writes, nor public methods that the model could call; add one"
-        )
-    if not callable(getattr(found, "reset", None)):
-        raise ConfigError(
-            f"sample.environment={where} has no method reset; add it: reset(**row) gives a text or "
-            "None"
-        )
-    return found
-
-
-def tool_methods(kind: type[Any]) -> dict[str, Callable[..., Any]]:
-    """The methods of a class in TRL's form that the model may call; none where it has ``step``."""
-    if "step" in dir(kind):
-        return {}
-    return {
-        name: method
-        for name, method in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_") and name not in NO_TOOLS
-    }
-
-
-def reset_columns(where: str) -> list[str]:
-    """The columns without which ``reset`` of ``sample.environment`` cannot be called."""
-    if own_session(where)[0]:
-        return []
-    kind = environment_class(where)
-    try:
-        parameters = inspect.signature(MethodType(kind.reset, kind)).parameters.values()
-    except (TypeError, ValueError):
-        return []  # of no function; asked with all columns that fit
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
-
-
-def tool_schemas(where: str) -> tuple[dict[str, Any], ...]:
-    """JSON schemas of the tools of ``sample.environment``, from types and docstrings in Google's
-    form, without which it is a ConfigError."""
-    from transformers.utils import get_json_schema
-
-    if own_session(where)[0]:
-        return ()
-    schemas = []
-    for name, method in tool_methods(environment_class(where)).items():
-        try:
-            schemas.append(get_json_schema(MethodType(method, where)))
-        except Exception as error:
-            raise ConfigError(
-                f"sample.environment={where}: its tool {name} cannot be described to the model "
-                f"({one_line(error)[:300]}); give it types, and a docstring with Args in Google's "
-                "form"
-            ) from error
-    return tuple(schemas)
 
 
 def calls_of(text: str) -> list[Call | None]:

@@ -26,7 +26,7 @@ import orjson
 from pydantic import Field
 
 from reason_llm.config import installation
-from reason_llm.data import command_words
+from reason_llm.environments.data_side import command_words
 from reason_llm.environments.openai_api import MODEL
 from reason_llm.environments.token_server import Endpoint, Play, Plays, Session, TokenServer
 from reason_llm.errors import ConfigError, one_line

@@ -20,12 +20,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, SupportsFloat
 
 from reason_llm.config import Config
-from reason_llm.data import Renderer, load_function, own_session
+from reason_llm.data import Renderer, load_function
+from reason_llm.environments.data_side import own_session
 from reason_llm.environments.mcp_tools import mcp_tools
 from reason_llm.environments.tasksets import tasksets
 from reason_llm.environments.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
@@ -211,7 +213,7 @@ async def _play_all(own: Sessions, server: TokenServer) -> None:
     async def one(session: Session, play: Play) -> None:
         task = asyncio.current_task()
         assert task is not None
-        endpoint = Endpoint(server.url, session.key, list(session.prompt.extra[CHAT]))
+        endpoint = Endpoint(server.url, session.key, deepcopy(session.prompt.extra[CHAT]))
         session.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         _PLAYED.set((server, session))
         server.begins(session, task, None)
@@ -245,8 +247,8 @@ def _end(session: Session, reward: Any) -> None:
     """Keep what a program gave."""
     if reward is None or session.finish == "error":
         return
-    if isinstance(reward, int | float) and math.isfinite(reward):
-        session.notes["reward"] = float(reward)
+    if isinstance(reward, SupportsFloat) and math.isfinite(number := float(reward)):
+        session.notes["reward"] = number
     else:
         session.fail(f"it gave {reward!r:.60}, and not a finite number or None")
 
@@ -260,7 +262,7 @@ def _agent(function: Callable[..., Any], where: str) -> Plays:
         )
 
     async def play(session: Session, endpoint: Endpoint) -> Any:
-        return await function(endpoint, dict(session.prompt.extra[ROW]["columns"]))
+        return await function(endpoint, deepcopy(session.prompt.extra[ROW]["columns"]))
 
     @asynccontextmanager
     async def plays(server: TokenServer) -> AsyncIterator[Play]:

@@ -24,16 +24,14 @@ from urllib.parse import parse_qsl
 from reason_llm.config import Config, installation
 from reason_llm.data import (
     DATE_OPTION,
-    TASKSET,
     Messages,
     Renderer,
     date_argument,
-    parsed_source,
     plain_messages,
     said_before,
-    tasks_of,
 )
 from reason_llm.environments.mcp_tools import client, converse
+from reason_llm.environments.task_rows import TASKSET, parsed_source, tasks_of
 from reason_llm.environments.token_server import (
     MODEL,
     Branch,
@@ -228,9 +226,13 @@ def _scoring_in(mode: Mode | None) -> Iterator[None]:
 
     hooks = Task.hooks
 
+    called_by = cache(partial(checkers_of, mode)) if mode is not None else None  # found once
+
     def confined(task: Any, kind: str) -> list[Callable[..., Any]]:
         found: list[Callable[..., Any]] = hooks(task, kind)
-        return found if kind == "stop" or mode is None else [_confined(f, mode) for f in found]
+        if kind == "stop" or called_by is None:
+            return found
+        return [_confined(each, called_by) for each in found]
 
     Task.hooks = confined
     try:
@@ -239,7 +241,7 @@ def _scoring_in(mode: Mode | None) -> Iterator[None]:
         Task.hooks = hooks
 
 
-def _confined(function: Callable[..., Any], mode: Mode) -> Callable[..., Any]:
+def _confined(function: Callable[..., Any], called_by: Callable[..., Any]) -> Callable[..., Any]:
     """A reward or metric, called in the sandbox; one that asks the task's runtime itself, here."""
     runtime = inspect.signature(function).parameters.get("runtime")
     if runtime is not None and runtime.default is runtime.empty:
@@ -250,8 +252,10 @@ def _confined(function: Callable[..., Any], mode: Mode) -> Callable[..., Any]:
         task = (function.__self__,) if inspect.ismethod(function) else ()
         modules = {own.__module__, *(type(each).__module__ for each in task)}
         try:
-            checkers = checkers_of(mode, *sorted(modules))
-            return checkers.call(Subject(own), task, named, read=_scores)
+            found: float | dict[str, float] | None = called_by(*sorted(modules)).call(
+                Subject(own), task, named, read=_scores
+            )
+            return found
         except (CheckerError, pickle.PicklingError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{function.__name__} cannot be called in the sandbox ({one_line(error)}); if "

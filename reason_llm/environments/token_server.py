@@ -24,6 +24,7 @@ import asyncio
 import hmac
 import secrets
 import threading
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -55,8 +56,12 @@ from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds,
 
 MOST_BYTES = 8 * MIB
 """Of a request."""
+MOST_TOKEN_CHARACTERS = 256
+"""A longer text for each token of the context is refused before it is encoded, which holds up all
+rollouts: longest tokens have about 128."""
 MOST_CONNECTIONS = 1024
 """Of connections beside one for each rollout."""
+GENERATE = "/inference/v1/generate"
 SESSION = "X-Session-ID"
 SETTLE_SECONDS = 0.3
 """How long the barrier waits for tasks of a rollout that has asked, and may ask in parallel. A task
@@ -165,7 +170,8 @@ class Session:
 
     def fail(self, problem: str) -> None:
         """End it by a fault."""
-        self.finish, self.notes["problem"] = "error", problem[:1000]
+        text = problem[:1000].encode(errors="replace").decode()
+        self.finish, self.notes["problem"] = "error", text
         self.notes.pop("reward", None)
 
     def take(self, ask: Ask, completion: Completion, rest: Sequence[int] = ()) -> None:
@@ -288,6 +294,7 @@ class TokenServer:
         live rollout waits, and gives none when all have ended. While others are under way, at once
         those that are not; with ``joins`` as soon as there is one."""
         seconds = self.section.environment_seconds
+        done, until = set[Session](), 0.0
         with self._changed:
             while True:
                 live = [each for each in self.sessions if not each.has_ended]
@@ -297,11 +304,15 @@ class TokenServer:
                     asked = self._within_turns(live, under_way)
                     if asked or under_way or not live:
                         return asked
-                if self._changed.wait(SETTLE_SECONDS if part else seconds):
+                # A client that breaks off and asks again does not prolong the time of others.
+                if not done.issuperset(now := set(self.sessions).difference(late)) or not until:
+                    done, until = done | now, time.monotonic() + seconds
+                left = until - time.monotonic()
+                if left > 0 and self._changed.wait(min(SETTLE_SECONDS, left) if part else left):
                     continue
                 for each in part:
                     each.idle |= each.busy
-                for each in late:
+                for each in [each for each in late if each not in done] or late:
                     each.fail(f"it took longer than {seconds:g} s to ask again or to end")
                     each.has_ended = True
                     each.cancel()
@@ -315,7 +326,7 @@ class TokenServer:
         for session in live:
             asks = [each for each in session.asks if (session, each) not in under_way]
             if len(asks) > 1:
-                asks.sort(key=lambda each: (each.ids, each.most, each.stop, each.seed or 0))
+                asks.sort(key=_order)
             room = self.section.turns - session.notes["turns"] - begun[session]
             for ask in asks[room:]:
                 session.asks.remove(ask)
@@ -327,6 +338,13 @@ class TokenServer:
         session.finish = session.finish or "turns"
         return ValueError(f"the rollout had its {self.section.turns} turns (sample.turns)")
 
+    def _no_room(self, session: Session, size: str) -> ValueError:
+        session.fail(
+            f"a prompt of {size} leaves no room in the context of {self.context_tokens} "
+            "(model.context_tokens)"
+        )
+        return ValueError(session.notes["problem"])
+
     def answer(self, asked: Sequence[tuple[Session, Ask]], answers: Sequence[Completion]) -> None:
         """Give each of these the model's answer; it is nothing to a client that has gone."""
         answers = [limited(c, ask.most) for c, (_, ask) in zip(answers, asked, strict=True)]
@@ -337,7 +355,8 @@ class TokenServer:
                 completion, rest = self._before_stop(replace(completion, text=text), ask.stop)
             except ReasonError as error:  # the tokenizer cannot write what is before the string
                 with self._changed:
-                    session.asks.remove(ask)
+                    if ask in session.asks:
+                        session.asks.remove(ask)
                 self._loop.call_soon_threadsafe(_refuse, ask.answer, error)
                 continue
             with self._changed:
@@ -378,10 +397,11 @@ class TokenServer:
 
     async def _open(self) -> None:
         app = web.Application(client_max_size=MOST_BYTES)
-        app.router.add_post("/inference/v1/generate", self._answered(self._generate))
+        app.router.add_post(GENERATE, self._answered(self._generate))
         for path in FORMS:
             app.router.add_post(path, self._answered(self._chat))
         app.router.add_get("/v1/models", self._answered(self._models))
+        app.router.add_route("*", "/{path:.*}", self._answered(self._other))
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         self._runner, most = runner, MOST_CONNECTIONS + len(self.sessions)
@@ -411,6 +431,8 @@ class TokenServer:
                 return web.Response(body=content, content_type="application/json")
             except PermissionError as error:
                 status, text = 401, str(error)
+            except _NotOffered as error:
+                status, text = 404, one_line(error)
             except web.HTTPRequestEntityTooLarge:
                 status, text = 413, f"a request has at most {MOST_BYTES:,} bytes"
             except (ReasonError, ValueError) as error:
@@ -434,6 +456,10 @@ class TokenServer:
                 "base_url and the key that the rollout was given"
             )
         return session
+
+    async def _other(self, session: Session, request: web.Request) -> Any:
+        offered = ", ".join(["GET /v1/models", *(f"POST {path}" for path in (*FORMS, GENERATE))])
+        raise _NotOffered(f"{request.method} {request.path} is not offered; there is {offered}")
 
     async def _models(self, session: Session, request: web.Request) -> Any:
         model = {"id": MODEL, "object": "model", "max_model_len": self.context_tokens}
@@ -486,6 +512,9 @@ class TokenServer:
 
     async def _chat_answer(self, session: Session, asked: ChatRequest) -> ChatAnswer:
         messages, tokenizer = asked.messages, self.renderer.tokenizer
+        size = sum(len(message["content"]) for message in messages)
+        if size > MOST_TOKEN_CHARACTERS * self.context_tokens:
+            raise self._no_room(session, f"{size:,} characters")
         renderer = replace(self.renderer, tools=asked.tools)
         if asked.tools:
             renderer.check_tools("a request")
@@ -532,13 +561,8 @@ class TokenServer:
         if session.notes["turns"] >= section.turns:
             raise self._out_of_turns(session)
         if room < 1:
-            problem = (
-                f"a prompt of {len(branch.prompt)} tokens leaves no room in the context of "
-                f"{self.context_tokens} (model.context_tokens)"
-            )
             if own > 0:
-                session.fail(problem)
-                raise ValueError(problem)
+                raise self._no_room(session, f"{len(branch.prompt)} tokens")
             session.finish = "length"
             raise ValueError(f"the rollout had its {self.most_tokens} tokens (max_new_tokens)")
         ask = Ask(
@@ -555,6 +579,15 @@ class TokenServer:
                 if ask in session.asks:  # the client has gone
                     session.asks.remove(ask)
                     self._changed.notify_all()
+
+
+def _order(ask: Ask) -> Any:
+    """Order of a rollout's open requests, whichever came first."""
+    return ask.ids, ask.most, ask.stop, ask.seed is not None, ask.seed or 0
+
+
+class _NotOffered(Exception):
+    """A path or method that the server does not have."""
 
 
 class _Closed(asyncio.Protocol):

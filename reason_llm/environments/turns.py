@@ -36,14 +36,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, SupportsFloat, cast
 
+import numpy as np
 import orjson
 
 from reason_llm.config import Config
-from reason_llm.data import (
+from reason_llm.data import Call, Messages, Renderer
+from reason_llm.environments.data_side import (
     ENVIRONMENT,
-    Call,
-    Messages,
-    Renderer,
     environment_class,
     environment_name,
     environments_by_name,
@@ -172,11 +171,14 @@ class Environments:
                 kind.pool.clear()
 
     def _close(self, environment: Any) -> None:
-        if callable(close := getattr(environment, "close", None)):
-            try:
-                self.call("close", close, lambda value: None)
-            except ValueError as error:
-                log.warning("sample.environment: %.300s", error)
+        def close() -> Any:
+            function = getattr(environment, "close", None)
+            return function() if callable(function) else None
+
+        try:
+            self.call("close", close, lambda value: None)
+        except ValueError as error:
+            log.warning("sample.environment: %.300s", error)
 
     def _tell(self, group: "list[_Rollout]", new_tokens: int) -> None:
         """Put what ``reset`` said at the end of each rollout's prompt."""
@@ -184,7 +186,11 @@ class Environments:
         made: dict[str, Prompt] = {}
         for each in begun:
             said = str((each.text, each.opening))
-            made[said] = each.prompt = made.get(said) or each.opened(new_tokens)
+            try:
+                made[said] = each.prompt = made.get(said) or each.opened(new_tokens)
+            except DataError as error:  # too long, or messages that the template does not write
+                each.fail(str(error))
+        begun = [each for each in begun if each.finish is None]
         for each in group:
             if begun and each.finish is not None:
                 each.prompt = begun[0].prompt
@@ -363,13 +369,15 @@ class _Rollout:
                     raise ValueError("this call is no JSON object with a name and arguments")
                 if name not in self.kind.tools:
                     raise ValueError(f"Tool {name} not found.")
-                method = getattr(self.environment, name)
-                text = self.environments.call(name, partial(method, **arguments), _text)
+                text = self.environments.call(name, partial(self._use, name, arguments), _text)
             except ValueError as error:
                 self.notes["failed_calls"] = self.notes.get("failed_calls", 0) + 1
                 text = str({"error": str(error)})
             replies += self.kind.reply(text, name)
         return replies
+
+    def _use(self, name: str, arguments: dict[str, Any]) -> Any:
+        return getattr(self.environment, name)(**arguments)
 
     def reply(self, ids: list[int], most: int) -> None:
         """Add the environment's reply, where the model then has room for a token."""
@@ -385,10 +393,13 @@ class _Rollout:
         """Ask for the rest of the reward and the notes."""
         if self.finish == "error":
             return
-        environment = self.environment
-        reward = getattr(environment, "get_reward", lambda: None)
-        ended = {ENDED: self.finish}
-        value = self._call("get_reward", lambda: reward(**_taken(reward, ended, None)), _number)
+        environment, ended = self.environment, {ENDED: self.finish}
+
+        def get_reward() -> Any:
+            reward = getattr(environment, "get_reward", lambda: None)
+            return reward(**_taken(reward, ended, None))
+
+        value = self._call("get_reward", get_reward, _number)
         notes = self._call("notes", lambda: getattr(environment, "notes", {}), _json)
         if self.kind.pays_turns or any(reward is not None for reward in self.turn_rewards):
             paid = self.notes["turn_rewards"] = [reward or 0.0 for reward in self.turn_rewards]
@@ -486,8 +497,8 @@ def _begin(value: Any) -> tuple[str, Messages]:
 
 def _reply(value: Any) -> tuple[str, bool, float | None]:
     match value:
-        case (str(text), bool(is_over), *rewards) if len(rewards) < 2:
-            return _text(text), is_over, _number(*rewards or [None])
+        case (str(text), bool() | np.bool() as is_over, *rewards) if len(rewards) < 2:
+            return _text(text), bool(is_over), _number(*rewards or [None])
     raise _WrongError(f"{value!r:.60}, and not (text, whether it is over, perhaps a reward)")
 
 
@@ -500,7 +511,7 @@ def _number(value: Any) -> float | None:
 
 
 def _json(value: Any) -> dict[str, Any]:
-    text = orjson.dumps(value)
+    text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     check_nesting([[orjson.loads(text)]])  # as deep as it stands in a completion
     if not isinstance(value, dict) or len(text) > MOST_NOTES_BYTES:
         raise _WrongError(f"{value!r:.60}, and not a dict of at most 64 KiB")

@@ -17,12 +17,9 @@ import orjson
 
 from reason_llm.config import Config
 from reason_llm.data import (
-    TASKSET,
     DataSet,
-    environments_by_name,
     load_evaluation,
     own_sources,
-    parsed_source,
     renderer_of,
     today,
 )
@@ -239,9 +236,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     """Everything that the lines depend on."""
     kept = ("model", "data", "sample", "score", "eval", "memory")
     first = stages[0].config.model_dump(mode="json")
-    games = environments_by_name(request.config.sample.environment)
-    sources = [each for each in request.config.eval.sets.values() if each.startswith(TASKSET)]
-    tasksets = [parsed_source(each)[0] for each in sources]
+    rewards, played = request.config.score.rewards[:1], request.config.sample.environment
     content = [
         [each.name, [(prompt.token_ids, prompt.answer) for prompt in each.prompts]]
         for stage in stages
@@ -252,7 +247,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
         "seed": request.config.run.seed,
         "k": request.num_samples,
         "sets": dict(request.config.eval.sets),
-        "sources_sha256": own_sources(request.config.score.rewards[:1], games, tasksets),
+        "sources_sha256": own_sources(rewards, played, request.config.eval.sets.values()),
         "prompts_sha256": hashlib.sha256(orjson.dumps(content)).hexdigest()[:16],
         "models": {
             target.label: {

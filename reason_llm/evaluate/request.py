@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.config import CommandLine, Config, file as config_file
-from reason_llm.data import GYM, TASKSET, is_of_environment
+from reason_llm.data import GYM, is_played
 from reason_llm.errors import ConfigError
 from reason_llm.model import adapters, folder
 from reason_llm.run.store import folder as run_folder
@@ -188,12 +188,7 @@ def _sets(names: list[str] | None, config: Config) -> dict[str, str]:
 def _of_name(name: str, known: dict[str, str]) -> tuple[str, str]:
     if name in known:
         return name, known[name]
-    if (
-        is_of_environment(name)
-        or "/" in name
-        or _FILE.fullmatch(name.lower())
-        or name.startswith((GYM, TASKSET))
-    ):
+    if is_played(name) or "/" in name or _FILE.fullmatch(name.lower()) or name.startswith(GYM):
         return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).stem), name
     raise ConfigError(
         f"--sets {name} is none of {', '.join(known)}, and no file; name one of these, a file, or "

@@ -4,10 +4,9 @@ are."""
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 
 from reason_llm.config import Config
-from reason_llm.data import Renderer
+from reason_llm.data import Renderer, slice_for
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
 
@@ -16,7 +15,7 @@ def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> 
     """The environments of ``sample.environment``, None without; raises ConfigError."""
     if config.sample.environment is None or not config.judges_answers:
         return None
-    opened: Episodes = import_module("reason_llm.environments").open_environments(
+    opened: Episodes = slice_for("sample.environment").open_environments(
         config, renderer, context_tokens
     )
     return opened

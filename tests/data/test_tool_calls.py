@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from reason_llm.data.tools import (
-    calls_of,
+from reason_llm.data.tools import calls_of, said_before
+from reason_llm.environments.data_side import (
     environment_class,
     environment_name,
     environments_by_name,
     reset_columns,
-    said_before,
     tool_methods,
     tool_schemas,
 )

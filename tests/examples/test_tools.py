@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conftest import ROOT
-from reason_llm.data import load_function, tool_methods
-from reason_llm.data.tools import tool_schemas
+from reason_llm.data import load_function
+from reason_llm.environments.data_side import tool_methods, tool_schemas
 
 PATH = ROOT / "examples" / "tools.py"
 

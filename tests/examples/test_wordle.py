@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest import ROOT
 from reason_llm import train
 from reason_llm.config import file as config_file
-from reason_llm.data.tools import tool_schemas
+from reason_llm.environments.data_side import tool_schemas
 
 PATH = ROOT / "examples" / "wordle.py"
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from test_sessions import AGENTS, END, TOKENIZER, a_prompt, play, sessions
 from test_turns import check_logprobs, environments
 
@@ -206,3 +207,34 @@ def test_an_engine_that_fails_ends_the_wave(
     assert not engine.has_unfinished_requests()
     (group,) = play(own, sampler, [a_prompt()], each=2)
     assert [c.environment["turns"] for c in group.completions] == [2, 2]
+
+
+# 4. Members of a request
+
+
+@pytest.mark.long
+def test_stop_and_seed_of_a_request(sampler: VllmSampler) -> None:
+    """``stop`` cuts the answer, and what is learned ends before it. Within a rollout the same seed
+    and conversation give the same answer, another seed another one; rollouts differ."""
+    own = sessions(f"agent:{AGENTS}:stops_and_seeds", turn_tokens=24)
+    (group,) = play(own, sampler, [a_prompt()], each=3)
+    seeded = set()
+    for each in group.completions:
+        assert (each.environment.get("reward"), each.environment.get("stops")) == (1.0, 1), each
+        answers = [one.token_ids for one in (each, *each.others)]
+        (whole,) = {ids for ids in answers if answers.count(ids) == 2}
+        seeded.add(whole)
+        ids = torch.tensor([[*a_prompt().token_ids, *whole]])
+        with torch.no_grad():
+            rows = sampler.model.policy(ids).logits[0].log_softmax(-1)[-1 - len(whole) : -1]
+        found = rows.gather(-1, ids[0, -len(whole) :, None])[:, 0]
+        (cut,) = [
+            one for one in (each, *each.others)
+            if one.token_ids != whole
+            and one.token_ids[: sum(one.is_sampled)] == whole[: sum(one.is_sampled)]
+        ]  # fmt: skip
+        kept = sum(cut.is_sampled)  # before the string: the first tokens alone are learned
+        assert 2 < kept < len(whole) and cut.is_sampled[:kept] == (True,) * kept
+        assert cut.token_ids[:kept] == whole[:kept]
+        assert torch.allclose(found[:kept], torch.tensor(cut.logprobs[:kept]), atol=5e-5)
+    assert len(seeded) > 1

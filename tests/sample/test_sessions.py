@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ from conftest import ROOT, TINY, small_config
 from reason_llm.app.console import Console
 from reason_llm.app.training import run_training
 from reason_llm.config import Config
-from reason_llm.data import Renderer, own_session, plain_messages
+from reason_llm.data import Renderer, plain_messages
 from reason_llm.data.rows import read_rows
-from reason_llm.data.tasksets import parsed_source
 from reason_llm.environments import sessions as sessions_module, tasksets
+from reason_llm.environments.data_side import own_session
 from reason_llm.environments.sessions import Sessions
+from reason_llm.environments.task_rows import parsed_source
 from reason_llm.environments.token_server import (
     MOST_BYTES,
     SESSION,
@@ -308,6 +310,8 @@ def test_the_branch_in_which_the_model_wrote_most_is_learned() -> None:
     [
         ("raises", {}, "error", "it raised KeyError"),
         ("gives_text", {}, "error", "it gave 'good', and not a finite number or None"),
+        ("raises_odd_text", {}, "error", "it raised ValueError: ? lost"),
+        ("raises_no_text", {}, "error", "it raised Mute: its text raised RuntimeError"),
         ("is_silent", {}, "error", "it never asked the model"),
         ("hangs", {"environment_seconds": 3}, "error", "it took longer than 3 s to ask again"),
         ("blocks", {"environment_seconds": 3}, "error", "it took longer than 3 s to ask again"),
@@ -325,9 +329,29 @@ def test_an_agent_that_goes_wrong_ends_its_rollout_alone(
     assert (says or "") in completion.environment.get("problem", "")
     assert "reward" not in completion.environment
     assert len(completion.token_ids) == len(completion.logprobs) <= most
+    assert orjson.dumps(completion)
     assert (
         played("two_turns", "fine", "good").environment["reward"] == 0.6
     )  # and the next wave is well
+
+
+@long
+def test_an_agent_cannot_change_its_row() -> None:
+    prompt = a_prompt(words=["one"])
+    before = deepcopy(prompt.extra)
+    (group,) = play(sessions(f"agent:{AGENTS}:changes_its_row"), Told("words"), [prompt], 2)
+    assert [c.environment["reward"] for c in group.completions] == [2.0, 2.0]
+    assert prompt.extra == before
+
+
+@long
+def test_a_client_that_breaks_off_does_not_prolong_the_time_of_others() -> None:
+    """Whose rollout would keep the wave open for ever."""
+    own = sessions(f"agent:{AGENTS}:breaks_off_or_hangs", environment_seconds=2)
+    groups = play(own, Told("words"), [a_prompt(n, hangs=n == 1) for n in range(2)])
+    ended = [group.completions[0] for group in groups]
+    assert [c.finish_reason for c in ended] == ["environment", "error"]
+    assert "longer than 2 s" in ended[1].environment["problem"]
 
 
 # 4. Refusals
@@ -396,6 +420,7 @@ def test_the_server_takes_and_refuses() -> None:
             (GENERATE, b"[" * 100_000, 400, ""),
             (GENERATE, b" " * (100 << 20), 413, f"{MOST_BYTES:,} bytes"),
             (CHATS, {"messages": said, "max_tokens": -100}, 400, "max_tokens=-100 is no number"),
+            ("/v1/embeddings", {"input": "a"}, 404, "POST /v1/embeddings is not offered; there is"),
         ]:  # fmt: skip
             refused = opened.ask(path, body)
             assert (refused.status_code, why in refused.json()["error"]["message"]) == (

@@ -214,6 +214,15 @@ def test_what_ends_a_rollout(direct: Any, options: Any, turns: int, why: str, sa
     assert ("problem" in own.session.notes) == (why == "error")
 
 
+def test_a_text_that_no_context_holds_is_not_encoded(direct: Any) -> None:
+    own = direct(context=50)
+    asked = [{"role": "user", "content": "a" * 8_000}] * 2
+    status, content = own.ask({"messages": asked})
+    says = "a prompt of 16,000 characters leaves no room in the context of 50"
+    assert status == 400 and content["error"]["message"].startswith(says)
+    assert own.session.why == "error" and own.session.notes["problem"].startswith(says)
+
+
 def test_refusals_reach_no_model(direct: Any) -> None:
     own, size = direct(), len(TOKENIZER)
     for body, says in (

@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import orjson
 import pytest
 import torch
@@ -231,8 +232,9 @@ def test_reset_ends_the_prompt_which_the_group_shares(monkeypatch: pytest.Monkey
     (group,) = play(Told(["over"] * 3), environments(Begins, monkeypatch), [a_prompt(hint=7)], 3)
     assert "Question 0? It is 7.<|im_end|>" in group.prompt.text
     assert group.prompt.token_ids == tuple(ids_of(group.prompt.text))
-    with pytest.raises(DataError, match="leaves 700"):
-        play(Told(), environments(Begins, monkeypatch), [a_prompt(hint="7" * 900)], most=300)
+    long = a_prompt(hint="7" * 900)
+    (group,) = play(Told(["over"]), environments(Begins, monkeypatch), [long], most=300)
+    assert "leaves 700" in group.completions[0].environment["problem"]
 
 
 def test_reset_may_say_something_else_to_each_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -868,6 +870,11 @@ class Unreadable:
     __str__ = __repr__
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 def raising(error: BaseException) -> Any:
     def raises(*args: Any, **row: Any) -> Any:
         raise error
@@ -916,6 +923,10 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"notes": circular()}, "notes raised TypeError: Recursion limit reached"),
     ({"notes": nested(63)}, "notes raised ValueError: nested more than 64 levels deep"),
     ({"notes": property(raising(SystemExit()))}, "notes raised SystemExit"),
+    ({"step": raising(Mute())}, "step raised Mute: its text raised RuntimeError"),
+    ({"reset": lambda self, **row: "x" * 5000}, "rows.jsonl:0: with what reset says the prompt"),
+    # An object that asks a server for each of its members, ``close`` and ``notes`` among them.
+    ({"__getattr__": raising(ConnectionError("gone"))}, "notes raised ConnectionError: gone"),
 ]
 
 
@@ -928,6 +939,19 @@ def test_hostile_environments_end_their_rollouts(
     (c,) = group.completions
     assert c.finish_reason == "error" and c.environment["problem"].startswith(problem)
     assert not {"reward", "notes"} & c.environment.keys()
+
+
+def test_numbers_and_truths_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counts(Echo):
+        notes: ClassVar[dict[str, Any]] = {"best": np.float32(0.5), "all": np.arange(2)}
+
+        def step(self, text: str) -> Any:
+            return np.str_("heard"), np.bool_(text == "over"), np.float32(0.25)
+
+    (group,) = play(Told(["one"], ["over"]), environments(Counts, monkeypatch), [a_prompt()])
+    (c,) = group.completions
+    assert (c.finish_reason, c.environment["reward"]) == ("environment", 0.5)
+    assert c.environment["notes"] == {"best": 0.5, "all": [0, 1]}
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,11 @@ import torch
 
 from reason_llm.config import Config, file as config_file, installation
 from reason_llm.data import (
-    TASKSET,
     Data,
     Renderer,
     check_ends,
-    environments_by_name,
     load_data,
     own_sources,
-    parsed_source,
     renderer_of,
 )
 from reason_llm.errors import (
@@ -296,12 +293,11 @@ def _identity(
         for data_set in data.training
     ]
     sources = [source.source for source in config.data.sources]
-    tasksets = [parsed_source(each)[0] for each in sources if each.startswith(TASKSET)]
     digests: dict[str, Any] = {
         **reading,
         "model.weights_sha256": model_digests.weights_digest(config.model.path),
         "score.custom_sha256": own_sources(
-            config.score.rewards, environments_by_name(config.sample.environment), tasksets
+            config.score.rewards, config.sample.environment, sources
         ),
         "data.prompts_sha256": _sha256(prompts),
     }

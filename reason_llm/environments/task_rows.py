@@ -1,20 +1,25 @@
-"""Tasks of a taskset of verifiers, as rows: ``verifiers:NAME?skip=0&size=200&OPTION=VALUE``, where
-NAME is an installed package or a module that exports a Taskset."""
+"""Rows that environments make: ``environment?size=64``, whose prompts ``reset`` gives, and tasks
+of verifiers' tasksets, ``verifiers:NAME?skip=0&size=200&OPTION=VALUE``, where NAME is an installed
+package or a module that exports a Taskset."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import Any
-from urllib.parse import parse_qsl
-
-import orjson
 
 from reason_llm.config import installation
+from reason_llm.data import options_of
 from reason_llm.errors import DataError, one_line
 
 TASKSET, TASKS = "verifiers:", 2000
 """What such a source begins with, and how many of its tasks are taken without ``size``."""
+NUM_SEEDS = 2000
+"""Number of rows of ``environment`` without ``size``."""
+
+
+def rows(source: str) -> Iterator[dict[str, Any]]:
+    """Rows of either kind."""
+    return rows_of_tasks(source) if source.startswith(TASKSET) else _seeds(source)
 
 
 def parsed_source(source: str) -> tuple[str, slice, dict[str, Any]]:
@@ -27,16 +32,6 @@ def parsed_source(source: str) -> tuple[str, slice, dict[str, Any]]:
         if type(value) is not int or value < 0:
             raise ValueError(f"{key}={value} is no number of tasks; set it to 0 or more")
     return name, slice(skip, skip + size), options
-
-
-def options_of(asked: str) -> dict[str, Any]:
-    """Options after the ``?`` of a source: each is JSON, or else a text; ValueError for one without
-    a value."""
-    options: dict[str, Any] = dict(parse_qsl(asked, strict_parsing=True))
-    for key, text in options.items():
-        with suppress(orjson.JSONDecodeError):
-            options[key] = orjson.loads(text)
-    return options
 
 
 @cache
@@ -79,3 +74,17 @@ def rows_of_tasks(source: str) -> Iterator[dict[str, Any]]:
         else:
             talk.append({"role": "user", "content": str(data.name or task.key)})  # its user opens
         yield {"prompt": talk}
+
+
+def _seeds(source: str) -> Iterator[dict[str, Any]]:
+    """A row with a seed for each of so many prompts, of which the first are left out."""
+    try:
+        options = {"size": NUM_SEEDS, "skip": 0} | options_of(source.partition("?")[2])
+        size, skip = (options.pop(name) for name in ("size", "skip"))
+        if options or type(size) is not int or type(skip) is not int or min(size - 1, skip) < 0:
+            raise ValueError("size is 1 or more, skip is 0 or more, and there are no others")
+    except ValueError as error:
+        raise DataError(
+            f"{source}: {one_line(error)}; write environment?size=256&skip=0"
+        ) from error
+    return ({"seed": skip + number} for number in range(size))

@@ -1,0 +1,79 @@
+"""The data side of ``sample.environment``, which a slice of its own has: ``environments``. It is
+imported when a config or a source of rows asks for it."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, Protocol
+
+from reason_llm.errors import ConfigError
+
+SLICE = "reason_llm.environments"
+Named = str | Mapping[str, str]
+"""A value of ``sample.environment``."""
+
+
+class Played(Protocol):
+    """What data, prompts and digests need to know of ``sample.environment``."""
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether each row must have a prompt, since no ``reset`` can give it."""
+
+    @property
+    def needs_tools(self) -> bool:
+        """Whether the chat template must write tools."""
+
+    @property
+    def tools(self) -> Mapping[str, tuple[dict[str, Any], ...]]:
+        """JSON schemas of the tools, by the name in a row; a single one has the empty name."""
+
+    @property
+    def columns(self) -> Mapping[str, Collection[str]]:
+        """Columns without which ``reset`` cannot be called, by the name in a row."""
+
+    def columns_of(self, row: Mapping[str, Any]) -> set[str]:
+        """Columns of this row that are read."""
+
+    def name(self, where: str, row: Mapping[str, Any]) -> str:
+        """The name of the one that plays a row; DataError if there is none."""
+
+    def sources(self, data: Iterable[str]) -> dict[str, str]:
+        """Digests of the user's own code in it, and in these sources of rows."""
+
+
+def slice_for(asked: str) -> Any:
+    """The face of the slice.
+
+    Args:
+        asked: the option or the source that asks for it.
+
+    Raises:
+        ConfigError: the folder is not there.
+    """
+    try:
+        return import_module(SLICE)
+    except ModuleNotFoundError as error:
+        if error.name != SLICE:
+            raise
+        raise ConfigError(
+            f"{asked} needs the folder reason_llm/environments, which this installation lacks; "
+            "install the package again, or leave it out"
+        ) from error
+
+
+def played_by(named: Named) -> Played:
+    """The data side of this ``sample.environment``."""
+    made: Played = slice_for(f"sample.environment={named}").data_side(named)
+    return made
+
+
+def is_played(source: str) -> bool:
+    """Whether the rows of a source are made by the slice: ``environment?size=64``, whose prompts
+    ``reset`` gives, or the tasks ``verifiers:NAME``."""
+    return source.partition("?")[0] == "environment" or source.startswith("verifiers:")
+
+
+def played_rows(source: str) -> Iterator[dict[str, Any]]:
+    """Rows of such a source."""
+    found: Iterator[dict[str, Any]] = slice_for(source).rows(source)
+    return found

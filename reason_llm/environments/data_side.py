@@ -1,0 +1,196 @@
+"""The data side of ``sample.environment``: which class plays a row, its tools, the columns that its
+``reset`` asks for, and digests of the user's own code."""
+
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+from reason_llm.data import file_of, load_function, module_file, with_imports
+from reason_llm.environments.task_rows import TASKSET, parsed_source
+from reason_llm.errors import ConfigError, DataError, one_line
+
+NO_TOOLS = {"reset", "step", "get_reward", "close"}
+"""Public methods of an environment that the model does not call."""
+ENVIRONMENT = "environment"
+"""The column that names a row's environment."""
+SESSIONS = ("agent", "mcp", "verifiers")
+"""What ``sample.environment`` begins with where a program asks for the model's turns itself."""
+
+
+@dataclass(frozen=True)
+class DataSide:
+    """See ``Played`` in ``data``."""
+
+    named: str | Mapping[str, str]
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether a program plays, which has no ``reset``."""
+        return bool(own_session(self.named)[0])
+
+    @property
+    def needs_tools(self) -> bool:
+        """Whether there are tools: those of MCP servers are not known yet."""
+        return own_session(self.named)[0] == "mcp" or any(self.tools.values())
+
+    @cached_property
+    def tools(self) -> Mapping[str, tuple[dict[str, Any], ...]]:
+        """Schemas by the environments' names."""
+        return {n: tool_schemas(where) for n, where in environments_by_name(self.named).items()}
+
+    @cached_property
+    def columns(self) -> Mapping[str, list[str]]:
+        """Columns by the environments' names."""
+        return {n: reset_columns(where) for n, where in environments_by_name(self.named).items()}
+
+    def columns_of(self, row: Mapping[str, Any]) -> set[str]:
+        """Columns that ``reset`` asks for, and the one that names the environment."""
+        name = row.get(ENVIRONMENT) if isinstance(self.named, Mapping) else ""
+        return {*self.columns.get(str(name), ()), ENVIRONMENT}
+
+    def name(self, where: str, row: Mapping[str, Any]) -> str:
+        """Name of the row's environment."""
+        return environment_name(self.named, where, row)
+
+    def sources(self, data: Iterable[str]) -> dict[str, str]:
+        """Digests of classes and agents, of MCP servers' files and of modules with tasksets."""
+        digests = dict[str, str]()
+        for name, where in environments_by_name(self.named).items():
+            key = f"sample.environment.{name}".rstrip(".")
+            if where.startswith("mcp:"):
+                digests |= command_sources(key, where.removeprefix("mcp:"))
+            else:
+                digests |= with_imports(key, file_of(where.removeprefix("agent:")), sys.path)
+        for name in (parsed_source(each)[0] for each in data if each.startswith(TASKSET)):
+            if (place := module_file(name, sys.path)) is not None:
+                digests |= with_imports(name, place, sys.path, name)
+        return digests
+
+
+def own_session(where: str | Mapping[str, str] | None) -> tuple[str, str]:
+    """Which of ``SESSIONS`` a ``sample.environment`` is, and what comes after it; empty for a class
+    that answers the model's turns."""
+    kind, mark, rest = str(where).partition(":")
+    if kind.partition("?")[0] == "verifiers":
+        return "verifiers", str(where).partition("?")[2]
+    return (kind, rest) if mark and kind in SESSIONS else ("", "")
+
+
+def environments_by_name(given: str | Mapping[str, str] | None) -> dict[str, str]:
+    """The classes of ``sample.environment`` by the name in a row's column ``environment``; a single
+    one, for all rows, by the empty name."""
+    return {"": given} if isinstance(given, str) else dict(given or {})
+
+
+def environment_name(
+    given: str | Mapping[str, str] | None, where: str, row: Mapping[str, Any]
+) -> str:
+    """The name of a row's environment in ``environments_by_name``; DataError if there is none."""
+    if not isinstance(given, Mapping):
+        return ""
+    name = row.get(ENVIRONMENT)
+    if name not in given:
+        raise DataError(
+            f"{where}: column environment={name!r:.80} is no name of sample.environment, which has "
+            f"{', '.join(given)}; write one of these"
+        )
+    return str(name)
+
+
+def environment_class(where: str) -> type[Any]:
+    """The class of ``sample.environment``; ConfigError if there is none, or it has no ``reset``, or
+    neither ``step`` nor another public method."""
+    found = load_function(where, "sample.environment")
+    if not inspect.isclass(found):
+        raise ConfigError(f"sample.environment={where} is no class; name one")
+    if "step" not in dir(found) and not tool_methods(found):
+        raise ConfigError(
+            f"sample.environment={where} has neither a method step(text), which answers what the "
+            "model writes, nor public methods that the model could call; add one"
+        )
+    if not callable(getattr(found, "reset", None)):
+        raise ConfigError(
+            f"sample.environment={where} has no method reset; add it: reset(**row) gives a text or "
+            "None"
+        )
+    return found
+
+
+def tool_methods(kind: type[Any]) -> dict[str, Callable[..., Any]]:
+    """The methods of a class in TRL's form that the model may call; none where it has ``step``."""
+    if "step" in dir(kind):
+        return {}
+    return {
+        name: method
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") and name not in NO_TOOLS
+    }
+
+
+def reset_columns(where: str) -> list[str]:
+    """The columns without which ``reset`` of ``sample.environment`` cannot be called."""
+    if own_session(where)[0]:
+        return []
+    kind = environment_class(where)
+    try:
+        parameters = inspect.signature(MethodType(kind.reset, kind)).parameters.values()
+    except (TypeError, ValueError):
+        return []  # of no function; asked with all columns that fit
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
+
+
+def tool_schemas(where: str) -> tuple[dict[str, Any], ...]:
+    """JSON schemas of the tools of ``sample.environment``, from types and docstrings in Google's
+    form, without which it is a ConfigError."""
+    from transformers.utils import get_json_schema
+
+    if own_session(where)[0]:
+        return ()
+    schemas = []
+    for name, method in tool_methods(environment_class(where)).items():
+        try:
+            schemas.append(get_json_schema(MethodType(method, where)))
+        except Exception as error:
+            raise ConfigError(
+                f"sample.environment={where}: its tool {name} cannot be described to the model "
+                f"({one_line(error)[:300]}); give it types, and a docstring with Args in Google's "
+                "form"
+            ) from error
+    return tuple(schemas)
+
+
+def command_words(command: str) -> list[str]:
+    """Words of the command line of an MCP server, split as a shell splits them.
+
+    Raises:
+        ConfigError: a quote is not closed, or nothing follows a backslash.
+    """
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(
+            f"sample.environment=mcp:{command:.200}: {one_line(error)}; quote it as a shell reads "
+            "it"
+        ) from error
+
+
+def command_sources(key: str, command: str) -> dict[str, str]:
+    """Digests of the files that a command line names, and of what its Python files import."""
+    words = command_words(command)
+    found: dict[str, str] = {}
+    for before, word in zip(["", *words], words, strict=False):
+        file: Path | None = Path(word.partition("=")[2] if word.startswith("-") else word)
+        name = word if before == "-m" else ""
+        if name:
+            file = module_file(name, [str(Path.cwd()), *sys.path])
+        if file is not None and file.is_file():
+            places = [str(Path.cwd() if name else file.parent), *sys.path]
+            found |= with_imports(f"{key} runs {word}", file, places, name)
+    return found
