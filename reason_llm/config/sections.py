@@ -226,8 +226,6 @@ class SampleSection(Section):
     """Prompts drawn in a step."""
     completions_per_prompt: Count = 8
     """Completions of each prompt: the size G of a group."""
-    prompts_per_wave: Count | None = None
-    """Prompts sampled between two writes of the buffer. null: as many as fit into memory."""
     max_new_tokens: Count = 512
     """Longest completion, in tokens."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
@@ -850,7 +848,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
             *("model.deterministic", "model.attention", "teacher.url"),
             *("train.gradient_checkpointing", "memory.", "sample.engine"),
-            *("sample.prompts_per_wave", "score.on_error", "run.shards"),
+            *("score.on_error", "run.shards"),
             "data.columns_sha256",  # what the rewards read beside the answer
             "score.custom_sha256",  # the files of custom rewards
         ),

@@ -102,7 +102,6 @@ ELSEWHERE = {
     "sample.stop": "tests/sample/test_transformers_sampler.py",
     "sample.top_p": "tests/end_to_end/test_training.py",
     "sample.min_p": "tests/end_to_end/test_training.py",
-    "sample.prompts_per_wave": "when the buffer is written: tests/run/test_collect.py",
     "sample.environment": "tests/sample/test_turns.py",
     "sample.turns": "tests/sample/test_turns.py",
     "sample.turn_tokens": "tests/sample/test_turns.py",
