@@ -21,7 +21,6 @@ from reason_llm.config.data import (
     RESERVED_ARGUMENTS,
     ColumnsSection,
     DataSection,
-    PassRateSection,
     Rows,
 )
 from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load

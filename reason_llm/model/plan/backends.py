@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError
-from reason_llm.model import attention as packed_attention, folder, routing
+from reason_llm.model import attention as packed_attention, routing
 from reason_llm.model.base import weights_dtype
 from reason_llm.model.vllm import unsloth
 from reason_llm.model.vllm.shared_weights import attention_for
@@ -162,7 +162,6 @@ def unfit_for_vllm(config: Config, text_config: PretrainedConfig) -> str | None:
     reasons = {
         f"model_type={family}": family in WITHOUT_VLLM,
         "model.trust_remote_code=true": model.trust_remote_code,
-        "model.allow_pickle=true": model.allow_pickle and folder.is_pickled(model),
         "model.adapter.targets with the head": model.adapter.adapts_head,
         "model.adapter.target_parameters with experts": bool(model.adapter.target_parameters),
     }
