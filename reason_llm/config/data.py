@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator, model_validator
 
-from reason_llm.config.types import Count, Positive, Section
+from reason_llm.config.types import Count, MayBeText, Positive, Section
 
 RESERVED_ARGUMENTS = frozenset(
     {
@@ -43,7 +43,7 @@ class ColumnsSection(Section):
     """Columns that the rows are read without."""
 
 
-class WeightedSource(Section):
+class WeightedSource(MayBeText):
     """One of several training sets."""
 
     source: str
