@@ -6,14 +6,13 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import core_schema
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -22,22 +21,17 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0, strict=True)]
 
 
-class _OneIsAList:
+class _OneIsAList(BeforeValidator):
     """Annotation of a list that may be given as its only item."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        def as_list(value: Any) -> Any:
-            is_item = isinstance(value, str | Mapping) or callable(value)
-            return [value] if is_item else value
-
-        return core_schema.no_info_before_validator_function(as_list, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> Any:
         found = handler(schema)
         return {"anyOf": [found["items"], found]}
 
 
-ONE_IS_A_LIST = _OneIsAList()
+ONE_IS_A_LIST = _OneIsAList(
+    lambda value: [value] if isinstance(value, str | Mapping) or callable(value) else value
+)
 
 
 class Section(BaseModel):
