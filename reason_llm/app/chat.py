@@ -1,18 +1,18 @@
-"""A chat with a policy or its base in a terminal, with the run's template and sampling.
+"""Chat in a terminal with a policy or its base, with the run's prompts and sampling options.
 
-A model's text is data: what a terminal would act on is spelled out. Not here: vLLM."""
+The model's text is untrusted: control characters are escaped. vLLM is not used."""
 
 import random
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from reason_llm.config import Config, Count, ModelSection, Section, file as config_file, yaml_text
+from reason_llm.config import Config, SampleSection, file as config_file, yaml_text
 from reason_llm.data import Messages, Renderer, chat_template, system_prompt
 from reason_llm.errors import ConfigError, DataError, ReasonError, printable, without_secrets
 from reason_llm.model import Model, adapters, base, decode, quiet_libraries
@@ -20,61 +20,48 @@ from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.sample import SamplingParams, stop_strings, stream
 
 KEPT = "\n\t\u00a0\u202f\u3000\u200d"
-"""Characters that are harmless and that Python calls unprintable, such as joiners in emoji."""
+"""Harmless characters that Python calls unprintable, such as joiners in emoji."""
 HELP = """\
-/base, /adapter        who answers next; the conversation stays
-/reset                 forget the conversation
-/system TEXT           another system prompt (none: without)
-/temperature 0.7       likewise /top_p /top_k /min_p /max_new_tokens /seed
-/help, /quit           this, and the end (or Ctrl-D); Ctrl-C stops an answer
-A message that begins with / needs a space before it."""
+/base, /adapter        select the model that answers next; the conversation is kept
+/reset                 clear the conversation
+/system TEXT           set the system prompt (none: without)
+/temperature 0.7       set a sampling option: also /top_p /top_k /min_p /max_new_tokens /seed
+/help, /quit           show this; leave (or Ctrl-D); Ctrl-C stops an answer
+Put a space before a message that begins with /."""
 
 
-class ChatOptions(Section):
-    """Sampling options of a chat."""
+class ChatOptions(SampleSection):
+    """The run's sampling options, with a seed and greedy decoding."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    """0: greedy, always the likeliest token."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Keep the smallest set of tokens with at least this probability. 1: all."""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """Keep the k likeliest tokens. 0: all."""
-    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Keep tokens with at least this fraction of the likeliest token's probability. 0: all."""
-    max_new_tokens: Count = 512
-    """Longest answer, in tokens."""
+    """Divisor of the logits. 0: greedy decoding."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the random draws. null: a new one each time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatSubject:
-    """The model of a chat and how it is asked."""
+SETTABLE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
+"""Options that the command line and the chat set."""
 
-    model: ModelSection
+
+class ChatSubject(NamedTuple):
+    """The config that says how the model is prompted and sampled, and the adapter, if any."""
+
+    config: Config
     adapter: Path | None
-    template: str = "auto"
-    system_prompt: str = "none"
-    prompting_reward: str = ""
-    """The reward that ``system_prompt: auto`` follows; empty for none."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """The run's sampling options, unchecked; ``ChatOptions`` checks them."""
-    template_arguments: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    stop: tuple[str, ...] = ()
-    plays: bool = False
-    """Whether the run's rollouts are in ``sample.environment``, which a chat is not."""
-    date: str | None = None
-    """The date that the template reads; None: today's."""
 
 
 def find_subject(
     target: str, adapter: Path | None, which: run_folder.Which = "last"
 ) -> ChatSubject:
-    """The model that ``target`` names: a run's folder, a config, an adapter's folder, or a model's
-    folder or Hub id; ``adapter`` is in the place of the run's own, ``which`` of its own.
+    """Find the model that ``target`` names: a run's folder, a config, an adapter's folder, or a
+    model's folder or Hub id.
+
+    Args:
+        adapter: replaces the run's own.
+        which: the run's own adapter to take.
 
     Raises:
-        ReasonError: it is none of these, or a run without an adapter so far.
+        ReasonError: the target is none of these, or a run without an adapter.
     """
     path = Path(target)
     if adapter is not None and which != "last":
@@ -86,57 +73,45 @@ def find_subject(
         )
     for each in (path, adapter or path):
         run_folder.refuse_reward_model(each)
-    if run_folder.is_run(path):
-        own = None if adapter else run_folder.find_adapter(path, which)
-        return _of_run(run_folder.read_config(path), adapter or own)
-    if path.suffix in (".yaml", ".yml"):
-        config = config_file.load(path)
-        run = config.run.directory / str(config.run.name)
+    is_config = path.suffix in (".yaml", ".yml")
+    if is_config or run_folder.is_run(path):
+        config = config_file.load(path) if is_config else run_folder.read_config(path)
+        run = config.run.directory / str(config.run.name) if is_config else path
         run_folder.refuse_reward_model(run)
-        is_own = run_folder.is_run(run) and not adapter
-        own = run_folder.find_adapter(run, which) if is_own else None
-        if is_own and config.data.date is None:
-            config = config.with_options({"data.date": checkpoint.date_of(run)})
-        return _of_run(config, adapter or own)
+        run_folder.check_writes(config, "chat")
+        if adapter is None and run_folder.is_run(run):
+            adapter = run_folder.find_adapter(run, which)
+            date = config.data.date or checkpoint.date_of(run)
+            config = config.with_options({"data.date": date})
+        if adapter is not None and not run_folder.is_adapter(adapter):  # a whole model
+            return ChatSubject(config.with_options({"model.path": str(adapter)}), None)
+        return ChatSubject(config, adapter)
     run_folder.refuse_which(which, target)
     if run_folder.is_adapter(path):
-        return ChatSubject(ModelSection(path=adapters.base_of(path)), adapter or path)
-    if path.is_dir() and not (path / "config.json").is_file():
+        target, adapter = adapters.base_of(path), adapter or path
+    elif path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(
             f"{path} is neither a run (resolved_config.yaml) nor a model (config.json) nor an "
             "adapter (adapter_config.json); name one of these, or a config file"
         )
-    return ChatSubject(ModelSection(path=target), adapter)
+    data = {"train": "none", "system_prompt": "none"}
+    tree = {"stage": "sft", "model": {"path": target}, "data": data}  # sft: without rewards
+    return ChatSubject(Config.model_validate(tree), adapter)
 
 
-def _of_run(config: Config, adapter: Path | None) -> ChatSubject:
-    run_folder.check_writes(config, "chat")
-    sample = config.sample.model_dump()
-    options = {name: sample[name] for name in ChatOptions.model_fields if name in sample}
-    data, model = config.data, config.model
-    if adapter is not None and not run_folder.is_adapter(adapter):  # a whole model
-        model, adapter = model.with_options({"path": str(adapter)}), None
-    return ChatSubject(
-        model, adapter, data.template, data.system_prompt, config.prompting_reward, options,
-        data.template_arguments, tuple(config.sample.stop),
-        config.samples and config.sample.environment is not None, data.date,
-    )  # fmt: skip
-
-
-class Chat:
-    """A conversation; raises a ReasonError if the model, the adapter or the template cannot be
-    used."""
+class Conversation:
+    """A loaded model and the messages so far; raises a ReasonError if the model, the adapter or the
+    template cannot be used."""
 
     def __init__(self, subject: ChatSubject, options: ChatOptions) -> None:
         quiet_libraries()
-        section, self.adapter = subject.model, subject.adapter
+        (config, self.adapter), self.options = subject, options
+        section, data = config.model, config.data
         tokenizer = base.load_tokenizer(section.path, section.trust_remote_code)
-        has_one, arguments = tokenizer.chat_template is not None, subject.template_arguments
-        self.renderer = Renderer(
-            tokenizer,
-            chat_template(subject.template, section.path, has_one, arguments, subject.date),
-            system_prompt(subject.system_prompt, subject.prompting_reward),
-        )
+        has_one, arguments = tokenizer.chat_template is not None, data.template_arguments
+        template = chat_template(data.template, section.path, has_one, arguments, data.date)
+        prompt = system_prompt(data.system_prompt, config.prompting_reward)
+        self.renderer = Renderer(tokenizer, template, prompt)
         if self.adapter is not None:
             section = section.with_options({"adapter": adapters.section_of(self.adapter)})
         base.check_model(section)
@@ -145,32 +120,31 @@ class Chat:
         self.model.policy.eval()
         if self.adapter is not None:
             adapters.load_as_is(self.model.policy, self.adapter, section.path)
-        self.options = options
-        self.stop = subject.stop
-        stop_strings(tokenizer, self.stop)
+        stop_strings(tokenizer, tuple(options.stop))
         self.uses_adapter = self.adapter is not None
         self.messages: Messages = []
         """The messages, without the system prompt."""
 
     def answer(self, text: str) -> Generator[str, None, None]:
-        """The answer to the next message, in pieces as they are sampled. Closed early, it leaves
-        what was answered so far in the conversation.
+        """Yield the answer to the next message in pieces. Closed early, the part so far stays in
+        the conversation.
 
-        Raises a DataError, when its first piece is asked for, if the template cannot take the
-        conversation, or the context has no room for it; the conversation is as it was."""
+        Raises a DataError with the first piece if the template or the context cannot take the
+        conversation, which is then unchanged."""
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = self.renderer.prompt("this conversation", messages, answer="")
         room = self.context_tokens - len(prompt.token_ids)
         if room < 1:
             raise DataError(
                 f"this conversation takes {len(prompt.token_ids)} of {self.context_tokens} tokens "
-                "of context, which leaves none for an answer; forget it with /reset"
+                "of context, which leaves none for an answer; clear it with /reset"
             )
-        sampling = self.options.model_dump(exclude={"seed", "max_new_tokens"})
-        limit = min(self.options.max_new_tokens, room)
-        params = SamplingParams(1, limit, **sampling, stop=self.stop)
-        seed = self.options.seed
-        draws = random.Random(None if seed is None else f"{seed}/chat/{len(messages)}")
+        own = self.options
+        params = SamplingParams(
+            1, min(own.max_new_tokens, room), own.temperature, own.top_k, own.top_p, own.min_p,
+            tuple(own.stop),
+        )  # fmt: skip
+        draws = random.Random(None if own.seed is None else f"{own.seed}/chat/{len(messages)}")
         token_ids: list[int] = []
 
         def sampled() -> Generator[int, None, None]:
@@ -180,19 +154,20 @@ class Chat:
 
         try:
             with self.model.using("policy" if self.uses_adapter else "reference"):
-                yield from text_pieces(sampled(), self._spell)
+                yield from text_pieces(sampled(), self.decode)
         finally:
-            content = self.renderer.content_of(self._spell(token_ids))
+            content = self.renderer.content_of(self.decode(token_ids))
             self.messages = [*messages, {"role": "assistant", "content": content}]
 
-    def _spell(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of an answer's tokens, without the end tokens."""
         return decode(self.renderer.tokenizer, [token_ids], self.model.end_token_ids)[0]
 
 
 def text_pieces(
     tokens: Iterable[int], spell: Callable[[list[int]], str]
 ) -> Generator[str, None, None]:
-    """The text of tokens as they arrive, in pieces that end where a character ends.
+    """Yield the text of tokens as they arrive, in pieces of whole characters.
 
     Source: the two offsets of ``detokenize_incrementally`` in vLLM."""
     token_ids: list[int] = []
@@ -208,9 +183,9 @@ def text_pieces(
 
 
 def options_of(subject: ChatSubject, given: Mapping[str, str | None]) -> ChatOptions:
-    """The run's options with those on the command line in their place."""
-    options = ChatOptions.model_validate(subject.options)
-    for name in ChatOptions.model_fields:
+    """The run's options, replaced by those on the command line."""
+    options = ChatOptions.model_validate(subject.config.sample.model_dump())
+    for name in SETTABLE:
         if (value := given.get(name)) is not None:
             options = parse_option(options, name, value)
     return options
@@ -225,15 +200,14 @@ def parse_option(options: ChatOptions, name: str, value: str) -> ChatOptions:
     try:
         return ChatOptions.model_validate({**options.model_dump(), name: given})
     except ValidationError as error:
-        field = ChatOptions.model_fields[name]
-        problem = error.errors()[0]["msg"]
+        option, problem = ChatOptions.model_fields[name], error.errors()[0]["msg"]
         raise ConfigError(
             f"{name}={value!r:.60}: {problem[0].lower() + problem[1:]}; it is "
-            f"{config_file.shown_type(field)}: {config_file.docstring(field)}"
+            f"{config_file.shown_type(option)}: {config_file.docstring(option)}"
         ) from error
 
 
-def talk(chat: Chat) -> None:
+def talk(chat: Conversation) -> None:
     """Answer messages from the terminal until Ctrl-D or ``/quit``."""
     import readline  # line editing and history, for input()
 
@@ -242,6 +216,7 @@ def talk(chat: Chat) -> None:
     adapter = f" with the adapter {chat.adapter}" if chat.adapter else ", without an adapter"
     say(f"{chat.model.path}{adapter}. /help lists the commands; Ctrl-D leaves.\n")
     while True:
+        is_answering = False
         try:
             message = input("adapter> " if chat.uses_adapter else "base> ")
             if message.strip() in ("/quit", "/exit"):
@@ -249,10 +224,10 @@ def talk(chat: Chat) -> None:
             if message.startswith("/"):
                 say(_obey(chat, *message[1:].strip().partition(" ")[::2]))
             elif message.strip():
-                with _stoppable():
-                    print_answer(chat, message.strip())
-        except KeyboardInterrupt:  # at the prompt, whose line stays
-            say("\n")
+                is_answering = True
+                print_answer(chat, message.strip())
+        except KeyboardInterrupt:
+            say(" (stopped)\n" if is_answering else "\n")
         except EOFError:
             say("\n")
             return
@@ -260,16 +235,7 @@ def talk(chat: Chat) -> None:
             say(f"{error}\n")
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Context that Ctrl-C ends, with a word."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say(" (stopped)\n")
-
-
-def print_answer(chat: Chat, message: str) -> None:
+def print_answer(chat: Conversation, message: str) -> None:
     """Write an answer to standard output as it is sampled."""
     with closing(chat.answer(message)) as answer:
         for piece in answer:
@@ -278,34 +244,29 @@ def print_answer(chat: Chat, message: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write text to standard output, without what a terminal acts on."""
+    """Write text to standard output with control characters escaped."""
     sys.stdout.write(without_secrets(printable(text, keep=KEPT)))
     sys.stdout.flush()
 
 
-def _obey(chat: Chat, name: str, rest: str) -> str:
-    """Carry out a command, and return what to say."""
-    if name in ChatOptions.model_fields:
-        if rest.strip():
-            chat.options = parse_option(chat.options, name, rest.strip())
+def _obey(chat: Conversation, name: str, rest: str) -> str:
+    """Run a command and return its reply."""
+    rest = rest.strip()
+    if name in SETTABLE:
+        if rest:
+            chat.options = parse_option(chat.options, name, rest)
         value = getattr(chat.options, name)
         return f"{name} {'null' if value is None else value}\n"
-    match name:
-        case "base":
-            chat.uses_adapter = False
-        case "adapter" if chat.adapter is None:
-            return "there is no adapter; start the chat with a run, or --adapter FOLDER\n"
-        case "adapter":
-            chat.uses_adapter = True
-        case "reset":
-            chat.messages = []
-        case "system":
-            if rest.strip():
-                prompt = system_prompt(rest.strip(), "")
-                chat.renderer = replace(chat.renderer, system_prompt=prompt)
-            return f"{chat.renderer.system_prompt or 'there is no system prompt'}\n"
-        case "help":
-            return f"{HELP}\n"
-        case _:
-            return f"/{name} is no command; /help lists them\n"
+    if name == "system":
+        if rest:
+            chat.renderer = replace(chat.renderer, system_prompt=system_prompt(rest, ""))
+        return f"{chat.renderer.system_prompt or 'there is no system prompt'}\n"
+    if name == "adapter" and chat.adapter is None:
+        return "there is no adapter; start the chat with a run, or --adapter FOLDER\n"
+    if name in ("base", "adapter"):
+        chat.uses_adapter = name == "adapter"
+    elif name == "reset":
+        chat.messages = []
+    else:
+        return f"{HELP}\n" if name == "help" else f"/{name} is no command; /help lists them\n"
     return ""

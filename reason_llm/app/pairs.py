@@ -30,7 +30,6 @@ from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
 from reason_llm.run import buffer_files, missing_steps, read_document, warn_of_another
 from reason_llm.score import selection
-from reason_llm.score.math import extract_answer
 
 logger = logging.getLogger(__name__)
 
@@ -195,10 +194,6 @@ class _Maker:
                 self.written.left_out["cut off at the token limit"] += 1
                 continue
             key = prompt + b"".join(_digest(side.token_ids) for side in sides)
-            if self.section.unique == "answer":
-                answer = extract_answer(group.prompt.opened + sides[0].text)
-                if answer is not None:
-                    key = prompt + hashlib.sha256(answer.encode()).digest()
             if key in self.seen:
                 self.written.left_out["that stand there already"] += 1
             elif limit is not None and self.counts[prompt, is_right] >= limit:

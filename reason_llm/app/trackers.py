@@ -1,8 +1,7 @@
 """Trackers of a run: TensorBoard, Weights & Biases, trackio.
 
-A tracker gets each record of metrics.jsonl once, also when a killed run is resumed, because it
-knows the last step that it has. One that raises, or takes longer than ``LIMIT_SECONDS`` for a call,
-is dropped with one warning."""
+A tracker gets each record of metrics.jsonl once, also in a resumed run: it knows its last step. One
+that raises, or takes longer than ``LIMIT_SECONDS`` for a call, is dropped with one warning."""
 
 import importlib.util
 import logging
@@ -11,10 +10,9 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import yaml
 
@@ -51,12 +49,11 @@ def check_installed(names: Sequence[str]) -> None:
             )
 
 
-@dataclass(slots=True)
-class Tracker:
+class Tracker(NamedTuple):
     """A destination of records."""
 
     opens: str
-    """The command or address that shows them."""
+    """Command or address that shows them."""
     last_step: int
     """Step of the last record that it has; -1 for none."""
     write: Callable[[int, Values], object]
@@ -72,7 +69,7 @@ class Trackers:
         self._trackers: dict[str, Tracker] = {}
 
     def start(self, begun: Begun) -> None:
-        """Open the trackers and give them the records of before."""
+        """Open the trackers and give them the earlier records."""
         text = read_text(begun.folder / "resolved_config.yaml")
         config = tree_without_secrets(yaml_text.parse(text))
         for name in self._names:
@@ -94,13 +91,11 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             if step > tracker.last_step:
                 self._call(name, partial(tracker.write, step, values))
-                tracker.last_step = step
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let the trackers write what they still hold."""
         for name, tracker in list(self._trackers.items()):
             self._call(name, tracker.close)
 
@@ -110,10 +105,11 @@ class Trackers:
             return within(LIMIT_SECONDS, "a call", call)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a library raises)
             self._trackers.pop(name, None)
+            problem = _shown(f"{type(error).__name__}: {one_line(error)}")
             logger.warning(
-                "the tracker %s stopped (%s); the run goes on, and metrics.jsonl has every record",
-                *(name, _shown(f"{type(error).__name__}: {one_line(error)}")),
-            )
+                "the tracker %s stopped (%s); the run continues, and metrics.jsonl has every "
+                "record", name, problem,
+            )  # fmt: skip
             return None
 
 
@@ -122,13 +118,13 @@ def _shown(text: str) -> str:
 
 
 def _tensorboard(begun: Begun, config: dict[str, Any]) -> Tracker:
-    """Event files in ``<run>/tensorboard``, written again from the records at each start."""
+    """Event files in ``<run>/tensorboard``, rewritten from the records at each start."""
     from torch.utils.tensorboard import SummaryWriter
 
     folder = begun.folder / "tensorboard"
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
-    # purge_step: a TensorBoard that shows the old files forgets their steps.
+    # purge_step: an open TensorBoard forgets the steps of the old files.
     writer = SummaryWriter(str(folder), purge_step=0, flush_secs=5)
     text = "    " + yaml.safe_dump(config, sort_keys=False).replace("\n", "\n    ")
     writer.add_text("config", text)
@@ -141,58 +137,54 @@ def _tensorboard(begun: Begun, config: dict[str, Any]) -> Tracker:
     return Tracker(f"tensorboard --logdir {shlex.quote(str(folder))}", -1, write, writer.close)
 
 
-WANDB_SETTINGS = {
-    "console": "off",
-    "silent": True,
-    "init_timeout": 60,
-    "x_service_wait": 60,
-    "disable_git": True,
-    "disable_code": True,
+WANDB_SETTINGS = {"console": "off", "silent": True, "init_timeout": 60, "x_service_wait": 60} | {
+    **dict.fromkeys(("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True),
     "x_save_requirements": False,
-    "x_disable_stats": True,
-    "x_disable_meta": True,
 }
-"""Nothing but the config and the records leaves the machine."""
+"""Only the config and the records leave the machine."""
 
 
-def _service(name: str, begun: Begun, config: dict[str, Any]) -> Tracker:
-    """Weights & Biases, online or (``WANDB_MODE=offline``) in ``<run>/wandb``, or trackio, which
-    share one form."""
-    is_wandb, folder = name == "wandb", begun.folder
-    project = (config.get("log") or {}).get("project")
-    project = str(project or (is_wandb and os.environ.get("WANDB_PROJECT")) or PROJECT)
-    own: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-    if is_wandb:
-        own = {"id": begun.id, "dir": str(folder), "settings": WANDB_SETTINGS}
-    title = folder.name if is_wandb else f"{folder.name}-{begun.id}"
-    if is_wandb:
-        import wandb
+def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
+    """Weights & Biases, online or, with ``WANDB_MODE=offline``, in ``<run>/wandb``."""
+    import wandb
 
-        init: Any = wandb.init
-    else:
-        import trackio
-
-        init = trackio.init
-    run = init(project=project, name=title, config=config, resume="allow", **own)
-    opens = str(run.url) if is_wandb else f"trackio show --project {shlex.quote(project)}"
-    if is_wandb and run.offline:
-        # The folder holds the whole run, written again from the records at each start.
-        now = Path(run.settings.sync_dir).name
-        opens = f"wandb sync {shlex.quote(str(folder / 'wandb' / now))}"
-        for old in folder.glob(f"wandb/offline-run-*-{begun.id}"):
-            if old.name != now:  # the service of a killed run may still write there
+    project = _project(config) or os.environ.get("WANDB_PROJECT") or PROJECT
+    run: Any = wandb.init(
+        project=project, name=begun.folder.name, id=begun.id, config=config, resume="allow",
+        dir=str(begun.folder), settings=WANDB_SETTINGS,
+    )  # fmt: skip
+    opens = str(run.url)
+    if run.offline:
+        # The folder holds the whole run, rewritten from the records at each start.
+        folder = Path(run.settings.sync_dir)
+        opens = f"wandb sync {shlex.quote(str(begun.folder / 'wandb' / folder.name))}"
+        for old in begun.folder.glob(f"wandb/offline-run-*-{begun.id}"):
+            if old.name != folder.name:  # the service of a killed run may still write there
                 shutil.rmtree(old, ignore_errors=True)
-    next_step = run.step if is_wandb else run._next_step  # trackio has no public name for it
-    commit = {"commit": True} if is_wandb else {}  # not with the next record
 
     def write(step: int, values: Values) -> None:
-        run.log(values, step=step, **commit)
+        run.log(values, step=step, commit=True)  # now, not with the next record
 
-    return Tracker(opens, int(next_step) - 1, write, run.finish)
+    return Tracker(opens, int(run.step) - 1, write, run.finish)
 
 
-TRACKERS: dict[str, Callable[[Begun, dict[str, Any]], Tracker]] = {
-    "tensorboard": _tensorboard,
-    "wandb": partial(_service, "wandb"),
-    "trackio": partial(_service, "trackio"),
-}
+def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
+    import trackio
+
+    project = _project(config) or PROJECT
+    run: Any = trackio.init(
+        project=project, name=f"{begun.folder.name}-{begun.id}", config=config, resume="allow",
+        embed=False, auto_log_gpu=False, auto_log_cpu=False,
+    )  # fmt: skip
+    return Tracker(
+        f"trackio show --project {shlex.quote(project)}",
+        int(run._next_step) - 1,  # there is no public name for it
+        lambda step, values: run.log(values, step), run.finish,
+    )  # fmt: skip
+
+
+def _project(config: dict[str, Any]) -> str:
+    return str((config.get("log") or {}).get("project") or "")
+
+
+TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}

@@ -21,10 +21,9 @@ from reason_llm.config.data import (
     RESERVED_ARGUMENTS,
     ColumnsSection,
     DataSection,
-    PassRateSection,
     Rows,
 )
-from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load
+from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load, schema
 from reason_llm.config.functions import PYTHON
 from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator, model_validator
 
-from reason_llm.config.types import Count, Positive, Section
+from reason_llm.config.types import Count, MayBeText, Positive, Section
 
 RESERVED_ARGUMENTS = frozenset(
     {
@@ -43,19 +43,7 @@ class ColumnsSection(Section):
     """Columns that the rows are read without."""
 
 
-class PassRateSection(Section):
-    """Range of difficulty for training problems, by a number in each row."""
-
-    column: str | None = None
-    """Column with the part of earlier attempts that were right, or another number. null: all
-    rows."""
-    min: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    """Rows below are dropped, in the column's own unit."""
-    max: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """Rows above are dropped, in the column's own unit."""
-
-
-class WeightedSource(Section):
+class WeightedSource(MayBeText):
     """One of several training sets."""
 
     source: str
@@ -127,8 +115,6 @@ class DataSection(Section):
     """Training rows of demonstrations, preferences and labels with more tokens, completion
     included, are dropped and counted; texts are cut into rows of so many. null: a row that does not
     fit into the context is an error, and texts are cut into rows of the context's length."""
-    pass_rate: PassRateSection = PassRateSection()
-    """Difficulty."""
     deduplicate: bool = False
     """Drop training rows whose question came before in any of the training sets, ignoring letter
     case, white space, punctuation and LaTeX's layout."""

@@ -1,6 +1,7 @@
 """The config file: read, overridden, written, compared; every mistake in it is one line."""
 
 import difflib
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,11 @@ def to_yaml(config: Config) -> str:
     dumper = yaml.CSafeDumper
     tree = config.model_dump(mode="json")
     return str(yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True))
+
+
+def schema() -> str:
+    """JSON schema of a config file, for editors: the text of ``configs/schema.json``."""
+    return f"{json.dumps(Config.model_json_schema(), indent=1)}\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,6 @@ class PairsSection(Section):
     null: 1 for best, else no limit."""
     reward: str | None = None
     """Name of the reward that chooses. null: the weighted sum."""
-    unique: Literal["tokens", "answer"] = "tokens"
-    """Rows of a prompt that are left out as duplicates. tokens: those with the same tokens. answer:
-    of demonstrations, those with the same final answer, too."""
     bins: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
     """Of conditioned: the number of quantiles (of the distinct scores, where so many are equal that
     a bin would be empty), of which the question names the row's own, from 0 for the worst. 0: it
@@ -68,7 +65,6 @@ class PairsSection(Section):
         ignored = {
             "threshold": is_conditioned or way in ("best_worst", "best"),
             "min_margin": form != "preferences",
-            "unique": form != "demonstrations",
             "bins": not is_conditioned,
             "condition_text": not is_conditioned,
         }

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from reason_llm.config.functions import name_of, source_digest
-from reason_llm.config.types import ONE_IS_A_LIST, Positive, Section
+from reason_llm.config.types import ONE_IS_A_LIST, MayBeText, Positive, Section
 from reason_llm.config.wrong_values import wrong
 
 TAKEN = frozenset(
@@ -61,7 +61,7 @@ class RewardModelOptions(Section):
         return has_model and not (self.path / "adapter_config.json").is_file()
 
 
-class RewardSpec(Section):
+class RewardSpec(MayBeText):
     """One reward, its weight and its options."""
 
     name: str | None = None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
-from reason_llm.config.data import DataSection, PassRateSection
+from reason_llm.config.data import DataSection
 from reason_llm.config.matching import matching
 from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.score import RewardModelOptions, ScoreSection
@@ -183,9 +183,6 @@ class ModelSection(Section):
     trust_remote_code: bool = False
     """true: run Python code that comes with the model, with all your rights. Such a model is
     sampled with transformers. false: a model that needs it is refused."""
-    allow_pickle: bool = False
-    """true: take pickled weights (pytorch_model.bin), as plain tensors, where there are no
-    safetensors; such a folder is sampled with transformers. false: refuse them."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the base weights. auto: bfloat16 on a GPU and for nf4, else float32. The adapter is
     always float32."""
@@ -226,8 +223,6 @@ class SampleSection(Section):
     """Prompts drawn in a step."""
     completions_per_prompt: Count = 8
     """Completions of each prompt: the size G of a group."""
-    prompts_per_wave: Count | None = None
-    """Prompts sampled between two writes of the buffer. null: as many as fit into memory."""
     max_new_tokens: Count = 512
     """Longest completion, in tokens."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
@@ -622,9 +617,8 @@ NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "model.quantize={c.model.quantize}: packed weights have no gradient; leave it out"),
     (lambda c, row: c.model.backend == "unsloth",
      "model.backend=unsloth: Unsloth keeps the weights as they are; set it to native"),
-    (lambda c, row: c.model.trust_remote_code or c.model.allow_pickle,
-     "model.trust_remote_code or model.allow_pickle: what the run keeps is safetensors without "
-     "code; leave them out"),
+    (lambda c, row: c.model.trust_remote_code,
+     "model.trust_remote_code: the models that the run saves hold no code; leave it out"),
     (lambda c, row: c.model.adapter != AdapterSection(),
      "the model.adapter section: there is no adapter; leave it out"),
     (lambda c, row: c.model.start is not None,
@@ -725,9 +719,9 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "server tells of a prompt is at temperature 1; set it to 1, or load teacher.model here"),
     (lambda c, row: c.teacher.url is None and any(
         getattr(c.teacher, name) != TeacherSection.model_fields[name].default
-        for name in (*ServiceSection.model_fields, "tokenizer")
+        for name in ServiceSection.model_fields
      ),
-     "teacher.timeout_seconds, retries, key_env or tokenizer contradicts teacher.url=null: they "
+     "teacher.timeout_seconds, retries or key_env contradicts teacher.url=null: they "
      "are of a server; set teacher.url, or leave them out"),
     (lambda c, row: (
         c.teacher.model is not None and c.teacher.url is None and c.model.backend == "unsloth"
@@ -795,13 +789,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: not c.evaluation_sets and c.eval.rows is None and c.eval != EvalSection(),
      "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval or "
      "eval.sets"),
-    (lambda c, row: c.data.pass_rate.min > c.data.pass_rate.max,
-     "data.pass_rate.min={c.data.pass_rate.min:g} is above data.pass_rate.max="
-     "{c.data.pass_rate.max:g}; swap them"),
-    (lambda c, row: c.data.pass_rate != PassRateSection(column=c.data.pass_rate.column)
-     and c.data.pass_rate.column is None,
-     "data.pass_rate has a range and no column; set data.pass_rate.column to the one that holds "
-     "the rate"),
     (lambda c, row: c.data.max_tokens is not None and not c.data.is_offline,
      "data.max_tokens={c.data.max_tokens} does not act on rows of data.form={c.data.form}; set "
      "data.max_prompt_tokens and sample.max_new_tokens"),
@@ -850,7 +837,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
             *("model.deterministic", "model.attention", "teacher.url"),
             *("train.gradient_checkpointing", "memory.", "sample.engine"),
-            *("sample.prompts_per_wave", "score.on_error", "run.shards"),
+            *("score.on_error", "run.shards"),
             "data.columns_sha256",  # what the rewards read beside the answer
             "score.custom_sha256",  # the files of custom rewards
         ),

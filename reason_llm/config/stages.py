@@ -163,9 +163,6 @@ class TeacherSection(ServiceSection):
     url: str | None = None
     """Address of a vLLM server, such as http://localhost:8000/v1, that is asked for the log-probs
     of the sampled tokens (prompt_logprobs); teacher.model is then the model's name there."""
-    tokenizer: str | None = None
-    """Of teacher.url: a folder or a Hub id with its tokenizer, to be compared with the student's.
-    null: the server is asked how it reads a text of the student's whole vocabulary."""
     prompt: str | None = None
     """What the teacher is asked in the student's place, with {prompt} and {answer}: a hint that the
     student does not have. null: the student's own prompt."""

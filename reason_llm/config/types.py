@@ -4,14 +4,32 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
+)
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0, strict=True)]
-ONE_IS_A_LIST = BeforeValidator(
+
+
+class _OneIsAList(BeforeValidator):
+    """Annotation of a list that may be given as its only item."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> Any:
+        found = handler(schema)
+        return {"anyOf": [found["items"], found]}
+
+
+ONE_IS_A_LIST = _OneIsAList(
     lambda value: [value] if isinstance(value, str | Mapping) or callable(value) else value
 )
 
@@ -38,6 +56,14 @@ class Section(BaseModel):
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise ValueError("is a truth value; give what the option takes")
         return value
+
+
+class MayBeText(Section):
+    """Base of sections that may be given as one string."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> Any:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
 
 
 class ServiceSection(Section):

@@ -22,7 +22,6 @@ from reason_llm.data.forms import (
     Problem,
     TemplateExtras,
     TextDocument,
-    number_in,
     option_for,
     read_demonstration,
     read_document,
@@ -305,12 +304,6 @@ class _SetReader:
             if made is None:
                 return "data.preprocess"
             row = made
-        rate = section.pass_rate
-        if data_set.is_training and rate.column is not None:
-            cells = Cells(where, row, ColumnsSection())
-            column = cells.column(rate.column, (), "data.pass_rate.column")
-            if not rate.min <= number_in(where, column, row[column]) <= rate.max:
-                return "data.pass_rate"
         try:
             example = self._of_form(data_set, where, row)
         except DataError as error:
@@ -385,7 +378,7 @@ class _SetReader:
 
     def _read_elsewhere(self, data_set: DataSet, row: Row) -> set[str]:
         """Columns of a row that a filter, the environment or a custom reward reads."""
-        found = {*self.extra_columns, self.config.data.pass_rate.column}
+        found = {*self.extra_columns}
         if data_set.is_asked and self.played is not None:
             found |= self.played.columns_of(row)
         return {str(name) for name in found}

@@ -66,7 +66,7 @@ class DataSet:
 
     @property
     def left_out(self) -> str:
-        """``left out: 3 by data.pass_rate, 1 by data.deduplicate``; empty without dropped rows."""
+        """``left out: 3 by data.preprocess, 1 by data.deduplicate``; empty without dropped rows."""
         counts = ", ".join(f"{count} by {option}" for option, count in self.dropped.items())
         return counts and f"left out: {counts}"
 

@@ -82,8 +82,7 @@ class _Stage:
         same."""
         at_once = self.plan.cache_tokens // self.plan.context_tokens
         at_once //= self.config.sample.completions_per_prompt
-        most = MOST_WAVE_PROMPTS if self.plan.engine else max(1, min(MOST_WAVE_PROMPTS, at_once))
-        size = self.config.sample.prompts_per_wave or most
+        size = MOST_WAVE_PROMPTS if self.plan.engine else max(1, min(MOST_WAVE_PROMPTS, at_once))
         for target in self.targets:
             for each in self.sets:
                 for start in range(0, len(each.prompts), size):

@@ -657,7 +657,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
         base, report = multimodal.auto_class(described).from_pretrained(
             config.path,
             dtype=dtype,
-            use_safetensors=folder.use_safetensors(config),
+            use_safetensors=True,
             trust_remote_code=trusted,
             output_loading_info=True,
             quantization_config=quantization,

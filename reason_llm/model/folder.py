@@ -1,8 +1,7 @@
 """Checks of a model's folder, somebody else's download, before loading.
 
-Weights are safetensors; pickled ones are read only with ``model.allow_pickle``, by torch's loader
-that makes tensors and no other objects. Python in the folder runs only with
-``model.trust_remote_code``. Both are said loudly, once.
+Weights are safetensors; pickled ones are not read. Python in the folder runs only with
+``model.trust_remote_code``, which is logged as a warning.
 """
 
 import json
@@ -11,10 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError, safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -154,25 +151,9 @@ def refuse_adapter(path: str) -> None:
         )
 
 
-def is_pickled(config: ModelSection) -> bool:
-    """Whether a folder has pickled weights and no others. False for a Hub id."""
-    folder = Path(config.path)
-    return not any(folder.glob("*.safetensors")) and any(folder.glob("pytorch_model*.bin"))
-
-
-def use_safetensors(config: ModelSection) -> bool | None:
-    """Transformers' argument: True for safetensors, False for pickled weights, None: either."""
-    if not config.allow_pickle:
-        return True
-    if Path(config.path).is_dir():
-        return not is_pickled(config)
-    _say(f"model.allow_pickle is true: {config.path} may be read from pickled weights")
-    return None
-
-
 def stored_shapes(config: ModelSection) -> Iterator[tuple[Path, dict[str, list[int]]]]:
     """Shapes of the tensors by name, for each file of weights in the folder. Raises ModelError:
-    there are none, pickled ones that are not allowed, or one is damaged or not what was written."""
+    there are none, or one is damaged or not what was written."""
     folder = Path(config.path)
     check_weights(config.path)
     files = sorted(folder.glob("*.safetensors"))
@@ -183,26 +164,9 @@ def stored_shapes(config: ModelSection) -> Iterator[tuple[Path, dict[str, list[i
             raise _damaged(file, error) from error
     if files:
         return
-    if not is_pickled(config):
-        raise ModelError(
-            f"model.path={folder} holds no weights: no .safetensors file; save the model with them"
-        )
-    pickled = sorted(folder.glob("pytorch_model*.bin"))
-    if not config.allow_pickle:
-        raise ModelError(
-            f"model.path={folder} holds pickled weights only ({pickled[0].name}), which may run "
-            "code; save it as safetensors, or set model.allow_pickle to true if you trust it"
-        )
-    _say(f"model.allow_pickle is true: reading pickled weights, {pickled[0]}")
-    for file in pickled:
-        try:
-            tensors = torch.load(regular(file), map_location="meta", weights_only=True)
-        except (UnpicklingError, RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
-            raise _damaged(file, error) from error
-        if not isinstance(tensors, dict):
-            raise ModelError(f"{file} holds {type(tensors).__name__}, no weights; save it again")
-        found = {str(n): each for n, each in tensors.items() if isinstance(each, torch.Tensor)}
-        yield file, {name: list(tensor.shape) for name, tensor in found.items()}
+    raise ModelError(
+        f"model.path={folder} holds no weights: no .safetensors file; save the model as safetensors"
+    )
 
 
 def header_shapes(file: Path) -> dict[str, list[int]]:

@@ -301,23 +301,20 @@ def _plan(config: Config, machine: Machine) -> Sequence[OutsideModel]:
 
 def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
     """Check that a teacher behind a URL has the student's tokenizer; raises ModelError if not."""
-    if section.tokenizer is not None:
-        is_same = load_tokenizer(section.tokenizer).get_vocab() == tokenizer.get_vocab()
-    else:
-        step = max(1, len(tokenizer) // PROBED_TOKENS)
-        text = " ".join(tokenizer.decode([id]) for id in range(0, len(tokenizer), step))
-        body = {"model": section.model, "prompt": text, "add_special_tokens": False}
-        url = url.removesuffix("/v1") + "/tokenize"
-        asked = service.Service("the teacher", url, section, TrainingError)
-        try:
-            answer = asked.ask(body, 1 << 20)
-            told = _Tokens.model_validate_json(answer).tokens
-        except (ValueError, ConnectionError, TimeoutError) as error:
-            raise ModelError(
-                f"teacher.url: it does not tell how it reads text ({one_line(error)[:300]}); start "
-                "vLLM's server there, or set teacher.tokenizer to a folder with its tokenizer"
-            ) from error
-        is_same = told == tokenizer.encode(text, add_special_tokens=False)
+    step = max(1, len(tokenizer) // PROBED_TOKENS)
+    text = " ".join(tokenizer.decode([id]) for id in range(0, len(tokenizer), step))
+    body = {"model": section.model, "prompt": text, "add_special_tokens": False}
+    url = url.removesuffix("/v1") + "/tokenize"
+    asked = service.Service("the teacher", url, section, TrainingError)
+    try:
+        answer = asked.ask(body, 1 << 20)
+        tokens = _Tokens.model_validate_json(answer).tokens
+    except (ValueError, ConnectionError, TimeoutError) as error:
+        raise ModelError(
+            f"teacher.url: it does not answer on /tokenize ({one_line(error)[:300]}); start vLLM's "
+            "server there"
+        ) from error
+    is_same = tokens == tokenizer.encode(text, add_special_tokens=False)
     if not is_same:
         raise ModelError(
             f"teacher.url={section.url}: {section.model} has another tokenizer than the model that "

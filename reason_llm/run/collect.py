@@ -94,7 +94,7 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
     params = sampling_params(step.config)
     num_prompts = sample.prompts_per_step * step.config.algorithm.row().dynamic_sampling
     prompts = step.prompts(num_prompts)
-    wave = sample.prompts_per_wave or sampler.prompts_at_once(prompts, params)
+    wave = sampler.prompts_at_once(prompts, params)
     fresh_tokens = 0  # without those of an interrupted run
     total = sample.prompts_per_step * sample.completions_per_prompt
     with step.watch.phase("sampling", total) as progress, _Collected(step) as collected:

@@ -82,7 +82,7 @@ def cpu(
             work = replace(work, model=make(work.model, folder / work.model))
         work = replace(work, trl_rows=trl_rows or work.trl_rows)
         given = {system: (system, work) for system in ("reason_llm", "trl")}
-        if work.stage == "grpo" and work.lengths != "own":
+        if work.lengths != "own":
             given |= {
                 variant: (VARIANTS[variant][0], replace(work, **VARIANTS[variant][2]))  # type: ignore[arg-type]
                 for variant in variants

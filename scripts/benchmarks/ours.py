@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import device
 from benchmarks.sides import Turns
-from benchmarks.work import BETA, TARGETS, Work, completions, data, held_out, lengths, prompts
+from benchmarks.work import TARGETS, Work, completions, lengths, prompts
 from reason_llm.config import Config, RewardSpec, ScoreSection, resolve
 from reason_llm.model import (
     Datum,
@@ -42,8 +42,6 @@ from reason_llm.train import (
     learning,
     with_advantages,
 )
-from reason_llm.train.objectives import Objective
-from reason_llm.train.stages import PairLoss, Supervised
 
 ALGORITHM = {"name": "grpo", "kl": "none"}
 ROW = resolve("grpo", {"kl": "none", "correction": "token_truncate"})  # as auto is with vLLM
@@ -89,25 +87,18 @@ def config_of(work: Work, backend: Literal["native", "unsloth"] = "native") -> C
         "data": {"train": "given"},
         "train": {
             "learning_rate": work.learning_rate,
-            "schedule": work.schedule,
             "gradient_checkpointing": is_vllm,
             "packing": "padded" if backend == "unsloth" else "varlen",
         },
         "memory": {"budget_gib": work.budget_gib or "auto"},
-    }
-    if work.stage == "grpo":
-        tree["algorithm"] = ALGORITHM
-        tree["sample"] = {
+        "algorithm": ALGORITHM,
+        "sample": {
             "engine": work.engine,
             "prompts_per_step": work.prompts,
             "completions_per_prompt": work.completions,
             "max_new_tokens": work.completion_tokens,
-        }
-    else:
-        tree["stage"] = "sft" if work.stage == "sft" else "preference"
-        tree["train"]["rows_per_step"] = work.prompts
-    if tree.get("stage") == "preference":
-        tree["preference"] = {"name": "dpo", "beta": BETA}
+        },
+    }
     return Config.model_validate(tree)
 
 
@@ -118,30 +109,20 @@ def plan_of(work: Work) -> Plan:
         ConfigError: it does not fit.
     """
     config = config_of(work)
-    longest_prompt, longest_row = work.prompt_tokens, 0
-    if work.stage != "grpo":
-        longest_prompt, longest_row = (
-            0,
-            max(row.num_tokens for step in range(work.steps) for row in data(work, step)),
-        )
     return memory.plan(
         config,
         Shape.of(meta_model(config.model)),
         Machine.here(config, default_device()),
         base.context_limit(config.model),
-        longest_prompt,
-        longest_row=longest_row,
+        work.prompt_tokens,
     )
 
 
 def settings_of(config: Config, work: Work, plan: Plan) -> LearningSettings:
     """What the learner is told."""
     row = ROW if work.engine == "vllm" else config.algorithm.row()
-    objective: Objective = PolicyGradient(row, work.completion_tokens)
-    if work.stage != "grpo":
-        objective = PairLoss(row=config.preference.row()) if config.learns_pairs else Supervised()
     return LearningSettings(
-        objective=objective,
+        objective=PolicyGradient(row, work.completion_tokens),
         train=config.train,
         temperature=1.0,
         micro_batch_tokens=plan.micro_batch_tokens,
@@ -167,18 +148,14 @@ def measure(work: Work, turns: Turns, backend: Literal["native", "unsloth"] = "n
         ) as model,
         RolloutBuffer(Path(folder) / "buffer.json", run) as buffer,
     ):
-        stage = _Stage(work, plan, meter, model, Learner(model, settings_of(config, work, plan)))
+        steps = _Steps(work, plan, meter, model, Learner(model, settings_of(config, work, plan)))
         for step in range(work.steps):
-            rows = [] if work.stage == "grpo" else stage.rows(step)
             turns.wait()
-            values = stage.step(step, buffer) if work.stage == "grpo" else stage.learn(step, rows)
-            if work.is_evaluated(step):
-                values["accuracy"] = accuracy(work, stage.greedy())
-            turns.answer(values)
-        del stage
+            turns.answer(steps.step(step, buffer))
+        del steps
 
 
-class _Stage:
+class _Steps:
     """What a step needs."""
 
     def __init__(
@@ -189,18 +166,6 @@ class _Stage:
         self.meter = meter
         self.model = model
         self.learner = learner
-
-    def rows(self, step: int) -> list[Datum]:
-        """What a stage that learns from rows is given, before the clock starts."""
-        rows = data(self.work, step)
-        if self.work.stage != "dpo_known":
-            return rows
-        with learning(self.learner):
-            logprobs, _ = self.learner.measure(rows, "reference")
-        return [
-            row.with_trained("ref_logprobs", values)
-            for row, values in zip(rows, logprobs, strict=True)
-        ]
 
     def step(self, step: int, buffer: RolloutBuffer) -> dict[str, float]:
         """Seconds, tokens a second, and GiB of one step of sampling and learning."""
@@ -269,13 +234,6 @@ class _Stage:
         if self.work.engine == "vllm":
             found[f"{phase}_gib"], found[f"{phase}_planned_gib"] = peak.gib, planned / GIB
 
-    def greedy(self) -> list[str]:
-        """Completions of the held-out prompts."""
-        params = SamplingParams(1, self.work.completion_tokens, temperature=0.0)
-        with sampling(self.model, self.plan.cache_tokens) as sampler:
-            groups = sampler.sample(held_out(self.work), params, 0, _quiet)
-        return [group.completions[0].text for group in groups]
-
 
 def given(work: Work, step: int) -> list[Group]:
     """A step's groups where nothing is sampled."""
@@ -317,12 +275,6 @@ def rewards_of_texts(work: Work, asked: Sequence[Prompt], texts: Sequence[str]) 
         for prompt, text in zip(asked, texts, strict=True)
     ]
     return [group.completions[0].reward or 0.0 for group in scored(work, groups, only_first=True)]
-
-
-def accuracy(work: Work, texts: Sequence[str]) -> float:
-    """Share of the held-out prompts whose completion the reward calls right."""
-    rewards = rewards_of_texts(work, held_out(work), texts)
-    return sum(reward >= 1 for reward in rewards) / len(rewards)
 
 
 def _seconds(act: Callable[[], Any]) -> float:

@@ -1,4 +1,4 @@
-"""TRL's trainers as one would set them up, and TRL's GRPO as Unsloth runs it (its loader, kernels
+"""TRL's GRPOTrainer as one would set it up, and as Unsloth runs it (its loader, kernels
 and Standby).
 
 Their own loop runs untouched; a callback waits for the turn before each optimizer step and stops
@@ -27,7 +27,7 @@ from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, Tr
 from benchmarks import device, ours
 from benchmarks.device import GIB
 from benchmarks.sides import Turns
-from benchmarks.work import BETA, TARGETS, Work, completions, held_out, lengths, prompts, units
+from benchmarks.work import TARGETS, Work, completions, lengths, prompts
 from reason_llm.model import meta_model
 from reason_llm.model.plan import Shape
 
@@ -38,7 +38,7 @@ USED_FRACTION = 0.93
 
 
 def measure_trl(work: Work, turns: Turns) -> None:
-    """TRL's trainer of the work's stage; its GRPOTrainer on a GPU has a second copy of the base.
+    """TRL's GRPOTrainer; on a GPU it has a second copy of the base.
 
     TRL has one memory saver for the log-probs, which comes with ``use_liger_kernel`` and therefore
     needs Triton; where it is not installed, the trainer's switch is set after its construction,
@@ -64,17 +64,12 @@ def measure_trl(work: Work, turns: Turns) -> None:
                 task_type="CAUSAL_LM",
             ),
         }
-        if work.stage != "grpo":
-            trainer = (
-                _sft(work, arguments, more) if work.stage == "sft" else _dpo(work, arguments, more)
-            )
-        else:
-            turns.notes.append("chunked log-probs" if chunked else "full logits")
-            if work.engine == "vllm":
-                arguments |= _vllm_arguments(work) | {"use_liger_kernel": chunked}
-                more["quantization_config"] = _nf4() if work.kind == "nf4" else None
-            trainer = _grpo(work, arguments, more)
-            trainer.use_liger_kernel = chunked
+        turns.notes.append("chunked log-probs" if chunked else "full logits")
+        if work.engine == "vllm":
+            arguments |= _vllm_arguments(work) | {"use_liger_kernel": chunked}
+            more["quantization_config"] = _nf4() if work.kind == "nf4" else None
+        trainer = _grpo(work, arguments, more)
+        trainer.use_liger_kernel = chunked
         _run(work, trainer, turns)
 
 
@@ -108,15 +103,14 @@ def measure_unsloth(work: Work, turns: Turns) -> None:
 def _arguments(work: Work, folder: str) -> dict[str, Any]:
     """What every trainer is told: all rows of a step in one optimizer step."""
     rows, is_gpu = _rows(work), work.engine == "vllm"
-    units_of_a_step = work.rollouts if work.stage == "grpo" else work.prompts
     more = {} if is_gpu else {"use_cpu": True, "dataloader_pin_memory": False}
     return more | {
         "output_dir": folder,
         "max_steps": work.steps,
         "per_device_train_batch_size": rows,
-        "gradient_accumulation_steps": units_of_a_step // rows,
+        "gradient_accumulation_steps": work.rollouts // rows,
         "learning_rate": work.learning_rate,
-        "lr_scheduler_type": work.schedule,
+        "lr_scheduler_type": "constant",
         "optim": "adamw_torch_fused",
         "max_grad_norm": 1.0,
         "bf16": work.kind != "float32",
@@ -187,59 +181,6 @@ def _grpo(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
     )
 
 
-def _sft(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
-    """SFTTrainer, which takes ids as they are."""
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
-    rows = [
-        {
-            "input_ids": [*prompt, *completion],
-            "completion_mask": [0] * len(prompt) + [1] * len(completion),
-        }
-        for step in range(work.steps)
-        for prompt, completion in units(work, step)
-    ]
-
-    class InOrder(_InOrder, SFTTrainer):
-        """SFTTrainer on the rows in order."""
-
-    args = SFTConfig(completion_only_loss=True, **arguments)
-    return InOrder(args=args, train_dataset=Dataset.from_list(rows), **more)
-
-
-def _dpo(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
-    """DPOTrainer, whose tokenisation is overridden."""
-    from datasets import Dataset
-    from trl import DPOConfig, DPOTrainer
-
-    names = ("prompt_ids", "chosen_ids", "rejected_ids")
-    rows = [
-        {name: list(ids) for name, ids in zip(names, unit, strict=True)}
-        for step in range(work.steps)
-        for unit in units(work, step)
-    ]
-
-    class InOrder(_InOrder, DPOTrainer):
-        """DPOTrainer on the pairs in order and as ids."""
-
-        def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
-            return dataset
-
-    is_known = work.stage == "dpo_known"
-    args = DPOConfig(beta=BETA, precompute_ref_log_probs=is_known, **arguments)
-    return InOrder(args=args, train_dataset=Dataset.from_list(rows), **more)
-
-
-class _InOrder:
-    """A trainer that takes its rows in order."""
-
-    train_dataset: Any
-
-    def _get_train_sampler(self, *args: Any) -> torch.utils.data.SequentialSampler:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
 def _rows(work: Work) -> int:
     """Rows of a micro-batch: as many as ours holds, and a divisor of the step's rollouts; one where
     the longest context is sought."""
@@ -302,11 +243,10 @@ class _Clock(TrainerCallback):
         self.step = 0
         self.sampling = self.before_learning = 0.0
         self.tokens = 0
-        if work.stage == "grpo":
-            self._generate = trainer._generate_single_turn
-            trainer._generate_single_turn = self._timed_generation
-            self._score = trainer._generate_and_score_completions
-            trainer._generate_and_score_completions = self._timed_scoring
+        self._generate = trainer._generate_single_turn
+        trainer._generate_single_turn = self._timed_generation
+        self._score = trainer._generate_and_score_completions
+        trainer._generate_and_score_completions = self._timed_scoring
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Wait for the turn: nothing is sampled yet."""
@@ -319,9 +259,7 @@ class _Clock(TrainerCallback):
         device.settle()
         work, total = self.work, time.perf_counter() - self.started
         values = {"step_seconds": total, "learning_seconds": total - self.before_learning}
-        if work.stage != "grpo":
-            self.tokens = sum(len(ids) for _, *rest in units(work, self.step) for ids in rest)
-        elif work.is_given:
+        if work.is_given:
             values["step_seconds"] = values["learning_seconds"]
         else:
             values["sampling_seconds"] = self.sampling
@@ -330,8 +268,6 @@ class _Clock(TrainerCallback):
         passed = asked * work.completions + self.tokens
         values["learning_tokens_per_second"] = passed / values["learning_seconds"]
         values["tokens"] = self.tokens
-        if work.is_evaluated(self.step):
-            values["accuracy"] = ours.accuracy(work, self._greedy())
         self.step += 1
         self.turns.answer(values)
 
@@ -369,25 +305,6 @@ class _Clock(TrainerCallback):
         base = self.trainer.model.get_base_model()
         processors = LogitsProcessorList([end])
         base.generate = functools.partial(type(base).generate, base, logits_processor=processors)
-
-    @torch.no_grad()
-    def _greedy(self) -> list[str]:
-        """Completions of the held-out prompts by the trainer's model as it is now."""
-        tokenizer, model = self.trainer.processing_class, self.trainer.model
-        texts = [prompt.text for prompt in held_out(self.work)]
-        batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left",
-                          add_special_tokens=False)  # fmt: skip
-        model.eval()
-        found = model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            do_sample=False,
-            max_new_tokens=self.work.completion_tokens,
-        )
-        model.train()
-        written = found[:, batch["input_ids"].shape[1] :]
-        completed: list[str] = tokenizer.batch_decode(written, skip_special_tokens=True)
-        return completed
 
 
 def _run(work: Work, trainer: Any, turns: Turns) -> None:

@@ -24,7 +24,7 @@ import orjson
 
 from benchmarks import device
 from benchmarks.models import ROOT
-from benchmarks.work import SMOOTHED, TARGET_ACCURACY, Work
+from benchmarks.work import Work
 from reason_llm.files import MIB, read_object, read_text
 
 SYSTEMS = {
@@ -70,19 +70,6 @@ class Outcome:
     def median(self, measure: str) -> float:
         """Over the steps."""
         return median(self.values(measure))
-
-    @property
-    def to_target(self) -> tuple[float, int] | None:
-        """Seconds and number of steps, the first among them, until the mean of the last
-        evaluations reached the target; None if it did not, or nothing was evaluated."""
-        seconds, seen = 0.0, list[float]()
-        for number, step in enumerate([self.warm_up, *self.steps], 1):
-            seconds += step["step_seconds"]
-            if "accuracy" in step:
-                seen.append(step["accuracy"])
-            if len(seen) >= SMOOTHED and sum(seen[-SMOOTHED:]) >= TARGET_ACCURACY * SMOOTHED:
-                return seconds, number
-        return None
 
     def take(self, answer: dict[str, Any], is_counted: bool) -> None:
         """Add a step's answer, or the error in its place."""

@@ -9,7 +9,6 @@ import orjson
 
 from benchmarks.measure import Block, titles
 from benchmarks.sides import Outcome
-from benchmarks.work import TARGET_ACCURACY
 
 ROWS = {
     "release_seconds": ("release the KV cache, s", ".3f"),
@@ -89,9 +88,6 @@ def markdown(blocks: Sequence[Block], said: str) -> str:
                 side: format(median(each), digits) for side, each in ratios.items() if each
             })  # fmt: skip
         _add_memory(block, table)
-        table.add(block.name, f"until {TARGET_ACCURACY:.0%} of held-out answers", {
-            side: _to_target(rounds[0]) for side, rounds in block.sides.items()
-        })  # fmt: skip
         for cap, found in block.contexts.items():
             table.add(block.name, f"longest context under {cap:g} GiB", {
                 side: f"{longest.tokens:,} at {longest.used_gib:.1f} GiB"
@@ -158,13 +154,6 @@ def _add_memory(block: Block, table: _Table) -> None:
             table.add(block.name, f"{name}, ours / theirs", {
                 side: f"{ours / gib:.2f}" for side, gib in used.items() if gib
             })  # fmt: skip
-
-
-def _to_target(outcome: Outcome) -> str:
-    if not any("accuracy" in step for step in outcome.steps):
-        return ""
-    reached = outcome.to_target
-    return "not reached" if reached is None else f"{reached[0]:.1f} s in {reached[1]} steps"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -16,32 +16,23 @@ from benchmarks.models import ROOT, TINY
 from reason_llm.config import load
 from reason_llm.data import Data, load_data, order
 from reason_llm.files import read_object
-from reason_llm.model import Datum, load_tokenizer
+from reason_llm.model import load_tokenizer
 from reason_llm.rollout import Prompt
 
 Kind = Literal["float32", "bf16", "nf4"]
-Stage = Literal["grpo", "sft", "dpo", "dpo_known"]
 Ids = tuple[int, ...]
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Adapted layers: all of a dense decoder's."""
-EVALUATED_EVERY = 2
-"""Steps."""
-TARGET_ACCURACY = 0.8
-"""Held-out accuracy that counts as learned, """
-SMOOTHED = 3
-"""as the mean of that many evaluations in a row."""
-BETA = 0.1
-"""Of DPO."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Steps of one stage with LoRA, each with one optimizer step over all of its rows."""
+    """Steps of GRPO with LoRA, each with one optimizer step over all rollouts."""
 
     model: str
     """A folder that ``models.make`` wrote, the quick start's model, or, in the table, a shape."""
     prompts: int
-    """Of a step; of the stages that learn from rows, the rows or pairs."""
+    """Of a step."""
     completions: int
     """Of each prompt."""
     prompt_tokens: int
@@ -49,8 +40,6 @@ class Work:
     """The most; ``lengths`` says how many."""
     kind: Kind = "bf16"
     """The base's weights; for TRL on a CPU, bf16 is autocast."""
-    stage: Stage = "grpo"
-    """``dpo_known``: the reference's log-probs are known, as from the second pass on."""
     engine: Literal["vllm", "transformers"] = "vllm"
     """What samples; with Transformers it is the work of the CPU's benchmark."""
     least_prompt_tokens: int | None = None
@@ -59,12 +48,7 @@ class Work:
     """Of completions; own: the model ends where it ends."""
     is_given: bool = False
     """Completions are random ids: nothing is sampled."""
-    held_out: int = 0
-    """Prompts whose greedy completions are judged every ``EVALUATED_EVERY`` steps, outside the
-    clock."""
     learning_rate: float = 1e-5
-    schedule: str = "constant"
-    """Of the learning rate, by its name in Transformers."""
     rank: int = 16
     seed: int = 0
     trl_rows: int | None = None
@@ -98,10 +82,6 @@ class Work:
         """Whether prompts, answers and rewards are the quick start's."""
         return self.model == str(TINY)
 
-    def is_evaluated(self, step: int) -> bool:
-        """Whether the held-out prompts are completed after this step, counted from 0."""
-        return self.held_out > 0 and (step + 1) % EVALUATED_EVERY == 0
-
     def at_context(self, tokens: int, budget_gib: float) -> "Work":
         """One step with one group of rollouts of so many tokens, within so much memory."""
         return replace(
@@ -118,7 +98,6 @@ class Work:
         small = replace(
             self,
             prompts=max(1, self.prompts // 8),
-            held_out=self.held_out // 8,
             trl_rows=min(self.trl_rows or 1, max(1, self.rollouts // 8)),
         )
         if self.is_quickstart:
@@ -154,21 +133,6 @@ WORKLOADS: dict[str, tuple[str, Work]] = {
     "e": ("long answers", Work(
         "25m", 2, 2, 64, 1500, "float32", engine="transformers", trl_rows=4
     )),
-    **{
-        f"t{seed}": (f"to {TARGET_ACCURACY:.0%} of held-out answers, seed {seed}",
-                     replace(QUICKSTART, seed=seed, held_out=256, schedule="linear"))
-        for seed in range(3)
-    },
-    "sft": ("SFT", replace(
-        MADE, prompts=32, completions=1, prompt_tokens=96, stage="sft", is_given=True
-    )),
-    "dpo": ("DPO", replace(
-        MADE, prompts=16, completions=2, prompt_tokens=96, stage="dpo", is_given=True, trl_rows=4
-    )),
-    "dpo_known": ("DPO, references known", replace(
-        MADE, prompts=16, completions=2, prompt_tokens=96, stage="dpo_known", is_given=True,
-        trl_rows=4,
-    )),
     "gpu": ("on a GPU", Work("qwen2.5-7b", 16, 8, 256, 768, rank=32)),
 }  # fmt: skip
 """By name: what it is, and the work; those that sample with Transformers are for ``cpu``."""
@@ -199,11 +163,6 @@ def prompts(work: Work, step: int) -> list[Prompt]:
         ids = tokenizer.encode(text, add_special_tokens=False)
         made.append(Prompt(f"made:{step}:{index}", text, tuple(ids), ""))
     return made
-
-
-def held_out(work: Work) -> list[Prompt]:
-    """The prompts that are judged."""
-    return list(_quickstart().held_out_prompts[: work.held_out])
 
 
 @cache
@@ -241,28 +200,8 @@ def completions(work: Work, step: int) -> list[Ids]:
     draw = random.Random(f"{work.seed}/completions/{step}")
     given = lengths(work)
     assert given is not None
-    if work.stage != "grpo":
-        given = tuple(draw.sample(given, len(given)))
     vocabulary = read_object(Path(work.model) / "config.json")["vocab_size"]
     return [
         (*(draw.randrange(300, vocabulary - 2) for _ in range(length - 1)), vocabulary - 1)
         for length in given
-    ]
-
-
-def units(work: Work, step: int) -> list[tuple[Ids, ...]]:
-    """Rows of (prompt, completion), or pairs of (prompt, chosen, rejected)."""
-    ids, size = completions(work, step), work.completions
-    return [
-        (prompt.token_ids, *ids[i * size : (i + 1) * size])
-        for i, prompt in enumerate(prompts(work, step))
-    ]
-
-
-def data(work: Work, step: int) -> list[Datum]:
-    """The same as the learner's rows; the sides of a pair follow each other."""
-    return [
-        Datum.of(prompt, completion, f"{step}:{number}", group=number)
-        for number, (prompt, *completions) in enumerate(units(work, step))
-        for completion in completions
     ]

@@ -99,9 +99,8 @@ def test_pairs_of_a_group(options: dict, expected: list, tmp_path: Path) -> None
     ("form", "options"),
     [("preferences", {"threshold": 2}), ("demonstrations", {"by": "best", "threshold": 2}),
      ("labels", {"min_margin": 0.5}), ("demonstrations", {"min_margin": 0.5}),
-     ("labels", {"unique": "answer"}), ("preferences", {"unique": "answer"}),
      ("labels", {"bins": 3}), ("demonstrations", {"condition_text": "{reward}"}),
-     ("conditioned", {"threshold": 0.5}), ("conditioned", {"unique": "answer"})],
+     ("conditioned", {"threshold": 0.5})],
 )  # fmt: skip
 def test_an_option_that_a_way_does_not_read_is_refused(
     form: PairForm, options: dict[str, Any]
@@ -141,7 +140,6 @@ def test_demonstrations_are_the_right_ones_once(tmp_path: Path) -> None:
 
     assert texts() == ["4", "What", "so \\boxed{6}", "thus \\boxed{6}"]
     assert texts(per_prompt=1) == ["4", "so \\boxed{6}"]
-    assert texts(unique="answer") == ["4", "What", "so \\boxed{6}"]
     assert texts(threshold=0.1)[-1] == "\\boxed{7}"
     assert texts(by="best") == ["4", "so \\boxed{6}"]
     assert texts(by="best", per_prompt=3)[2:] == ["so \\boxed{6}", "thus \\boxed{6}", "\\boxed{7}"]
@@ -218,9 +216,8 @@ def damaged(source: Path) -> None:
         (lambda s: None, {"reward": "wit"}, ConfigError, "no reward 'wit'; it has right, short"),
         (lambda s: None, {"by": "best"}, ConfigError, "by best makes no preferences"),
         (lambda s: None, {"threshold": 2}, ConfigError, "threshold=2.0 would be ignored"),
-        (lambda s: None, {"unique": "answer"}, ConfigError, "unique=answer would be ignored"),
     ],
-    ids=["edited", "cut", "missing", "reward", "way", "threshold", "unique"],
+    ids=["edited", "cut", "missing", "reward", "way", "threshold"],
 )  # fmt: skip
 def test_what_cannot_be_used_is_one_line(
     spoil: Callable[[Path], Any], options: dict, error: type, told: str, tmp_path: Path

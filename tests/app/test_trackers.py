@@ -239,7 +239,7 @@ def test_a_tracker_that_fails_is_one_warning(
             followers.write(record(step))
     assert [each.steps for each in made if type(each) is Kept] == [[0, 1, 2, 3, 4, 5, -1]]
     (warning,) = warnings(caplog)
-    assert warning.startswith(f"the tracker trackio stopped ({problem}); the run goes on")
+    assert warning.startswith(f"the tracker trackio stopped ({problem}); the run continues")
 
 
 def test_a_run_with_a_tracker_that_hangs_is_the_same_run(

@@ -1,5 +1,6 @@
 """Options: files, overrides, and every kind of mistake as one line."""
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -7,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from reason_llm.config import Config
+from reason_llm.config import Config, yaml_text
 from reason_llm.config.command_line import read_command_line
-from reason_llm.config.file import build, changes, leaves, load, to_yaml, unknown_key
+from reason_llm.config.file import build, changes, leaves, load, schema, to_yaml, unknown_key
 from reason_llm.config.other_names import equivalents
 from reason_llm.config.sections import CHANGES
 from reason_llm.errors import ConfigError
@@ -241,3 +242,33 @@ def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
         assert whose in text
     table = equivalents().items()
     assert found == {name: (each["options"], each.get("note", "")) for name, each in table}
+
+
+def test_the_schema_for_editors_is_current() -> None:
+    """After a change of options: ``make schema``."""
+    assert json.loads((ROOT / "configs" / "schema.json").read_text()) == json.loads(schema())
+
+
+SCHEMA = "# yaml-language-server: $schema=schema.json"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_shipped_configs_name_the_schema_and_fit_it(path: Path) -> None:
+    first, *_ = path.read_text().splitlines()
+    assert first == SCHEMA
+    assert mistakes_by_schema(path.read_text()) == []
+
+
+def test_the_schema_takes_short_forms_and_finds_mistakes() -> None:
+    short = "data: {train: [a, {source: b}]}\nscore: {rewards: boxed}\nlog: {trackers: wandb}"
+    assert mistakes_by_schema(short) == []
+    assert mistakes_by_schema("data: {train: x}\nscore: {rewards: [boxed, {name: cosine}]}") == []
+    assert mistakes_by_schema("data: {train: x}\nrun: {stps: 1}") == ["$.run"]
+    assert mistakes_by_schema("data: {train: x}\ntrain: {epochs: 0}") == ["$.train.epochs"]
+
+
+def mistakes_by_schema(text: str) -> list[str]:
+    """Places of what an editor would mark."""
+    jsonschema = pytest.importorskip("jsonschema")
+    found = jsonschema.Draft202012Validator(json.loads(schema()))
+    return [error.json_path for error in found.iter_errors(yaml_text.parse(text))]

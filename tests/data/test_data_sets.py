@@ -79,37 +79,33 @@ def test_pairs_stand_side_by_side(tmp_path: Path, of_form: Load) -> None:
 def test_filters_count_what_they_leave_out(form: str, tmp_path: Path, of_form: Load) -> None:
     train = lines(
         tmp_path / "a.jsonl",
-        row("What is 1 + 2?", rate=0.5),
-        row("what is  1 + $2$?", rate="0.5"),
-        row("Too hard", rate=0),
-        row("Too easy", rate=1),
-        row("Too long " * 50, rate=0.5),
-        row("What is 1 - 2?", "-1", rate=0.9),
-        row("In both", "2", rate=0.1),
+        row("What is 1 + 2?"),
+        row("what is  1 + $2$?"),
+        row("Too long " * 50),
+        row("What is 1 - 2?", "-1"),
+        row("In both", "2"),
     )
     others = lines(tmp_path / "b.jsonl", {"question": "in BOTH?", "answer": "2"})
     data = of_form(
         form, train, data__max_prompt_tokens=60, data__deduplicate=True,
-        data__pass_rate={"column": "rate", "min": 0.1, "max": 0.9},
         data__contamination="drop", eval__sets={"x": others},
     )  # fmt: skip
-    assert places(data) == ["1", "6"]
+    assert places(data) == ["1", "4"]
     (data_set,) = data.training
-    assert data_set.num_rows == 7
+    assert data_set.num_rows == 5
     assert data_set.left_out == (
-        "left out: 1 by data.deduplicate, 2 by data.pass_rate, 1 by data.contamination, "
-        "1 by data.max_prompt_tokens"
+        "left out: 1 by data.deduplicate, 1 by data.contamination, 1 by data.max_prompt_tokens"
     )
     unread = "completion" if form == "problems" else "answer"
     assert data.notes() == [
         f"{train}: {data_set.left_out}",
         f"{train}: ignored columns: {unread} (5 rows)",
     ]
-    assert data.contamination == [(f"{train}:7", f"{others}:1")]
+    assert data.contamination == [(f"{train}:5", f"{others}:1")]
     assert data.contamination_warning() is None
     assert len(data.held_out_prompts) == 1
-    assert of_form(form, train).sizes == [7]
-    with pytest.raises(DataError, match=r"no row is left; left out: 7 by data\.max_prompt_tokens"):
+    assert of_form(form, train).sizes == [5]
+    with pytest.raises(DataError, match=r"no row is left; left out: 5 by data\.max_prompt_tokens"):
         of_form(form, train, data__max_prompt_tokens=2)
 
 
@@ -138,16 +134,6 @@ def test_faults_can_be_collected(form: str, tmp_path: Path, of_form: Load) -> No
         f"{path}:1", f"{path}:2", f"{path}:4",
         f"data file {none} does not exist; check data.train, data.eval and eval.sets", f"{path}:5",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("rate", [None, "high", True, "nan"])
-def test_a_row_without_a_pass_rate_is_named(rate: Any, tmp_path: Path, load: Load) -> None:
-    path = tmp_path / "rows.jsonl"
-    lines(path, ROWS[0] | {"rate": 0.5}, ROWS[1] | {"rate": rate})
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: 'rate' is .*; expected a number"):
-        load(path, data__pass_rate={"column": "rate"})
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: lacks column 'rates'"):
-        load(path, data__pass_rate={"column": "rates"})
 
 
 def test_duplicates_are_found_across_sets_and_held_out_sets_are_left_alone(

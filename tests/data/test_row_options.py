@@ -170,7 +170,7 @@ def test_the_template_takes_arguments(
     config = small_run(**options, data__template_arguments=arguments)
     path = tmp_path / "my_run.yaml"
     path.write_text(config_file.to_yaml(config))
-    assert find_subject(str(path), None).template_arguments == arguments
+    assert find_subject(str(path), None).config.data.template_arguments == arguments
     for name in ("tokenize", "a-b"):
         text = f"data: {{train: x, template_arguments: {{{name}: 1}}}}\nmodel: {{path: {TINY}}}\n"
         path.write_text(text)

@@ -38,7 +38,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, shared_model: Model) ->
         "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8, "alpha": 16}},
         "data": {"train": str(ROOT / "data" / "arithmetic_train.jsonl"), "eval": str(TEST_SET),
                  "system_prompt": "none"},
-        "sample": {"engine": "transformers", "prompts_per_wave": 4, "max_new_tokens": 32},
+        "sample": {"engine": "transformers", "max_new_tokens": 32},
         "score": {"rewards": [{"name": "think_answer_tags"}, {"name": "tag_count"}]},
         "eval": {"limit": 10},
         "log": {"console": "plain"},
@@ -126,8 +126,8 @@ DECODING = "reason_llm.sample.transformers_sampler:_DecodingBatch.extend"
     ("place", "count"),
     [
         pytest.param(DECODING, 60, marks=pytest.mark.long),
-        pytest.param("reason_llm.score:Scorer.score", 6, marks=pytest.mark.faults),
-        pytest.param("reason_llm.evaluate.evaluation:answer_of", 20, marks=pytest.mark.faults),
+        pytest.param("reason_llm.score:Scorer.score", 3, marks=pytest.mark.faults),
+        pytest.param("reason_llm.evaluate.evaluation:answer_of", 60, marks=pytest.mark.faults),
     ],
     ids=["sampling", "judging", "writing"],
 )

@@ -96,7 +96,7 @@ def paid(folder: Path, models: list[dict[str, Any]], name: str = "rl") -> Config
     return small_config(
         folder, run__name=name, run__steps=2, run__buffer=str(folder / f"{name}.json"),
         data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=4,
-        sample__completions_per_prompt=3, sample__prompts_per_wave=2, model__adapter={"rank": 4},
+        sample__completions_per_prompt=3, model__adapter={"rank": 4},
         score__rewards=rewards, train__learning_rate=3e-3,
     )  # fmt: skip
 

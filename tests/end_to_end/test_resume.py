@@ -18,7 +18,6 @@ from conftest import ROOT, TINY
 from reason_llm.files import read_object
 from reason_llm.run.store import metrics
 
-TRAIN = ROOT / "scripts" / "train.py"
 DIE_AT = Path(__file__).parents[1] / "fixtures" / "die_at.py"
 
 SAMPLING = "reason_llm.sample.transformers_sampler:_DecodingBatch.extend"
@@ -35,8 +34,7 @@ def write_config(folder: Path) -> Path:
         "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8, "dropout": 0.1}},
         "data": {"train": str(data / "arithmetic_train.jsonl"), "system_prompt": "none",
                  "eval": str(data / "arithmetic_test.jsonl")},
-        "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "prompts_per_wave": 1,
-                   "max_new_tokens": 32},
+        "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 32},
         "score": {"rewards": [{"name": "think_answer_tags"}, {"name": "tag_count", "weight": 0.1}]},
         "algorithm": {"name": "grpo"},
         "train": {"learning_rate": 1e-3, "optimizer_steps": 2, "micro_batch_tokens": 128,
@@ -49,18 +47,24 @@ def write_config(folder: Path) -> Path:
     return path
 
 
-def train(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def call(
+    config: Path, *arguments: str, at: tuple[str, int], signal: str = "SIGKILL"
+) -> subprocess.CompletedProcess[str]:
+    """Train one prompt a wave, and be ended by the signal at a call of a place."""
     return subprocess.run(
-        [sys.executable, str(TRAIN), str(config), *arguments], capture_output=True, text=True
+        [sys.executable, str(DIE_AT), at[0], str(at[1]), str(config), *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PROMPTS_AT_ONCE": "1", "DIE_OF": signal},
     )
+
+
+def train(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return call(config, *arguments, at=(LEARNING, 0))
 
 
 def die(config: Path, place: str, count: int) -> None:
-    ended = subprocess.run(
-        [sys.executable, str(DIE_AT), place, str(count), str(config)],
-        capture_output=True,
-        text=True,
-    )
+    ended = call(config, at=(place, count))
     assert ended.returncode == -9, f"{place} #{count} was not reached: {ended.stderr}"
 
 
@@ -108,21 +112,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]
 def test_a_signal_while_learning(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
     """The step is learned to its end and saved; on resuming nothing is learned twice."""
     config = write_config(tmp_path)
-    ended = subprocess.run(
-        [sys.executable, str(DIE_AT), LEARNING, "1", str(config)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"DIE_OF": "SIGTERM"},
-    )
+    ended = call(config, at=(LEARNING, 1), signal="SIGTERM")
     assert (ended.returncode, "stopped; the same" in ended.stderr) == (143, True)
     run = tmp_path / "runs" / "run"
     for command in (f"report.py {run}, ", f"chat.py {run}, ", f"export.py {run} --out FOLDER"):
         assert f" python scripts/{command}" in ended.stdout
     names = sorted(p.name for p in (tmp_path / "runs" / "run" / "checkpoints").iterdir())
     assert names == ["step-00000000", "step-00000001"]
-    resumed = subprocess.run(
-        [sys.executable, str(DIE_AT), LEARNING, "3", str(config)], capture_output=True, text=True
-    )
+    resumed = call(config, at=(LEARNING, 3))
     assert resumed.returncode == 0, resumed.stderr  # a third update would have ended it
     assert outcome(tmp_path) == uninterrupted
 

@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import fault_table
+import waves
 from faults import Ended, Fault, Trainer, differences, make_start, outcome, write_config
 from marks import most_are_long
 from reason_llm.app.cli import main
@@ -25,7 +26,7 @@ from reason_llm.train import next_kl_coefficient
 from stage_runs import STAGES
 
 Records = list[metrics.Record]
-OPD = ("--sample.prompts_per_step", "16", "--sample.prompts_per_wave", "16", "--run.steps", "4",
+OPD = ("--sample.prompts_per_step", "16", "--run.steps", "4",
        "--train.optimizer_steps", "1", "--train.micro_batch_tokens", "512")  # fmt: skip
 OPTIONS = {"ppo": ("--run.steps", "4"), "opd": OPD}
 """Of a run that is long enough to show where it goes."""
@@ -61,7 +62,11 @@ class Here(Trainer):
     def run(self, folder: Path, fault: Fault | None = None, *arguments: str) -> Ended:
         """The run whose config is in ``folder``, to its end."""
         assert fault is None
-        status = main(["train", str(folder / "config.yaml"), *arguments])
+        count = waves.size_of(folder)
+        assert count is not None
+        with pytest.MonkeyPatch.context() as patched:
+            waves.limit_waves(count, patched.setattr)
+            status = main(["train", str(folder / "config.yaml"), *arguments])
         return Ended(status, "printed here", [], 0, False, 0, [], 0.0)
 
 

@@ -24,6 +24,7 @@ from reason_llm.errors import CheckpointError
 from reason_llm.files import read_object
 from reason_llm.run.store import folder as run_folder, metrics
 from reason_llm.sample import SamplingParams, TransformersSampler
+from waves import limit_waves
 
 QUIET = Console("quiet")
 
@@ -208,7 +209,7 @@ def test_filters_reach_the_sampler(small_run: Callable[..., Config], options: di
 
 @pytest.mark.long
 def test_seed_and_wave_decide_prompts_and_draws(
-    small_run: Callable[..., Config], tmp_path: Path
+    small_run: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sampled(**options: Any) -> list[dict[str, Any]]:
         config = small_run(run__steps=1, run__resume="never", train__learning_rate=0.0, **options)
@@ -222,7 +223,8 @@ def test_seed_and_wave_decide_prompts_and_draws(
     assert [g["prompt"]["id"] for g in first] != [g["prompt"]["id"] for g in second]
     # One row alone, so that only the draws can differ: by seed, and from wave to wave.
     (tmp_path / "one.jsonl").write_text('{"question": "What is 57 + 68?", "answer": "125"}\n')
-    one = {"data__train": str(tmp_path / "one.jsonl"), "sample__prompts_per_wave": 2}
+    limit_waves(2, monkeypatch.setattr)
+    one = {"data__train": str(tmp_path / "one.jsonl")}
     first, second = sampled(**one), sampled(**one, run__seed=1)
     assert ids(first) != ids(second)
     assert ids(first)[:2] != ids(first)[2:]

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from conftest import ROOT, TINY
 from families import changed
 from reason_llm.config import Config, ModelSection
 from reason_llm.errors import ModelError
-from reason_llm.model.base import Model, check_model, load_tokenizer
-from reason_llm.model.folder import check_json, is_pickled, use_safetensors
+from reason_llm.model.base import check_model, load_tokenizer
+from reason_llm.model.folder import check_json
 
 CODE = """\
 import pathlib
@@ -84,60 +82,11 @@ def test_code_that_comes_with_a_model_runs_only_when_asked(tmp_path: Path) -> No
     assert (tmp_path / "runs" / "quickstart" / "adapter").is_dir()
 
 
-def pickled(folder: Path, content: Any = None) -> ModelSection:
-    """model/tiny with its weights as a pickle, or with ``content`` in their place."""
-    shutil.copytree(TINY, folder)
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(weights if content is None else content, folder / "pytorch_model.bin")
-    return ModelSection(path=str(folder))
-
-
-def test_pickled_weights_are_read_only_when_asked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    section = pickled(tmp_path / "pickled")
-    with pytest.raises(
-        ModelError, match=r"pickled weights only \(pytorch_model.bin\).*safetensors"
-    ):
-        check_model(section)
-    allowed = section.model_copy(update={"allow_pickle": True})
-    check_model(allowed)
-    assert "model.allow_pickle is true: reading pickled weights" in caplog.text
-    stored = load_file(TINY / "model.safetensors")
-    with Model(allowed, load_tokenizer(section.path), seed=0) as model:
-        found = dict(model.policy.get_base_model().named_parameters())
-        names = {name.replace(".base_layer.", "."): name for name in found}
-        assert set(stored) <= set(names)
-        assert all(torch.equal(found[names[name]], stored[name]) for name in stored)
-
-
-class Harm:
-    def __init__(self, mark: Path) -> None:
-        self.mark = str(mark)
-
-    def __reduce__(self) -> tuple:
-        return (Path.touch, (Path(self.mark),))
-
-
-def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    section = pickled(tmp_path / "pickled", {"lm_head.weight": Harm(mark)})
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin is damaged"):
-        check_model(section.model_copy(update={"allow_pickle": True}))
-    assert not mark.exists()
-    shapes = pickled(tmp_path / "other", {"model.norm.weight": torch.zeros(7)})
-    with pytest.raises(ModelError, match=r"model\.norm\.weight is of shape \[7\]"):
-        check_model(shapes.model_copy(update={"allow_pickle": True}))
-    no_weights = pickled(tmp_path / "list", [torch.zeros(1)])
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin holds list, no weights"):
-        check_model(no_weights.model_copy(update={"allow_pickle": True}))
-
-
-def test_of_a_hub_id_pickles_are_read_only_when_asked(caplog: pytest.LogCaptureFixture) -> None:
-    assert use_safetensors(ModelSection(path="org/name")) is True
-    assert use_safetensors(ModelSection(path="org/name", allow_pickle=True)) is None
-    assert "allow_pickle is true: org/name may be read from pickled weights" in caplog.text
+def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "pickled")
+    (weights := tmp_path / "pickled" / "model.safetensors").rename(weights.with_suffix(".bin"))
+    with pytest.raises(ModelError, match=r"no \.safetensors file; save the model as safetensors"):
+        check_model(ModelSection(path=str(tmp_path / "pickled")))
 
 
 def test_an_adapter_in_the_folder_is_not_followed(tmp_path: Path) -> None:
@@ -192,26 +141,9 @@ def test_counts_that_no_model_has_are_refused(tmp_path: Path, config: Any, refus
         check_json(file)
 
 
-@pytest.mark.parametrize(
-    ("files", "pickled"),
-    [
-        (["a.safetensors", "pytest.bin"], False),
-        (["pytorch_model.bin"], True),
-        (["pytorch_model-1.bin", "a.safetensors"], False),
-        (["training_args.bin"], False),
-    ],
-)
-def test_pickled_are_weights_beside_which_are_no_others(
-    tmp_path: Path, files: list[str], pickled: bool
-) -> None:
-    for name in files:
-        (tmp_path / name).touch()
-    assert is_pickled(ModelSection(path=str(tmp_path))) == pickled
-
-
 def test_the_defaults_trust_nothing() -> None:
     model = Config.model_validate({"data": {"train": "x"}}).model
-    assert (model.trust_remote_code, model.allow_pickle) == (False, False)
+    assert not model.trust_remote_code
 
 
 @pytest.mark.parametrize("limit", ["x", -1, None, [1], {"a": 1}])

@@ -4,6 +4,7 @@ The server of ``SEATS`` has room for as many clients as a step has rollouts, as 
 writes down who is connected.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,14 +103,14 @@ def test_killed_in_a_wave_it_has_the_same_bits(tmp_path: Path) -> None:
     """Though a run that goes on has new environments: ``reset`` begins anew."""
 
     def ended(folder: Path, *killed: str) -> tuple[bytes, Any] | None:
-        config = config_in(folder, sample__prompts_per_wave=2)
+        config = config_in(folder)
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
-        script = (
-            [str(ROOT / "tests/fixtures/die_at.py"), *killed] if killed else ["scripts/train.py"]
-        )
-        command = [sys.executable, *script, str(path), "--log.console", "plain"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        place = killed or ("reason_llm.loop:train", "0")
+        command = [sys.executable, "tests/fixtures/die_at.py", *place, str(path)]
+        command += ["--log.console", "plain"]
+        env = os.environ | {"PROMPTS_AT_ONCE": "2"}
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
         assert done.returncode == (-9 if killed else 0), done.stderr
         if killed:
             return None

@@ -94,7 +94,6 @@ ELSEWHERE = {
     "model.start": "tests/end_to_end/test_stages.py",
     "model.context_tokens": "refuses what is longer: tests/data/test_load.py",
     "model.trust_remote_code": "tests/end_to_end/test_untrusted.py",
-    "model.allow_pickle": "tests/end_to_end/test_untrusted.py",
     "model.backend": "of a GPU",
     "model.deterministic": "of a GPU",
     "model.adapter.target_parameters": "of mixtures: tests/end_to_end/test_families.py",
@@ -102,7 +101,6 @@ ELSEWHERE = {
     "sample.stop": "tests/sample/test_transformers_sampler.py",
     "sample.top_p": "tests/end_to_end/test_training.py",
     "sample.min_p": "tests/end_to_end/test_training.py",
-    "sample.prompts_per_wave": "when the buffer is written: tests/run/test_collect.py",
     "sample.environment": "tests/sample/test_turns.py",
     "sample.turns": "tests/sample/test_turns.py",
     "sample.turn_tokens": "tests/sample/test_turns.py",
@@ -217,7 +215,7 @@ def leaves(section: type[BaseModel], before: str = "") -> Iterator[str]:
     """The dotted name of every option."""
     for name, field in section.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and name != "pass_rate":
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from leaves(kind, f"{before}{name}.")
         else:
             yield before + name

@@ -878,7 +878,7 @@ def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
     def adapter(folder: Path, *killed: str) -> tuple[bytes, Any]:
         folder.mkdir(exist_ok=True)
         config = small(
-            folder, sample__prompts_per_wave=2,
+            folder,
             sample__environment=f"mcp:{url}" if is_mcp else f"agent:{AGENTS}:{environment}",
             **(
                 {"score__rewards": ["tag_count"], "data__template": str(template)} if is_mcp else {}
@@ -886,9 +886,10 @@ def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
         )  # fmt: skip
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
-        script = [str(FIXTURES / "die_at.py"), *killed] if killed else ["scripts/train.py"]
-        command = [sys.executable, *script, str(path), "--log.console", "plain"]
-        env = os.environ | {"MCP_URL": url}
+        place = killed or ("reason_llm.loop:train", "0")
+        command = [sys.executable, str(FIXTURES / "die_at.py"), *place, str(path)]
+        command += ["--log.console", "plain"]
+        env = os.environ | {"MCP_URL": url, "PROMPTS_AT_ONCE": "2"}
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
         assert ended.returncode == (-9 if killed else 0), ended.stderr
         run = folder / "runs" / "small"

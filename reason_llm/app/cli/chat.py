@@ -3,7 +3,6 @@
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 DESCRIPTION = """\
@@ -13,7 +12,7 @@ With a message piped in, one answer is printed:
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
-    """Do what ``arguments`` ask."""
+    """Run the command."""
     from reason_llm.app.console import Console
     from reason_llm.errors import ConfigError
 
@@ -25,18 +24,20 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.run.store import folder as run_folder
 
     subject = chats.find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
-    asked = {name: getattr(given, name) for name in ("system_prompt", "template")}
-    subject = replace(subject, **{name: text for name, text in asked.items() if text is not None})
+    asked = {f"data.{name}": getattr(given, name) for name in ("system_prompt", "template")}
+    asked = {name: text for name, text in asked.items() if text is not None}
+    config = subject.config.with_options(asked)
+    subject = subject._replace(config=config)
     options = chats.options_of(subject, vars(given))
     interactive = sys.stdin.isatty()
     message = "" if interactive else sys.stdin.read().strip()
     if not interactive and not message:
         raise ConfigError("standard input is empty; pipe a message in, or use a terminal")
-    chat = chats.Chat(subject, options)
-    if subject.plays:
+    chat = chats.Conversation(subject, options)
+    if config.samples and config.sample.environment is not None:
         print(
-            "a chat does not play sample.environment: each answer is one turn, what you write is "
-            "the reply to it, and the model is told of no tools",
+            "a chat does not play sample.environment: each answer is one turn, your next message "
+            "is the reply, and the model has no tools",
             file=sys.stderr,
         )
     chat.uses_adapter = chat.uses_adapter and not given.base
@@ -52,15 +53,20 @@ def _parser(program: str) -> ArgumentParser:
 
     parser = Parser(program, DESCRIPTION.format(program=program))
     parser.add_argument(
-        "target", help="folder of a run, an adapter or a model; a config file; or a Hub id"
+        "target", help="folder of a run, an adapter or a model; a config file; a Hub id"
     )
-    parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="instead of the run's own")
+    parser.add_argument(
+        "--adapter", type=Path, metavar="FOLDER", help="adapter that replaces the run's own"
+    )
     parser.add_argument("--which", metavar=run_folder.WHICH, help=run_folder.WHICH_HELP)
-    parser.add_argument("--base", action="store_true", help="begin with the base, not the adapter")
+    parser.add_argument("--base", action="store_true", help="start with the base, not the adapter")
     for name in ("system_prompt", "template"):
         parser.add_argument(
-            f"--data.{name}", dest=name, metavar="TEXT", help="as in a config; default: the run's"
+            f"--data.{name}",
+            dest=name,
+            metavar="TEXT",
+            help="option of the config (default: the run's)",
         )
     for name in ("temperature", "top-p", "top-k", "min-p", "max-new-tokens", "seed"):
-        parser.add_argument(f"--{name}", metavar="N", help="default: as the run samples")
+        parser.add_argument(f"--{name}", metavar="N", help="sampling option (default: the run's)")
     return parser

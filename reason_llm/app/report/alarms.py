@@ -477,7 +477,7 @@ ALARMS: dict[str, Alarm] = {
     ),
     "Groups without signal": Alarm(
         no_variance,
-        "All wrong: take easier problems (data.pass_rate) or more completions of each. All right: "
+        "All wrong: take easier problems or more completions of each. All right: "
         "harder ones, or stop here. algorithm.dynamic_sampling samples others in their place.",
         ("score/groups_without_signal_fraction", "score/reward"),
     ),

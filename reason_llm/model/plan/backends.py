@@ -183,7 +183,6 @@ def unfit_for_vllm(config: Config, described: PretrainedConfig) -> str | None:
     reasons = {
         f"model_type={family} ({WITHOUT_VLLM.get(family)})": family in WITHOUT_VLLM,
         "model.trust_remote_code=true": model.trust_remote_code,
-        "model.allow_pickle=true": model.allow_pickle and folder.is_pickled(model),
         "model.adapter.targets with the head": model.adapter.adapts_head,
         "model.adapter.target_parameters with experts": bool(model.adapter.target_parameters),
     }
