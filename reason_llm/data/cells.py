@@ -67,7 +67,7 @@ class Cells:
             return found
         names = ", ".join(map(repr, candidates))
         wanted = f"any of the columns {names}" if len(candidates) > 1 else f"column {names}"
-        fix = f"set {option} to one of these"
+        fix = f"set {option} to one of these, or make such a column by data.preprocess"
         if option == "data.form":
             fix = (
                 "rename the columns by data.preprocess, or set data.form to the form that the rows "

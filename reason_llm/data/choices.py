@@ -12,7 +12,7 @@ from reason_llm.data.cells import Cells
 from reason_llm.data.messages import shown
 from reason_llm.errors import DataError
 
-COLUMNS = ("choices", "options")
+COLUMNS = ("choices", "options", "endings")
 _MARKS = (
     *(". ", ") ", ": ", "] ", " - ", " ", "\n", "\t", ").", "):", ")", ".", ":"),
     *(".\n", ")\n", ":\n", "]\n", "**. ", ".** ", "** ", "**: ", ")** "),

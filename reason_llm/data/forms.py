@@ -22,6 +22,7 @@ from reason_llm.data.golds import has_answer, read_gold, read_tests
 from reason_llm.data.messages import (
     ROLES,
     SYSTEM_ROLES,
+    Message,
     Messages,
     Talk,
     from_json_text,
@@ -41,8 +42,12 @@ COMPLETION_COLUMNS = ("completion", "response", "output")
 SYSTEM_COLUMNS = ("system", "system_prompt")
 JOINED_COLUMNS = ("input", "context", "starter_code")
 """Columns whose text belongs to the prompt: Alpaca's, Dolly's, and those of programming tasks."""
+PASSAGE_COLUMNS = ("passage", "article", "body")
+"""Columns whose text comes before the question: DROP's and BoolQ's, RACE's, and SVAMP's."""
 STARTER = "Start from this code:\n\n```python\n{}\n```"
 TOOL_COLUMNS = ("tools", "functions")
+CALLS_COLUMN = "answers"
+"""The completion of xLAM's rows, where there are tools: calls as JSON text."""
 ARGUMENTS_COLUMN = "chat_template_kwargs"
 LABEL_COLUMNS = ("label", "kto_tag")
 """Columns that say whether a completion is good: TRL's and LLaMA-Factory's."""
@@ -185,13 +190,15 @@ def read_demonstration(
     value = _score(cells) if score else 0.0
     whole = cells.find(CHAT_COLUMNS if columns.prompt is None else (columns.prompt,))
     has_completion = cells.find((columns.answer or "completion",)) is not None
+    if whole is not None and _roles(cells, whole)[-1:] in (["user"], ["tool"]):
+        has_completion = has_completion or cells.find(COMPLETION_COLUMNS, filled=True) is not None
     usual = (*PROMPT_COLUMNS, *COMPLETION_COLUMNS)
     if columns.prompt is None and columns.answer is None and cells.find(usual) is None:
         wanted = ", ".join(map(repr, (*COMPLETION_COLUMNS, *CHAT_COLUMNS)))
         raise DataError(
             f"{where}: lacks any of the columns {wanted}; it has {', '.join(map(str, row))}; set "
             "data.columns.answer to that of the completion, or data.columns.prompt to that of a "
-            "whole conversation"
+            "whole conversation, or make such a column by data.preprocess"
         )
     if (
         whole is None
@@ -336,12 +343,11 @@ class _Asked:
     num_before_history: int
     """Messages before the first one of the row's history, or before the prompt."""
 
-    def with_text(self, text: str) -> Self:
-        """The prompt with a paragraph at the end of its last message."""
+    def with_text(self, text: str, is_before: bool = False) -> Self:
+        """The prompt with a paragraph at the end, or at the start, of its last message."""
         *earlier, last = self.messages
-        return replace(
-            self, messages=[*earlier, {**last, "content": f"{last['content']}\n\n{text}"}]
-        )
+        parts = (text, last["content"]) if is_before else (last["content"], text)
+        return replace(self, messages=[*earlier, {**last, "content": "\n\n".join(parts)}])
 
 
 def _read_prompt(cells: Cells, column: str) -> _Asked:
@@ -361,14 +367,20 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
     asked = _Asked(
         messages, talk.is_text, _read_extras(cells, messages), read_choices(cells), start
     )
-    for name in JOINED_COLUMNS:
+    for name in (*PASSAGE_COLUMNS, *JOINED_COLUMNS):
         joined = cells.find((name,), filled=True)
-        if joined is None or joined == column or not isinstance(cells.row[joined], str):
+        if joined is None or joined == column:
             continue
         text = cells[joined]
+        if not isinstance(text, str):
+            raise DataError(
+                f"{cells.where}: column {joined!r} is {shown(text)}; expected text, which joins "
+                "the prompt; write it as text by data.preprocess, or name it in data.columns.ignore"
+            )
         if text.strip() not in asked.messages[-1]["content"]:
             is_code = name == "starter_code"
-            asked = asked.with_text(STARTER.format(text.rstrip()) if is_code else text)
+            text = STARTER.format(text.rstrip()) if is_code else text
+            asked = asked.with_text(text, is_before=name in PASSAGE_COLUMNS)
     if asked.choices is not None and not asked.choices.are_labelled_in(_written(asked.messages)):
         asked = asked.with_text(asked.choices.text)
     return asked
@@ -547,7 +559,17 @@ def _prompt_of_sides(cells: Cells) -> str | None:
 
 
 def _completion_column(cells: Cells) -> str:
-    return cells.column(cells.columns.answer, COMPLETION_COLUMNS, "data.columns.answer")
+    usual: Sequence[str] = COMPLETION_COLUMNS
+    if cells.find(TOOL_COLUMNS, filled=True) is not None:
+        usual = (*usual, CALLS_COLUMN)
+    if cells.columns.answer is None and cells.find(usual) is None:
+        labels = cells.get("labels")
+        if isinstance(labels, list) and cells.find(("completions",)) is not None:
+            raise DataError(
+                f"{cells.where}: 'labels' are of the steps in 'completions', which no stage learns "
+                "from; join the steps to one 'completion' with one 'label' by data.preprocess"
+            )
+    return cells.column(cells.columns.answer, usual, "data.columns.answer")
 
 
 def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Completed:
@@ -582,6 +604,8 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
 def _completion(cells: Cells, column: str) -> Talk:
     """A completion: text, or messages that begin and end with the assistant's."""
     talk = read_talk(cells.where, column, cells[column], "assistant", cells.note)
+    if talk.is_text and (turn := _turn_of_calls(cells, cells[column])) is not None:
+        talk = read_talk(cells.where, column, turn, "assistant", cells.note)
     if {*talk.roles[:1], *talk.roles[-1:]} != {"assistant"}:
         raise DataError(
             f"{cells.where}: {column!r} is {shown(cells[column])}; expected text, a message "
@@ -589,6 +613,17 @@ def _completion(cells: Cells, column: str) -> Talk:
             "assistant's; fix the row"
         )
     return talk
+
+
+def _turn_of_calls(cells: Cells, text: str) -> Message | None:
+    """The message of a completion that is a list of calls of the row's tools as JSON text, as in
+    the column ``answers`` of xLAM's sets; None for any other text."""
+    calls = _parsed(text) if text.lstrip()[:1] == "[" else None
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        return None
+    names = {tool["function"]["name"] for tool in _read_tools(cells)}
+    has_calls = bool(calls) and all(call.get("name") in names for call in calls)
+    return {"role": "assistant", "content": "", "tool_calls": calls} if has_calls else None
 
 
 def _check_trained(where: str, completion: Messages, untrained: frozenset[int]) -> None:

@@ -17,6 +17,9 @@ ANSWER_COLUMNS = (
     "gt_answer", "answer", "final_answer", "expected_answer", "answerKey", "ground_truth",
     "solution", "reward_model",
 )  # fmt: skip
+ANSWER_KEYS = ("ground_truth", "spans", "text")
+"""What holds the answer in an object: verl's and PRIME's reward_model, DROP's answers_spans, and
+SQuAD's answers."""
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
 _DECIMAL_COMMA = re.compile(
@@ -25,6 +28,10 @@ _DECIMAL_COMMA = re.compile(
     r"|[€$£] ?[-+]?\d{1,9},(?:\d{1,2}|\d{4,9})"
 )
 """``1.234,5``, and one number with a comma and a unit or a currency: ``3,50 €``."""
+_QUANTITIES = re.compile(r"\d [^\W\d_]{1,20}+,? and \d[\d.,]*+ [^\W\d_]")
+"""``2 hours and 30 minutes``."""
+_REMARK = re.compile(r"([-+]?\d[\d.,/]*+) \(([^\W\d_]{3,20}+(?: [^\W\d_]{1,20}+){0,3})\)")
+"""A number with its unit in brackets: ASDiv's ``16 (apples)``."""
 MOST_NESTS = 8
 """Most objects, lists and JSON texts that may stand around a gold answer."""
 NO_VALUES = ("nan", "none", "null", "n/a", "undefined", "proof", "notfound")
@@ -63,6 +70,8 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
             "checker; make code_tests the first reward for programs, or leave such rows out by "
             "data.preprocess"
         )
+    if (with_unit := _REMARK.fullmatch(answer)) is not None:
+        answer = f"{with_unit[1]} {with_unit[2]}"
     return answer, _doubt(str(value), answer)
 
 
@@ -83,6 +92,8 @@ def _doubt(text: str, answer: str) -> str:
         return "the gold answer is a word for no value"
     if _DECIMAL_COMMA.fullmatch(answer):
         return "the decimal comma of the gold answer is read as a comma between two numbers"
+    if _QUANTITIES.search(answer) is not None:
+        return "several quantities of the gold answer are several answers, not their sum"
     if hashed_answer(text) is not None:
         return ""
     if has_box(text):
@@ -117,8 +128,10 @@ def _unwrapped(where: str, column: str, value: Any) -> Any:
                 f"{where}: {column!r} is {shown(value)}, a list as Python prints it; write the "
                 "answer alone, or the list as JSON with json.dumps"
             )
-    if isinstance(value, dict):  # verl's and PRIME's reward_model
-        value = value.get("ground_truth")
+    if isinstance(value, dict):
+        value = next((value[name] for name in ANSWER_KEYS if name in value), None)
+        if isinstance(value, list) and all(each == value[0] for each in value):
+            value = value[:1]  # DROP and SQuAD have an answer for each annotator
     if isinstance(value, list) and len(value) == 1:  # OlympiadBench
         value = value[0]
     return value

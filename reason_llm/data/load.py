@@ -47,6 +47,7 @@ from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import CHAT, MAY_LACK, ROW, Prompt
+from reason_llm.score.math import is_only_text
 from reason_llm.workers import within
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 CODE_REWARDS = ("code_tests", "code_tests_fraction")
 """With one of these first, a row's answer is its tests."""
+MATH_REWARDS = ("boxed", "think_answer_tags")
+"""With one of these first, an answer is compared with the gold one as mathematics."""
 LEARNED: dict[str, Callable[[str, Row, ColumnsSection], Learned]] = {
     "texts": read_document, "preferences": read_preference, "labels": read_labelled,
 }  # fmt: skip
@@ -322,7 +325,7 @@ class _SetReader:
             data_set.origins.setdefault(example.origin)
         elsewhere = self._read_elsewhere(data_set, row)
         data_set.ignored.update(name for name in example.ignored if name not in elsewhere)
-        doubt = example.doubt if isinstance(example, Problem) else ""
+        doubt = self._doubt(example) if isinstance(example, Problem) else ""
         own = not isinstance(example, TextDocument) and example.messages[0]["role"] in SYSTEM_ROLES
         asked = OWN_SYSTEM if own and self.renderer.system_prompt is not None else ""
         for each in filter(None, (doubt, asked)):
@@ -339,6 +342,14 @@ class _SetReader:
                 return "data.contamination"
         self.trained.add(key)
         return example
+
+    def _doubt(self, problem: Problem) -> str:
+        """Why the gold answer may be another one, or may never be paid; empty where it is clear."""
+        if problem.doubt or self.config.score.rewards[0].kind not in MATH_REWARDS:
+            return problem.doubt
+        if problem.answer.isdecimal() or not is_only_text(problem.answer):
+            return ""
+        return "the gold answer is no mathematics, so that only the same words are paid"
 
     def _preprocessed(self, where: str, row: Row, function: Callable[..., Any]) -> Row | None:
         """The row as the user's function returns it."""

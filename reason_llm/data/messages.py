@@ -21,12 +21,13 @@ Note = Callable[[str], None]
 ROLES = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
     "bing": "assistant", "model": "assistant", "observation": "tool", "function_response": "tool",
+    "tool_response": "tool",
 } | {name: name for name in ("user", "assistant", "system", "developer", "tool")}  # fmt: skip
-"""Roles by the names that ShareGPT, HH-RLHF and LLaMA-Factory give them, in lower case."""
+"""Roles in lower case, by their names in ShareGPT, HH-RLHF, LLaMA-Factory and ms-swift."""
 SYSTEM_ROLES = ("system", "developer")
 RESPONSE = ("<tool_response>", "</tool_response>")
-CALL_ROLE = "function_call"
-"""The role by which LLaMA-Factory's ShareGPT form marks a turn that is one call as JSON text."""
+CALL_ROLES = ("function_call", "tool_call")
+"""Roles of LLaMA-Factory and ms-swift for a turn whose content is calls as JSON text."""
 
 MOST_MESSAGES = 1000
 """Most messages of one conversation to learn from: its template is rendered for each turn."""
@@ -84,14 +85,27 @@ def read_talk(where: str, column: str, value: Any, role: str, note: Note) -> Tal
             f"{where}: {column!r} has {len(given):,} messages; split it into rows of at most "
             f"{MOST_MESSAGES:,}"
         )
-    messages, trained = [], []
+    messages, trained = Messages(), list[bool]()
     for number, each in enumerate(given, start=1):
         place = f"{where}: {column!r}, message {number}"
         message = _message(place, column, each, note)
         if message["content"] is None:
             continue
+        is_trained = _is_trained(place, each)
+        if (
+            messages
+            and _is_of_role(each, CALL_ROLES)
+            and _is_of_role(given[number - 2], CALL_ROLES)
+        ):
+            if is_trained != trained[-1]:
+                raise DataError(
+                    f"{place} and the call before it are one turn, of which one part is left out "
+                    "of the loss; mark both alike"
+                )
+            messages[-1]["tool_calls"] += message["tool_calls"]
+            continue
         messages.append(message)
-        trained.append(_is_trained(place, each))
+        trained.append(is_trained)
     return Talk(messages, tuple(trained))
 
 
@@ -131,19 +145,21 @@ def _message(place: str, column: str, value: Any, note: Note) -> Message:
     """One message; members that mean nothing here are passed to ``note``."""
     role, content = _role_and_content(value)
     calls = _calls(place, value) if isinstance(value, dict) else []
-    if role == CALL_ROLE:
-        calls, role, content = [_call(place, _object(place, content))], "assistant", ""
+    if role in CALL_ROLES:
+        calls, role, content = _calls(place, {"tool_calls": content}), "assistant", ""
     if content is None and calls:
         content = ""
     if isinstance(content, list):
         content = _text_of_parts(place, content)
     if role == "tool" and isinstance(content, str) and "from" in value:
         content = _without_tags(content)
-    known = {*ROLES.values(), *ROLES, CALL_ROLE}
+    if role == "function" and "from" not in value:  # OpenAI's older name of a tool's result
+        role = "tool"
+    known = {*ROLES.values(), *ROLES, *CALL_ROLES}
     if isinstance(role, str) and "from" in value and role.lower() not in known:
         raise DataError(
             f"{place} is from {role!r:.40}, an unknown role; expected one of "
-            f"{', '.join(sorted({*ROLES, CALL_ROLE}))}; rename it by data.preprocess"
+            f"{', '.join(sorted({*ROLES, *CALL_ROLES}))}; rename it by data.preprocess"
         )
     may_be_empty = calls or role in (*SYSTEM_ROLES, "tool")
     if content is None and role in SYSTEM_ROLES:
@@ -185,7 +201,7 @@ def _role_and_content(value: Any) -> tuple[Any, Any]:
         role, content = value["from"], value.get("value")
     if not isinstance(role, str):
         return None, None
-    return ROLES.get(role.lower(), role.lower() if role.lower() == CALL_ROLE else role), content
+    return ROLES.get(role.lower(), role.lower() if role.lower() in CALL_ROLES else role), content
 
 
 def _text_of_parts(place: str, parts: Sequence[Any]) -> str | None:
@@ -213,6 +229,11 @@ def _without_tags(content: str) -> str:
     return content
 
 
+def _is_of_role(value: Any, roles: Sequence[str]) -> bool:
+    role = _role_and_content(value)[0]
+    return role in roles
+
+
 def _is_trained(place: str, value: Mapping[str, Any]) -> bool:
     """Whether the turn is trained, by the first of ``TRAIN_FLAGS`` that says no."""
     for name in TRAIN_FLAGS:
@@ -235,10 +256,9 @@ def _calls(place: str, value: Mapping[str, Any]) -> list[dict[str, Any]]:
     if is_empty(given):
         given = [] if is_empty(old) else [old]
     if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            given = None
+        given = _json_value(place, given)
+    if isinstance(given, dict):
+        given = [given]
     if not isinstance(given, list):
         raise _no_calls(place, value.get("tool_calls"))
     return [_call(place, each) for each in given]
@@ -261,18 +281,21 @@ def _call(place: str, value: Any) -> dict[str, Any]:
 
 def _object(place: str, value: Any) -> dict[str, Any]:
     """An object, which may be JSON text."""
-    found = value
-    if isinstance(value, str):
-        try:
-            found = json.loads(value)
-            check_nesting(found)
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{place} has a call with {shown(value)}, which is no JSON ({one_line(error)}); "
-                "fix it"
-            ) from error
+    found = _json_value(place, value) if isinstance(value, str) else value
     if not isinstance(found, dict):
         raise _no_calls(place, value)
+    return found
+
+
+def _json_value(place: str, text: str) -> Any:
+    """The value of JSON text that holds calls, or the arguments of one."""
+    try:
+        found = json.loads(text)
+        check_nesting(found)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{place} has a call with {shown(text)}, which is no JSON ({one_line(error)}); fix it"
+        ) from error
     return found
 
 

@@ -52,6 +52,7 @@ def G(name: str, text: str) -> dict:
         ({"messages": [S, U, A, R, B]}, [S, U], [A, R, B], False),
         ({"messages": [U, A, R]}, [U], [A], False),
         ({"messages": [U], "completion": "A"}, [U], [A], False),
+        ({"messages": [U, A, R], "response": "B"}, [U, A, R], [B], False),
         ({"messages": [{**U, "name": None, "tool_calls": None}, A]}, [U], [A], False),
         ({"conversations": [G("system", "S"), G("human", "Q"), G("gpt", "A")]}, [S, U], [A], False),
         ({"conversations": [U, A]}, [U], [A], False),
@@ -71,6 +72,7 @@ def test_named_columns() -> None:
     assert read_document("x", row, columns) == TextDocument("x", "Q")
     talk = ColumnsSection(prompt="talk")
     assert read_demonstration("x", {"talk": [U, A]}, talk).completions == ([A],)
+    assert read_demonstration("x", {"talk": [U], "output": "A"}, talk).completions == ([A],)
 
 
 def test_a_score_is_read_where_it_is_asked_for() -> None:
@@ -188,6 +190,11 @@ BAD = [
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": None}, "'margin'"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": "inf"}, "'margin'"),
     (read_labelled, {"prompt": "Q", "completion": "A"}, "columns 'label', 'kto_tag'"),
+    *[
+        (read, {"prompt": "Q", "completions": ["A", "B"], "labels": [True, False]},
+         "'labels' are of the steps in 'completions'")
+        for read in (read_labelled, read_demonstration)
+    ],
     *[
         (read_labelled, {"prompt": "Q", "completion": "A", "label": label},
          "'label' is .* expected true or false, for which")

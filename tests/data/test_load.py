@@ -84,6 +84,8 @@ def test_four_kinds_of_file_read_alike(tmp_path: Path, read: Callable) -> None:
         ({"question": "Q", "answer": "10 \\boxed{} presents\n#### 10"}, "Q", "10"),
         ({"question": "Q", "reward_model": '{"ground_truth": "1"}'}, "Q", "1"),
         ({"question": "Q", "answer": ' {"ground_truth": ["#### 7"]}'}, "Q", "7"),
+        ({"question": "Q", "answer": {"text": ["7", "7"], "answer_start": [1, 1]}}, "Q", "7"),
+        ({"question": "Q", "answer": {"spans": ["7"], "types": ["number"]}}, "Q", "7"),
         ({"question": "Q", "answer": '{"name": "Ann"}'}, "Q", '{"name": "Ann"}'),
         ({"conversations": [{"from": "human", "value": "Q"}], "answer": 1}, "Q", "1"),
     ],
@@ -154,6 +156,7 @@ def test_gold_answer_takes_the_last_mark() -> None:
         ('{"question": "a", "answer": "because ####"}\n', ":1", "gold answer"),
         ('{"question": "a", "solution": "so \\\\boxed{1"}\n', ":1", "gold answer"),
         ('{"question": "a", "answer": ["1", "2"]}\n', ":1", "in a list of one"),
+        ('{"question": "a", "answer": {"spans": ["1", "2"]}}\n', ":1", "in a list of one"),
         ('{"prompt": "a", "reward_model": {"style": "rule"}}\n', ":1", "ground_truth"),
         ('{"prompt": "a", "answer": "{\'ground_truth\': 1}"}\n', ":1", "gold answer"),
         (
@@ -227,6 +230,7 @@ def test_a_prompt_beyond_the_context_names_both_lengths(tmp_path: Path, read: Ca
 # --- code rows
 
 
+EQUAL = "self.assertEqual(f(1), 2)"
 CODE = {"score__rewards": [{"name": "code_tests"}]}
 
 
@@ -250,6 +254,12 @@ def test_a_code_row_brings_its_tests(tmp_path: Path, load: Callable) -> None:
         ({"prompt": "Q", "answer": "7"}, "lacks tests"),
         ({"prompt": "Q", "tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
         ({"prompt": "Q", "test": "assert f(1"}, "no valid Python"),
+        (
+            {"prompt": "Q", "test": f"class Test(TestCase):\n def test_f(self): {EQUAL}"},
+            "a class of",
+        ),
+        ({"prompt": "Q", "test": "class TestF:\n def test_f(self): assert f(1)"}, "class of tests"),
+        ({"prompt": "Q", "test": "def test_f(tmp_path): assert f(1)"}, "'test_f' .* for fixtures"),
     ],
 )
 def test_a_bad_code_row_is_named(row: dict, named: str, tmp_path: Path, load: Callable) -> None:

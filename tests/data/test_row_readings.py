@@ -61,6 +61,9 @@ def asked(text: str) -> dict[str, str]:
         ({"instruction": "Q", "input": ""}, [U]),
         ({"question": "Q", "context": "R"}, [asked("Q\n\nR")]),
         ({"question": "Q holds R", "context": "R"}, [asked("Q holds R")]),
+        ({"question": "Q", "passage": "R"}, [asked("R\n\nQ")]),
+        ({"Question": "Q", "Body": "R"}, [asked("R\n\nQ")]),
+        ({"question": "Q", "article": "R", "input": "S"}, [asked("R\n\nQ\n\nS")]),
         ({"prompt": "Q", "starter_code": "def f():\n"},
          [asked("Q\n\nStart from this code:\n\n```python\ndef f():\n```")]),
         ({"instruction": "R", "history": [["Q", "A"]]}, [U, A, R]),
@@ -158,6 +161,7 @@ TEXTS = ["Wood", "Tin", "Wool"]
         {"choices": {"text": TEXTS, "label": ["A", "B", "C"]}, "answerKey": "B"},
         {"choices": [{"label": a, "text": b} for a, b in zip("ABC", TEXTS, strict=True)],
          "answerKey": "B"},
+        {"endings": TEXTS, "answer": "1"},
         {"A": "Wood", "B": "Tin", "C": "Wool", "answer": "B"},
         {"opa": "Wood", "opb": "Tin", "opc": "Wool", "answer": 1},
         {"option1": "Wood", "option2": "Tin", "option3": "Wool", "answer": "B"},
@@ -300,6 +304,33 @@ def test_sharegpt_s_calls_and_replies() -> None:
     assert [message["content"] for message in completion[1:]] == ["4.2", "4.3", "A"]
 
 
+@pytest.mark.parametrize("calls", [[json.dumps(CALL)] * 2, [json.dumps([CALL, CALL])]])
+def test_calls_of_ms_swift_are_one_turn(calls: list[str]) -> None:
+    replies = [
+        {"role": "tool_response", "content": "4.2"},
+        {"role": "function", "name": "tide", "content": "4.3"},
+    ]
+    made = [{"role": "tool_call", "content": text} for text in calls]
+    talk = [U, *made, *replies, A]
+    (completion,) = read_demonstration("x", {"messages": talk}, COLUMNS).completions
+    assert [message["role"] for message in completion] == ["assistant", "tool", "tool", "assistant"]
+    assert completion[0]["tool_calls"] == [CALL, CALL]
+    made[-1]["loss"] = False
+    if len(made) > 1:
+        with pytest.raises(DataError, match="message 3 and the call before it are one turn"):
+            read_demonstration("x", {"messages": talk}, COLUMNS)
+
+
+def test_a_completion_is_a_call_only_of_the_row_s_tools() -> None:
+    text = json.dumps([CALL["function"]])
+    row = {"query": "Q", "tools": [TOOL], "answers": text}
+    ((turn,),) = read_demonstration("x", row, COLUMNS).completions
+    assert turn == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    for other in ("[1]", "[]", '[{"name": "moon", "arguments": {}}]', "Hello"):
+        ((turn,),) = read_demonstration("x", {**row, "answers": other}, COLUMNS).completions
+        assert turn == {"role": "assistant", "content": other}
+
+
 # --- turns and thoughts
 
 
@@ -346,6 +377,8 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
         (read_demonstration, {"prompt": json.dumps({"messages": [U]}), "completion": "A"},
          "is JSON text of an object with 'messages'"),
         (read_problem, {"system": "T", "messages": [S, U], "answer": 1}, "different system mess"),
+        (read_problem, {"prompt": "Q", "answer": 1, "context": {"title": ["R"]}},
+         "'context' is .*; expected text, which joins the prompt"),
         (read_problem, {"system": 3, "prompt": "Q", "answer": 1}, "'system' is 3; expected the"),
         (read_problem, {"prompt": "Q", "answer": 1, "tools": ["tide"]}, "'tools' is .*; expected"),
         (read_problem, {"prompt": "Q", "answer": 1, "history": "R"}, "'history' is 'R'; expected"),
@@ -412,6 +445,8 @@ def test_a_system_message_that_replaces_the_config_s_is_told(
         ("#### (2, 3)", "(2, 3)"),
         ("#### \\{1,2\\}", "\\{1,2\\}"),
         ("#### 1,2", "1,2"),
+        ("16 (apples)", "16 apples"),
+        ("3 (mod 5)", "3 (mod 5)"),
         ("#### Step 1\n4 + 5 = 9\n#### Step 2\n3 * 9, so \\boxed{27}.", "27"),
         ("We add.\n#### 12\n", "12"),
         ("It is $\\boxed{3}$ and $\\boxed{-3}$.", "3, -3"),
@@ -462,6 +497,14 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "€ 3,50",
         "3,5",
         "1,234 m",
+        "2 hours and 30 minutes",
+        "2 hours 30 minutes",
+        "about 5 kg",
+        "2024-03-05",
+        "March 5, 2024",
+        "H. Lorn",
+        "16 (wrens)",
+        "\\frac{1}{2}",
     ]
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -471,4 +514,8 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
         f"{path}: the decimal comma of the gold answer is read as a comma between two numbers in 3 "
         f"rows, the first is {path}:7",
+        f"{path}: several quantities of the gold answer are several answers, not their sum in 1 "
+        f"row, the first is {path}:12",
+        f"{path}: the gold answer is no mathematics, so that only the same words are paid in 2 "
+        f"rows, the first is {path}:13",
     ]

@@ -91,7 +91,8 @@ def answer_of_row(row: Mapping[str, Any]) -> str:
     Raises:
         ValueError: as ``tests_of_row``, so that a run stops before it starts.
     """
-    tests_of_row(row)
+    if isinstance(tests := tests_of_row(row), AssertTests):
+        _check_runs(tests)
     named = {name: row[name] for name in (column_of_tests(row), *BESIDE) if name in row}
     return json.dumps(named | _of_livecodebench(row))
 
@@ -197,6 +198,29 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
             "program's result, as in assert f(2) == 4"
         )
     return AssertTests(source, entry_point)
+
+
+def _check_runs(tests: AssertTests) -> None:
+    """Refuse tests that are never run, so that every program would earn nothing."""
+    tree = ast.parse(tests.source)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for node in tree.body:
+        problem = ""
+        if isinstance(node, ast.ClassDef):
+            of_unittest = any(ast.unparse(base).endswith("TestCase") for base in node.bases)
+            names = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+            has_tests = node.name not in used and any(name.startswith("test") for name in names)
+            problem = "is a class of tests" if of_unittest or has_tests else ""
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            marks = "".join(map(ast.unparse, node.decorator_list))
+            is_given = node.name in used or "parametrize" in marks
+            if len(node.args.args) > len(node.args.defaults) and not is_given:
+                problem = "asks for fixtures"
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and problem:
+            raise ValueError(
+                f"{node.name!r} in the tests {problem}, which is not run, so that no program would "
+                "pass; write assertions, or functions test_… without arguments"
+            )
 
 
 def _can_fail(node: ast.AST) -> bool:

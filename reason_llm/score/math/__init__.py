@@ -1,5 +1,6 @@
 """Answers found in text and compared as mathematics. It imports nothing else of the package."""
 
+from reason_llm.score.math.answer_text import is_only_text
 from reason_llm.score.math.boxed_math import Equality, equivalent, majority, matches
 from reason_llm.score.math.extraction import (
     extract_answer,
@@ -23,6 +24,7 @@ __all__ = [
     "gold_answer",
     "has_box",
     "hashed_answer",
+    "is_only_text",
     "last_answer_tags",
     "last_boxed",
     "last_boxes",

@@ -371,6 +371,14 @@ def are_words(gold: str, answer: str, question: str = "") -> bool:
     return is_long or _words(tokens_of(gold), tokens_of(answer), question) is not None
 
 
+def is_only_text(gold: str) -> bool:
+    """Whether a gold answer with digits can be read neither as mathematics nor as a date, so that
+    only an answer with the same words is right."""
+    if not any(map(str.isdecimal, gold)) or is_date(gold, "") or _named_date(gold) is not None:
+        return False
+    return reading_of(gold, letters_are_units=False) is None
+
+
 def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
     """Both read to their end; None if one cannot be."""
     if (gold_reading := reading_of(gold, letters_are_units=False)) is None:
