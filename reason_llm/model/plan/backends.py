@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError
-from reason_llm.model import attention as packed_attention, folder, multimodal, routing
+from reason_llm.model import attention as packed_attention, multimodal, routing
 from reason_llm.model.base import weights_dtype
 from reason_llm.model.vllm import unsloth
 from reason_llm.model.vllm.shared_weights import attention_for

@@ -11,8 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from reason_llm.score.math.answer_text import (
+    DIRECTIONS,
+    are_known,
+    is_choice,
+    reading_of,
+    unwrapped,
+)
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
-from reason_llm.score.math.answer_text import DIRECTIONS, are_known, is_choice, reading_of, unwrapped
 from reason_llm.score.math.asked import asks_to_round
 from reason_llm.score.math.question import words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
@@ -70,10 +76,9 @@ _CHANGES = word_set(
     """
 )
 """Words that may change a value, but not where the question has them and no value follows."""
-_UNITS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-          "fifteen sixteen seventeen eighteen nineteen").split()  # fmt: skip
+_UNITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]  # fmt: skip
 _TENS = dict(
-    zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10),
+    zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10),
         strict=True)
 )  # fmt: skip
 _NUMBERS = {**{word: number for number, word in enumerate(_UNITS)}, **_TENS}
@@ -81,7 +86,7 @@ _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6}
 _PARTS = {
     f"{word}{plural}": number
     for number, words in enumerate(
-        "half third quarter/fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split(),
+        ["half", "third", "quarter/fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"],
         2,
     )
     for word in words.split("/")
@@ -183,9 +188,7 @@ class _Splitter:
             kind = match.lastgroup if match.lastgroup != "content" else "style"
             if kind == "style":
                 self.group(match)
-            elif kind == "word" and self.is_word(match[0], text, position, is_text):
-                self.word(match[0])
-            elif kind == "word" and is_text and len(match[0]) > 1:
+            elif (kind == "word" and self.is_word(match[0], text, position, is_text)) or (kind == "word" and is_text and len(match[0]) > 1):
                 self.word(match[0])
             elif match[0] in "()":
                 self.bracket(match[0], text, position, is_text)
