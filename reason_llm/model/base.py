@@ -58,7 +58,8 @@ hundred MiB, and decoding needs a new shape whenever a row leaves."""
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "VLLM_BATCH_INVARIANT": "1"}
 """Variables that cuBLAS and vLLM read once, when they start, with ``model.deterministic`` on a GPU:
 cuBLAS may split a product over streams, and vLLM's kernels sum in an order that follows the batch.
-Source: vllm/envs.py; https://docs.pytorch.org/docs/stable/notes/randomness.html. Never run on a GPU."""
+Source: vllm/envs.py; https://docs.pytorch.org/docs/stable/notes/randomness.html. Never run on a
+GPU."""
 PROBE = "What is 3 + 4?"
 """A text that every tokenizer must be able to read."""
 PROBES = [PROBE, "def f(x):\n    return 12345 * x\n\n\tx = [1,  2]", "Это 世界, café… مرحبا 🙂"]
