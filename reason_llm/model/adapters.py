@@ -314,7 +314,7 @@ def check_layers(folder: Path, layers: Collection[str], base: str) -> None:
     with _reading(folder / WEIGHTS):
         stored = header_shapes(folder / WEIGHTS)
     for match in filter(None, map(ADAPTED.fullmatch, stored)):
-        if (name := match[1].removesuffix(".base_layer")) not in layers:
+        if (name := match[1].replace(".base_layer", "")) not in layers:
             raise ModelError(
                 f"{folder / WEIGHTS}: {name} is no layer of {base} as Transformers and vLLM load "
                 "it, and vLLM would serve the base without the adapter; name the model that it was "

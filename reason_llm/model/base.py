@@ -655,7 +655,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     described = read_config(config.path, trusted)
     attention = shared_weights.attention_for(described, config.attention)
     with reading(config.path, "weights"):
-        base, report = multimodal.auto_class(described).from_pretrained(
+        base, report = multimodal.text_class(described).from_pretrained(
             config.path,
             dtype=dtype,
             use_safetensors=folder.use_safetensors(config),
@@ -671,7 +671,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             f"{missing[0]} among them; save it whole"
         )
     nf4.keep_layouts(base, dtype)
-    return multimodal.drop_towers(base)
+    return base
 
 
 def _disable_dropout(base: Any) -> None:
