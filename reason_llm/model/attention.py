@@ -4,7 +4,7 @@ new token a row without copies of keys and values.
 A packed row sees only itself and the prompt that it shares with others, whose keys and values are
 gathered for each of them; its queries are aligned to the end of its keys, as FlashAttention 2 does.
 On a GPU this is FlashAttention as torch ships it (``varlen_attn``, 16 bits only); elsewhere each
-segment by itself through SDPA.
+segment goes through SDPA alone.
 
 Shapes: N tokens of the row, M gathered keys, B rows, T tokens of a row, H query heads,
 K key heads, D head size.
@@ -28,8 +28,8 @@ FAMILIES = (
     *("ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2"),
     *("qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_vl_text", "smollm3", "starcoder2"),
 )
-"""Whose attention hands segments on and takes nothing but causality and a window from its mask;
-others may, and were not tried."""
+"""Families whose attention passes segments on and takes nothing but causality and a window from its
+mask; others may, and were not tried."""
 
 MOST_KEYS_PER_TOKEN = 4
 """Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
@@ -57,8 +57,8 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where among the M gathered keys each of the N tokens stands, S of them more than once, R
-    times at most."""
+    """Positions of each of the N tokens among the M gathered keys; S tokens have several, at most R
+    each."""
 
     index_M: Tensor
     """The token of each gathered key."""
@@ -99,7 +99,7 @@ class Segments:
     key_lengths: tuple[int, ...]
     """At least as long as the segment's queries."""
     keys: Places | None
-    """Where in the row each gathered key stands; None: every segment sees its own tokens alone."""
+    """Position in the row of each gathered key; None: every segment sees only its own tokens."""
     query_ends: Tensor
     """(S + 1,) int32, from 0: the sums of the lengths, on the model's device."""
     key_ends: Tensor
@@ -229,7 +229,7 @@ def _flash(
     from torch.nn.attention.varlen import varlen_attn
 
     query_NHD, key_MKD, value_MKD = (
-        # SDPA takes autocast's dtype by itself; this operator takes what it is given.
+        # SDPA converts to autocast's dtype; this operator takes what it is given.
         x[0].transpose(0, 1).to(value_1KND.dtype)
         for x in (query_1HND, key_1KND, value_1KND)
     )
@@ -270,7 +270,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Rows end to end, one new token a row; and everything else by Transformers' own SDPA.
 
-    With one query a row the query heads that share a key head stand in the place of queries, (B, H,
+    With one query a row the query heads that share a key head take the place of queries, (B, H,
     1, D) becomes (B, K, H / K, D): the same sum, without a copy of the cache for each query head.
     """
     if segments is not None:

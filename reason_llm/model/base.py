@@ -56,9 +56,10 @@ KEPT_KERNELS = 64
 """Kernels that oneDNN keeps on a CPU: it compiles one for each shape, keeps 1,024 by default, some
 hundred MiB, and decoding needs a new shape whenever a row leaves."""
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "VLLM_BATCH_INVARIANT": "1"}
-"""What cuBLAS and vLLM read once, when they start, with ``model.deterministic`` on a GPU: cuBLAS
-may split a product over streams, and vLLM's kernels sum in an order that follows the batch. Source:
-vllm/envs.py; https://docs.pytorch.org/docs/stable/notes/randomness.html. Never run on a GPU."""
+"""Variables that cuBLAS and vLLM read once, when they start, with ``model.deterministic`` on a GPU:
+cuBLAS may split a product over streams, and vLLM's kernels sum in an order that follows the batch.
+Source: vllm/envs.py; https://docs.pytorch.org/docs/stable/notes/randomness.html. Never run on a
+GPU."""
 PROBE = "What is 3 + 4?"
 """A text that every tokenizer must be able to read."""
 PROBES = [PROBE, "def f(x):\n    return 12345 * x\n\n\tx = [1,  2]", "Это 世界, café… مرحبا 🙂"]
@@ -66,8 +67,8 @@ PROBES = [PROBE, "def f(x):\n    return 12345 * x\n\n\tx = [1,  2]", "Это 世
 TOKENIZER = "tokenizer.json"
 Role = str
 """The model that the one base copy currently is: ``policy``; ``reference``, the base alone; or an
-added role, such as ``start``, ``critic``, ``teacher``, ``reward:<name>``: an adapter of its own,
-some with a head."""
+added role, such as ``start``, ``critic``, ``teacher``, ``reward:<name>``: another adapter, some
+with a head."""
 
 
 class Model:
@@ -112,7 +113,7 @@ class Model:
     def _load(
         self, config: ModelSection, seed: int, sizes: EngineSizes | None, checkpointing: bool
     ) -> None:
-        """A frame of its own, which is cleared on failure."""
+        """Load everything in a separate frame, which is cleared on failure."""
         dtype = weights_dtype(config, self.device)
         for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # ideep's
             os.environ.setdefault(name, str(KEPT_KERNELS))  # read at the first product
@@ -127,7 +128,7 @@ class Model:
             if sizes is None:
                 loaded = _load_base(config, self.device)
             else:
-                described = read_config(config.path)  # vLLM registers config classes of its own
+                described = read_config(config.path)  # vLLM registers its own config classes
                 self.engine = engine.start(config.path, dtype, sizes, seed)
                 loaded = shared_weights.model_over(self.engine, described, dtype, config.attention)
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
@@ -149,7 +150,7 @@ class Model:
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
         granite: float = getattr(text, "logits_scaling", None) or 1.0
         self.logit_scale: float = (getattr(text, "logit_scale", None) or 1.0) / granite
-        """What the model multiplies the head's output by."""
+        """Factor by which the model multiplies the head's output."""
         self._check_head()
 
     def __enter__(self) -> Self:
@@ -365,7 +366,7 @@ class Model:
 
 
 def _policy_over(base: Any, config: ModelSection) -> Any:
-    """The base with its adapter, or as it is with gradients of its own."""
+    """The base with its adapter, or the base itself with gradients."""
     if config.train == "full":
         return weights.make_trainable(base)
     return adapters.attach(base, config.adapter, multimodal.excluded_modules(base))
@@ -481,7 +482,7 @@ def decode(
 
 
 def quiet_libraries() -> None:
-    """Stop libraries from printing beside the console."""
+    """Silence the libraries' own messages and progress bars."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
@@ -580,7 +581,7 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
     model."""
     described = read_config(path, trust_remote_code)
     with reading(path, "config"), torch.device("meta"), warnings.catch_warnings():
-        # A layer of size 0 is told by the shapes of the weights.
+        # The shapes of the weights show a layer of size 0.
         warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
         model = multimodal.auto_class(described).from_config(
             described,
@@ -654,7 +655,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
     described = read_config(config.path, trusted)
     attention = shared_weights.attention_for(described, config.attention)
     with reading(config.path, "weights"):
-        base, report = multimodal.auto_class(described).from_pretrained(
+        base, report = multimodal.text_class(described).from_pretrained(
             config.path,
             dtype=dtype,
             use_safetensors=True,
@@ -670,7 +671,7 @@ def _load_base(config: ModelSection, device: torch.device) -> Any:
             f"{missing[0]} among them; save it whole"
         )
     nf4.keep_layouts(base, dtype)
-    return multimodal.drop_towers(base)
+    return base
 
 
 def _disable_dropout(base: Any) -> None:

@@ -31,7 +31,7 @@ class Datum:
     has_reward: bool = True
     """False where every reward gave None: the row then teaches nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """By name, such as sampler_logprobs, old_logprobs, ref_logprobs, entropies, advantages."""
+    """Columns by name: sampler_logprobs, old_logprobs, ref_logprobs, entropies, advantages, ..."""
 
     @classmethod
     def of(

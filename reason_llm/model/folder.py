@@ -34,12 +34,12 @@ from reason_llm.files import (
 MOST_JSON_BYTES = 64 * MIB
 MOST_LAYERS = 1024
 COUNT = re.compile(r"(layers?|experts|labels)\Z")
-"""In the name of a count: num_hidden_layers, GPT-2's n_layer, num_local_experts, num_labels."""
+"""Ending of a count's name: num_hidden_layers, GPT-2's n_layer, num_local_experts, num_labels."""
 SIZE = re.compile(
     r"(?<!feature_)(layers?|experts|heads?|dim|embd|positions|(embed|hidden|intermediate|vocab|head)"
     r"_size)\Z"
 )
-"""In the name of a number that is never negative: num_attention_heads, GPT-2's n_embd, head_dim."""
+"""Ending of the name of a number that is never negative: num_attention_heads, n_embd, head_dim."""
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def _is_weights(name: str) -> bool:
 
 
 def refuse_adapter(path: str) -> None:
-    """Refuse an adapter beside, or in place of, the model: Transformers would follow it."""
+    """Refuse an adapter next to the model, or instead of it: Transformers would follow it."""
     if find_adapter_config_file(path) is not None:
         raise ModelError(
             f"model.path={path} holds an adapter (adapter_config.json), which would be loaded over "

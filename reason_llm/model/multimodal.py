@@ -6,7 +6,12 @@ through. Not here: images.
 import re
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+)
 
 from reason_llm.errors import ModelError
 
@@ -44,6 +49,21 @@ def auto_class(config: PretrainedConfig) -> Any:
     """The class of Transformers that loads the whole checkpoint under its own names, where
     AutoModelForCausalLM refuses some of these families and renames the parts of others."""
     return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
+
+
+def text_class(config: PretrainedConfig) -> Any:
+    """``auto_class``'s class without the modules of ``drop_towers``, whose weights it does not read
+    from a checkpoint."""
+    if not reads_images(config):
+        return AutoModelForCausalLM
+    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+
+    def build(self: Any, *arguments: Any, **options: Any) -> None:
+        whole.__init__(self, *arguments, **options)
+        drop_towers(self)
+
+    # By its name Transformers finds the names that the weights have in a checkpoint.
+    return type(whole.__name__, (whole,), {"__init__": build, "__module__": whole.__module__})
 
 
 def drop_towers(model: Any) -> Any:

@@ -89,7 +89,7 @@ def can_pack(module: nn.Module) -> bool:
 
 
 def check(model: Any, path: str) -> None:
-    """Check that a model on the meta device has layers to pack beside its head. Raises ModelError:
+    """Check that a model on the meta device has layers to pack besides its head. Raises ModelError:
     it has none, so it would stay as it is."""
     head = model.get_output_embeddings()
     if adapters.expert_weights(model):
@@ -108,7 +108,7 @@ def check(model: Any, path: str) -> None:
 def linear_over(
     weight: Any, part: int, name: str, linear: nn.Linear, dtype: torch.dtype
 ) -> Linear4bit:
-    """The 4-bit layer in the place of ``linear``, which has no storage: a view of the bytes of one
+    """The 4-bit layer that replaces ``linear``, which has no storage: a view of the bytes of one
     part of vLLM's fused, packed weight, which computes in ``dtype``. Raises ModelError: the part is
     of another shape."""
     state, offsets = weight.bnb_quant_state[part], weight.bnb_shard_offsets.tolist()

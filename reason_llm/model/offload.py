@@ -1,5 +1,5 @@
 """Weights in host memory that are on the GPU only within a phase: an outside reward model's, and
-those of a teacher that is a model of its own."""
+those of a teacher that is a separate model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

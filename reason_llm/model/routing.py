@@ -29,9 +29,9 @@ class Routing:
     def __init__(self, policy: nn.Module) -> None:
         self._routers = routers(policy)
         self._logits: list[Tensor] = [torch.empty(0)] * len(self._routers)
-        """Of the last pass, (N, E) of each router."""
+        """Logits of the last pass, (N, E) of each router."""
         self.experts = list(self._logits)
-        """Chosen in the last pass, (N, K) of each router."""
+        """Experts chosen in the last pass, (N, K) of each router."""
         self._times_N = torch.empty(0)
 
     def begin(self, data: Sequence[Datum], layout: Layout | None, ids_BT: Tensor) -> None:
@@ -82,8 +82,8 @@ def agreement(ours_NK: Tensor, theirs_NK: Tensor) -> Tensor:
 
 
 def _times(data: Sequence[Datum], layout: Layout | None, ids_BT: Tensor) -> Tensor:
-    """How many rows each token of a micro-batch belongs to, (N,): 0 for padding, more than 1 in a
-    prompt that packed rows share."""
+    """Number of rows that each token of a micro-batch belongs to, (N,): 0 for padding, more than 1
+    in a prompt that packed rows share."""
     if layout is None:
         lengths_B1 = torch.tensor([[row.num_tokens] for row in data], device=ids_BT.device)
         return (torch.arange(ids_BT.shape[1], device=ids_BT.device) < lengths_B1).flatten()

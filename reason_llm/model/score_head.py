@@ -30,12 +30,12 @@ def state(head: nn.Linear) -> dict[str, Tensor]:
 
 
 def save(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write what ``state`` returned into a folder, beside its adapter."""
+    """Write what ``state`` returned into the folder of its adapter."""
     save_file(tensors, str(folder / FILE))
 
 
 def scale(head: nn.Linear, slope: float, offset: float) -> None:
-    """Have a head with a bias give ``slope * score + offset`` in the place of its score."""
+    """Have a head with a bias give ``slope * score + offset`` instead of its score."""
     with torch.no_grad():
         head.weight.mul_(slope)
         head.bias.mul_(slope).add_(offset)

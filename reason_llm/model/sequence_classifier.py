@@ -1,4 +1,4 @@
-"""A reward model of its own, not over the base: a folder with a sequence-classification model of
+"""A separate reward model, not over the base: a folder with a sequence-classification model of
 one label, in safetensors, with its own tokenizer and chat template. It is in host memory, and on
 the GPU only in the scoring phase.
 """
@@ -40,7 +40,7 @@ class ClassifierShape:
 @cache
 def look_at(path: Path) -> ClassifierShape:
     """The sizes of the model in a folder; no weight is read. Raises ModelError: it is no such
-    model, or needs Python code of its own."""
+    model, or needs its own Python code."""
     folder.refuse_adapter(str(path))
     config = read_config(str(path))
     if config.num_labels != 1:

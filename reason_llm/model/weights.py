@@ -26,7 +26,7 @@ WEIGHTS = "model.safetensors"
 FILES = {"adapter": adapters.WEIGHTS, "full": WEIGHTS}
 """File with what a policy trains, by ``model.train``."""
 INDEX = f"{WEIGHTS}.index.json"
-"""Tells vLLM, which else reads every safetensors file beside it, which one holds the model."""
+"""File that names the model's weights; without it vLLM reads every safetensors file."""
 BESIDE = (*TOKENIZER, "chat_template*", "generation_config.json")
 """Files of a model that are copied as they are; its config is written."""
 

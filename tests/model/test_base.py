@@ -163,6 +163,24 @@ def test_a_base_that_others_quantised_is_refused(tmp_path: Path, kind: Any) -> N
     refused(ModelSection(path=path), "are quantised by|cannot be read")
 
 
+@pytest.mark.parametrize(
+    ("family", "method", "advice"),
+    [
+        ("gpt_oss", "mxfp4", "the same weights in bfloat16 "),
+        ("qwen3_moe", "fp8", "the same weights in bfloat16 "),
+        ("mistral3", "fp8", "the unquantised model and set model.quantize to nf4"),
+        ("gemma3", "compressed-tensors", "the unquantised model and set model.quantize to nf4"),
+    ],
+)
+def test_only_what_nf4_can_pack_is_advised_to_be_packed(
+    tmp_path: Path, family: str, method: str, advice: str
+) -> None:
+    """The weights of experts stay as they are in NF4, so that advice would lead nowhere."""
+    path = families.make(tmp_path, family)
+    changed(path, quantization_config={"quant_method": method})
+    refused(ModelSection(path=path), f"quantised by {method}, which .*; take {advice}")
+
+
 def test_a_text_model_that_carries_a_vision_config_is_taken(tmp_path: Path) -> None:
     path = changed(families.make(tmp_path, "qwen3_5_text"), vision_config={"depth": 2})
     policy = check_model(ModelSection(path=path, dtype="float32"))

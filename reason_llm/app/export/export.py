@@ -49,7 +49,7 @@ from reason_llm.run.store import folder as run_folder
 logger = logging.getLogger(__name__)
 CONVERTER = "convert_hf_to_gguf.py"
 SENTENCE_PIECES = "tokenizer.model"
-"""What llama.cpp's converter reads for Gemma; Transformers 5 does not write it."""
+"""File that llama.cpp's converter reads for Gemma; Transformers 5 does not write it."""
 PROCESSORS = "*processor_config.json"
 """Files by which Transformers and vLLM prepare the images of a model that reads them."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -60,7 +60,7 @@ PUSH_ERRORS = (
 """Errors of the Hub's client: a bad name, no login, no network, a bad answer."""
 ADAPTER_FILES = (run_folder.ADAPTER_CONFIG, adapters.WEIGHTS)
 HEAD_FILES = (run_folder.SCORE_HEAD, reward_models.SCALE)
-"""Files of a reward model beside its adapter."""
+"""Files that a reward model has in addition to its adapter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ def merge(
         adapter: None where nothing is added to it.
         dtype: of the result; the sum is made in float32.
         shard_bytes: largest file, unless one tensor is larger.
-        score: weight (1, D) of a reward model's head, in the place of the language model's.
+        score: weight (1, D) of a reward model's head, instead of the language model's.
 
     Raises:
         ModelError: the adapter does not fit the checkpoint.

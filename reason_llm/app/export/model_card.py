@@ -33,7 +33,7 @@ class ModelCard:
     name: str
     """Name of the exported folder."""
     base: str
-    """As the user named it."""
+    """Name or path that the user gave."""
     licence: str | None
     merged: str | None
     """The type of merged weights; None for an adapter alone."""

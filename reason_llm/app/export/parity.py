@@ -3,7 +3,7 @@ export.
 
 Reference and export are loaded by Transformers and PEFT themselves, and not by the code that
 merged. In float32 any difference is rounding. In bfloat16 an update smaller than half a unit in a
-weight's last place is lost, so what is measured beside the gap is how far the export lies on the
+weight's last place is lost, so a second measure, besides the gap, is how far the export lies on the
 way back from the policy to the base."""
 
 import math
@@ -66,8 +66,8 @@ class Parity:
     lost_error: float
     """Standard error of ``lost``; infinite where nothing was learned."""
     strayed: float | None
-    """How much less likely a token of the rollouts is than when it was sampled, in nats, in the
-    mean: an estimate of the KL from the sampling policy. None where that was not recorded."""
+    """Mean fall of a rollout token's log-prob since it was sampled, in nats: an estimate of the KL
+    from the sampling policy. None where log-probs were not recorded."""
 
     @property
     def tells_a_wrong_merge(self) -> bool:

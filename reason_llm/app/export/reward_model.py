@@ -158,7 +158,7 @@ def check_scores(
 
 
 def _exported_scores(exported: Path, rows: Sequence[Datum], dtype: torch.dtype) -> Tensor:
-    """As any user reads them: Transformers' own model, padded batches."""
+    """Scores as any user gets them: by Transformers' own class, in padded batches."""
     model = parity.load(exported, dtype, AutoModelForSequenceClassification)
     scores = []
     for start in range(0, len(rows), BATCH_ROWS):

@@ -15,7 +15,7 @@ from reason_llm.model.plan.shape import Shape
 BACKWARD_OF_ATTENTION = 2.5
 """Its products, of those of the forward pass, which FlashAttention makes anew."""
 UNPACKED_BYTES = 2 + 2
-"""Of a weight in NF4: written in 16 bits for the product, and read by it."""
+"""Bytes of a weight in NF4 that are written in 16 bits for the product, and read by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class OutsideModel:
-    """A model with weights of its own, such as a separate reward model, that reads the rollouts in
-    a phase of its own."""
+    """A model with separate weights, such as a reward model, that reads the rollouts in a separate
+    phase."""
 
     name: str
     weight_bytes: int

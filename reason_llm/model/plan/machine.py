@@ -62,8 +62,8 @@ class Machine:
 
     @classmethod
     def imagined(cls, config: Config, device: torch.device) -> "Machine":
-        """A GPU with ``memory.budget_gib`` beside ``memory.host_gib`` on any machine; this machine
-        if the former is auto."""
+        """A GPU with ``memory.budget_gib`` and ``memory.host_gib`` of host memory, on any machine;
+        this machine if the former is auto."""
         here, memory = cls.here(config, device), config.memory
         if memory.budget_gib == "auto":
             return here

@@ -29,14 +29,14 @@ PROMPTS_PER_MICRO_BATCH = 8
 """Micro-batches on a CPU are as long as that many of the longest prompt, where that is more: each
 passes its prompts through the model again."""
 PREFILL_TOKENS = 2048
-"""Of one forward pass of vLLM on a GPU, and at least one for each sequence."""
+"""Tokens of one forward pass of vLLM on a GPU; at least one for each sequence."""
 READ_TOKENS = 8192
-"""Of all prompts together in one forward pass of the Transformers sampler."""
+"""Tokens of all prompts together in one forward pass of the Transformers sampler."""
 RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}
 """CUDA's context, kernels and workspaces; on a CPU Python and its libraries. Together
 with ``VLLM_BYTES`` 1.1 to 1.75 GiB at 7 B on an H100, 1.1 at 0.5 B (docs/gpu.md)."""
 VLLM_BYTES = {"cuda": 0.6 * GIB, "cpu": 0.7 * GIB}
-"""What vLLM adds to that: CUDA graphs on a GPU, its libraries on a CPU."""
+"""Bytes that vLLM adds to that: CUDA graphs on a GPU, its libraries on a CPU."""
 KERNELS_BYTES = int(0.25 * GIB)
 """oneDNN's kernels for products in bfloat16 on a CPU, one for each shape that occurs."""
 NCCL_BYTES = int(0.5 * GIB)
@@ -92,11 +92,11 @@ class Plan:
     """None: without vLLM."""
     lines: tuple[Line, ...]
     host_bytes: int
-    """Planned host memory beside a GPU; without one everything is in the ledger."""
+    """Planned host memory of a machine with a GPU; without one everything is in the ledger."""
     checkpoint_bytes: int
     """Size on disk of each: adapter, optimizer state, and the best adapter."""
     steps: int
-    """Of the run."""
+    """Steps of the run."""
     phases: tuple[bound.Phase, ...]
     """The least cost of a step on a card."""
 
@@ -360,7 +360,7 @@ class _Draft:
     def lines(self, cache_tokens: int, micro_batch_tokens: int) -> list[Line]:
         """All lines of the ledger."""
         config, shape, size = self.config, self.shape, self.element_bytes
-        tokens = max(micro_batch_tokens, self.unit_tokens)  # a longer unit is a batch of its own
+        tokens = max(micro_batch_tokens, self.unit_tokens)  # a longer unit is a separate batch
         widest = max(shape.packable) * 2 * 2 if config.model.quantize == "nf4" else 0
         # Each pass holds a few vectors of a layer; the decoder of Transformers keeps them in full.
         prefill = self.prefill_tokens * (3 * shape.intermediate + 4 * shape.hidden) * size

@@ -1,4 +1,4 @@
-"""Measured peak memory of each phase, beside the plan."""
+"""Measured peak memory of each phase, next to the plan."""
 
 import resource
 from collections.abc import Iterator

@@ -39,7 +39,7 @@ KEPT = {
     "gpt_oss": Kept(score_elements=1.5, passing_score_bytes=3.0),
     "gptj": Kept(score_elements=1.0, passing_score_bytes=2.0),
 }
-"""By model_type, where it differs from the others (``tests/test_memory.py``)."""
+"""Kept values by model_type, where they differ (``tests/model/plan/test_memory.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Shape:
             kept = self.kept_bytes_per_token(element_bytes) + one_layer
         else:
             kept = self.layers * one_layer
-        merged *= 3 if checkpointing else self.layers + 2  # a gradient beside it, and their sum
+        merged *= 3 if checkpointing else self.layers + 2  # with a gradient, and their sum
         return int(tokens * (kept + passing)) + merged
 
     def kept_bytes_per_token(self, element_bytes: int) -> int:

@@ -21,13 +21,13 @@ from reason_llm.errors import ModelError, OutOfMemory, one_line
 log = logging.getLogger(__name__)
 
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM accepts as max_lora_rank."""
+"""Values that vLLM accepts as max_lora_rank."""
 MOST_EMPTY_STEPS = 64
 """Engine steps that must suffice to clear what finished requests leave behind."""
 LEAST_RELEASED_FRACTION = 0.9
 """The part of the KV cache's memory that a release must give back."""
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
-"""Batch sizes whose decoding is captured as a CUDA graph, beside the largest: vLLM 0.31 captures
+"""Batch sizes whose decoding is captured as a CUDA graph, besides the largest: vLLM 0.31 captures
 172, which keep their memory."""
 
 
@@ -47,7 +47,7 @@ class EngineSizes:
     prefill_tokens: int | None = None
     """Tokens of one forward pass at most; None: vLLM's own choice."""
     beside_kv_bytes: int = 0
-    """Weights and workspace, for an engine that is told the whole (Unsloth's)."""
+    """Weights and workspace, for an engine that takes the total (Unsloth's)."""
 
 
 class Engine:
@@ -87,7 +87,7 @@ class Engine:
     def wake(self) -> None:
         """Restore the KV cache. A second call does nothing. Raises OutOfMemory: there is no room
         for it, even with torch's own cache emptied."""
-        # Unsloth's goes on only when nothing that it counts as asleep is left.
+        # Unsloth's continues only when nothing that it counts as asleep is left.
         tags = {} if self.standby else {"tags": ["kv_cache" if self.can_release else "scheduling"]}
         for is_last in (False, True):
             if self.awake:
@@ -312,7 +312,7 @@ def _forget_slots() -> None:
 @contextmanager
 def on_default_stream() -> Iterator[None]:
     """Context of torch's default CUDA stream, if there is a GPU; earlier work ends first. vLLM's
-    bitsandbytes plugin leaves the process on a stream of its own, and bitsandbytes 0.50.2 quantises
+    bitsandbytes plugin leaves the process on its own stream, and bitsandbytes 0.50.2 quantises
     and steps its optimizers on the default stream without waiting for any other."""
     if not torch.cuda.is_available():
         yield
@@ -329,7 +329,7 @@ def on_default_stream() -> Iterator[None]:
 def _keep_expert_weights() -> None:
     """Compute experts in torch on a CPU, over the weights as a GPU has them: with adapters vLLM
     0.31 takes its Triton kernel for experts on every machine, and a CPU has no Triton. Ends when
-    vLLM has experts beside adapters there."""
+    vLLM has experts with adapters there."""
     from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
     def apply(

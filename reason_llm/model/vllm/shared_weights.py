@@ -45,7 +45,7 @@ def model_over(
     """A Transformers causal LM whose every parameter is a view of vLLM's storage.
 
     Args:
-        config: read before the engine started: vLLM registers classes of its own for some families.
+        config: read before the engine started, since vLLM registers its own classes for some.
         asked: ``model.attention``.
 
     Raises:
@@ -258,7 +258,7 @@ def checkpoint_files(path: str) -> list[Path]:
     place = Path(path)
     if not place.is_dir():
         place = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
-    whole = sorted(place.glob("model*.safetensors"))  # in a checkpoint there are others beside
+    whole = sorted(place.glob("model*.safetensors"))  # a checkpoint has others, too
     return whole or sorted(place.glob("*.safetensors"))
 
 

@@ -28,8 +28,8 @@ from reason_llm.model.vllm.engine import MAX_LORA_RANKS, Engine, EngineSizes, is
 log = logging.getLogger(__name__)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""What [loader] sends to the hand-written kernels. gemma and gemma2 too, but those scale their
-embeddings and cap their logits, which is unread."""
+"""Families that [loader] sends to the hand-written kernels. gemma and gemma2 too, but those scale
+their embeddings and cap their logits, which is unread."""
 _REFUSALS = (AssertionError, ImportError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 ENVIRONMENT = {
     # Read when unsloth is imported (unsloth_zoo/__init__.py): no expandable segments, as sleeping
