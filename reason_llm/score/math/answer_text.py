@@ -31,14 +31,13 @@ from reason_llm.score.math.phrases import (
     is_left_side,
     says_empty,
     with_labels,
-    with_number,
     with_remainder,
     with_sets,
     without_modulus,
     without_remark,
 )
 from reason_llm.score.math.question import read_question, words_of
-from reason_llm.score.math.units import AREAS, canonical, is_known, is_unit, times, word_set
+from reason_llm.score.math.units import canonical, is_unit, times, word_set
 
 _LEAD_WORDS = word_set(
     """
@@ -72,6 +71,7 @@ _SMALL_WORDS = word_set(
 )
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
 """Words behind a value with which what the question knows begins: ``in the class``."""
+_JOINING = word_set("and to one ones or i")
 _DENIALS = word_set("not no never isn't aren't doesn't neither nor")
 _CHANGES = _DENIALS | word_set(
     """
@@ -94,8 +94,6 @@ _SIGNS_OF_DATES = ("-", ":", "\\colon")
 _LONGEST_DATE = 40
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(am|pm)?+", re.ASCII)
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
-_CONCLUSIONS = word_set("so therefore thus hence")
-_DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
 DIRECTIONS = tuple(
     (one, other)
     for up, down in [
@@ -111,9 +109,6 @@ DIRECTIONS = tuple(
     for one, other in ((up, down), (down, up))
 )
 """Verbs before ``by`` that say the opposite."""
-_OPERATIONS = word_set("multiplied divided multiply divide")
-_BOUNDS = (["least"], ["most"], ["over"], ["under"])
-_QUANTITY = re.compile(r"[0-9\\]")
 _LEADS = word_set(
     """
     is are be was equals equal to gives have get find obtain therefore thus so hence then
@@ -193,78 +188,10 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     return Question(*trees)
 
 
-def stated(answer: str, question: str) -> str | None:
-    """What a sentence says of what is asked, ``5 apples`` of ``Tom has 5 apples left``: all behind
-    its last verb, or its only quantity, if the question knows the words before it; None for no such
-    sentence. What stands before ``so`` is a reason."""
-    words = _TEXT_MARK.sub(" ", unwrapped(answer)[:MAX_CHARACTERS]).rstrip("} .").split()
-    plain = [word.strip("$.,;:()*\\{}").casefold() for word in words]
-    if not question or len(words) < 2:
-        return None
-    so = max((place + 1 for place, word in enumerate(plain) if word in _CONCLUSIONS), default=0)
-    if _DOUBTS & set(plain[:so]):
-        return None
-    words, plain = words[so:], plain[so:]
-    places = [place for place, word in enumerate(words) if _QUANTITY.search(word)]
-    verbs = [place for place, word in enumerate(plain) if word in _VERBS or word == "by"]
-    if verbs and verbs[-1] + 1 == len(words):
-        return None
-    if len(places) == 1 and (not verbs or places[0] < verbs[-1]):
-        return _only_quantity(words, plain, places[0], question)
-    if not verbs:
-        return None
-    before = plain[: verbs[-1]]
-    if plain[verbs[-1]] == "by" and before and before[-1] not in _OPERATIONS:
-        asked = words_of(question)
-        if any(before[-1] in one and asked & other for one, other in DIRECTIONS):
-            return None
-        before.pop()  # rose by 14
-    if not _are_known(before, question, _CHANGES):
-        return None
-    rest = words[verbs[-1] + 1 :]
-    end = next((i for i, word in enumerate(rest) if i and word.casefold() in _ADVERBIAL), len(rest))
-    if not _are_known([word.strip("$.,;:()").casefold() for word in rest[end:]], question):
-        return None
-    shown = [word for word in rest[:end] if word.casefold() not in _SMALL_WORDS]
-    while len(shown) > 1 and shown[0].casefold() in _LEAD_WORDS and len(shown[0]) > 1:
-        del shown[0]
-    return " ".join(shown)
-
-
-def _only_quantity(words: list[str], plain: list[str], place: int, question: str) -> str | None:
-    """``75%`` of ``75% of the students passed``, with its unit."""
-    others, end = [*plain[:place], *plain[place + 1 :]], place + 1
-    if end == len(words) or plain[place - 1 : place] in _BOUNDS:
-        return None
-    if not _are_known(others, question, _DENIALS):
-        return None
-    while end < len(words) and (plain[end] in (*AREAS, "per") or is_known(canonical(plain[end]))):
-        end += 1
-    return " ".join(words[place:end])
-
-
-def _are_known(words: list[str], question: str, may_ask: frozenset[str] = frozenset()) -> bool:
-    """Whether all words of a sentence are the question's or say nothing of a value.
-
-    Args:
-        may_ask: words that change a value, but not where the question has them too.
-    """
-    asked = words_of(question)
-    asked |= _DENIALS if asked & _DENIALS else frozenset()
-    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones"}
-    return not set(words) & (_CHANGES - (asked & may_ask)) and all(
-        not word
-        or word in known
-        or canonical(word) in known
-        or (len(word) < 9 and word in question)
-        for word in words
-    )
-
-
 def are_known(words: list[str], question: str) -> bool:
     """Whether words behind a value are the question's or say nothing of a value."""
     asked = words_of(question)
-    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones", "or", "i"}
+    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | _JOINING
     return all(
         word in known
         or canonical(word) in known
@@ -389,7 +316,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
         equals = Token("sign", "=", False)
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
-    tokens = with_labels(with_remainder(with_number(tokens)))
+    tokens = with_labels(with_remainder(tokens))
     try:
         reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
@@ -552,8 +479,6 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
     second, led = (_by_month(_plain_words(each)) for each in (answer, answer[_lead(answer) or 0 :]))
     if not second and not led:
         return None
-    if any(_is_with_words(first, words, question) for words in (second, led)):
-        return True
     if _may_be_variables(gold) and not _is_short_word(gold):
         return None
     return first in (second, led) or (None if _may_be_variables(gold) else False)
@@ -578,28 +503,6 @@ def _yes_or_no(gold: list[Token], answer: list[Token], question: str) -> bool | 
     is_positive = said in ("yes", "true")
     contrary = {"no", "false"} if is_positive else {"yes", *(() if "not" in words else ("true",))}
     return said == asked and not words & (contrary | {"or", "maybe", "perhaps", "but", "wait"})
-
-
-def _is_with_words(gold: list[str], answer: list[str] | None, question: str) -> bool:
-    """Whether an answer is the gold one and words of the question that are no alternatives to it:
-    ``an odd function``, where the question is ``Is the function even or odd?``"""
-    words = list(answer or ())
-    while words and words[0] in _ARTICLES:
-        del words[0]
-    rest = words[len(gold) :]
-    if gold == ["neither"]:
-        rest = [word for word in rest if word != "nor"]
-    if words[: len(gold)] != gold or not rest or set(rest) & _CHANGES:
-        return False
-    asked = _ASKED_WORD.findall(question.casefold())
-    alternatives = {
-        each
-        for before, word, after in zip(["", *asked], asked, [*asked[1:], ""], strict=False)
-        for each in (word,)
-        if {before, after} & {",", "or"}
-    }
-    others = set() if gold == ["neither"] else alternatives
-    return set(gold) <= set(asked) and set(rest) <= set(asked) - others
 
 
 def _has_month(tokens: list[Token]) -> bool:

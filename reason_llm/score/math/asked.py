@@ -462,7 +462,7 @@ def _is_improper(gold: Tree, answer: Tree) -> bool:
 
 
 def _is_power(gold: Tree, answer: Tree) -> bool:
-    return gold[0] == answer[0] == "pow"
+    return bool(gold[0] == answer[0] == "pow")
 
 
 def _has_positive_powers(gold: Tree, answer: Tree) -> bool:

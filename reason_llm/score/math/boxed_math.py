@@ -28,7 +28,6 @@ from reason_llm.score.math.answer_text import (
     is_dressed,
     normalise,
     read_both,
-    stated,
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import Tree, variables
@@ -83,8 +82,6 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
         yield wanted, answer
         if (lists := as_lists(wanted, answer)) is not None:
             yield lists
-        if False and (said := stated(answer, question)) is not None:
-            yield wanted, said
         if (measure := converted(wanted, answer, question)) is not None:
             yield measure
         yield from prose_readings(wanted, answer, question)

@@ -271,9 +271,7 @@ def _in_exponential_form(tree: Tree) -> Tree:
             above = rest[0] if len(rest) == 1 else ["mul", *rest]
             return _direction(["frac", above, below])
         case ["mul" | "neg" | "list" | "set", *_]:
-            return [
-                _in_exponential_form(each) if isinstance(each, list) else each for each in tree
-            ]
+            return [_in_exponential_form(each) if isinstance(each, list) else each for each in tree]
     return tree
 
 
@@ -335,9 +333,9 @@ def _in_radians(gold: Tree, answer: Tree, question: str) -> Tree:
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
     """``f^{-1}(y) = 2y`` as ``f^{-1}(x) = 2x``, and ``f(x) \\geq 1`` as ``y \\geq 1`` for a set."""
     match answer:
-        case ["rel", "=", ["call", _, ["var", name]], _] if (
-            gold[0] != "var" and name not in variables(gold)
-        ):
+        case ["rel", "=", ["call", _, ["var", name]], _] if gold[
+            0
+        ] != "var" and name not in variables(gold):
             own = variables(gold[-1] if gold[0] == "rel" else gold)
             return _renamed(answer, name, ["var", *own]) if len(own) == 1 else answer
         case ["rel", signs, *members] if gold[0] in _SETS and "=" not in signs.split():
@@ -379,7 +377,7 @@ def _residue(tree: Tree) -> Tree:
 
 def _is_class(of_residue: Tree, family: Tree) -> bool:
     """Whether ``7k + 3`` numbers the integers of ``x \\equiv 3 \\pmod 7``."""
-    family, domain, name = _without_domain(family)
+    family, _, name = _without_domain(family)
     value = value_named(family) if family[0] == "rel" else family
     names = variables(value) if value is not None else set()
     residue, modulus = value_of(_residue(of_residue)), value_of(of_residue[2])
@@ -415,9 +413,7 @@ def is_same_family(gold: Tree, answer: Tree) -> bool:
     if not all(families):
         return False
     reach = min(max(abs(number) for number in each) for each in families) / 3
-    first, second = (
-        [number for number in each if abs(number) <= reach] for each in families
-    )
+    first, second = ([number for number in each if abs(number) <= reach] for each in families)
     return len(first) > 2 and all(
         any(abs(a - b) < TOLERANCE * max(1, reach) for b in others)
         for some, others in ((first, second), (second, first))
