@@ -62,7 +62,7 @@ _DOUBTS = word_set(
     """
     th st nd rd if unless maybe perhaps possibly probably guess unsure unknown wrong incorrect
     false but wait actually however instead rather except excluding otherwise versus vs whether
-    cannot undefined
+    cannot undefined rejected extraneous
     """
 )
 _CHANGES = word_set(
@@ -117,7 +117,7 @@ _SUBJECTS = word_set("all every any each real number numbers reals the set of th
 _INFINITIES = {"infinity": "\\infty", "positive infinity": "\\infty",
                "negative infinity": "-\\infty", "plus infinity": "\\infty",
                "minus infinity": "-\\infty"}  # fmt: skip
-_REMARKS = word_set("root roots solution repeated multiplicity extraneous rejected")
+_REMARKS = word_set("root roots solution repeated multiplicity")
 _NOUNS = word_set(
     "function number numbers series sequence triangle quadrant polygon limit day point"
 )
