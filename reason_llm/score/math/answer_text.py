@@ -174,7 +174,7 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
         return False
     if _says_less(*readings, question):
         return False
-    trees = as_asked(readings[0].tree, readings[1].tree, question)
+    trees = trees_as_asked(gold, answer, question)
     if trees is None or are_apart(*trees):
         return False
     if not ratio_fits(*trees, question):
@@ -304,6 +304,13 @@ def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
         return None
     reading = reading_of(answer, letters_are_units=not variables(gold_reading.tree))
     return None if reading is None else (gold_reading, reading)
+
+
+@functools.lru_cache(maxsize=4096)
+def trees_as_asked(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
+    """Both answers, read to their end, without their names; None where they cannot be the same."""
+    readings = read_both(gold, answer)
+    return None if readings is None else as_asked(readings[0].tree, readings[1].tree, question)
 
 
 @functools.lru_cache(maxsize=4096)

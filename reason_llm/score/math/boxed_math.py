@@ -28,6 +28,7 @@ from reason_llm.score.math.answer_text import (
     is_dressed,
     normalise,
     read_both,
+    trees_as_asked,
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import Tree, variables
@@ -144,7 +145,7 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     if (trees := _read(gold, answer, question)) is None:
         return True
     gold_tree, tree = trees
-    compared = as_asked(gold_tree, tree, question)
+    compared = trees_as_asked(unwrapped(gold), unwrapped(answer), question)
     if compared is None:
         return False
     are_curves = all(is_equality(each) and len(variables(each)) > 1 for each in compared)
@@ -182,7 +183,9 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     gold_tree, tree = trees
     if tree[0] in _SEVERAL and all(each == tree[1] for each in tree[2:]):  # y \\in A or y \\in A
         tree = tree[1]
-    compared = as_asked(gold_tree, tree, question)
+        compared = as_asked(gold_tree, tree, question)
+    else:
+        compared = trees_as_asked(unwrapped(gold), unwrapped(answer), question)
     if compared is None:
         return False
     gold_part, part = shown(compared[0]), _finals(*compared)[-1]
