@@ -210,11 +210,11 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     """The gold answer, and the answer as a number of its units, ``90`` of ``1 hour 30 minutes``;
     both as numbers where both have the same units; None where the question names a unit, and where
     they measure something else."""
-    if (pair := _same_measures(gold, answer)) is not None:
-        return pair
     has_unit = any(character.isalpha() for character in answer)
     if not has_unit or not question:
         return None
+    if (pair := _same_measures(gold, answer)) is not None:
+        return pair
     if (reading := reading_of(gold, letters_are_units=False)) is None:
         return None
     if len(reading.unit) != 1 or variables(reading.tree) or asked_units(question).named:
@@ -237,8 +237,10 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
 def _same_measures(gold: str, answer: str) -> tuple[str, str] | None:
     """``2 hours 15 minutes`` and ``2 h 15 min`` as lists of numbers; None for other units."""
     readings = []
-    for text in (gold, answer):
-        parts = _measures(tokens_of(unwrapped(text)))
+    measures = [_measures(tokens_of(text)) for text in (gold, answer)]
+    if min(map(len, measures)) < 2:
+        return None
+    for parts in measures:
         try:
             readings.append([read(part, letters_are_units=True) for part in parts])
         except UnreadableError:

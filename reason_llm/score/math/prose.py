@@ -405,7 +405,7 @@ def _number_at(words: list[str]) -> tuple[str, int]:
 
 def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
     """Both as the values that prose says, where it says some."""
-    if not question or not has_words(answer):
+    if not question or len(answer) > MAX_CHARACTERS or not has_words(answer):
         return
     if is_choice(gold):
         before, _, rest = answer.rpartition(" is ")
