@@ -1,4 +1,4 @@
-"""What the text of two answers alone decides; the rest is a question for mathematics."""
+"""Comparison of two answers by their text alone; the rest is a question for mathematics."""
 
 import functools
 import re
@@ -135,7 +135,7 @@ _LONGEST_PRODUCT = 3
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the text leaves open: have these two trees the same value?"""
+    """Question that the text leaves open: do these two trees have the same value?"""
 
     gold: Tree
     answer: Tree
@@ -354,7 +354,7 @@ def has_brackets(answer: str) -> bool:
 
 
 def _groups_around(tokens: list[Token]) -> int:
-    """How many pairs of braces are around all of it, in time linear in its length."""
+    """Number of pairs of braces around all of it, in linear time."""
     opened: list[int] = []
     closed_at: dict[int, int] = {}
     for index, token in enumerate(tokens):
@@ -415,7 +415,7 @@ def _normalised(answer: str) -> str:
 
 
 def _lead(tokens: list[Token]) -> int | None:
-    """Where the answer begins behind words that lead to it; None without such words."""
+    """Start of the answer behind words that lead to it; None without such words."""
     start = None
     if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
         return None

@@ -163,8 +163,8 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
 
 
 def _finals(gold: Tree, answer: Tree) -> list[Tree]:
-    """What of several values that are equal may be the answer: the last one, and a decimal near it
-    where the gold answer is one."""
+    """Candidates among several equal values: the last one, and a decimal near it where the gold
+    answer is one."""
     is_decimal = answer[0] == "approx" and gold[0] == "num" and "." in gold[1]
     return [shown(answer), *([answer[2]] if is_decimal else [])]
 

@@ -243,7 +243,7 @@ def whole_numerals(tokens: list[Token]) -> list[Token]:
 
 
 def _separator(tokens: list[Token], index: int, is_alone: bool) -> int | None:
-    """How many tokens separate two groups of digits here; None: this is no separator."""
+    """Number of tokens that separate two groups of digits here; None: this is no separator."""
     if [str(each) for each in tokens[index : index + 3]] == ["{", ",", "}"]:
         return 3
     if not is_alone:

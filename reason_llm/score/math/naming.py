@@ -1,4 +1,4 @@
-"""What an answer is called, taken off: ``x = 5`` answers 5, and 5 answers ``x = 5``.
+"""Names of answers, and answers without them: ``x = 5`` answers 5, and 5 answers ``x = 5``.
 
 A name is a variable, a function of variables, or what the question asks for. An equation with
 another left side is an equation: ``x + 100 = 25`` is no 25.
@@ -41,7 +41,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     """Both without their names; None where they cannot be the same.
 
     Args:
-        question: a formula of its own in it may be the name.
+        question: a whole formula in it may be the name.
     """
     answer = _with_names_of(gold, answer, question)
     if _I in subtrees(gold):
@@ -370,7 +370,7 @@ def _in_base_ten(tree: Tree) -> Tree:
 
 
 def _residue(tree: Tree) -> Tree:
-    """What is left modulo a number: 1 of ``7^{100} \\equiv 1 \\pmod{5}``."""
+    """Remainder modulo a number: 1 of ``7^{100} \\equiv 1 \\pmod{5}``."""
     tree = tree[1] if tree[0] == "mod" else tree
     return list(tree[-1]) if tree[0] == "rel" and set(tree[1].split()) == {"equiv"} else tree
 
@@ -606,8 +606,8 @@ def shown(tree: Tree) -> Tree:
 
 
 def value_named(tree: Tree, question: str = "") -> Tree | None:
-    """What an equation gives a name to; None if it does not. What stands between, without other
-    variables, goes along, since it must be the same: ``["chain", number, ..., last]``."""
+    """Value that an equation gives a name to; None if it does not. Members between without other
+    variables are kept, since they must be equal: ``["chain", number, ..., last]``."""
     if not is_equality(tree):
         return None
     members = _without_names(tree, question)

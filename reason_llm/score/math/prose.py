@@ -37,7 +37,7 @@ _EDGE = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))++")
 _ENDS = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))\Z")
 _PROSE = re.compile(r"\\(?:text|mathrm|mbox)|[^\W\d_]{4}")
 _PROSE_IN_TEXT = re.compile(r"[^\W\d_]{2}|a |\\(?:text|mathrm|mbox)")
-"""What begins prose in a bracket."""
+"""Start of prose in a bracket."""
 _PRICE = re.compile(r"-?\$\d")
 _SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
 _ORDINAL_END = ("th", "st", "nd", "rd")
@@ -167,7 +167,7 @@ class _Splitter:
         """Words (True) and pieces of mathematics."""
         self.depth = 0
         self.opened: list[bool] = []
-        """Of each open bracket, whether it stands around prose."""
+        """For each open bracket, whether it is around prose."""
 
     def word(self, word: str) -> None:
         self.items.append((True, word))
@@ -314,7 +314,7 @@ def _stripped(text: str) -> str:
 
 
 def _right_side(text: str) -> str:
-    """What stands behind a left side that has words: ``P(\\text{heads}) = 1/2``."""
+    """Right side of an equation whose left side has words: ``P(\\text{heads}) = 1/2``."""
     left, sign, right = text.rpartition("=")
     has_name = sign and any(style in left for style in ("\\text{", "\\mathrm{", "\\operatorname{"))
     is_closed = all(right.count(a) == right.count(b) for a, b in ("()", "{}"))
