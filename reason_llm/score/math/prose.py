@@ -257,7 +257,7 @@ def has_words(text: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _split(text: str, question: str) -> Prose | None:
+def prose_of(text: str, question: str) -> Prose | None:
     """A text as prose; None where no word or no value stands in it."""
     if len(text) > MAX_CHARACTERS or not has_words(text):
         return None
@@ -412,13 +412,13 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
         if (_DOUBTS | _DENIALS | {"or"}).isdisjoint(before.lower().split()):
             yield gold, rest.rstrip(" .")
         return
-    wanted = _split(unwrapped(gold), question)
+    wanted = prose_of(unwrapped(gold), question)
     if wanted is None or not wanted.values:
         words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
         if words and _says(words, _words_of(unwrapped(answer), question), question):
             yield gold, gold
             return
-    if (found := _split(unwrapped(answer), question)) is None:
+    if (found := prose_of(unwrapped(answer), question)) is None:
         return
     reading = reading_of(unwrapped(gold), letters_are_units=False)
     gold_tree = reading.tree if reading else None
