@@ -72,17 +72,6 @@ _SMALL_WORDS = word_set(
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
 """Words behind a value with which what the question knows begins: ``in the class``."""
 _JOINING = word_set("and to one ones or i")
-_DENIALS = word_set("not no never isn't aren't doesn't neither nor")
-_CHANGES = _DENIALS | word_set(
-    """
-    or if unless maybe perhaps almost about twice
-    double half thrice triple third quarter less fewer more than minus plus opposite negative
-    reciprocal inverse wrong incorrect false
-    """
-)
-"""Words that make a sentence one about another value."""
-_ARTICLES = word_set("a an the it is this that")
-_ASKED_WORD = re.compile(r"[^\W\d_]++|,")
 _ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _MONTH_NAMES = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september",
@@ -108,7 +97,7 @@ DIRECTIONS = tuple(
     ]
     for one, other in ((up, down), (down, up))
 )
-"""Verbs before ``by`` that say the opposite."""
+"""Words that say the opposite of one another."""
 _LEADS = word_set(
     """
     is are be was equals equal to gives have get find obtain therefore thus so hence then
@@ -122,7 +111,6 @@ _APART = str.maketrans("-,.", "   ")
 _CHOICES = frozenset("ABCDEFGHIJ")
 _CHOICE_MARKS = (")", ".", ":")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
-_TEXT_MARK = re.compile(r"\\(?:text(?:bf|it|rm)?+|mathrm|mbox)\{|\\[()\[\],; ]|(?<=[A-Za-z.])\}")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
