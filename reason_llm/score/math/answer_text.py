@@ -30,7 +30,6 @@ from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import (
     is_left_side,
     says_empty,
-    with_labels,
     with_remainder,
     with_sets,
     without_modulus,
@@ -313,7 +312,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
         equals = Token("sign", "=", False)
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
-    tokens = with_labels(with_remainder(tokens))
+    tokens = with_remainder(tokens)
     try:
         reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:

@@ -3,11 +3,9 @@ a constant."""
 
 from collections.abc import Sequence
 
-from reason_llm.score.math.answer_tree import LABELS
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.units import word_set
 
-_AROUND_LABELS = word_set("the a an is are its and with of at equals")
 _REMAINDER = ("remainder", "with remainder", "r")
 _MODULO = ("pmod", "bmod", "mod", "modulo")
 _NONE = word_set("no none not doesn't without nothing")
@@ -155,33 +153,6 @@ def says_empty(tokens: Sequence[Token]) -> bool:
     num_denied = sum(word in _NONE for word in words)
     names_nothing = _SOLUTIONS & set(words) or ("such" in words and words[-1].startswith("exist"))
     return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(names_nothing)
-
-
-def with_labels(tokens: list[Token]) -> list[Token]:
-    """``The center is (3, -4) and the radius is 5`` as ``center = (3, -4), radius = 5``; the same
-    list where no two names stand."""
-    if sum(token.kind in ("text", "letters") for token in tokens) < 2:
-        return tokens
-    split: list[Token] = []
-    for token in tokens:
-        words = token.text.casefold().split() if token.kind in ("text", "letters") else []
-        split.extend(Token("text", word.rstrip(":"), True) for word in words)
-        split.extend([] if words else [token])
-    named = [token.text for token in split if token.text in LABELS]
-    others = {token.text for token in split if token.kind == "text"} - {*named}
-    if len(named) < 2 or not others <= _AROUND_LABELS:
-        return tokens
-    kept = [
-        Token("sign", ",", False) if token.text == "and" else token
-        for token in split
-        if token.kind != "text" or token.text in (*named, "and")
-    ]
-    doubled = [",", ","]
-    return [
-        token
-        for place, token in enumerate(kept)
-        if [each.text for each in kept[place : place + 2]] != doubled
-    ]
 
 
 def with_remainder(tokens: list[Token]) -> list[Token]:
