@@ -1,4 +1,4 @@
-"""Answers of judges on disk, so that a run that goes on asks nothing twice.
+"""Answers of judges on disk, so that a resumed run asks nothing twice.
 
 One line of JSON for each, ``{"sha256": <of the rest>, "key": <64 hexadecimal digits>, "value":
 <number>}``, appended as it comes. What a kill cut short is asked again. Not here: what the key is

@@ -16,7 +16,7 @@ where ``kwargs`` has a list for every column of the row, ``log_extra`` and ``log
 environment ``environments``; prompts and completions are lists of messages if the row's prompt is
 one. It gives a list of numbers.
 
-None in the place of a number is no reward. A function may be ``async``. It runs in this process: it
+None instead of a number is no reward. A function may be ``async``. It runs in this process: it
 is the user's own code, not a model's.
 
 Source: ``GRPOTrainer._calculate_rewards`` of trl 1.14.2.
@@ -50,7 +50,7 @@ OF_GROUP = {"completions", "all_token_ids"}
 OF_BOTH = {"prompt", "answer"}
 OF_TRL = {"prompts", "completions", "completion_ids"}
 OF_TRAINER = {"environments", "log_extra", "log_metric"}
-"""What TRL's trainer gives beside columns."""
+"""Arguments that TRL's trainer passes besides columns."""
 NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt", "trainer_state"}
 """What a function of TRL's form is not given here."""
 MOST_LOGGED, MOST_NAME = 64, 64

@@ -213,7 +213,7 @@ class EnvironmentOptions(Section):
     """What an environment says of its rollout."""
 
     note: str | None = None
-    """Key of a number in the environment's ``notes``, in the place of its reward."""
+    """Key of a number in the environment's ``notes``, used instead of its reward."""
 
 
 class RegexOptions(Section):

@@ -296,13 +296,13 @@ class Scorer:
 
 
 def _faults() -> tuple[int, int]:
-    """How many checkers failed, and how many of them and of comparisons timed out, so far."""
+    """Numbers of checkers that failed, and of checkers and comparisons that timed out."""
     failed, late = checker_faults()
     return failed, late + default_judge().num_timed_out
 
 
 def _problem_and_fix(error: Exception) -> tuple[str, str]:
-    """What a reward raised, and what to do."""
+    """Message for an error that a reward raised, with the fix."""
     problem = f"{type(error).__name__}: {one_line(error)}"
     if any(NO_SIGNALS in str(each) for each in (error, error.__cause__, error.__context__)):
         return f"{type(error).__name__}: {NO_SIGNALS}, and rewards are called in threads", (

@@ -1,7 +1,7 @@
 """Assertions of tests that hold whatever the program gives, found by their text alone.
 
 Such an assertion is its author's mistake, and would pay every program that ends. ``assert True``
-alone is none: HumanEval's tests have it beside others, and handlers of errors as their mark.
+alone is none: HumanEval's tests have it next to others, and handlers of errors as their mark.
 """
 
 import ast

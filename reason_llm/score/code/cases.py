@@ -64,7 +64,7 @@ _FAILING = ("assert", "expect", "raises", "fail", "exit", "quit", "unittest", "d
 
 def read_tests(text: str) -> Tests:
     """Tests in a JSON string, in any form of ``tests_of_row``, or as an object with ``test_cases``
-    and the columns beside it.
+    and the other columns.
 
     Raises:
         ValueError: one line that names what is wrong.
@@ -130,8 +130,8 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
         raise ValueError(f"the row lacks tests; it needs any of the columns {', '.join(_COLUMNS)}")
     value = _parsed(row[column], column)
     if isinstance(value, dict) and not _TEST_KEYS & value.keys() and set(_COLUMNS) & value.keys():
-        beside = {name: row[name] for name in row if name not in _COLUMNS}
-        return tests_of_row({**beside, **value})
+        others = {name: row[name] for name in row if name not in _COLUMNS}
+        return tests_of_row({**others, **value})
     row = {**row, **_of_livecodebench(row)}
     options = {**row, **value} if isinstance(value, dict) else dict(row)
     if isinstance(value, str):
@@ -241,8 +241,10 @@ def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
             raise ValueError(
                 f"{column!r}, case {number}: {_shown(case)}; expected an object with input, output"
             )
-    beside = [case["metadata"] if isinstance(case.get("metadata"), dict) else {} for case in cases]
-    of_rllm = [metadata.get("func_name") for metadata in beside]
+    metadata_of_cases = [
+        case["metadata"] if isinstance(case.get("metadata"), dict) else {} for case in cases
+    ]
+    of_rllm = [metadata.get("func_name") for metadata in metadata_of_cases]
     found = [case.get("fn_name") or other for case, other in zip(cases, of_rllm, strict=True)]
     names = sorted({str(name) for name in found if name})
     if len(names) > 1:

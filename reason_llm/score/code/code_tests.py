@@ -86,7 +86,7 @@ def _fence(line: str) -> str | None:
 
 
 class CodeTests:
-    """Runs tests in a sandbox of its own; may be called from many threads. Closed on leaving the
+    """Runs tests in a separate sandbox; may be called from many threads. Closed on leaving the
     ``with``.
 
     Args:
@@ -114,7 +114,7 @@ class CodeTests:
         self.sandbox.close()
 
     def outcome(self, tests: str, text: str, stop_early: bool = False) -> Outcome | None:
-        """How the last code block of a text fares; None without one.
+        """Run the last code block of a text; None without one.
 
         Args:
             tests: as ``read_tests`` takes them.

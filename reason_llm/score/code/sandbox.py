@@ -63,7 +63,7 @@ class Finished:
     stderr: str
     """Its last 64 KiB."""
     limit: Limit | None
-    """The limit at which the program was ended from outside; None if it ended by itself."""
+    """The limit at which the program was ended from outside; None if it ended without one."""
 
 
 class SandboxError(Died):

@@ -536,7 +536,7 @@ def _base(terms: Sum) -> Frozen:
 
 
 def _distributed(terms: Sum) -> Sum:
-    """``3(x + 1)`` as a sum of its own, so that it can be added to others."""
+    """``3(x + 1)`` as a separate sum, so that it can be added to others."""
     if len(terms) == 1:
         ((monomial, coefficient),) = terms.items()
         if len(monomial) == 1 and monomial[0][0][0] == "sum" and monomial[0][1] == ONE:
@@ -597,7 +597,7 @@ def _terms(tree: Tree, sign: int = 1) -> Iterator[tuple[int, Tree]]:
 
 
 def _factors(tree: Tree, side: int = 1) -> Iterator[tuple[Tree, int]]:
-    """What a product is of, each with 1 or, for a divisor, -1; a minus sign is a factor."""
+    """Factors of a product, each with 1 or, for a divisor, -1; a minus sign is a factor."""
     if tree[0] == "neg":
         yield ["neg"], side
         yield from _factors(tree[1], side)

@@ -1,4 +1,4 @@
-"""What the text of two answers alone decides; the rest is a question for mathematics."""
+"""Comparison of two answers by their text alone; the rest is a question for mathematics."""
 
 import functools
 import re
@@ -30,15 +30,13 @@ from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import (
     is_left_side,
     says_empty,
-    with_labels,
-    with_number,
     with_remainder,
     with_sets,
     without_modulus,
     without_remark,
 )
 from reason_llm.score.math.question import read_question, words_of
-from reason_llm.score.math.units import AREAS, canonical, is_known, is_unit, times, word_set
+from reason_llm.score.math.units import canonical, is_unit, times, word_set
 
 _LEAD_WORDS = word_set(
     """
@@ -72,17 +70,7 @@ _SMALL_WORDS = word_set(
 )
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
 """Words behind a value with which what the question knows begins: ``in the class``."""
-_DENIALS = word_set("not no never isn't aren't doesn't neither nor")
-_CHANGES = _DENIALS | word_set(
-    """
-    or if unless maybe perhaps almost about twice
-    double half thrice triple third quarter less fewer more than minus plus opposite negative
-    reciprocal inverse wrong incorrect false
-    """
-)
-"""Words that make a sentence one about another value."""
-_ARTICLES = word_set("a an the it is this that")
-_ASKED_WORD = re.compile(r"[^\W\d_]++|,")
+_JOINING = word_set("and to one ones or i")
 _ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _MONTH_NAMES = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september",
@@ -94,8 +82,6 @@ _SIGNS_OF_DATES = ("-", ":", "\\colon")
 _LONGEST_DATE = 40
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(am|pm)?+", re.ASCII)
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
-_CONCLUSIONS = word_set("so therefore thus hence")
-_DOUBTS = word_set("maybe perhaps guess sure unsure if unless either or")
 DIRECTIONS = tuple(
     (one, other)
     for up, down in [
@@ -110,10 +96,7 @@ DIRECTIONS = tuple(
     ]
     for one, other in ((up, down), (down, up))
 )
-"""Verbs before ``by`` that say the opposite."""
-_OPERATIONS = word_set("multiplied divided multiply divide")
-_BOUNDS = (["least"], ["most"], ["over"], ["under"])
-_QUANTITY = re.compile(r"[0-9\\]")
+"""Words that say the opposite of one another."""
 _LEADS = word_set(
     """
     is are be was equals equal to gives have get find obtain therefore thus so hence then
@@ -127,7 +110,6 @@ _APART = str.maketrans("-,.", "   ")
 _CHOICES = frozenset("ABCDEFGHIJ")
 _CHOICE_MARKS = (")", ".", ":")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
-_TEXT_MARK = re.compile(r"\\(?:text(?:bf|it|rm)?+|mathrm|mbox)\{|\\[()\[\],; ]|(?<=[A-Za-z.])\}")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
 _COLLECTIONS = ("set", "list", "tuple", "interval")
@@ -140,7 +122,7 @@ _LONGEST_PRODUCT = 3
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the text leaves open: have these two trees the same value?"""
+    """Question that the text leaves open: do these two trees have the same value?"""
 
     gold: Tree
     answer: Tree
@@ -179,7 +161,7 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
         return False
     if _says_less(*readings, question):
         return False
-    trees = as_asked(readings[0].tree, readings[1].tree, question)
+    trees = trees_as_asked(gold, answer, question)
     if trees is None or are_apart(*trees):
         return False
     if not ratio_fits(*trees, question):
@@ -193,78 +175,10 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     return Question(*trees)
 
 
-def stated(answer: str, question: str) -> str | None:
-    """What a sentence says of what is asked, ``5 apples`` of ``Tom has 5 apples left``: all behind
-    its last verb, or its only quantity, if the question knows the words before it; None for no such
-    sentence. What stands before ``so`` is a reason."""
-    words = _TEXT_MARK.sub(" ", unwrapped(answer)[:MAX_CHARACTERS]).rstrip("} .").split()
-    plain = [word.strip("$.,;:()*\\{}").casefold() for word in words]
-    if not question or len(words) < 2:
-        return None
-    so = max((place + 1 for place, word in enumerate(plain) if word in _CONCLUSIONS), default=0)
-    if _DOUBTS & set(plain[:so]):
-        return None
-    words, plain = words[so:], plain[so:]
-    places = [place for place, word in enumerate(words) if _QUANTITY.search(word)]
-    verbs = [place for place, word in enumerate(plain) if word in _VERBS or word == "by"]
-    if verbs and verbs[-1] + 1 == len(words):
-        return None
-    if len(places) == 1 and (not verbs or places[0] < verbs[-1]):
-        return _only_quantity(words, plain, places[0], question)
-    if not verbs:
-        return None
-    before = plain[: verbs[-1]]
-    if plain[verbs[-1]] == "by" and before and before[-1] not in _OPERATIONS:
-        asked = words_of(question)
-        if any(before[-1] in one and asked & other for one, other in DIRECTIONS):
-            return None
-        before.pop()  # rose by 14
-    if not _are_known(before, question, _CHANGES):
-        return None
-    rest = words[verbs[-1] + 1 :]
-    end = next((i for i, word in enumerate(rest) if i and word.casefold() in _ADVERBIAL), len(rest))
-    if not _are_known([word.strip("$.,;:()").casefold() for word in rest[end:]], question):
-        return None
-    shown = [word for word in rest[:end] if word.casefold() not in _SMALL_WORDS]
-    while len(shown) > 1 and shown[0].casefold() in _LEAD_WORDS and len(shown[0]) > 1:
-        del shown[0]
-    return " ".join(shown)
-
-
-def _only_quantity(words: list[str], plain: list[str], place: int, question: str) -> str | None:
-    """``75%`` of ``75% of the students passed``, with its unit."""
-    others, end = [*plain[:place], *plain[place + 1 :]], place + 1
-    if end == len(words) or plain[place - 1 : place] in _BOUNDS:
-        return None
-    if not _are_known(others, question, _DENIALS):
-        return None
-    while end < len(words) and (plain[end] in (*AREAS, "per") or is_known(canonical(plain[end]))):
-        end += 1
-    return " ".join(words[place:end])
-
-
-def _are_known(words: list[str], question: str, may_ask: frozenset[str] = frozenset()) -> bool:
-    """Whether all words of a sentence are the question's or say nothing of a value.
-
-    Args:
-        may_ask: words that change a value, but not where the question has them too.
-    """
-    asked = words_of(question)
-    asked |= _DENIALS if asked & _DENIALS else frozenset()
-    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones"}
-    return not set(words) & (_CHANGES - (asked & may_ask)) and all(
-        not word
-        or word in known
-        or canonical(word) in known
-        or (len(word) < 9 and word in question)
-        for word in words
-    )
-
-
 def are_known(words: list[str], question: str) -> bool:
     """Whether words behind a value are the question's or say nothing of a value."""
     asked = words_of(question)
-    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | {"and", "to", "one", "ones", "or", "i"}
+    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | _JOINING
     return all(
         word in known
         or canonical(word) in known
@@ -283,11 +197,11 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     """The gold answer, and the answer as a number of its units, ``90`` of ``1 hour 30 minutes``;
     both as numbers where both have the same units; None where the question names a unit, and where
     they measure something else."""
-    if (pair := _same_measures(gold, answer)) is not None:
-        return pair
     has_unit = any(character.isalpha() for character in answer)
     if not has_unit or not question:
         return None
+    if (pair := _same_measures(gold, answer)) is not None:
+        return pair
     if (reading := reading_of(gold, letters_are_units=False)) is None:
         return None
     if len(reading.unit) != 1 or variables(reading.tree) or asked_units(question).named:
@@ -310,8 +224,10 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
 def _same_measures(gold: str, answer: str) -> tuple[str, str] | None:
     """``2 hours 15 minutes`` and ``2 h 15 min`` as lists of numbers; None for other units."""
     readings = []
-    for text in (gold, answer):
-        parts = _measures(tokens_of(unwrapped(text)))
+    measures = [_measures(tokens_of(text)) for text in (gold, answer)]
+    if min(map(len, measures)) < 2:
+        return None
+    for parts in measures:
         try:
             readings.append([read(part, letters_are_units=True) for part in parts])
         except UnreadableError:
@@ -388,6 +304,13 @@ def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
 
 
 @functools.lru_cache(maxsize=4096)
+def trees_as_asked(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
+    """Both answers, read to their end, without their names; None where they cannot be the same."""
+    readings = read_both(gold, answer)
+    return None if readings is None else as_asked(readings[0].tree, readings[1].tree, question)
+
+
+@functools.lru_cache(maxsize=4096)
 def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     """The answer read to its end, what leads to it left out; None if it cannot be."""
     tokens = without_remark(tokens_of(answer))
@@ -397,7 +320,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
         equals = Token("sign", "=", False)
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
-    tokens = with_labels(with_remainder(with_number(tokens)))
+    tokens = with_remainder(tokens)
     try:
         reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
@@ -426,7 +349,7 @@ def has_brackets(answer: str) -> bool:
 
 
 def _groups_around(tokens: list[Token]) -> int:
-    """How many pairs of braces are around all of it, in time linear in its length."""
+    """Number of pairs of braces around all of it, in linear time."""
     opened: list[int] = []
     closed_at: dict[int, int] = {}
     for index, token in enumerate(tokens):
@@ -487,7 +410,7 @@ def _normalised(answer: str) -> str:
 
 
 def _lead(tokens: list[Token]) -> int | None:
-    """Where the answer begins behind words that lead to it; None without such words."""
+    """Start of the answer behind words that lead to it; None without such words."""
     start = None
     if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
         return None
@@ -560,8 +483,6 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
     second, led = (_by_month(_plain_words(each)) for each in (answer, answer[_lead(answer) or 0 :]))
     if not second and not led:
         return None
-    if any(_is_with_words(first, words, question) for words in (second, led)):
-        return True
     if _may_be_variables(gold) and not _is_short_word(gold):
         return None
     return first in (second, led) or (None if _may_be_variables(gold) else False)
@@ -586,28 +507,6 @@ def _yes_or_no(gold: list[Token], answer: list[Token], question: str) -> bool | 
     is_positive = said in ("yes", "true")
     contrary = {"no", "false"} if is_positive else {"yes", *(() if "not" in words else ("true",))}
     return said == asked and not words & (contrary | {"or", "maybe", "perhaps", "but", "wait"})
-
-
-def _is_with_words(gold: list[str], answer: list[str] | None, question: str) -> bool:
-    """Whether an answer is the gold one and words of the question that are no alternatives to it:
-    ``an odd function``, where the question is ``Is the function even or odd?``"""
-    words = list(answer or ())
-    while words and words[0] in _ARTICLES:
-        del words[0]
-    rest = words[len(gold) :]
-    if gold == ["neither"]:
-        rest = [word for word in rest if word != "nor"]
-    if words[: len(gold)] != gold or not rest or set(rest) & _CHANGES:
-        return False
-    asked = _ASKED_WORD.findall(question.casefold())
-    alternatives = {
-        each
-        for before, word, after in zip(["", *asked], asked, [*asked[1:], ""], strict=False)
-        for each in (word,)
-        if {before, after} & {",", "or"}
-    }
-    others = set() if gold == ["neither"] else alternatives
-    return set(gold) <= set(asked) and set(rest) <= set(asked) - others
 
 
 def _has_month(tokens: list[Token]) -> bool:

@@ -242,7 +242,7 @@ class _TreeReader:
         return tree
 
     def unit(self) -> None:
-        """What follows an item up to the next: words of a unit or a remark, or nothing."""
+        """Read what follows an item up to the next: words of a unit or a remark, or nothing."""
         pieces: list[str] = []
         may_follow = True
         while self.index < len(self.tokens):
@@ -386,7 +386,7 @@ class _TreeReader:
         return tree
 
     def postfixes(self, tree: Tree) -> Tree:
-        """What is written behind a factor: powers, factorials, percent signs, a base."""
+        """Read what is written behind a factor: powers, factorials, percent signs, a base."""
         while True:
             if self.take("!"):
                 tree = ["call", "factorial", tree]
@@ -411,7 +411,7 @@ class _TreeReader:
                 return tree
 
     def exponent(self) -> Tree:
-        """What is raised: a group, or one token with its sign."""
+        """Read an exponent: a group, or one token with its sign."""
         return _signed(self.take("-"), self.argument())
 
     def argument(self, of_fraction: bool = False) -> Tree:
@@ -442,7 +442,7 @@ class _TreeReader:
         return _listed(items)
 
     def items(self, within_bars: bool) -> list[Tree]:
-        """What stands in brackets, behind commas."""
+        """Read the items in brackets."""
         bars, self.bars = self.bars, int(within_bars)
         items = [self.relation()]
         while self.take(",", ";"):
@@ -498,7 +498,7 @@ class _TreeReader:
             power: Tree = ["num", str(abs(int(exponent)))]
             power = ["neg", power] if exponent.startswith("-") else power
             return ["mul", ["num", mantissa], ["pow", ["num", "10"], power]]
-        point = 0 if "." in text else 1  # 0.\overline{3} has its point in a token of its own
+        point = 0 if "." in text else 1  # 0.\overline{3} has its point in a separate token
         if (not point or self.name() == ".") and self.name(point) in _PERIOD:
             self.index += 1 + point
             period = self.argument()
@@ -529,7 +529,7 @@ class _TreeReader:
         is_run = self.kind() == "letters" and len(after) > 1 and not is_known and not is_unit(after)
         if len(name) > 1 and (len(name) > _LONGEST_PRODUCT or name.lower() in _JOINS or is_run):
             raise UnreadableError(f"the word {name}")
-        # of a product, an exponent is that of its own letter
+        # an exponent in a product belongs to its letter
         self.tokens[self.index : self.index] = [Token("letters", x, False) for x in name[1:]]
         return self.variable(name[0])
 

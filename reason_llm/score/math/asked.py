@@ -1,4 +1,4 @@
-"""What a question fixes for its answer: the unit, the currency, the order and the form.
+"""Unit, currency, order and form that a question fixes for its answer.
 
 Each rule reads the words of the question and the gold answer. A form or an order is asked for only
 where the gold answer has it too; where the question fixes nothing, the value counts.
@@ -144,7 +144,7 @@ _SIMPLEST = (
     "simplif", "simplest", "rationaliz", "rationalis", "lowest term", "reduced", "radical form",
     "the form", "expand", "factor ",
 )  # fmt: skip
-"""What asks for one way to write a number or an expression."""
+"""Words that ask for one way to write a number or an expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class AskedUnits:
     """Units that a question allows in an answer; None: it fixes none."""
 
     named: frozenset[Unit]
-    """Those that it asks for by name: ``in feet``, ``how many square inches``."""
+    """Units that it asks for by name: ``in feet``, ``how many square inches``."""
     allowed: frozenset[Unit] | None
 
 
@@ -462,7 +462,7 @@ def _is_improper(gold: Tree, answer: Tree) -> bool:
 
 
 def _is_power(gold: Tree, answer: Tree) -> bool:
-    return gold[0] == answer[0] == "pow"
+    return bool(gold[0] == answer[0] == "pow")
 
 
 def _has_positive_powers(gold: Tree, answer: Tree) -> bool:

@@ -28,7 +28,7 @@ from reason_llm.score.math.answer_text import (
     is_dressed,
     normalise,
     read_both,
-    stated,
+    trees_as_asked,
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import Tree, variables
@@ -83,8 +83,6 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
         yield wanted, answer
         if (lists := as_lists(wanted, answer)) is not None:
             yield lists
-        if False and (said := stated(answer, question)) is not None:
-            yield wanted, said
         if (measure := converted(wanted, answer, question)) is not None:
             yield measure
         yield from prose_readings(wanted, answer, question)
@@ -147,7 +145,7 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     if (trees := _read(gold, answer, question)) is None:
         return True
     gold_tree, tree = trees
-    compared = as_asked(gold_tree, tree, question)
+    compared = trees_as_asked(unwrapped(gold), unwrapped(answer), question)
     if compared is None:
         return False
     are_curves = all(is_equality(each) and len(variables(each)) > 1 for each in compared)
@@ -165,8 +163,8 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
 
 
 def _finals(gold: Tree, answer: Tree) -> list[Tree]:
-    """What of several values that are equal may be the answer: the last one, and a decimal near it
-    where the gold answer is one."""
+    """Candidates among several equal values: the last one, and a decimal near it where the gold
+    answer is one."""
     is_decimal = answer[0] == "approx" and gold[0] == "num" and "." in gold[1]
     return [shown(answer), *([answer[2]] if is_decimal else [])]
 
@@ -185,7 +183,9 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     gold_tree, tree = trees
     if tree[0] in _SEVERAL and all(each == tree[1] for each in tree[2:]):  # y \\in A or y \\in A
         tree = tree[1]
-    compared = as_asked(gold_tree, tree, question)
+        compared = as_asked(gold_tree, tree, question)
+    else:
+        compared = trees_as_asked(unwrapped(gold), unwrapped(answer), question)
     if compared is None:
         return False
     gold_part, part = shown(compared[0]), _finals(*compared)[-1]

@@ -1,4 +1,4 @@
-"""Where in a text does the final answer stand? Finding it, not judging it.
+"""Extraction of the final answer from a text; comparing it is done elsewhere.
 
 Rewards use one strict finder each (the box, the tags): a model is not paid for an answer that it
 did not mark as asked. ``extract_answer`` is the lenient one, for grading outputs of models that
@@ -13,7 +13,7 @@ from reason_llm.score.math.answer_text import decide
 from reason_llm.score.math.units import is_unit, word_set
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*+(?:\{|(?=[A-Za-z0-9\\]))")
-"""Where a box begins."""
+"""Start of a box."""
 _ONE_TOKEN = re.compile(r"\\[A-Za-z]++|[A-Za-z0-9]")
 _BRACE = re.compile(r"[{}]")
 _OPEN, _CLOSE = "<answer>", "</answer>"
@@ -85,7 +85,7 @@ _CONCLUSION = re.compile(
 """A last sentence that gives a name its value."""
 _FALSE_BEFORE = re.compile(rf"\b{_FALSE} \Z", re.IGNORECASE)
 _INSTEAD = re.compile(r"(?<=\s)(?:not|instead|rather)\b", re.IGNORECASE)
-"""What stands behind these words is what an answer is not."""
+"""Words behind which stands what the answer is not."""
 _NOT = re.compile(r"(?<=[\d$)}*]), not (?=[\d$\\\\(*-])")
 _DENIED_LATER = re.compile(
     r"\b(?:(?:above|previous|earlier|first|boxed) (?:answer|result|value|solution)"
@@ -217,7 +217,7 @@ def _distinct(contents: list[str]) -> list[str]:
 
 
 def _are_one(answer: str, spellings: set[str]) -> bool:
-    """Whether others that stand beside an answer are the same."""
+    """Whether other spellings next to an answer are the same."""
     others = spellings - {answer}
     return len(others) <= _MAX_RIVALS and all(decide(answer, each) is True for each in others)
 
@@ -231,7 +231,7 @@ def _begins_anew(between: str) -> bool:
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Whether a box is an answer of its own: no operator, function or denial around it."""
+    """Whether a box is a complete answer: no operator, function or denial around it."""
     before = _LAYOUT.sub("", text[max(0, start - _MAX_AROUND) : start])
     after = _LAYOUT.sub("", text[end : end + _MAX_AROUND])
     if _OPEN_BEFORE.search(before) or _OPEN_AFTER.match(after):
@@ -308,7 +308,7 @@ def _is_restated(answer: str, stated: str, is_sure: bool = False) -> bool:
 
 
 def outside_thinking(text: str) -> str:
-    """What stands behind the last ``</think>`` and before another ``<think>``."""
+    """Text behind the last ``</think>`` and before another ``<think>``."""
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
@@ -352,7 +352,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def candidates(text: str) -> tuple[list[str], str]:
-    """What a whole output may give as its answer, the likeliest first: what it marks, or else all
+    """Possible answers of a whole output, the likeliest first: the marked one, or else all
     of it, and of a sentence its last mathematics; and the last number of a sentence, or nothing."""
     marked = extract_answer(text)
     text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:]) if marked is None else marked
@@ -366,7 +366,7 @@ def candidates(text: str) -> tuple[list[str], str]:
 
 
 def _last_mathematics(text: str) -> str | None:
-    """What stands between the last pair of dollar signs or TeX's brackets."""
+    """Text between the last pair of dollar signs or TeX's brackets."""
     text = text.replace("\\$", "")
     formulas = []
     for start, end in _MATHEMATICS:

@@ -33,7 +33,7 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]++")
-_INCHES = re.compile("(?<=[0-9}])[\"”]\\Z")
+_INCHES = re.compile('(?<=[0-9}])["”]\\Z')
 _MARK = r"\s*+(?:\\(?:prime|star|ast)(?![A-Za-z])|['*+])"
 _PRIME = re.compile(rf"\^(?:{_MARK}|\s*+\{{{_MARK}\s*+\}})")
 """A mark that makes another name, and no power: ``f^{\\prime}``, ``x^*``."""
@@ -61,7 +61,7 @@ _SYNONYMS = {
     "gt": ">", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "dotsb": "ldots",
     "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "land": "wedge", "lor": "vee",
     "varnothing": "emptyset", "thickapprox": "approx", "lvert": "|", "rvert": "|", "vert": "|",
-    "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "degree": "degree", "deg": "degree",
+    "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "deg": "degree",
     "infin": "infty", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
     "colon": ":", "bigcup": "cup", "bigcap": "cap", "smallsetminus": "setminus",
 }  # fmt: skip
@@ -243,7 +243,7 @@ def whole_numerals(tokens: list[Token]) -> list[Token]:
 
 
 def _separator(tokens: list[Token], index: int, is_alone: bool) -> int | None:
-    """How many tokens separate two groups of digits here; None: this is no separator."""
+    """Number of tokens that separate two groups of digits here; None: this is no separator."""
     if [str(each) for each in tokens[index : index + 3]] == ["{", ",", "}"]:
         return 3
     if not is_alone:

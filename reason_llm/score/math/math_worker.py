@@ -37,7 +37,7 @@ _POINTS = 5
 _MAX_ITEMS = 100
 _NOT_COMPUTED = (MemoryError, RuntimeError, ArithmeticError, ValueError, TypeError, AttributeError,
                  LookupError)  # fmt: skip
-"""What sympy raises, and a deep recursion or the memory limit: what cannot be computed is not
+"""Errors of sympy, of deep recursion and of the memory limit: what cannot be computed is not
 equal."""
 Value = Any
 """A sympy expression or matrix."""
@@ -87,7 +87,7 @@ class UnknownError(ValueError):
 
 
 def same(gold: Tree, answer: Tree) -> bool:
-    """Whether two trees are the same mathematical object. Without a time limit of its own."""
+    """Whether two trees are the same mathematical object. It sets no time limit."""
     if gold == answer:
         return True
     if gold[0] == answer[0] == "cases":

@@ -1,4 +1,4 @@
-"""What an answer is called, taken off: ``x = 5`` answers 5, and 5 answers ``x = 5``.
+"""Names of answers, and answers without them: ``x = 5`` answers 5, and 5 answers ``x = 5``.
 
 A name is a variable, a function of variables, or what the question asks for. An equation with
 another left side is an equation: ``x + 100 = 25`` is no 25.
@@ -41,7 +41,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     """Both without their names; None where they cannot be the same.
 
     Args:
-        question: a formula of its own in it may be the name.
+        question: a whole formula in it may be the name.
     """
     answer = _with_names_of(gold, answer, question)
     if _I in subtrees(gold):
@@ -271,9 +271,7 @@ def _in_exponential_form(tree: Tree) -> Tree:
             above = rest[0] if len(rest) == 1 else ["mul", *rest]
             return _direction(["frac", above, below])
         case ["mul" | "neg" | "list" | "set", *_]:
-            return [
-                _in_exponential_form(each) if isinstance(each, list) else each for each in tree
-            ]
+            return [_in_exponential_form(each) if isinstance(each, list) else each for each in tree]
     return tree
 
 
@@ -335,9 +333,9 @@ def _in_radians(gold: Tree, answer: Tree, question: str) -> Tree:
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
     """``f^{-1}(y) = 2y`` as ``f^{-1}(x) = 2x``, and ``f(x) \\geq 1`` as ``y \\geq 1`` for a set."""
     match answer:
-        case ["rel", "=", ["call", _, ["var", name]], _] if (
-            gold[0] != "var" and name not in variables(gold)
-        ):
+        case ["rel", "=", ["call", _, ["var", name]], _] if gold[
+            0
+        ] != "var" and name not in variables(gold):
             own = variables(gold[-1] if gold[0] == "rel" else gold)
             return _renamed(answer, name, ["var", *own]) if len(own) == 1 else answer
         case ["rel", signs, *members] if gold[0] in _SETS and "=" not in signs.split():
@@ -372,14 +370,14 @@ def _in_base_ten(tree: Tree) -> Tree:
 
 
 def _residue(tree: Tree) -> Tree:
-    """What is left modulo a number: 1 of ``7^{100} \\equiv 1 \\pmod{5}``."""
+    """Remainder modulo a number: 1 of ``7^{100} \\equiv 1 \\pmod{5}``."""
     tree = tree[1] if tree[0] == "mod" else tree
     return list(tree[-1]) if tree[0] == "rel" and set(tree[1].split()) == {"equiv"} else tree
 
 
 def _is_class(of_residue: Tree, family: Tree) -> bool:
     """Whether ``7k + 3`` numbers the integers of ``x \\equiv 3 \\pmod 7``."""
-    family, domain, name = _without_domain(family)
+    family, _, name = _without_domain(family)
     value = value_named(family) if family[0] == "rel" else family
     names = variables(value) if value is not None else set()
     residue, modulus = value_of(_residue(of_residue)), value_of(of_residue[2])
@@ -415,9 +413,7 @@ def is_same_family(gold: Tree, answer: Tree) -> bool:
     if not all(families):
         return False
     reach = min(max(abs(number) for number in each) for each in families) / 3
-    first, second = (
-        [number for number in each if abs(number) <= reach] for each in families
-    )
+    first, second = ([number for number in each if abs(number) <= reach] for each in families)
     return len(first) > 2 and all(
         any(abs(a - b) < TOLERANCE * max(1, reach) for b in others)
         for some, others in ((first, second), (second, first))
@@ -610,8 +606,8 @@ def shown(tree: Tree) -> Tree:
 
 
 def value_named(tree: Tree, question: str = "") -> Tree | None:
-    """What an equation gives a name to; None if it does not. What stands between, without other
-    variables, goes along, since it must be the same: ``["chain", number, ..., last]``."""
+    """Value that an equation gives a name to; None if it does not. Members between without other
+    variables are kept, since they must be equal: ``["chain", number, ..., last]``."""
     if not is_equality(tree):
         return None
     members = _without_names(tree, question)

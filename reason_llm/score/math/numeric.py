@@ -75,7 +75,7 @@ def are_apart(first: Tree, second: Tree) -> bool:
 
 
 def direction_of(relation: Tree) -> Value | None:
-    """What a relation of two sides and all its multiples have in common: the quotient of its sides'
+    """Number that a relation of two sides shares with all its multiples: the quotient of its sides'
     difference at two points."""
     differences = []
     for point in ("", "another"):

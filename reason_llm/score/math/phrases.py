@@ -3,17 +3,9 @@ a constant."""
 
 from collections.abc import Sequence
 
-from reason_llm.score.math.answer_tree import LABELS
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.units import word_set
 
-_NUMBERS = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
-    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen",
-    "nineteen", "twenty",
-)  # fmt: skip
-_BEFORE_NUMBER = word_set("exactly only just precisely the")
-_AROUND_LABELS = word_set("the a an is are its and with of at equals")
 _REMAINDER = ("remainder", "with remainder", "r")
 _MODULO = ("pmod", "bmod", "mod", "modulo")
 _NONE = word_set("no none not doesn't without nothing")
@@ -38,7 +30,11 @@ _REASON = word_set("since because as")
 _OPERATORS = word_set(
     r"\int \iint \oint \lim \sum \prod \sup \inf \limsup \max \min \angle \measuredangle \nabla"
 )
-_NORMS = ("\\|", "\\lVert", "\\Vert")
+_LEFT_SIDES = ("\\angle", "\\gcd", "dy/dx")
+_LEFT_STARTS = (
+    "\\|", "\\lVert", "\\Vert", "||", "m\\angle", "\\frac{d}", "\\frac{d^", "\\frac{dy}",
+    "\\frac{dx}", "\\frac{\\partial",
+)  # fmt: skip
 _VECTORS = word_set(r"\vec \mathbf \overrightarrow \boldsymbol \hat")
 _LONGEST_OPERATOR = 6
 _CHOOSE = frozenset("{}_^C")
@@ -96,39 +92,41 @@ _MARKS = frozenset("(),.{}_")
 
 
 def is_left_side(tokens: list[Token]) -> bool:
-    """Whether the tokens before ``=`` are what the answer works out: a limit, a sum, an integral, a
-    derivative, an angle, a function of numbers or sets, a number of elements, a coefficient."""
+    """Whether the tokens before ``=`` are what the answer works out: a limit, a sum, a derivative,
+    an angle, an operation on vectors or sets, a function of numbers, a coefficient."""
     names = [str(token) for token in tokens]
-    first, rest = names[0], names[1:]
-    if first in _NORMS or names[:2] == ["|", "|"] or names == ["dy", "/", "dx"]:
+    first, rest, shown = names[0], names[1:], "".join(names)
+    if shown in _LEFT_SIDES or shown.startswith(_LEFT_STARTS):
         return True
-    if tokens[0].kind == "text" and rest and len(first) <= _LONGEST_OPERATOR:  # proj_b a
-        return rest[0] in ("_", "(") or rest[0].startswith("\\")
-    is_vector = any(name in _VECTORS for name in names) and {"\\cdot", "\\times"} & set(names)
-    if is_vector:
+    if first in _OPERATORS:
+        return bool(rest)
+    if tokens[0].kind == "text":  # proj_b a
+        is_call = rest[:1] in (["_"], ["("]) or (rest[:1] and rest[0].startswith("\\"))
+        return bool(is_call) and len(first) <= _LONGEST_OPERATOR
+    if not _VECTORS.isdisjoint(names) and not {"\\cdot", "\\times"}.isdisjoint(names):
         return not any(map(str.isdigit, names))
-    if first.isdigit() and rest[:1] == ["_"] and set(rest[1:]) <= {"{", "}", "10"}:
-        return True
-    if (first in _OPERATORS and rest) or names == ["\\angle"] or names == ["\\gcd"] or names[:2] == ["m", "\\angle"]:
-        return True
-    if names[:3] in (["\\frac", "{", "d"], ["\\frac", "{", "dy"], ["\\frac", "{", "\\partial"]):
-        return True
-    if names[:4] in (["\\frac", "{", "d", "}"], ["\\frac", "{", "d", "^"]):
-        return True
+    if first == "[":  # the coefficient [x^3] of a polynomial
+        return "]" in names
+    if first.isdigit():  # 45_{10}
+        return rest[:1] == ["_"] and set(rest[1:]) <= {"{", "}", "10"}
     if "C" in names and "_" in names and all(name in _CHOOSE or name.isdigit() for name in names):
         return True
-    if rest[-1:] == ["|"] == names[:1] or (first.isalpha() and rest[:1] == ["("] and rest[-1] == ")"):
-        inner = names[1:-1] if first == "|" else rest[1:-1]
-        return bool(inner) and all(
-            name in _OF_SETS or name.isdigit() or (name.isalpha() and name.isupper())
-            for name in inner
-        )
-    if {"\\cap", "\\cup", "\\setminus"} & set(names) or (first.isupper() and names[-1:] != ["T"] and set(rest) <= {"^", "{", "}", "c", "C"} and "^" in rest):  # A \\cap B
-        return all(name in _OF_SETS or (name.isalpha() and name.isupper()) for name in names)
-    is_greek = first.startswith("\\") and first[1:] in _NUMBER_FUNCTIONS
-    if is_greek and rest[-1:] == [")"]:
-        return all(name.isdigit() or name in "_(){}," for name in rest)
-    return first == "[" and "]" in names
+    if first[1:] in _NUMBER_FUNCTIONS and rest[-1:] == [")"]:
+        return all(name.isdigit() or name in "_{}()," for name in rest)
+    if [first, *rest[-1:]] == ["|", "|"]:  # the number of elements of a set
+        inner = rest[:-1]
+    elif first.isalpha() and [*rest[:1], *rest[-1:]] == ["(", ")"]:
+        inner = [name for name in rest[1:-1] if not name.isdigit()]
+        return len(rest) > 2 and all(map(_is_of_sets, inner))
+    elif {"\\cap", "\\cup", "\\setminus", "^"}.isdisjoint(names):
+        return False
+    else:
+        inner = names
+    return bool(inner) and all(map(_is_of_sets, inner))
+
+
+def _is_of_sets(name: str) -> bool:
+    return name in _OF_SETS or (name.isalpha() and name.isupper())
 
 
 def says_empty(tokens: Sequence[Token]) -> bool:
@@ -155,46 +153,6 @@ def says_empty(tokens: Sequence[Token]) -> bool:
     num_denied = sum(word in _NONE for word in words)
     names_nothing = _SOLUTIONS & set(words) or ("such" in words and words[-1].startswith("exist"))
     return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(names_nothing)
-
-
-def with_number(tokens: list[Token]) -> list[Token]:
-    """``exactly one real solution`` with its number as a numeral; else the same list."""
-    if not tokens or not all(token.kind in ("text", "letters") for token in tokens):
-        return tokens
-    words = " ".join(token.text for token in tokens).split()
-    while words and words[0].casefold() in _BEFORE_NUMBER:
-        del words[0]
-    if not words or words[0].casefold() not in _NUMBERS or len(words) > _MAX_WORDS:
-        return tokens
-    number = Token("number", str(_NUMBERS.index(words[0].casefold())), True)
-    return [number, *(Token("text", word, True) for word in words[1:])]
-
-
-def with_labels(tokens: list[Token]) -> list[Token]:
-    """``The center is (3, -4) and the radius is 5`` as ``center = (3, -4), radius = 5``; the same
-    list where no two names stand."""
-    if sum(token.kind in ("text", "letters") for token in tokens) < 2:
-        return tokens
-    split: list[Token] = []
-    for token in tokens:
-        words = token.text.casefold().split() if token.kind in ("text", "letters") else []
-        split.extend(Token("text", word.rstrip(":"), True) for word in words)
-        split.extend([] if words else [token])
-    named = [token.text for token in split if token.text in LABELS]
-    others = {token.text for token in split if token.kind == "text"} - {*named}
-    if len(named) < 2 or not others <= _AROUND_LABELS:
-        return tokens
-    kept = [
-        Token("sign", ",", False) if token.text == "and" else token
-        for token in split
-        if token.kind != "text" or token.text in (*named, "and")
-    ]
-    doubled = [",", ","]
-    return [
-        token
-        for place, token in enumerate(kept)
-        if [each.text for each in kept[place : place + 2]] != doubled
-    ]
 
 
 def with_remainder(tokens: list[Token]) -> list[Token]:

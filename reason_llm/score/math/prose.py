@@ -37,7 +37,7 @@ _EDGE = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))++")
 _ENDS = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))\Z")
 _PROSE = re.compile(r"\\(?:text|mathrm|mbox)|[^\W\d_]{4}")
 _PROSE_IN_TEXT = re.compile(r"[^\W\d_]{2}|a |\\(?:text|mathrm|mbox)")
-"""What begins prose in a bracket."""
+"""Start of prose in a bracket."""
 _PRICE = re.compile(r"-?\$\d")
 _SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
 _ORDINAL_END = ("th", "st", "nd", "rd")
@@ -60,8 +60,9 @@ _DENIALS = word_set(
 )
 _DOUBTS = word_set(
     """
-    th st nd rd if unless maybe perhaps possibly probably guess unsure unknown wrong incorrect false but wait
-    actually however instead rather except excluding otherwise versus vs whether cannot undefined
+    th st nd rd if unless maybe perhaps possibly probably guess unsure unknown wrong incorrect
+    false but wait actually however instead rather except excluding otherwise versus vs whether
+    cannot undefined rejected extraneous
     """
 )
 _CHANGES = word_set(
@@ -76,22 +77,19 @@ _CHANGES = word_set(
     """
 )
 """Words that may change a value, but not where the question has them and no value follows."""
-_UNITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]  # fmt: skip
-_TENS = dict(
-    zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10),
-        strict=True)
+_UNITS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen",
+    "nineteen",
 )  # fmt: skip
-_NUMBERS = {**{word: number for number, word in enumerate(_UNITS)}, **_TENS}
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_NUMBERS = {word: number for number, word in enumerate(_UNITS)}
+_NUMBERS |= {word: 20 + 10 * number for number, word in enumerate(_TENS)}
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6}
 _PARTS = {
-    f"{word}{plural}": number
-    for number, words in enumerate(
-        ["half", "third", "quarter/fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"],
-        2,
-    )
-    for word in words.split("/")
-    for plural in ("", "s")
-} | {"halves": 2, "hundredth": 100, "hundredths": 100}
+    "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6,
+    "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10, "twelfth": 12, "hundredth": 100,
+}  # fmt: skip
 _OF_UNITS = frozenset([*AREAS, *word_set("per percent squared cubed million billion")])
 _CONCLUSIONS = word_set("so therefore thus hence")
 _COMPARATIVES = word_set("more less fewer greater larger smaller than")
@@ -116,20 +114,23 @@ _RELATIONS = (
 )  # fmt: skip
 _RELATION_SIGNS = ("<", ">", "\\le", "\\ge", "\\ne", "\\in")
 _SUBJECTS = word_set("all every any each real number numbers reals the set of that such are is x")
-_INFINITIES = {"infinity": "\\infty", "positive infinity": "\\infty", "negative infinity": "-\\infty",
-               "plus infinity": "\\infty", "minus infinity": "-\\infty"}  # fmt: skip
-_REMARKS = word_set("root roots solution repeated multiplicity extraneous rejected")
-_NOUNS = word_set("function number numbers series sequence triangle quadrant polygon limit day point")
+_INFINITIES = {"infinity": "\\infty", "positive infinity": "\\infty",
+               "negative infinity": "-\\infty", "plus infinity": "\\infty",
+               "minus infinity": "-\\infty"}  # fmt: skip
+_REMARKS = word_set("root roots solution repeated multiplicity")
+_NOUNS = word_set(
+    "function number numbers series sequence triangle quadrant polygon limit day point"
+)
 _SUFFIXES = ("ent", "ence", "ing", "es", "ed", "e", "s")
 _SHORTEST_STEM = 5
 _YES_OR_NO = word_set("is are does do can will was were")
 _MOST_WORDS = 14
 _OPPOSITES = word_set("yes no true false")
-_QUADRANTS = {word: roman for words, roman in zip(
-    ("first 1", "second 2", "third 3", "fourth 4", "uadrant"), ("i", "ii", "iii", "iv", "quadrant"), strict=True)
-    for word in words.split()} | {roman: roman for roman in ("i", "ii", "iii", "iv")}  # fmt: skip
-_SAYINGS = {"does not converge": "diverges", "not convergent": "divergent", "infinite": "infinitely many",
-            "does not exist": "dne", "doesn't exist": "dne", "do not exist": "dne"}
+_QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv",
+              "qi": "i", "qii": "ii", "qiii": "iii", "qiv": "iv"}  # fmt: skip
+_SAYINGS = {"does not converge": "diverges", "not convergent": "divergent",
+            "infinite": "infinitely many", "does not exist": "dne", "doesn't exist": "dne",
+            "do not exist": "dne"}  # fmt: skip
 _AT = word_set("at when attained occurring occurs achieved reached")
 _ALL_OF = re.compile(r"[A-Za-z]|[A-Za-z] *+\\in.*+|[nkm] *+(?:\\geq?+|>) *+[01]")
 _FOR_ALL = word_set("for all any every each real number numbers value values of")
@@ -144,10 +145,6 @@ class Prose:
 
     values: list[str] = field(default_factory=list)
     gaps: list[list[str]] = field(default_factory=lambda: [[]])
-
-    @property
-    def words(self) -> list[str]:
-        return [word for gap in self.gaps for word in gap]
 
     def without(self, places: set[int]) -> "Prose":
         """Without some values, whose words stay."""
@@ -170,7 +167,7 @@ class _Splitter:
         """Words (True) and pieces of mathematics."""
         self.depth = 0
         self.opened: list[bool] = []
-        """Of each open bracket, whether it stands around prose."""
+        """For each open bracket, whether it is around prose."""
 
     def word(self, word: str) -> None:
         self.items.append((True, word))
@@ -188,7 +185,7 @@ class _Splitter:
             kind = match.lastgroup if match.lastgroup != "content" else "style"
             if kind == "style":
                 self.group(match)
-            elif (kind == "word" and self.is_word(match[0], text, position, is_text)) or (kind == "word" and is_text and len(match[0]) > 1):
+            elif kind == "word" and self.is_word(match[0], text, position, is_text):
                 self.word(match[0])
             elif match[0] in "()":
                 self.bracket(match[0], text, position, is_text)
@@ -225,14 +222,16 @@ class _Splitter:
         self.split(plain, True)
 
     def is_word(self, word: str, text: str, position: int, is_text: bool) -> bool:
+        if is_text and len(word) > 1:
+            return True
         if self.depth or word in FUNCTIONS or word in ("sqrt", "pi", "infty"):
-            return is_text and not self.depth and len(word) > 1
+            return False
         small = word.lower()
         if len(word) == 1:
             return word in "aAI" and text[position : position + 1] == " " and (
                 is_text or text[position + 1 : position + 4].isalpha()
             )  # fmt: skip
-        return is_text or len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
+        return len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
 
     def bracket(self, sign: str, text: str, position: int, is_text: bool) -> None:
         if sign == "(":
@@ -258,7 +257,7 @@ def has_words(text: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _split(text: str, question: str) -> Prose | None:
+def prose_of(text: str, question: str) -> Prose | None:
     """A text as prose; None where no word or no value stands in it."""
     if len(text) > MAX_CHARACTERS or not has_words(text):
         return None
@@ -315,7 +314,7 @@ def _stripped(text: str) -> str:
 
 
 def _right_side(text: str) -> str:
-    """What stands behind a left side that has words: ``P(\\text{heads}) = 1/2``."""
+    """Right side of an equation whose left side has words: ``P(\\text{heads}) = 1/2``."""
     left, sign, right = text.rpartition("=")
     has_name = sign and any(style in left for style in ("\\text{", "\\mathrm{", "\\operatorname{"))
     is_closed = all(right.count(a) == right.count(b) for a, b in ("()", "{}"))
@@ -399,27 +398,27 @@ def _number_at(words: list[str]) -> tuple[str, int]:
             break
     if place == start:
         return "", 0
-    if place < len(words) and words[place] in _PARTS:
-        return f"{sign}\\frac{{{total + part}}}{{{_PARTS[words[place]]}}}", place + 1
+    if (of := _PARTS.get("".join(words[place : place + 1]).removesuffix("s"))) is not None:
+        return f"{sign}\\frac{{{total + part}}}{{{of}}}", place + 1
     return f"{sign}{total + part}", place
 
 
 def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
     """Both as the values that prose says, where it says some."""
-    if not question or not has_words(answer):
+    if not question or len(answer) > MAX_CHARACTERS or not has_words(answer):
         return
     if is_choice(gold):
         before, _, rest = answer.rpartition(" is ")
         if (_DOUBTS | _DENIALS | {"or"}).isdisjoint(before.lower().split()):
             yield gold, rest.rstrip(" .")
         return
-    wanted = _split(unwrapped(gold), question)
+    wanted = prose_of(unwrapped(gold), question)
     if wanted is None or not wanted.values:
         words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
         if words and _says(words, _words_of(unwrapped(answer), question), question):
             yield gold, gold
             return
-    if (found := _split(unwrapped(answer), question)) is None:
+    if (found := prose_of(unwrapped(answer), question)) is None:
         return
     reading = reading_of(unwrapped(gold), letters_are_units=False)
     gold_tree = reading.tree if reading else None
@@ -436,13 +435,16 @@ def _words_of(text: str, question: str) -> list[str]:
     splitter = _Splitter(words_of(question))
     splitter.split(text, True)
     known = "".join(question.split())
-    if any(not is_word and "".join(_stripped(item).split()) not in known for is_word, item in splitter.items):
+    if any(
+        not is_word and "".join(_stripped(item).split()) not in known
+        for is_word, item in splitter.items
+    ):
         return []
     words = " ".join(item.lower() for is_word, item in splitter.items if is_word and item != ".")
     for saying, word in _SAYINGS.items():
         words = re.sub(rf"\b{saying}\b", word, words)
     if "quadrant" in question.lower():
-        return [_QUADRANTS.get(word.removeprefix("q"), word) for word in words.split()]
+        return [_QUADRANTS.get(word, word) for word in words.split()]
     return words.split()
 
 
@@ -466,10 +468,13 @@ def _says(gold: list[str], words: list[str], question: str) -> bool:
         for before, word, after in zip(["", *asked], asked, [*asked[1:], ""], strict=False)
         if {before, after} & ends and "or" in asked
     }
-    known = (set(asked) | _SMALL | _NOUNS) - alternatives - _DOUBTS - _CHANGES - {"and", "or"}
+    alternatives = set() if own == ["neither"] else alternatives
+    known = ({"nor"} if own == ["neither"] else set()) | (
+        set(asked) | _SMALL | _NOUNS
+    ) - alternatives - _DOUBTS - _CHANGES - {"and", "or"}
     names = {word.lower() for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]++", question)}
     known -= names - set(gold)
-    return set(rest) <= known - (_DENIALS - {"nor"} if "neither" in own else _DENIALS)
+    return set(rest) <= known - (_DENIALS - ({"nor"} if own == ["neither"] else set()))
 
 
 def _predicate(words: list[str], question: str) -> bool | None:
@@ -497,7 +502,8 @@ def _stem(word: str) -> str:
 def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]:
     """An answer without its reasons, and without what it is about."""
     for place, gap in enumerate(found.gaps):
-        if place and (reason := next((i for i, w in enumerate(gap) if w.lower() in _REASONS), -1)) >= 0:
+        reason = next((i for i, word in enumerate(gap) if word.lower() in _REASONS), -1)
+        if place and reason >= 0:
             if not _DOUBTS & {w.lower() for g in found.gaps[place + 1 :] for w in g}:
                 found = Prose(found.values[:place], [*found.gaps[:place], gap[:reason]])
             break
@@ -522,7 +528,7 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
         i
         for i, gap in enumerate(found.gaps[:-1])
         if (is_stated[i] and (i < verb or (i and gap and gap[-1].lower() in _ABOUT)))
-        or (found.values[i].isalpha() and len(found.values[i]) == 1 and _is_in_next(found.values, i))
+        or _is_in_next(found.values, i)
     }
     if about:
         yield found.without(about)
@@ -539,7 +545,8 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
 def _is_in_next(values: list[str], place: int) -> bool:
     """Whether the next value, a relation, is about this variable."""
     after = values[place + 1] if place + 1 < len(values) else ""
-    return values[place] in after and any(sign in after for sign in _RELATION_SIGNS)
+    is_letter = values[place].isalpha() and len(values[place]) == 1
+    return is_letter and values[place] in after and any(sign in after for sign in _RELATION_SIGNS)
 
 
 def _last_is_verb(gap: list[str]) -> bool:
@@ -551,7 +558,7 @@ def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
     asked = words_of(question)
     asked |= _DENIALS if asked & _DENIALS else frozenset()
     count = len(prose.values)
-    said = {word.lower() for word in prose.words}
+    said = {word.lower() for gap in prose.gaps for word in gap}
     if any(said & one and asked & other and not asked & one for one, other in DIRECTIONS):
         return True
     if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
@@ -641,9 +648,7 @@ def _paired(
         yield gold, joined
         return
     own = _labels(wanted)
-    order = [
-        [i for i, label in enumerate(labels) if label & each] for each in own
-    ]
+    order = [[i for i, label in enumerate(labels) if label & each] for each in own]
     if all(len(each) == 1 for each in order):
         values = [values[each[0]] for each in order]
     elif any(own) and any(labels):

@@ -1,4 +1,4 @@
-"""What a question states: its formulas with all their parts, in normal form.
+"""Formulas that a question states, with all their parts, in normal form.
 
 An answer that is written as the question writes it is copied, unless the gold answer is written so
 too. Formulas are found between TeX's marks of mathematics, and in plain text between words.
@@ -90,7 +90,7 @@ class Stated:
                 yield part
 
     def has_variable(self, name: str) -> bool:
-        """Whether a letter is a formula of its own."""
+        """Whether a letter is a whole formula."""
         return any(part.tree in (["var", name], ["const", name]) for part in self.parts)
 
     def holds(self, tree: Tree) -> bool:
@@ -99,7 +99,7 @@ class Stated:
         return any(form_of(part.tree).is_same(form) for part in self.like(tree))
 
     def asks_for(self, tree: Tree) -> bool:
-        """Whether an expression is a formula of its own in the question."""
+        """Whether an expression is a whole formula of the question."""
         form = form_of(tree)
         return any(part.is_whole and form_of(part.tree).is_same(form) for part in self.like(tree))
 

@@ -163,7 +163,7 @@ def _fits(word: str, asked: Collection[str], is_allowed: bool) -> bool:
 
 
 def times(unit: tuple[str, str], other: tuple[str, str]) -> Fraction | None:
-    """How many of another unit one is, 1000 meters a kilometer; None if they measure something
+    """Size of a unit in another one, 1000 meters a kilometer; None if they measure something
     else."""
     sizes = [_size(*each) for each in (unit, other)]
     if None in sizes or sizes[0][0] != sizes[1][0]:  # type: ignore[index]

@@ -117,7 +117,7 @@ class Taint:
 
     def _collect_call(self, call: ast.Call) -> None:
         """What is given flows into parameters and into what it is added to; a function that is
-        given takes what stands beside it."""
+        given takes its neighbors."""
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         name = last_name(call.func)
         if name in self.functions:

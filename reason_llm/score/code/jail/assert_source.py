@@ -3,7 +3,7 @@
 All of it is decided from the text of the tests alone. A name is asked for if the tests use it as a
 global one and neither define it nor find it among the built-in names, but for a tested function
 with a built-in name, as in ``assert sum(10, 15) == 6``. Each ``assert X`` becomes a call of the
-counter (``AssertionCounts``), and goes on where it fails.
+counter (``AssertionCounts``), and continues where it fails.
 """
 
 import ast

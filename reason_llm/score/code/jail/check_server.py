@@ -97,7 +97,7 @@ class _Caller:
             os.close(descriptor)
 
     def ask(self, request: Json) -> Json:
-        """What a call gives, or how it ended."""
+        """Result of a call, or the way it ended."""
         answer: Any = None
         is_late = False
         try:
@@ -118,7 +118,7 @@ class _Caller:
         return answer
 
     def end(self, seconds: float = 0.0) -> int:
-        """Kill it, unless it ends by itself within these seconds; how it ended."""
+        """Kill it, unless it ends within these seconds; how it ended."""
         if not self.process:
             return 0
         until = time.monotonic() + seconds

@@ -64,7 +64,7 @@ def _verdict(program: Program, request: dict[str, Any]) -> Iterator[dict[str, An
 def _run_tests(
     program: Program, tests: TestsSource, counts: AssertionCounts, builtin: dict[str, Any]
 ) -> str | None:
-    """Why the tests as a whole have failed, beside assertions that do not hold."""
+    """Why the tests as a whole have failed, apart from assertions that do not hold."""
     if tests.is_unittest:
         return "classes of unittest are not run"
     entered: set[str] = set()
@@ -108,7 +108,7 @@ def _run_tests(
 
 
 class _LostErrors:
-    """Errors that no one is told: of a thread, of a future or a task that nobody asks."""
+    """Unreported errors: of a thread, of a future or a task that nobody asks."""
 
     def __init__(self, has_futures: bool) -> None:
         self._found: list[BaseException | None] = []
@@ -163,7 +163,7 @@ def _ended(result: Any) -> None:
 
 
 def _asked(program: Program, names: dict[str, str]) -> dict[str, Any]:
-    """By the tests' names: what the program defined under its own; what it did not is missing."""
+    """Values of the program by the tests' names; those that it did not define are missing."""
     values = {}
     for key, name in names.items():
         with contextlib.suppress(NameError):
@@ -172,7 +172,7 @@ def _asked(program: Program, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _candidate(program: Program, tests: TestsSource, builtin: dict[str, Any]) -> Any:
-    """What the entry point names; evaluating it is no call by the tests."""
+    """Object that the entry point names; evaluating it is no call by the tests."""
     entry_point = str(tests.entry_point)
     found = _asked(program, {name: name for name in tests.asked_by_entry})
     # If the program defines no ``sum``, the built-in one does not replace it.
@@ -184,7 +184,7 @@ def _candidate(program: Program, tests: TestsSource, builtin: dict[str, Any]) ->
 
 
 class _ProgramModule(types.ModuleType):
-    """What ``import solution`` gives: names of the program, one by one as they are asked for."""
+    """Module for ``import solution``: names of the program, fetched when they are used."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(PROGRAM_NAME)

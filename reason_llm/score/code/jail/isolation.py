@@ -1,4 +1,4 @@
-"""The walls: namespaces, a root of its own, no privileges, resource limits. Linux only; every
+"""The walls: namespaces, a private root, no privileges, resource limits. Linux only; every
 function raises OSError where the kernel refuses.
 
 Source: namespaces(7), user_namespaces(7), mount_setattr(2), pivot_root(2), capabilities(7).
@@ -111,7 +111,7 @@ def _show(source: Path, at: Path) -> None:
 
 
 def unshare_processes() -> None:
-    """The next child is process 1 of a namespace of its own: when it ends, all in it end."""
+    """Make the next child process 1 of a new namespace: when it ends, all in it end."""
     _call("unshare", _CLONE_NEWPID | _CLONE_NEWIPC)
 
 

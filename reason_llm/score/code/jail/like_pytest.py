@@ -1,4 +1,4 @@
-"""What tests use of pytest, which is not there in the sandbox: ``raises``, ``approx``, ``fail`` and
+"""Replacement for pytest, which the sandbox lacks: ``raises``, ``approx``, ``fail`` and
 ``mark.parametrize``. Other marks change nothing. Not here: fixtures, classes, ``skip``.
 """
 
@@ -88,7 +88,7 @@ class _Mark:
 
 
 def module() -> types.ModuleType:
-    """What ``import pytest`` gives."""
+    """Module for ``import pytest``."""
     made = types.ModuleType("pytest")
     made.__dict__.update(raises=raises, approx=approx, fail=_fail, mark=_Mark(), param=_param)
     return made

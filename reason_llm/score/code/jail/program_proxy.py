@@ -361,7 +361,7 @@ class Program:
         return self._awaited(stand_in) if kind == "coroutine" else stand_in
 
     async def _awaited(self, coroutine: "StandIn") -> Any:
-        """Those that run beside it are begun before it is waited for."""
+        """Concurrent ones are started before it is awaited."""
         self.call("begin", coroutine)
         await importlib.import_module("asyncio").sleep(0)
         return self.call("finish", coroutine)
@@ -448,7 +448,7 @@ class StandIn:
         self._goes_on(error, await self._program.call("leave", self, "__aexit__", *_told(error)))
 
     def _goes_on(self, error: BaseException | None, is_swallowed: Any) -> None:
-        """What the tests raised goes on; a program that would have it swallowed is ended."""
+        """An error of the tests propagates; a program that would swallow it is ended."""
         if _told(error)[0] and is_swallowed:
             self._program._end("a context of the program swallows the error of its body")
 
@@ -457,7 +457,7 @@ class StandIn:
 
 
 def _told(error: BaseException | None) -> tuple[list[str], str]:
-    """What a context of the program's is told of an error: nothing of what ends tests."""
+    """Error that a context manager of the program sees: never one that ends tests."""
     is_told = isinstance(error, Exception) and not isinstance(error, AssertionError | ProgramEnded)
     return [kind.__name__ for kind in type(error).__mro__] if is_told else [], str(error)
 

@@ -38,7 +38,7 @@ def begin(coroutine: Any) -> None:
 
 
 def finish(coroutine: Any) -> Any:
-    """What a coroutine that was begun returns."""
+    """Result of a coroutine that was started."""
     return _loop().run_until_complete(_tasks[id(coroutine)])
 
 
@@ -110,8 +110,8 @@ MAX_ATTRIBUTES = 32
 
 
 def builtin_names(is_leetcode: bool) -> dict[str, Any]:
-    """What a namespace finds without defining it; for LeetCode's form with what is imported there.
-    These are no names of the program."""
+    """Names that a namespace finds without defining them; for LeetCode's form with those imported
+    there. They are no names of the program."""
     prelude: dict[str, Any] = {}
     if is_leetcode:
         exec(LEETCODE_PRELUDE, prelude)
@@ -223,7 +223,7 @@ class ProgramServer:
         exec(compile(source, "solution.py", "exec"), self.namespace)
 
     def get(self, name: str) -> Any:
-        """What the program defined under that name."""
+        """Object that the program defined under a name."""
         if name not in self.namespace:
             raise NameError(f"name {name!r} is not defined")
         return self.namespace[name]
@@ -263,7 +263,7 @@ class ProgramServer:
         write_line(self.outgoing, answer)
 
     def _attributes(self, error: BaseException) -> Json:
-        """What an error holds: ``missing`` of ``except Short as error: … error.missing``."""
+        """Attributes of an error: ``missing`` of ``except Short as error: … error.missing``."""
         try:
             kinds = [kind for kind in type(error).__mro__ if kind.__module__ == "solution"]
             own = [n for kind in kinds for n, v in vars(kind).items() if isinstance(v, property)]
@@ -343,8 +343,7 @@ class ProgramServer:
         return callback
 
     def _ask(self, what: str, which: Any, *arguments: Any, named: Json | None = None) -> Any:
-        """What the tester answers to a callback or an operation; it may call the program in turn
-        before it does."""
+        """Answer of the tester to a callback or an operation; it may call the program first."""
         request = self.request
         message = {
             "id": request,

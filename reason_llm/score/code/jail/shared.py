@@ -14,8 +14,8 @@ from typing import Any
 from .values import encode, is_array
 
 MAX_ITEMS = 1 << 12
-"""Of all that is shared between two calls: beyond it the oldest is dropped, and what changes within
-a call is seen at its end, or each message would take longer than the program."""
+"""Limit for everything shared between two calls: beyond it the oldest is dropped, and changes
+within a call are seen at its end, or each message would take longer than the program."""
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, deque)}
 
 Json = dict[str, Any]
@@ -25,7 +25,7 @@ class Shared:
     """The copies of one side.
 
     Args:
-        first: its first number, 0 or 1; it goes on by 2.
+        first: its first number, 0 or 1; the step is 2.
         to_json, from_json: of what the copies hold.
     """
 
@@ -34,7 +34,7 @@ class Shared:
     ) -> None:
         self.copies: dict[int, Any] = {}
         self.shortened: dict[int, Any] = {}
-        """Those that the other side made shorter, by ``id``."""
+        """Objects that the other side made shorter, by ``id``."""
         self._numbers: dict[int, int] = {}
         self._seen: dict[int, Any] = {}
         self._unsent: list[int] = []
@@ -57,7 +57,7 @@ class Shared:
         return id(value) in self._numbers
 
     def message(self, is_end: bool = False) -> Json:
-        """What changed here since the last message, and what is dropped.
+        """Changes here since the last message, and dropped objects.
 
         Args:
             is_end: of a call that is within no other.

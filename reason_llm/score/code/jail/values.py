@@ -27,7 +27,7 @@ DATA_TYPES = {
     **{kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, bytearray)},
     **{kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)},
 }
-"""What a program may hand to its tests: the types of plain data, and exceptions."""
+"""Types that a program may return to its tests: plain data and exceptions."""
 MAX_BITS, MAX_EXPONENT = 1 << 20, 1 << 16
 """Limits of integers and of decimals: above them a comparison or a print takes seconds."""
 MAX_JSON_BITS = 14_000
@@ -203,8 +203,8 @@ def write_line(descriptor: int, message: dict[str, Any]) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """What ``decode`` made as JSON has it: a tuple or deque is a list, a key is text. What JSON has
-    no form for is an object that equals nothing that tests expect."""
+    """Decoded value in JSON's form: a tuple or deque is a list, a key is text. A value without a
+    JSON form becomes an object that equals nothing that tests expect."""
     if isinstance(value, list | tuple | collections.deque):
         return [as_json(item) for item in value]
     if isinstance(value, dict):
