@@ -1,4 +1,4 @@
-"""The data side of ``sample.environment``, which a slice of its own has: ``environments``. It is
+"""Access to the data side of ``sample.environment``. Its folder, ``reason_llm/environments``, is
 imported when a config or a source of rows asks for it."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ Named = str | Mapping[str, str]
 
 
 class Played(Protocol):
-    """What data, prompts and digests need to know of ``sample.environment``."""
+    """Interface of ``sample.environment`` for data, prompts and digests."""
 
     @property
     def needs_prompt(self) -> bool:

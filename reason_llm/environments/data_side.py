@@ -20,7 +20,7 @@ NO_TOOLS = {"reset", "step", "get_reward", "close"}
 ENVIRONMENT = "environment"
 """The column that names a row's environment."""
 SESSIONS = ("agent", "mcp", "verifiers")
-"""What ``sample.environment`` begins with where a program asks for the model's turns itself."""
+"""Prefixes of ``sample.environment`` for programs that ask for the model's turns themselves."""
 
 
 @dataclass(frozen=True)

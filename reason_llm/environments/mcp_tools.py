@@ -38,9 +38,9 @@ START_SECONDS = 60.0
 """For all servers to start and to list their tools."""
 MOST_TOOLS = 1000
 MOST_CHARACTERS = 1 << 16
-"""Of a result."""
+"""Longest result that the model reads."""
 CALL_FRACTION = 0.8
-"""Of ``sample.environment_seconds``, after which a call has failed."""
+"""Fraction of ``sample.environment_seconds`` after which a call has failed."""
 
 
 def client() -> httpx.AsyncClient:
@@ -80,7 +80,7 @@ async def converse(
             try:
                 arguments = orjson.loads(call["function"]["arguments"])
                 text = await use(name, arguments)
-            except Exception as error:  # noqa: BLE001  (it is the tool's; the model is told)
+            except Exception as error:  # noqa: BLE001  (the tool's error, which the model reads)
                 text = orjson.dumps({"error": one_line(error)[:1000]}).decode()
                 if notes is not None:
                     notes["failed_calls"] = notes.get("failed_calls", 0) + 1
@@ -96,7 +96,7 @@ class McpServer:
     command: Annotated[str, Field(min_length=1)] | None = None
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables beside the few harmless ones; ``${NAME}`` is one of ours."""
+    """Environment variables in addition to a few harmless ones; ``${NAME}`` is one of ours."""
     cwd: str | None = None
     url: Annotated[str, Field(pattern="^https?://")] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)

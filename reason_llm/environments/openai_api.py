@@ -68,7 +68,7 @@ Stop = Annotated[str, Field(strict=True, min_length=1, max_length=MOST_STOP_CHAR
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How one answer is drawn."""
+    """Options with which one answer is sampled."""
 
     max_tokens: Limit | None = None
     stop: Annotated[tuple[Stop, ...], Field(max_length=MOST_STOPS)] = ()
@@ -100,7 +100,7 @@ class ChatAnswer:
     """The text of each token, where log-probs are asked for."""
     calls: Sequence[Members]
     text: str
-    """What the message says before its calls."""
+    """Text of the message before its calls."""
     prompt_tokens: int
 
     @property
@@ -112,7 +112,7 @@ class ChatAnswer:
 
 
 def draw_of(body: Members) -> Draw:
-    """How a request wants its answer to be drawn; ValueError names what is wrong."""
+    """Sampling options of a request; ValueError names what is wrong."""
     stop = body.get("stop", ())
     asked = {"stop": [stop] if isinstance(stop, str) else stop, "seed": body.get("seed")}
     limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -374,7 +374,7 @@ FORMS: Mapping[str, Form] = {
     "/v1/chat/completions": (chat_request, chat_completion),
     "/v1/responses": (response_request, response),
 }
-"""How a request is read and its answer is written, by the path."""
+"""Reader of requests and writer of answers, by path."""
 
 
 def limited(completion: Completion, most: int) -> Completion:

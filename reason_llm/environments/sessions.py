@@ -39,7 +39,7 @@ from reason_llm.workers import abandon
 
 
 class Sessions:
-    """What a run needs for such rollouts; a ConfigError if there is no such function, a package is
+    """Rollouts of such programs; a ConfigError if there is no such function, a package is
     missing, or the chat template does not keep earlier answers."""
 
     def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:

@@ -12,7 +12,7 @@ from reason_llm.data import options_of
 from reason_llm.errors import DataError, one_line
 
 TASKSET, TASKS = "verifiers:", 2000
-"""What such a source begins with, and how many of its tasks are taken without ``size``."""
+"""Prefix of such a source, and the number of its tasks without ``size``."""
 NUM_SEEDS = 2000
 """Number of rows of ``environment`` without ``size``."""
 

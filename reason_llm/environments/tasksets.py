@@ -48,7 +48,7 @@ from reason_llm.score.code import CheckerError, Mode, Subject, checkers_of, fini
 HARNESS = "reason_llm_chat"
 """The module by whose name verifiers finds our harness."""
 SANDBOX, TRAINER = "sandbox", "trainer"
-"""Where rewards are called."""
+"""Places where rewards are called."""
 TURNS = "reason_llm_turns"
 """The module by whose name it finds our renderer."""
 
@@ -288,7 +288,7 @@ def _turns(own: Renderer, ends: Collection[int]) -> ModuleType:
         _internal_fields = DefaultRendererConfig._internal_fields | {"reply_tokens"}
 
     class Turns(DefaultRenderer):
-        """Renders by the chat template; goes on from what was sampled as our own renderer does."""
+        """Renders by the chat template; continues from the sampled ids as our own renderer does."""
 
         config_class = Options
         supports_tools = True

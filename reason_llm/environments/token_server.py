@@ -11,7 +11,7 @@ by the rollout's own key, or by the wave's key and ``X-Session-ID``. Keys are ne
 **The barrier.** The model is asked when every live rollout waits for it, in the rollouts' order, so
 that what is drawn does not depend on who came first. With vLLM a request joins the batch under way.
 Who keeps all others waiting for too long is ended. What was sampled is never encoded again: a chat
-that goes on from an earlier answer is asked with the ids so far and those of the reply. A rollout
+that continues an earlier answer is asked with the ids so far and those of the reply. A rollout
 may ask in parallel: each request is a conversation, and it waits once all its tasks do.
 
 Source: the request and the answer of ``renderers`` 0.1.12 (``client.py``), which verifiers 0.4 and
@@ -55,17 +55,17 @@ from reason_llm.model import decode
 from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
 
 MOST_BYTES = 8 * MIB
-"""Of a request."""
+"""Largest request."""
 MOST_TOKEN_CHARACTERS = 256
 """A longer text for each token of the context is refused before it is encoded, which holds up all
 rollouts: longest tokens have about 128."""
 MOST_CONNECTIONS = 1024
-"""Of connections beside one for each rollout."""
+"""Connections allowed in addition to one for each rollout."""
 GENERATE = "/inference/v1/generate"
 SESSION = "X-Session-ID"
 SETTLE_SECONDS = 0.3
-"""How long the barrier waits for tasks of a rollout that has asked, and may ask in parallel. A task
-that is idle for longer (of a client's own, say) is waited for no more."""
+"""Time that the barrier waits for tasks of a rollout that asked and may ask in parallel. A task
+that is idle for longer, such as a client's helper, is no longer waited for."""
 
 
 @dataclass(slots=True)
@@ -78,11 +78,11 @@ class Branch:
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     text: str = ""
-    """Of the model's last turn."""
+    """Text of the model's last turn."""
     messages: Messages = field(default_factory=list)
-    """Where it is a chat: as the client knows them, the model's last answer included."""
+    """Messages of a chat as the client knows them, the model's last answer included."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Where it is a chat: the tools in its prompt."""
+    """Tools in the prompt of a chat."""
 
     @property
     def sampled(self) -> int:
@@ -102,7 +102,7 @@ class Branch:
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """What a rollout wants of the model."""
+    """A request of a rollout for an answer of the model."""
 
     branch: Branch
     added: tuple[int, ...]
@@ -146,7 +146,7 @@ class Session:
     notes: dict[str, Any] = field(default_factory=lambda: {"turns": 0})
     cancel: Callable[[], Any] = lambda: None
     seats: list["Session"] = field(default_factory=list)
-    """Of an episode with several trained seats: each as a rollout, with its own reward."""
+    """Trained seats of an episode with several: each is a rollout with its own reward."""
 
     @property
     def why(self) -> FinishReason:
@@ -194,7 +194,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one rollout asks for the model's turns: what a client of OpenAI's form takes."""
+    """Address and key of one rollout, as OpenAI's clients take them."""
 
     base_url: str
     api_key: str
@@ -233,7 +233,7 @@ class TokenServer:
 
     @property
     def url(self) -> str:
-        """What clients of OpenAI's form call ``base_url``."""
+        """The ``base_url`` of OpenAI's clients."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def __enter__(self) -> "TokenServer":
@@ -612,4 +612,4 @@ def _refuse(answer: "asyncio.Future[Completion]", error: Exception) -> None:
 Play = Callable[[Session, Endpoint], Awaitable[Any]]
 """Plays a rollout; what it gives is the reward, or None."""
 Plays = Callable[[TokenServer], AbstractAsyncContextManager[Play]]
-"""What is open while a wave is played."""
+"""Context that is open while a wave is played."""

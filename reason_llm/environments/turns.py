@@ -10,19 +10,19 @@
 ``step`` may give a third value, the turn's reward, where gym has it second. The reward
 ``environment`` is the sum of these and of what ``get_reward`` gives.
 
-In the place of ``step`` there may be other public methods, with types and docstrings: they are
+Instead of ``step`` there may be other public methods, with types and docstrings: they are
 tools that the model calls, and a turn without a call is the last one. That is the form of TRL's
 ``environment_factory``. Any method may be ``async``.
 
 What the model sampled is never encoded again: a reply's tokens are put after the ids so far. An
 environment that raises, or takes longer than ``sample.environment_seconds``, ends its rollout with
-the reason ``error``, which teaches nothing; a tool's error is told to the model.
+the reason ``error``, which teaches nothing; the model reads a tool's error.
 
 Objects are made as a wave needs them and used again, the n-th one for the n-th rollout: ``reset``
 must begin anew. One that failed is closed and never used again; the others are closed at the end.
 
 Source: ``environment_factory`` of ``GRPOTrainer`` of trl 1.14.2. Differs: ``close`` is called;
-``reset`` may give messages; ``get_reward`` is told why the rollout ended, where it takes ``ended``.
+``reset`` may give messages; ``get_reward`` gets the reason of the end if it takes ``ended``.
 """
 
 import asyncio
@@ -64,11 +64,11 @@ from reason_llm.workers import within
 
 AT_A_TIME = 32
 CALLS_PER_TURN = 4
-"""Calls of tools that are made in a turn; the model is told which were not."""
+"""Calls of tools that are made in a turn; each further call gets an error as its result."""
 MOST_CHARACTERS = 1 << 16
-"""Of a reply."""
+"""Longest reply."""
 MOST_MESSAGES = 64
-"""Of what ``reset`` gives."""
+"""Number of messages that ``reset`` may give."""
 MOST_NOTES_BYTES = 1 << 16
 ENDED = "ended"
 """A parameter of ``get_reward``: the rollout's finish reason."""
@@ -97,7 +97,7 @@ class _Kind:
     """One environment of ``sample.environment``."""
 
     name: str
-    """In the rows; empty where none is named."""
+    """Name in the rows; empty where none is named."""
     make: Callable[[], Any]
     tools: Mapping[str, Any]
     renderer: Renderer
@@ -114,7 +114,7 @@ class _Kind:
 
 
 class Environments:
-    """What a run needs to play rollouts in environments; a ConfigError if there is no such class,
+    """Environments in which rollouts are played; a ConfigError if there is no such class,
     it lacks a method, or the model's chat template does not keep earlier answers."""
 
     def __init__(self, config: Config, renderer: Renderer, context_tokens: int) -> None:
@@ -235,7 +235,7 @@ class Environments:
                 each.reply(ids, most)
 
     def call(self, what: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-        """What the user's code gives, as ``read`` takes it; a ValueError in one line if it raised,
+        """Result of the user's code, as ``read`` takes it; a ValueError in one line if it raised,
         took too long or gave the wrong thing."""
 
         def guarded() -> Any:
@@ -246,7 +246,7 @@ class Environments:
                 return read(result)
             except _WrongError as error:
                 raise ValueError(f"{what} gave {error}") from error
-            except BaseException as error:  # an exit of its own would end the run without a word
+            except BaseException as error:  # SystemExit would end the run without a message
                 problem = f"{type(error).__name__}: {one_line(error)}"
                 raise ValueError(f"{what} raised {problem}") from error
 
@@ -270,7 +270,7 @@ class _Rollout:
     turn_rewards: list[float | None] = field(default_factory=list)
     """None for a turn that ``step`` gave no reward, or was not told of, as it was cut off."""
     text: str = ""
-    """What ``reset`` said, then the model's last turn."""
+    """Text of ``reset``, then the model's last turn."""
     opening: Messages = field(default_factory=list)
     """Messages that ``reset`` gave."""
     calls: list[Call | None] = field(default_factory=list)
@@ -334,7 +334,7 @@ class _Rollout:
             self.finish = "length"
 
     def answer(self) -> Messages:
-        """What the environment, or the tools that are called, reply to the last turn."""
+        """Replies of the environment, or of the called tools, to the last turn."""
         if self.finish is not None:
             return []
         return self._use_tools() if self.kind.tools else self._step()
@@ -461,18 +461,18 @@ def _group(group: list[_Rollout]) -> Group:
 def _taken(
     function: Callable[..., Any], row: Mapping[str, Any], hidden: str | None
 ) -> dict[str, Any]:
-    """What a function takes of the row's columns, by name; the hidden one where it names it."""
+    """Columns of the row that a function takes, by name; the hidden one only if it names it."""
     named = inspect.signature(function).parameters
     takes_all = any(each.kind == each.VAR_KEYWORD for each in named.values())
     return {n: v for n, v in row.items() if n in named or (takes_all and n != hidden)}
 
 
 class _WrongError(ValueError):
-    """What the user's code gave, and what it should have given."""
+    """Value that the user's code gave, and the values that are allowed."""
 
 
 def _text(value: Any) -> str:
-    """As a tool's result is told, of characters that a tokenizer and JSON take."""
+    """Text of a value, within the limit and of characters that a tokenizer and JSON take."""
     return str(value)[:MOST_CHARACTERS].encode(errors="replace").decode()
 
 

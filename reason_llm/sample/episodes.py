@@ -1,5 +1,4 @@
-"""What the samplers know of environments: rollouts that are played in them are sampled as others
-are."""
+"""Sampler of rollouts that are played in environments, through the protocol ``Episodes``."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -57,7 +57,7 @@ def prove_sampler_is_policy(
 
 
 def _route_agreement(sampler: Sampler, model: Model, sampled: Sequence[Group]) -> float:
-    """By reading each rollout once more as a prompt of its own, which the prefix cache lacks."""
+    """Agreement, measured by reading each rollout once more, which the prefix cache lacks."""
     seen, same = routing.Routing(model.policy), list[torch.Tensor]()
     assert model.engine is not None
     for group in sampled:

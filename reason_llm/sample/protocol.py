@@ -58,7 +58,7 @@ class Episodes(Protocol):
     """Rollouts of several turns in environments."""
 
     def play(self, wave: Wave) -> list[Group]:
-        """As ``Sampler.sample``: the same tokens where the environments do the same."""
+        """Play a wave; the same seed gives the same tokens where the environments do the same."""
 
     def close(self) -> None:
         """Close what is held between waves; another wave makes it anew."""

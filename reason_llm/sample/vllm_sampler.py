@@ -107,7 +107,7 @@ class VllmSampler:
 
 
 class VllmBatch:
-    """What vLLM decodes together: requests come, each with a key, and go when they are done."""
+    """Requests that vLLM decodes together, each with a key; they come and go at any time."""
 
     joins = True
     """Whether requests join what is under way."""

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from test_sessions import FIXTURES, TOKENIZER, Told, a_prompt, call, play, qwen, sessions
 
+from conftest import ROOT
+
 pytestmark = pytest.mark.long
 CODE = "Thought: easy.\n<code>\nfinal_answer(6 * 7)\n</code> and more"
 CHECKS = {
@@ -35,6 +37,20 @@ TOOL_AGENTS = {
     "crewai_agent": "crewai",
 }
 """Agents that call a tool and answer, and the packages that they need."""
+
+
+def test_each_row_of_the_table_is_run_or_says_why_not() -> None:
+    """Rows that ``make long`` runs have the version of the lock."""
+    page = (ROOT / "docs" / "environments.md").read_text()
+    lock = (ROOT / "requirements" / "lock-cpu.txt").read_text()
+    table = page[page.index("| framework | version |") :].partition("\n\n")[0]
+    rows = [line.strip("|").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) >= 25
+    for name, version, _, run_by in rows:
+        if run_by.strip() == "`make long`":
+            assert f"{name.split()[0].strip(',')}=={version}" in lock, name
+        else:
+            assert run_by.startswith("by hand: "), name
 
 
 @pytest.mark.parametrize("name", [*CHECKS, *TOOL_AGENTS])

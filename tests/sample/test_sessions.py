@@ -862,16 +862,33 @@ def test_a_run_of_a_taskset(tmp_path: Path) -> None:
 
 
 @long
-@pytest.mark.parametrize("environment", ["two_turns", "with_mcp", "mcp"])
+@pytest.mark.parametrize("environment", ["two_turns", "with_mcp", "mcp", "pool"])
 def test_killed_in_a_wave_it_goes_on_to_the_same_bits(environment: str, tmp_path: Path) -> None:
-    """Also with requests in parallel, and with MCP over HTTP, from the agent and as tools."""
+    """Also with requests in parallel, with MCP over HTTP, from the agent and as tools, and with
+    objects that later waves use again, of which a resumed run has new ones."""
     with ExitStack() as stack:
-        url = "" if environment == "two_turns" else stack.enter_context(http_server())
+        url = stack.enter_context(http_server()) if "mcp" in environment else ""
         killed_and_whole(environment, url, tmp_path)
+
+
+GAME = """
+class Game:
+    def reset(self, **row):
+        self.heard = []
+
+    def step(self, text):
+        self.heard.append(len(text))
+        return f"No: {sum(self.heard)}.", len(self.heard) == 2
+
+    def get_reward(self):
+        return sum(self.heard) % 7 / 7
+"""
 
 
 def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
     is_mcp = environment == "mcp"
+    (tmp_path / "game.py").write_text(GAME)
+    named = {"mcp": f"mcp:{url}", "pool": f"{tmp_path / 'game.py'}:Game"}
     template = tmp_path / "template.jinja"
     template.write_text("{{ tools }}" + CHATML)
 
@@ -879,7 +896,7 @@ def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         config = small(
             folder,
-            sample__environment=f"mcp:{url}" if is_mcp else f"agent:{AGENTS}:{environment}",
+            sample__environment=named.get(environment, f"agent:{AGENTS}:{environment}"),
             **(
                 {"score__rewards": ["tag_count"], "data__template": str(template)} if is_mcp else {}
             ),
@@ -900,5 +917,8 @@ def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
 
     whole = adapter(tmp_path / "whole")
     broken = tmp_path / "broken"
-    adapter(broken, "reason_llm.environments.token_server:TokenServer.answer", "6")
+    place = "token_server:TokenServer.answer", "6"
+    if environment == "pool":
+        place = "turns:_Rollout.end", "21"
+    adapter(broken, f"reason_llm.environments.{place[0]}", place[1])
     assert adapter(broken) == whole
