@@ -31,7 +31,7 @@ _QUESTION = "question-8315"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What follows each question, fitted to the scores of all rows."""
+    """Text after each question, fitted to the scores of all rows."""
 
     template: str
     mean: float
@@ -40,7 +40,8 @@ class Condition:
     """The K - 1 borders of the bins, in the unit of the scores; None for z-scores."""
 
     def text(self, score: float) -> str:
-        """What follows the question: `` <rm_score>: 4 `` in the fifth bin, or with ``1.16``."""
+        """Return the text after the question: `` <rm_score>: 4 `` in the fifth bin, or with
+        ``1.16``."""
         if self.edges is None:
             return self.template.replace("{reward}", f"{(score - self.mean) / self.deviation:.2f}")
         return self.template.replace("{reward}", str(bin_of(score, self.edges)))

@@ -61,7 +61,7 @@ def accept_edited(path: Path) -> bool:
         RolloutBufferError: it cannot be read, or holds no rollouts in this format.
         BusyError: a run is using it.
     """
-    read_document(path, accept_edited=True)  # before the lock makes a file beside it
+    read_document(path, accept_edited=True)  # before the lock creates a file next to it
     is_archived = path.suffix == ".gz"
     with nullcontext() if is_archived else lock(path):
         try:
