@@ -177,7 +177,7 @@ def test_what_is_typed_is_a_message_or_a_command(
         "/top_k 3": "top_k 3\n",
         "/top_k": "top_k 3\n",
         "/top_k -1": "top_k='-1': input should be greater than or equal to 0; it is INT: Keep the "
-        "k likeliest tokens. 0: all.\n",
+        "k most likely tokens. 0: all.\n",
         "/seed 5": "seed 5\n",
         "/seed null": "seed null\n",
         "/system Be brief.": "Be brief.\n",
