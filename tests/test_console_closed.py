@@ -39,7 +39,7 @@ def test_what_runs_goes_on_and_its_warnings_are_seen(tmp_path: Path) -> None:
     assert done.read_text() == "done"
     told = [line for line in error.splitlines() if "kernels" not in line]
     assert told == [
-        "standard output was closed; what is running goes on", "WARNING  a word of warning",
+        "standard output was closed; the run continues", "WARNING  a word of warning",
     ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The commands as functions, for notebooks and programs: ``reason_llm.train(config)``.
 
-They do, write and show what the commands do (``log.console: quiet`` shows warnings alone), raise
-what the commands print as one line, and leave logging and standard output as they were.
+They behave, write and print like the commands (``log.console: quiet`` prints only warnings), raise
+the errors that the commands print as one line, and restore logging and standard output.
 """
 
 import sys
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.config import PYTHON, CommandLine, Config, Rows, file as config_file
+from reason_llm.config import PYTHON, CommandLine, Config, RowSequence, file as config_file
 from reason_llm.errors import ConfigError, DataError, Stopped
 from reason_llm.run import Record, Watch
 from reason_llm.run.store import folder as run_folder, metrics
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from reason_llm.app.export.reward_model import ScoreParity
 
 Reward = str | Mapping[str, Any] | Callable[..., Any]
-"""A reward's name, its members as in a config, or a function."""
+"""Name of a reward, its options as in a config, or a function."""
 ARGUMENTS = {"reward_funcs": "rewards", "train_dataset": "rows", "eval_dataset": "eval_rows",
              "args": "config", "model": "config, in model.path"}  # fmt: skip
-"""What arguments of TRL's trainers are called here."""
+"""Our names of the arguments of TRL's trainers."""
 ROWS, EVAL_ROWS = f"{PYTHON}rows", f"{PYTHON}eval_rows"
-"""What the config calls rows that are given here."""
+"""Names in the config of rows passed from Python."""
 
 
 class Summary(dict[str, Any]):
-    """Result of a run: the members of its ``summary.json``, such as ``accuracy_before`` and
+    """Result of a run: the values of its ``summary.json``, such as ``accuracy_before`` and
     ``accuracy_after`` (fractions; None without a held-out set), and the paths of its files."""
 
     def __init__(self, values: Mapping[str, Any], folder: Path) -> None:
@@ -43,24 +43,24 @@ class Summary(dict[str, Any]):
 
     @property
     def report(self) -> Path:
-        """The report, one HTML file."""
+        """HTML file of the report."""
         return self.folder / "report.html"
 
     @property
     def curves(self) -> Path:
-        """The picture of reward and accuracy over the steps."""
+        """Plot of reward and accuracy over the steps."""
         return self.folder / "curves.png"
 
     def records(self) -> list[Record]:
-        """The metrics of each step, oldest first; step 0 is the untrained policy."""
+        """Return the metrics of each step, oldest first; step 0 is the untrained policy."""
         return metrics.read(self.folder)
 
 
 def load_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
-    """The config in a YAML file; None: the quick start's. ``overrides`` are options by dotted
-    names, such as ``{"train.learning_rate": 1e-5}``.
+    """Load the config in a YAML file; None: the quick start's. ``overrides`` are options by dotted
+    name, such as ``{"train.learning_rate": 1e-5}``.
 
     Raises:
         ConfigError: one line with the key, the value and the fix.
@@ -72,27 +72,27 @@ def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
     rewards: Reward | Sequence[Reward] | None = None,
-    rows: Rows | None = None,
-    eval_rows: Rows | None = None,
+    rows: RowSequence | None = None,
+    eval_rows: RowSequence | None = None,
     watch: Watch | None = None,
     **others: object,
 ) -> Summary:
-    """Train, or go on where the run stopped.
+    """Train, or resume a stopped run.
 
     Args:
         config: a config, its sections as a dict, the path of a YAML file, or YAML of several lines;
-            None: the quick start. A run without a ``run.name`` is called by its file, or "config".
-        rewards: in the place of ``score.rewards``: functions, names of rewards, or dicts as in a
-            config, in which ``custom`` may be a function; a list, or one of them.
-        rows: in the place of ``data.train``: dicts, or a ``datasets.Dataset``.
-        eval_rows: likewise in the place of ``data.eval``.
-        watch: is told of lines, phases and steps in the console's place. None: the console, and in
-            a notebook a plot at the end.
-        others: are no arguments; the error names what they are here.
+            None: the quick start. The default of ``run.name`` is the file's name, or "config".
+        rewards: replace ``score.rewards``: functions, names of rewards, or dicts as in a config,
+            with a function allowed as ``custom``; a list or one of them.
+        rows: replace ``data.train``: a list of dicts, or a ``datasets.Dataset``.
+        eval_rows: replace ``data.eval``.
+        watch: receives lines, phases and steps instead of the console. None: the console, and in a
+            notebook a plot at the end.
+        others: unknown arguments; the error names ours.
 
     Raises:
-        ReasonError: anything that the user can fix; what was sampled and learned so far is kept.
-        Stopped: Ctrl-C or SIGTERM; everything is saved, and the same call goes on.
+        ReasonError: a problem that the user can fix; all progress is kept.
+        Stopped: Ctrl-C or SIGTERM; everything is saved, and the same call resumes the run.
     """
     for name in others:
         problem, ours = f"train has no argument {name!r}", ARGUMENTS.get(name)
@@ -110,7 +110,7 @@ def train(
         try:
             values = run_training(made, console if watch is None else watch)
         except Stopped:
-            (console if watch is None else watch).line("stopped; the same call resumes from here")
+            (console if watch is None else watch).line("stopped; the same call resumes it")
             raise
     summary = Summary(values, made.run.directory / str(made.run.name))
     if watch is None and made.log.console != "quiet":
@@ -131,23 +131,23 @@ def evaluate(
     rewards: Reward | Sequence[Reward] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run, a config or a model; the summary that is also in ``<out>/summary.json``.
+    """Evaluate a run, a config or a model; return the summary in ``<out>/summary.json``.
 
     Args:
         what: a run's folder, a config's file, or a model's folder or Hub id.
         sets: names, files or ``name=file``; None: those of the config.
-        k: samples drawn of each problem beside the greedy answer.
-        model: "base", "adapter", another value of ``--which``, a folder or a Hub id; None: what
-            ``what`` is.
+        k: samples per problem, in addition to the greedy answer.
+        model: "base", "adapter", another value of ``--which``, a folder or a Hub id; None: the one
+            that ``what`` names.
         compare: a second model, as ``model``.
         which: which adapter of a run, as ``--which``.
-        out: folder of the results; None: one beside the run.
-        generate_only: write completions and judge nothing.
-        rewards: in the place of ``score.rewards``, as in ``train``; the first one judges.
-        overrides: options of the config by dotted names.
+        out: folder of the results; None: a folder in the run.
+        generate_only: write completions without scoring them.
+        rewards: replace ``score.rewards``, as in ``train``; the first one scores.
+        overrides: options of the config by dotted name.
 
     Raises:
-        ReasonError: anything that the user can fix; finished waves are kept.
+        ReasonError: a problem that the user can fix; finished waves are kept.
     """
     texts = {"model": model, "compare": compare, "which": which, "out": out, "k": k}
     values = {name: [str(value)] for name, value in texts.items() if value is not None}
@@ -178,23 +178,23 @@ def export(
     push: str | None = None,
     gguf: str | None = None,
 ) -> "Parity | ScoreParity | None":
-    """Merge an adapter into its unquantised base; what the parity check measured, None for an
-    adapter alone.
+    """Merge an adapter into its unquantised base; return the result of the parity check, or None if
+    only the adapter is written.
 
     Args:
         source: a run's folder, or an adapter's.
         out: a new folder.
         base: folder or Hub id of the unquantised base; None: the run's own.
         which: which adapter of a run, as ``--which``.
-        adapter_only: write the adapter in PEFT's form and merge nothing.
+        adapter_only: write the adapter in PEFT's format without merging.
         dtype: "bfloat16" or "float32".
-        max_shard_gib: largest weights file.
+        max_shard_gib: max size of a weights file.
         rollouts: file of the rollouts for the parity check; None: those of the run.
-        push: repository of the Hub to upload to, too.
-        gguf: llama.cpp's ``convert_hf_to_gguf.py``, to convert to GGUF, too.
+        push: Hub repository to upload to.
+        gguf: path of llama.cpp's ``convert_hf_to_gguf.py``, to convert to GGUF.
 
     Raises:
-        ReasonError: anything that the user can fix. Unless it says otherwise nothing was written.
+        ReasonError: a problem that the user can fix. Unless it says otherwise, nothing was written.
     """
     with _restored():
         from reason_llm.app.console import Console
@@ -219,15 +219,15 @@ def _overrides(rewards: object, rows: object = None, eval_rows: object = None) -
     return {option: value for option, (named, value) in given.items() if named is not None}
 
 
-def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, Rows]:
-    """The rows by the names that stand for them in the config."""
+def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, RowSequence]:
+    """Return the rows by their names in the config."""
     rows_by_name = dict(config.data.given) if isinstance(config, Config) else {}
     for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
         is_counted = isinstance(given, Sized) and isinstance(given, Iterable)
         if isinstance(given, str | bytes | Mapping) or not (is_counted or given is None):
             raise DataError(
-                f"{name} is of type {type(given).__name__}; give a list of dicts, or a "
-                "datasets.Dataset: of a DatasetDict one of its parts, of an iterator list(rows)"
+                f"{name} is of type {type(given).__name__}; pass a list of dicts or a "
+                "datasets.Dataset: one split of a DatasetDict, list(rows) of an iterator"
             )
         if given is not None:
             rows_by_name[name] = given
@@ -254,7 +254,7 @@ def _config(
 
 
 def _copied(tree: Any) -> Any:
-    """The same sections and lists anew, with the functions and objects that stand in them."""
+    """Return a copy of the sections and lists with the same functions and objects in them."""
     if isinstance(tree, Mapping):
         return {name: _copied(value) for name, value in tree.items()}
     return [_copied(value) for value in tree] if isinstance(tree, list) else tree

@@ -99,7 +99,7 @@ def find_subject(
     return ChatSubject(Config.model_validate(tree), adapter)
 
 
-class Conversation:
+class ChatSession:
     """A loaded model and the messages so far; raises a ReasonError if the model, the adapter or the
     template cannot be used."""
 
@@ -207,7 +207,7 @@ def parse_option(options: ChatOptions, name: str, value: str) -> ChatOptions:
         ) from error
 
 
-def talk(chat: Conversation) -> None:
+def talk(chat: ChatSession) -> None:
     """Answer messages from the terminal until Ctrl-D or ``/quit``."""
     import readline  # line editing and history, for input()
 
@@ -235,7 +235,7 @@ def talk(chat: Conversation) -> None:
             say(f"{error}\n")
 
 
-def print_answer(chat: Conversation, message: str) -> None:
+def print_answer(chat: ChatSession, message: str) -> None:
     """Write an answer to standard output as it is sampled."""
     with closing(chat.answer(message)) as answer:
         for piece in answer:
@@ -249,7 +249,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _obey(chat: Conversation, name: str, rest: str) -> str:
+def _obey(chat: ChatSession, name: str, rest: str) -> str:
     """Run a command and return its reply."""
     rest = rest.strip()
     if name in SETTABLE:

@@ -1,6 +1,6 @@
 """Scores in prompts, for conditional SFT: the score of a completion follows the question, as the
-number of its quantile bin or as a z-score, so that a policy learns what a good and a bad answer is
-and can be asked for a good one.
+number of its quantile bin or as a z-score, so that a policy learns to distinguish good and bad
+answers and can be asked for a good one.
 
 Source: arXiv:2308.12050, as OpenRLHF wrote it until March 2026 (``conditional_sft_processor`` of
 openrlhf/utils/processor.py); the bins are those of arXiv:2205.13636, whose control tokens are text
@@ -23,31 +23,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROWS = (".jsonl", ".csv", ".parquet")
-"""Names of files with scored rows end so; other sources are saved rollouts."""
+"""Suffixes of files with scored rows; other sources are saved rollouts."""
 KEPT = ("tools", "functions", "chat_template_kwargs", "score")
-"""Columns of a scored row that are written as they are."""
+"""Columns of a scored row that are copied unchanged."""
 _QUESTION = "question-8315"
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What follows each question, fitted to the scores of all rows."""
+    """Text after each question, fitted to the scores of all rows."""
 
     template: str
     mean: float
     deviation: float
     edges: tuple[float, ...] | None
-    """The K - 1 borders of the bins, in the unit of the scores; None for z-scores."""
+    """K - 1 bin edges, in units of the score; None for z-scores."""
 
     def text(self, score: float) -> str:
-        """What follows the question: `` <rm_score>: 4 `` in the fifth bin, or with ``1.16``."""
+        """Return the text after the question: `` <rm_score>: 4 `` in the fifth bin, or with
+        ``1.16``."""
         if self.edges is None:
             return self.template.replace("{reward}", f"{(score - self.mean) / self.deviation:.2f}")
         return self.template.replace("{reward}", str(bin_of(score, self.edges)))
 
 
 def fit(scores: Sequence[float], section: PairsSection) -> Condition:
-    """The condition fitted to the scores of all rows: z = (score - mean) / deviation, with the
+    """Fit the condition to the scores of all rows: z = (score - mean) / deviation, with the
     unbiased deviation, in float64.
 
     Raises:
@@ -83,19 +84,20 @@ def fit(scores: Sequence[float], section: PairsSection) -> Condition:
 
 
 def quantile_edges(scores: Sequence[float], num_bins: int) -> tuple[float, ...]:
-    """The quantiles 1/K .. (K-1)/K, with linear interpolation: ``[0, 1, 2, 3, 4], 2 -> (2.0,)``."""
+    """Return the quantiles 1/K .. (K-1)/K, linearly interpolated: ``[0, 1, 2, 3, 4], 2 ->
+    (2.0,)``."""
     shares = np.arange(1, num_bins) / num_bins
     return tuple(np.quantile(np.asarray(scores, np.float64), shares, method="linear").tolist())
 
 
 def bin_of(score: float, edges: Sequence[float]) -> int:
-    """The number of edges that are at most the score: 0 for the worst, K - 1 for the best."""
+    """Return the bin of a score, the number of edges up to it: 0 is the worst, K - 1 the best."""
     return sum(edge <= score for edge in edges)
 
 
 def scored_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The demonstrations of a file with their ``score``, ready for ``with_text``; DataError for a
-    row that is none."""
+    """Yield the demonstrations of a file with their ``score``, for ``with_text``; raise DataError
+    for an invalid row."""
     for where, row in read_rows(str(file), "train"):
         example = read_demonstration(where, row, ColumnsSection(), score=True)
         if example.sampled is not None:
@@ -121,7 +123,7 @@ def scored_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def with_text(row: dict[str, Any], text: str) -> dict[str, Any]:
-    """A scored row with the text at the end of the question."""
+    """Return a scored row with the text at the end of the question."""
     prompt = row["prompt"]
     if isinstance(prompt, str):
         return row | {"prompt": prompt + text}
@@ -130,10 +132,10 @@ def with_text(row: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 class QuestionEnd:
-    """The place where the question ends in the prompts that a run sampled from.
+    """End of the question in the prompts of a run.
 
     Args:
-        config: the run's, as its rollouts hold it.
+        config: the run's config, as stored with its rollouts.
 
     Raises:
         RolloutBufferError: another version of this program wrote it.
@@ -153,8 +155,8 @@ class QuestionEnd:
         self._after = asked.rpartition(_QUESTION)[2]
 
     def insert(self, row: dict[str, Any], text: str) -> dict[str, Any] | None:
-        """The row of a rollout with the text at the end of the question; None where its prompt does
-        not end as the chat template's do, or has other token ids than its text."""
+        """Return the row of a rollout with the text at the end of the question; None if its prompt
+        does not end like the chat template, or its token ids differ from its text."""
         prompt, name = row["prompt"], row["source"]
         if not prompt.endswith(self._after):
             return None

@@ -37,7 +37,7 @@ from reason_llm.run import Begun, Progress, Record, Watch
 
 REFRESHES_PER_SECOND = 2
 MOST_CELLS = 24
-"""Of a run's name beside its bar."""
+"""Width of the run's name before its progress bar."""
 
 
 @contextmanager
@@ -165,7 +165,7 @@ class _TimeLeft(TimeRemainingColumn):
     """Time left: of a phase by its speed, of the run, which knows its ``end``, until then."""
 
     def render(self, task: Task) -> Text:
-        """As ``01:10``."""
+        """Format a duration as ``01:10``."""
         if task.finished or "end" not in task.fields:
             return super().render(task)
         end = task.fields["end"]
@@ -174,7 +174,7 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 def _advance(bars: Bars) -> Progress:
-    """What moves the bar of the phase and says its tokens per second."""
+    """Return the callback that advances the phase's progress bar and its tokens per second."""
     phase, tokens_done = bars.tasks[0], 0
 
     def advance(tokens: int, items: int) -> None:
@@ -207,7 +207,7 @@ class _Output(RichConsole):
         """Report it once on standard error and discard all further output."""
         self.quiet = self.is_closed = True
         discard_output()
-        _on_standard_error("standard output was closed; what is running goes on")
+        _on_standard_error("standard output was closed; the run continues")
 
 
 def _on_standard_error(text: str) -> None:

@@ -97,7 +97,7 @@ def _try_rewards(config: Config, data: Data, tokenizer: "PreTrainedTokenizerBase
 
 
 def _kind(error: str) -> str:
-    """What errors have in common that differ in the row and the value alone."""
+    """Return the common part of errors that differ only in row and value."""
     head, _, rest = error.partition(" is ")
     return (head + rest.rpartition("; expected")[2]).translate(
         dict.fromkeys(map(ord, "0123456789"))

@@ -1,4 +1,4 @@
-"""Console lines of a run, made from its records and its summary."""
+"""Console lines of a run, from its records and its summary."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +13,7 @@ from reason_llm.run.store import folder as run_folder, metrics
 from reason_llm.score.statistics import wilson
 
 RECENT_STEPS = 20
-"""From whose seconds the time left is made."""
+"""Number of last steps from which the remaining time is estimated."""
 
 
 def of_step(record: Record, last_step: int, judged_by: str) -> str:
@@ -42,7 +42,7 @@ def of_step(record: Record, last_step: int, judged_by: str) -> str:
 
 
 def of_stopped(run: Path) -> str | None:
-    """What can be done with a run that a signal has ended; None with a run that saved nothing."""
+    """Return the next commands for a run that a signal ended; None if it saved nothing."""
     if not (run / "metrics.jsonl").is_file():
         return None
     told = f"what is saved can be used now: {command('report')} {run}"
@@ -91,8 +91,8 @@ def watched(record: Record) -> list[str]:
 
 
 def judged(record: Record, judged_by: str) -> list[str]:
-    """What was measured on held-out problems and rows; only a ``judged_by`` of ``accuracy`` is a
-    percentage."""
+    """Return the measurements on held-out problems and rows; only a ``judged_by`` of ``accuracy``
+    is a percentage."""
     texts = [accuracy(record, judged_by)] if "eval/accuracy" in record else []
     for key, name in (("eval/loss", "held-out loss"), ("eval/perplexity", "perplexity")):
         if key in record:
@@ -153,7 +153,8 @@ def of_replica(number: str, did: dict[str, float]) -> str:
 
 
 def of_summary(summary: dict[str, Any]) -> list[str]:
-    """Result of a run: accuracy, held-out loss and pairs, memory beside its plan, seconds."""
+    """Return the result of a run: accuracy, held-out loss and pairs, memory and its plan,
+    seconds."""
     lines, by = [], summary.get("judged_by", "accuracy")
     if summary["accuracy_before"] is not None:
         before, after = summary["accuracy_before"], summary["accuracy_after"]

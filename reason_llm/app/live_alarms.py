@@ -9,7 +9,8 @@ from reason_llm.app.report.runs import RunRecord, is_evaluated
 from reason_llm.run import Record
 
 MOST_RECORDS = 500
-"""The newest records that each step's checks read, beside those with an evaluation."""
+"""Number of newest records that the checks of each step read, in addition to those with an
+    evaluation."""
 
 
 class LiveAlarms:

@@ -1,7 +1,7 @@
-"""Everything that is wrong with the options of a run, told at once for ``--plan`` and
-``--data-check``: what its start checks one after the other, as far as no weight and no row is read.
+"""Check of all options of a run at once, for ``--plan`` and ``--data-check``: the checks of its
+start that read neither weights nor rows.
 
-Not here: the state of the run's folder and the headers of the weights, which a run checks.
+Not covered: the state of the run's folder and the headers of the weights.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ from reason_llm.score import Scorer
 def check_options(
     config: Config, mistakes: list[ReasonError], is_plan: bool = False
 ) -> tuple[Config, set[str], list[str]]:
-    """Add to ``mistakes`` what is wrong with the options.
+    """Add the mistakes in the options to ``mistakes``.
 
-    Returns the config without the wrong ones, the columns that its rewards ask for, and the lines
-    of the memory plan, from the model's config alone."""
+    Returns the config without wrong options, the columns that its rewards read, and the lines of
+    the memory plan, from the model's config."""
     data, score, table = config.data, config.score, list[str]()
     without: dict[str, Any] = {}
 

@@ -1,5 +1,5 @@
-"""Rows to learn from, out of saved rollouts: preferences, labels, demonstrations, or conditioned
-demonstrations, whose prompts name their score (``app.conditioned``).
+"""Training rows from saved rollouts: preferences, labels, demonstrations, or conditioned
+demonstrations, whose prompts contain their score (``app.conditioned``).
 
     {"prompt", "chosen", "rejected", "prompt_ids", "chosen_ids", "rejected_ids", "tokenizer", ...}
 
@@ -34,7 +34,7 @@ from reason_llm.score import selection
 logger = logging.getLogger(__name__)
 
 Sides = tuple[Completion, ...]
-"""What a row is made of: chosen and rejected, or one completion."""
+"""Completions of a row: chosen and rejected, or one."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ def write_pairs(
     section: PairsSection,
     model: str | None = None,
 ) -> Written:
-    """Write the rows that ``section`` chooses from saved rollouts, one JSON object a line.
+    """Write the rows that ``section`` selects from saved rollouts, one JSON object per line.
 
     Args:
         sources: saved buffers, or folders of them; for conditioned also files of demonstrations
@@ -137,7 +137,7 @@ def write_pairs(
 
 
 def _buffers(source: Path) -> list[Path]:
-    """The saved buffers of a source; a warning where some of its steps are missing."""
+    """Return the saved buffers of a source, with a warning if steps are missing."""
     files = buffer_files(source)
     missing, first = missing_steps(source, files)
     if source.is_dir() and missing:
@@ -155,7 +155,7 @@ def _conditioned(
     ends: Mapping[str, QuestionEnd],
     written: Written,
 ) -> list[dict[str, Any]]:
-    """The rows with their scores in their prompts; those of rollouts name their ``run``."""
+    """Return the rows with their scores in their prompts; rows of rollouts name their ``run``."""
     condition = conditioned.fit([row["score"] for row in rows], section)
     found = []
     for row in rows:
@@ -169,7 +169,7 @@ def _conditioned(
 
 
 class _Maker:
-    """State while the rows are made."""
+    """State of the selection."""
 
     def __init__(self, way: str, section: PairsSection, model: str, written: Written) -> None:
         self.form, self.way, self.section = written.form, way, section
@@ -178,12 +178,12 @@ class _Maker:
         self.digest = tokenizer_digest(self.tokenizer)
         self.ends = frozenset(end_token_ids(model, self.tokenizer))
         self.counts: Counter[tuple[bytes, bool]] = Counter()
-        """Number of rows of each prompt so far; for labels, right and wrong ones separately."""
+        """Number of rows per prompt so far; for labels, per label."""
         self.seen: set[bytes] = set()
         """Digests of the rows so far."""
 
     def rows(self, group: Group, source: str) -> Iterator[dict[str, Any]]:
-        """The rows of one group."""
+        """Yield the rows of a group."""
         self.written.rollouts += len(group.completions)
         usable = self._usable(group)
         prompt = _digest(group.prompt.token_ids)
@@ -224,7 +224,7 @@ class _Maker:
         return selection.reaches(value, self.section.threshold)
 
     def _chosen(self, group: Group) -> Iterator[tuple[Sides, tuple[float, ...]]]:
-        """The completions of each row, and their rewards."""
+        """Yield the completions of each row, and their rewards."""
         section = self.section
         if not group.completions:
             return
@@ -270,7 +270,7 @@ class _Maker:
 
 
 def _spread(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same pairs in an order in which the first ones share as few completions as possible."""
+    """Return the pairs in an order in which the first ones share few completions."""
     right = sorted({chosen for chosen, _ in pairs})
     wrong = sorted({rejected for _, rejected in pairs})
 
@@ -296,15 +296,15 @@ def write_pairs_once(
     section: PairsSection,
     model: str | None = None,
 ) -> str:
-    """Write the rows of ``write_pairs`` unless the same ones are there, and return the line to
-    show. ``<target>.rows.json`` holds their origin: options, and digests of rollouts and rows; of
-    rollouts that were deleted, those noted there count.
+    """Write the rows of ``write_pairs`` unless the same rows exist, and return the line to print.
+    ``<target>.rows.json`` holds their origin: options, and digests of rollouts and rows; for
+    deleted rollouts, the digests there are used.
 
     Raises:
         ReasonError: as ``write_pairs``; ``target`` has another name or other content.
     """
     if target.suffix != ".jsonl":
-        raise ConfigError(f"--out {target} is no .jsonl file, which data.train reads; rename it")
+        raise ConfigError(f"--out {target} is not a .jsonl file, which data.train reads; rename it")
     record, known = target.with_suffix(".rows.json"), dict[str, Any]()
     with suppress(OSError, ValueError):
         known = read_object(record)
@@ -334,7 +334,7 @@ def write_pairs_once(
 
 
 def _files_digest(source: Path) -> str | None:
-    """Digest of the names and contents of saved rollouts; None without any."""
+    """Return a digest of the names and contents of saved rollouts; None without any."""
     try:
         lines = [f"{file.name} {_file_digest(file)}\n" for file in buffer_files(source)]
     except RolloutBufferError:

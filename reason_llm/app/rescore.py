@@ -1,5 +1,5 @@
-"""New rewards and advantages for saved rollouts, so that two rewards or two algorithms can be
-compared on the same rollouts."""
+"""New rewards and advantages for saved rollouts, to compare rewards or algorithms on the same
+rollouts."""
 
 import os
 import uuid
@@ -18,8 +18,8 @@ from reason_llm.train import with_advantages
 
 
 def rescore(document: Document, config: Config, source: Path) -> Document:
-    """The rollouts of ``document``, read in ``source``, with the rewards of ``config.score`` and
-    the advantages of ``config.algorithm``; everything else unchanged.
+    """Return the rollouts of ``document``, read from ``source``, with rewards of ``config.score``
+    and the advantages of ``config.algorithm``.
 
     Raises:
         ConfigError: a reward is a reward model's.
@@ -45,23 +45,22 @@ def rescore(document: Document, config: Config, source: Path) -> Document:
 
 
 def rescore_file(source: Path, target: Path, config: Config) -> Document:
-    """``rescore`` of a file into a new file; raises a WriteError if ``target`` exists."""
+    """Rescore a file into a new file; raise a WriteError if ``target`` exists."""
     if os.path.lexists(target):
-        raise WriteError(f"{target} exists and is left as it is; name another file with --out")
+        raise WriteError(f"{target} exists and was not changed; name another file with --out")
     document = rescore(read_document(source), config, source)
     write_atomically(target, to_bytes(document, compressed=target.suffix == ".gz"))
     return document
 
 
 def accept_edited(path: Path) -> bool:
-    """Write a new digest into a buffer that was edited on purpose and change nothing else; False if
-    the digest is right.
+    """Update the digest of a buffer that was edited on purpose; return False if it is right.
 
     Raises:
         RolloutBufferError: it cannot be read, or holds no rollouts in this format.
         BusyError: a run is using it.
     """
-    read_document(path, accept_edited=True)  # before the lock makes a file beside it
+    read_document(path, accept_edited=True)  # before the lock creates a file next to it
     is_archived = path.suffix == ".gz"
     with nullcontext() if is_archived else lock(path):
         try:

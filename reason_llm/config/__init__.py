@@ -21,7 +21,7 @@ from reason_llm.config.data import (
     RESERVED_ARGUMENTS,
     ColumnsSection,
     DataSection,
-    Rows,
+    RowSequence,
 )
 from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load, schema
 from reason_llm.config.functions import PYTHON

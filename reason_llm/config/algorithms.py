@@ -1,14 +1,14 @@
-"""The table of algorithms, one row each, and the config's ``algorithm`` section, which names a row
-and changes columns of it. Adding an algorithm is a row and a test.
+"""Table of algorithms, and the config's ``algorithm`` section, which names a row and changes some
+of its columns. A new algorithm is a row and a test.
 
-Nothing here loads torch. The maths of each column is in ``train.advantages`` (baseline, scale,
-normalization, KL in the reward), ``surrogates`` (surrogate and its columns) and ``train.losses``
-(aggregation, KL and entropy in the loss).
+This module does not import torch. The maths of each column is in ``train.advantages`` (baseline,
+scale, normalization, KL in the reward), ``surrogates`` (surrogate and its columns) and
+``train.losses`` (aggregation, KL and entropy in the loss).
 
-Each row is its paper's form. Differs: ``gdpo`` and the ``reinforce_pp`` rows divide each completion
-by its length, as their equations do; code around them (TRL, verl and OpenRLHF as they come) takes
+Each row follows its paper. Differs: ``gdpo`` and the ``reinforce_pp`` rows divide each completion
+by its length, as their equations do; TRL, verl and OpenRLHF by default take
 the mean over all tokens, which is ``aggregation: token_mean``. ``pg`` and ``rloo`` have no ratio:
-their papers take one optimizer step on what was just sampled. TRL's RLOO clips the product of a
+their papers take one optimizer step on fresh samples. TRL's RLOO clips the product of a
 completion's ratios; where a step has several optimizer steps, ``surrogate: clip`` sets a clipped
 ratio, each token's or, with ``ratio: sequence``, their geometric mean.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from reason_llm.config.rows import ChosenRow, row_of_table, with_columns
+from reason_llm.config.rows import ChosenRow, Described, row_of_table, with_columns
 from reason_llm.config.surrogates import SURROGATES, SurrogateColumns
 from reason_llm.config.types import Count, Fraction, NonNegative, Positive
 
@@ -45,79 +45,78 @@ else:
 
 
 @row_of_table
-class Algorithm(SurrogateColumns):
-    """One row. A config may change every column but those in ``FIXED``."""
+class Algorithm(SurrogateColumns, Described):
+    """Row of the table. A config may change all columns except those in ``FIXED``."""
 
-    idea: str
-    """The idea in a few words."""
-    source: str
-    """The paper and its equation."""
     baseline: Baseline = "group_mean"
-    """Subtracted from each reward: the group's mean, the others' mean (leave_one_out), or
-    nothing."""
+    """Baseline subtracted from each reward: the mean of the group (group_mean), the mean of the
+    others (leave_one_out), or none."""
     scale: Scale = "group"
-    """Divisor of the advantages. group, batch: standard deviation of the group or the step; whiten:
-    their own over the step, after their mean is subtracted; none: 1."""
+    """Scaling of the advantages. group, batch: divide by the standard deviation of the group or the
+    step's rewards; whiten: standardise the advantages over the step; none: no scaling."""
     normalization: Normalization = "total"
-    """total: of the weighted sum of rewards; per_reward: of each reward by itself (GDPO)."""
+    """total: normalise the weighted sum of rewards; per_reward: normalise each reward separately
+    (GDPO)."""
     credit: Credit = "rollout"
-    """What a token's advantage is of: the whole rollout; or, in an environment that rewards turns,
-    what is earned from its turn on, less the same baseline and over the same divisor."""
+    """Credit assignment. rollout: each token's advantage comes from the total reward; turn: from
+    the rewards of its turn and later ones, in an environment that rewards turns, with the same
+    baseline and scale."""
     keep: Keep = "all"
-    """Completions that are trained: all; positive, those with an advantage above 0; a number, so
-    many of each group, those with the highest rewards."""
+    """Completions to train on. all; positive: those with an advantage above 0; a number n: the n
+    with the highest rewards in each group."""
     surrogate: SurrogateName = "clip"
     aggregation: Aggregation = "token_mean"
-    """sequence_mean, token_mean, sequence_sum, or constant (the sum over completions *
-    max_new_tokens)."""
+    """Aggregation of the token losses: sequence_mean, token_mean, sequence_sum, or constant (the
+    sum divided by completions * max_new_tokens)."""
     kl: KLEstimator = "none"
-    """Estimator of the KL to the base model: none, k1, k2 or k3. k1 belongs in the reward, where
-    only its gradient is the KL's: in the loss it does not depend on the base (arXiv:2501.03262, v9,
-    appendix B.1)."""
+    """Estimator of the KL to the reference: none, k1, k2 or k3. Use k1 only in the reward: in the
+    loss its gradient does not depend on the reference (arXiv:2501.03262, v9, appendix B.1)."""
     kl_coefficient: NonNegative = 0.0
-    """Weight of that KL (beta)."""
+    """Weight of the KL (beta)."""
     kl_place: KLPlace = "loss"
-    """loss: added; reward: subtracted from the completion's; token_reward: from each token's."""
+    """loss: add the KL to the loss; reward: subtract it from the completion's reward; token_reward:
+    from each token's reward."""
     kl_reference: KLReference = "base"
-    """base: the base model; start: a frozen copy of the adapter in model.start, if set."""
+    """Reference of the KL. base: the base model; start: a frozen copy of the adapter in
+    model.start, if set."""
     kl_target: NonNegative = 0.0
-    """KL of a completion, in nats, that the weight is adapted to after each step. 0: the weight
-    stays. Source: arXiv:1909.08593 section 2.2."""
+    """Target KL of a completion, in nats, for an adaptive weight. 0: the weight is constant.
+    Source: arXiv:1909.08593 section 2.2."""
     kl_horizon: Count = 10_000
-    """Rollouts over which the weight adapts."""
+    """Horizon of the adaptive KL weight, in rollouts."""
     entropy_coefficient: NonNegative = 0.0
-    """Weight of the trained tokens' mean entropy, which is subtracted from the loss. 0: none."""
+    """Weight of the entropy bonus, the mean entropy of the trained tokens. 0: none."""
     top_entropy_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Train only this fraction of each optimizer batch's tokens, those with the highest entropy
-    before the step. 1: all. Source: arXiv:2506.01939."""
+    """Train only on this fraction of each optimizer batch's tokens, those with the highest entropy.
+    1: all. Source: arXiv:2506.01939."""
     off_policy_threshold: NonNegative = 0.0
-    """Completions with a negative advantage whose mean log-ratio to the sampler is above this are
-    masked. 0: none. Source: arXiv:2512.02556 eq. 9."""
+    """Mask completions with a negative advantage whose mean log-ratio between sampler and policy
+    exceeds this threshold. 0: none. Source: arXiv:2512.02556 eq. 9."""
     correction: Correction = "auto"
-    """Importance weights, from the log-probs in the buffer, for rollouts of another policy or of a
-    sampler that differs slightly from the policy: token_truncate, token_mask, sequence_truncate,
-    sequence_mask or none. auto: with run.from_buffer, run.max_staleness and vllm
-    token_truncate, or sequence_truncate where ratio is the completion's (gspo, gspo_token, luspo);
-    else none, as the log-probs of transformers are the learner's."""
+    """Importance sampling correction for rollouts of an older policy or of an engine with slightly
+    different log-probs: token_truncate, token_mask, sequence_truncate, sequence_mask or none. auto:
+    with run.from_buffer, run.max_staleness or vllm token_truncate, or sequence_truncate if ratio is
+    per sequence (gspo, gspo_token, luspo); otherwise none."""
     correction_cap: Positive = 2.0
-    """Max weight; a larger one becomes this (truncate) or 0 (mask)."""
+    """Max importance weight; larger weights are set to this value (truncate) or to 0 (mask)."""
     dynamic_sampling: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
-    """Groups without signal are dropped and others sampled until the step is full, from up to this
-    many times prompts_per_step. 1: they are kept. Source: arXiv:2503.14476 eq. 11."""
+    """Dynamic sampling: drop groups with equal rewards and sample other prompts until the step is
+    full, up to this many times prompts_per_step in total. 1: keep them. Source: arXiv:2503.14476
+    eq. 11."""
     success_range: tuple[Fraction, Fraction] | None = None
-    """With dynamic sampling, keep only groups whose fraction of right completions, as the first
-    reward says, is in this range, ends included, such as [0.2, 0.8]. A step without any such group
-    takes the last ones that were sampled."""
+    """With dynamic sampling, keep only groups whose fraction of correct completions by the first
+    reward is in this closed interval, such as [0.2, 0.8]. A step without such a group uses the
+    groups sampled last."""
     truncated: Truncated = "train"
-    """Completions cut off by max_new_tokens: train, or leave_out, masked in the loss (DAPO's
-    overlong filtering), in whitening and for the critic."""
+    """Treatment of completions truncated by max_new_tokens. train: train on them; leave_out: mask
+    them in the loss (DAPO's overlong filtering), in whitening and for the critic."""
     missing_eos_penalty: NonNegative = 0.0
-    """ppo: subtracted from the reward of completions that max_new_tokens cut off, which a reward
-    model may like. 0: nothing. Source: the option of that name in TRL."""
+    """ppo: penalty subtracted from the reward of completions without an end token. 0: none. Source:
+    the option of that name in TRL."""
     critic: bool = False
-    """PPO's: advantages come from values. Not a choice: the other rows have no use for one."""
+    """Whether advantages come from a critic's values (PPO)."""
     teacher: bool = False
-    """Advantages are a teacher's log-probs less the policy's."""
+    """Whether advantages are the teacher's log-probs minus the policy's."""
 
     @property
     def needs_group(self) -> bool:
@@ -143,7 +142,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         aggregation="sequence_mean", kl="k3", kl_coefficient=0.04,
     ),
     "dapo": Algorithm(
-        idea="a higher upper clip, all tokens alike, groups without signal sampled anew, no KL",
+        idea="a higher upper clip, token mean, groups without signal resampled, no KL",
         source="DAPO, arXiv:2503.14476 eq. 8 to 11",
         clip_high=0.28, dynamic_sampling=3,
     ),
@@ -153,11 +152,11 @@ ALGORITHMS: dict[str, Algorithm] = {
         scale="none", aggregation="constant",
     ),
     "bnpo": Algorithm(
-        idea="GRPO with all tokens of the optimizer batch alike",
+        idea="GRPO with the token mean over the optimizer batch",
         source="the loss_type of that name in TRL, after BNPO, arXiv:2506.02864",
     ),
     "gdpo": Algorithm(
-        idea="each reward normalised in its group by itself, then the sum over the batch",
+        idea="each reward normalised separately in its group, then the sum over the batch",
         source="GDPO, arXiv:2601.05242 eq. 4 to 7",
         normalization="per_reward", scale="whiten", aggregation="sequence_mean",
     ),
@@ -168,7 +167,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         aggregation="sequence_sum", kl="k1", kl_coefficient=0.05, kl_place="reward",
     ),
     "reinforce_pp": Algorithm(
-        idea="no group: KL taken off every token's reward, returns whitened over the batch",
+        idea="no group: KL subtracted from every token's reward, returns whitened over the batch",
         source="REINFORCE++, arXiv:2501.03262 (v9) eq. 4 and 5",
         baseline="none", scale="whiten", aggregation="sequence_mean",
         kl="k1", kl_coefficient=0.01, kl_place="token_reward",
@@ -184,12 +183,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
     ),
     "gspo_token": Algorithm(
-        idea="GSPO whose gradient and advantage are each token's own",
+        idea="GSPO with the gradient and advantage of each token",
         source="GSPO, arXiv:2507.18071 eq. 13 and 14",
         ratio="sequence_token", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean",
     ),
     "luspo": Algorithm(
-        idea="GSPO with each completion weighed by its length",
+        idea="GSPO with each completion weighted by its length",
         source="LUSPO, arXiv:2602.05261; clips from section 5.1",
         ratio="sequence", clip_low=2e-3, clip_high=2.5e-3, aggregation="sequence_sum",
     ),
@@ -200,7 +199,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         surrogate="cispo", clip_low=1.0, clip_high=4.0,
     ),
     "sapo": Algorithm(
-        idea="a smooth gate in the clip's place, steeper for negative advantages",
+        idea="a smooth gate instead of the clip, steeper for negative advantages",
         source="SAPO, arXiv:2511.20347",
         surrogate="sapo", aggregation="sequence_mean",
     ),
@@ -215,7 +214,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         surrogate="vespo",
     ),
     "ppo": Algorithm(
-        idea="a critic's values in the place of a baseline; the KL to the start off each token",
+        idea="a critic's values as the baseline; the KL to the start in each token's reward",
         source="PPO, arXiv:1707.06347 eq. 7; GAE, arXiv:1506.02438 eq. 16; the KL off the reward, "
         "arXiv:1909.08593 eq. 2",
         baseline="none", scale="whiten", kl="k1", kl_coefficient=0.02, kl_place="token_reward",
@@ -234,11 +233,11 @@ FIXED = {"idea", "source", "critic", "teacher"}
 
 
 def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
-    """The row called ``name`` with the columns in ``overrides`` replaced.
+    """Return the row ``name`` with the columns in ``overrides`` replaced.
 
     Raises:
-        ValueError: an override that the resulting row would ignore, or columns that contradict each
-            other; both are named.
+        ValueError: the row ignores an override, or columns contradict each other; the message
+            names them.
     """
     row = replace(ALGORITHMS[name], **overrides)  # type: ignore[arg-type]
     if row.kl == "none" and "kl" in overrides:
@@ -281,7 +280,7 @@ IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str
     ("correction_cap", lambda row, given: row.correction == "none" and "correction_cap" in given,
      "algorithm.correction is none", "set algorithm.correction to token_truncate"),
     ("credit", lambda row, given: row.credit == "turn" and row.teacher,
-     "algorithm.name is opd, which learns no rewards", "leave it out"),
+     "algorithm.name is opd, which ignores rewards", "leave it out"),
     ("missing_eos_penalty",
      lambda row, given: (
          row.missing_eos_penalty > 0 and (not row.critic or row.truncated == "leave_out")
@@ -291,7 +290,8 @@ IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str
      lambda row, given: row.dynamic_sampling == 1 and row.success_range is not None,
      "algorithm.dynamic_sampling is 1", "set algorithm.dynamic_sampling to 3"),
 )  # fmt: skip
-"""(column, whether the row ignores it, why, the fix), in order; ``given``: the config's columns."""
+"""(column, whether the row ignores it, why, fix), in order; ``given``: columns set in the
+config."""
 
 CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
     (lambda row: row.normalization == "per_reward" and (
@@ -301,17 +301,17 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
         or row.credit != "rollout"
      ),
      "algorithm.normalization=per_reward contradicts baseline={row.baseline}, scale={row.scale}, "
-     "kl_place={row.kl_place} or credit={row.credit}: it takes each reward's own mean and "
+     "kl_place={row.kl_place} or credit={row.credit}: it uses each reward's mean and "
      "deviation in the group; set baseline to group_mean, scale to group or whiten, kl_place to "
      "loss and credit to rollout"),
     (lambda row: row.credit == "turn" and (
         row.surrogate == "gmpo" or (row.surrogate == "clip" and row.ratio == "sequence")
      ),
      "algorithm.credit=turn contradicts algorithm.surrogate={row.surrogate} with the whole "
-     "completion's ratio, through which every turn's advantage reaches all tokens; set "
+     "completion's ratio, which applies every turn's advantage to all tokens; set "
      "surrogate to clip and ratio to sequence_token, or credit to rollout"),
     (lambda row: row.teacher and (row.baseline, row.scale, row.kl) != ("none", "none", "none"),
-     "algorithm.name=opd takes its advantages from the teacher alone: set baseline, scale and kl "
+     "algorithm.name=opd takes its advantages only from the teacher: set baseline, scale and kl "
      "to none"),
     (lambda row: row.critic and (
         row.baseline != "none"
@@ -319,8 +319,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
         or row.kl_place == "reward"
      ),
      "algorithm.name=ppo contradicts baseline={row.baseline}, scale={row.scale} or kl_place="
-     "{row.kl_place}: its critic is the baseline, and its rewards and advantages are each "
-     "token's; set baseline to none, scale to whiten or none, and kl_place to token_reward or "
+     "{row.kl_place}: its critic is the baseline, and its rewards and advantages are per "
+     "token; set baseline to none, scale to whiten or none, and kl_place to token_reward or "
      "loss"),
     (lambda row: (
         row.kl_place == "token_reward"
@@ -328,7 +328,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
         and (row.baseline, row.scale) != ("none", "whiten")
      ),
      "algorithm.kl_place=token_reward contradicts algorithm.baseline={row.baseline} or "
-     "algorithm.scale={row.scale}: every token has its own return; set baseline to none and scale "
+     "algorithm.scale={row.scale}: returns differ by token; set baseline to none and scale "
      "to whiten, or kl_place to reward"),
     (lambda row: 0 < row.delta <= 1 + row.clip_high,
      "algorithm.delta={row.delta} contradicts algorithm.clip_high={row.clip_high}: it must be "
@@ -339,19 +339,19 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
      "algorithm.success_range=[{row.success_range[0]}, {row.success_range[1]}] is empty; put the "
      "smaller number first"),
 )  # fmt: skip
-"""(whether the row contradicts itself, the message for the user)."""
+"""(whether the row is contradictory, message)."""
 
 
-class _ChosenRow(ChosenRow):
-    """A row of the algorithm table and what to change in it. null: the row's own value."""
+class _ChosenAlgorithm(ChosenRow):
+    """Algorithm, and changes to its row. null keeps the row's value."""
 
     TABLE = ALGORITHMS
     name: str = "grpo"
-    """The row: pg, grpo, dapo, dr_grpo, bnpo, gdpo, rloo, reinforce_pp, reinforce_pp_baseline,
+    """Algorithm: pg, grpo, dapo, dr_grpo, bnpo, gdpo, rloo, reinforce_pp, reinforce_pp_baseline,
     gspo, gspo_token, luspo, cispo, sapo, gmpo, vespo, ppo or opd."""
 
     def row(self) -> Algorithm:
-        """The table's row with this section's changes; ValueError if one is ignored."""
+        """Return the row with this section's changes; raise ValueError if one would be ignored."""
         return _resolved(self.name, tuple(self.changes.items()))
 
 
@@ -361,6 +361,6 @@ def _resolved(name: str, changes: tuple[tuple[str, object], ...]) -> Algorithm:
 
 
 if TYPE_CHECKING:
-    AlgorithmSection = _ChosenRow
+    AlgorithmSection = _ChosenAlgorithm
 else:
-    AlgorithmSection = with_columns("AlgorithmSection", _ChosenRow, Algorithm, FIXED)
+    AlgorithmSection = with_columns("AlgorithmSection", _ChosenAlgorithm, Algorithm, FIXED)

@@ -1,4 +1,4 @@
-"""The command line: ``--section.key value`` for any option of the config, and a script's own
+"""Command line: ``--section.key value`` for every option of the config, and a command's own
 options; ``--help`` lists all."""
 
 import argparse
@@ -27,18 +27,18 @@ from reason_llm.config.sections import Config
 from reason_llm.errors import ConfigError, one_line, raise_all
 
 SHORTER = {"run.from_buffer": ("--from-buffer",)}
-"""Other names of options."""
+"""Additional names of options."""
 
 WITHOUT_CONFIG = (
-    f"YAML file (default: {QUICK_START}; with --model.path or --data.train none, and all options "
-    "have their defaults)"
+    f"YAML file (default: {QUICK_START}; with --model.path or --data.train: no file, only the "
+    "defaults)"
 )
 
 CONSOLE_SCRIPT = "reason-llm"
 
 
 def command(name: str) -> str:
-    """How to call a command here: ``python scripts/train.py`` in a checkout, else
+    """Return how to call a command: ``python scripts/train.py`` in a checkout, otherwise
     ``reason-llm train``."""
     script = Path("scripts", f"{name}.py")
     is_console_script = Path(sys.argv[0]).name == CONSOLE_SCRIPT
@@ -48,10 +48,10 @@ def command(name: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, printed by the caller.
+    """Argument parser that raises ConfigError with one line.
 
     Args:
-        usage: what stands after the program's name.
+        usage: text after the program's name.
     """
 
     def __init__(self, program: str, description: str, usage: str | None = None) -> None:
@@ -69,34 +69,35 @@ class Parser(argparse.ArgumentParser):
 
 
 class Value(NamedTuple):
-    """An option of a command, beside those of the config, as ``add_argument`` takes it."""
+    """Option of a command that is not in the config; arguments of ``add_argument``."""
 
     metavar: str
     help: str
     nargs: str | None = None
     const: str | None = None
-    """What it is when given without a value, with nargs ``?``."""
+    """Value if the option is given without one, with nargs ``?``."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command line, read and not yet checked."""
+    """Parsed command line, not yet validated."""
 
     what: str | None
-    """The positional argument."""
+    """Positional argument."""
     overrides: dict[str, Any]
-    """Options of the config by their dotted names, read as YAML."""
+    """Options of the config by dotted name, parsed as YAML."""
     given: set[str]
-    """The switches."""
+    """Switches that are set."""
     values: dict[str, list[str]]
-    """What was given to each option of the command's own; those not given are left out."""
+    """Values of the command's own options that are set."""
 
     def one(self, name: str) -> str | None:
-        """The only value of an option; None if it was not given."""
+        """Return the value of an option; None if it is not set."""
         return self.values[name][0] if name in self.values else None
 
     def config(self, mistakes: Mistakes | None = None) -> Config:
-        """The config that it names (default: the quick start), with its options; as ``load``."""
+        """Load the config that it names (default: the quick start) with its options; see
+        ``load``."""
         return load(None if self.what is None else Path(self.what), self.overrides, mistakes)
 
 
@@ -110,22 +111,22 @@ def read_command_line(
     with_config: bool = True,
     in_force: bool = False,
 ) -> CommandLine:
-    """The parts of a command line.
+    """Parse a command line.
 
     Args:
-        what: name and help of the positional argument, which may be left out.
+        what: name and help of the optional positional argument.
         values: the command's own options.
-        with_config: whether options of the config are taken.
-        in_force: whether ``--help`` shows the values of the config that the line comes to, where
-            they differ from the defaults.
+        with_config: whether options of the config are accepted.
+        in_force: whether ``--help`` also shows the values of the resulting config that differ from
+            the defaults.
 
     Raises:
-        ConfigError: unknown arguments, or none where one is needed.
+        ConfigError: unknown or missing arguments.
     """
     here: Mapping[str, Any] = {}
     asked = [word for word in arguments if word not in ("-h", "--help")]
     if in_force and len(asked) < len(arguments):
-        with suppress(ConfigError):  # the help is what tells how it is done
+        with suppress(ConfigError):  # --help must work with a wrong config
             line = read_command_line(program, description, what, asked, switches, values)
             config = line.config()
             here = {key: attrgetter(key)(config) for key, _ in leaves(Config)}
@@ -177,15 +178,15 @@ def read_command_line(
 
 
 def _add_options_of_config(parser: Parser, here: Mapping[str, Any]) -> None:
-    """Add every option of the config, by sections.
+    """Add every option of the config, by section.
 
     Args:
-        here: values in force, by dotted names, that the help shows beside the defaults.
+        here: current values, by dotted name, that the help shows with the defaults.
     """
     for section, options in groupby(leaves(Config), lambda each: each[0].partition(".")[0]):
         group = parser.add_argument_group(section, Config.model_fields[section].description)
         for key, option in options:
-            default = "none, it must be given" if option.is_required() else _shown(option.default)
+            default = "none; required" if option.is_required() else _shown(option.default)
             if key in here and (value := _shown(here[key])) != default:
                 default += f"; here: {value}"
             text = f"{docstring(option)} (default: {default})".replace("%", "%%")
@@ -199,11 +200,11 @@ def _add_options_of_config(parser: Parser, here: Mapping[str, Any]) -> None:
 
 
 def _of_another_form(word: str) -> str:
-    """What to write for ``key=value``, which is verl's form."""
+    """Return the error for ``key=value``, verl's form, with what to write instead."""
     key, _, value = word.lstrip("+").partition("=")
     if any(key == name for name, _ in leaves(Config)):
-        return f"{word:.200} is no config file; write --{key} {value:.100}"
-    return unknown_key(key, f"{word:.200} is no config file and no option", "--")
+        return f"{word:.200} is not a config file; write --{key} {value:.100}"
+    return unknown_key(key, f"{word:.200} is neither a config file nor an option", "--")
 
 
 def _shown(value: Any) -> str:

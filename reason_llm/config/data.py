@@ -1,4 +1,4 @@
-"""The data section: training and evaluation sets, filters, prompts."""
+"""Data section: training and evaluation sets, filters, prompts."""
 
 import datetime
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,12 @@ RESERVED_ARGUMENTS = frozenset(
         "truncation",
     }
 )
-"""Names that arguments of a chat template may not have."""
+"""Reserved names of chat template arguments."""
 
 
-class Rows(Protocol):
-    """Rows that can be counted and read more than once: a list of dicts, a ``datasets.Dataset``."""
+class RowSequence(Protocol):
+    """Rows with a length that can be read more than once: a list of dicts, a
+    ``datasets.Dataset``."""
 
     def __len__(self) -> int: ...
 
@@ -28,28 +29,29 @@ class Rows(Protocol):
 
 
 class ColumnsSection(Section):
-    """Column names of the data. null: found by their usual names."""
+    """Column names of the data. null: detected by their usual names."""
 
     prompt: str | None = None
-    """Column of the question: text, one message or a list of messages; of rows of the form texts,
-    of the text. null: messages, question, problem, prompt, instruction, query or conversations;
-    text."""
+    """Column with the question: text, a message or a list of messages; in rows of the form texts,
+    the text. null: messages, question, problem, prompt, instruction, query or conversations; for
+    texts, text."""
     answer: str | None = None
-    """Column of the gold answer; for a code reward, of the tests; of demonstrations and labels, of
-    the completion. null: gt_answer, answer, final_answer, expected_answer, answerKey, ground_truth,
-    solution or reward_model, of which what follows #### counts where there is one, else the last
-    \\boxed{}; completion, response or output."""
+    """Column with the gold answer; with the tests for a code reward; with the completion in
+    demonstrations and labels. null: gt_answer, answer, final_answer, expected_answer, answerKey,
+    ground_truth, solution or reward_model, from which the text after #### is taken if there is
+    one, otherwise the last \\boxed{}; for completions, completion, response or output."""
     ignore: tuple[str, ...] = ()
-    """Columns that the rows are read without."""
+    """Columns to ignore."""
 
 
 class WeightedSource(MayBeText):
-    """One of several training sets."""
+    """Training set with a weight."""
 
     source: str
-    """A file or a Hub id."""
+    """File or Hub id."""
     weight: Positive = 1.0
-    """Its share of the prompts is this over the sum of all weights, whatever its size."""
+    """Share of the prompts, relative to the sum of all weights and independent of the set's
+    size."""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,76 +75,77 @@ class DataSection(Section):
     """Training and evaluation sets, filters, prompts."""
 
     train: Sources
-    """A .jsonl, .json, .csv or .parquet file, a Hub id, or a list of {source, weight}."""
+    """Training set: a .jsonl, .json, .csv or .parquet file, a Hub id, or a list of {source,
+    weight}."""
     form: Literal["problems", "prompts", "demonstrations", "texts", "preferences", "labels"] = (
         "problems"
     )
-    """What the training rows are. problems: a prompt and a gold answer (or tests). prompts: a
-    prompt alone, for rewards that need no gold answer. demonstrations: {prompt, completion},
+    """Form of the training rows. problems: a prompt and a gold answer (or tests). prompts: only a
+    prompt, for rewards that need no gold answer. demonstrations: {prompt, completion},
     {messages} or {conversations}. texts: {text}. preferences: {prompt, chosen, rejected}, or
-    {chosen, rejected} that begin alike. labels: {prompt, completion, label}."""
+    {chosen, rejected} with a common start. labels: {prompt, completion, label}."""
     split: str = "train"
-    """Split of a Hub data set to train on; evaluation takes its test split."""
+    """Split of a Hub data set for training; evaluation uses the test split."""
     columns: ColumnsSection = ColumnsSection()
     """Column names."""
     preprocess: str | None = None
-    """A function of your own that each row of every set goes through as it is read,
-    path/to/file.py:function: it takes the row as a dict and returns one, or None to drop it."""
+    """Function applied to each row of every set, path/to/file.py:function. It takes the row as a
+    dict and returns a dict, or None to drop the row."""
     limit: Count | None = None
-    """Take only this many rows from the start of each training set. null: all."""
+    """Number of rows to use from the start of each training set. null: all."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """Training rows that cannot be used. error: the first one ends the run before it begins. skip:
+    """Treatment of invalid training rows. error: the first one ends the run before it starts. skip:
     they are dropped and counted, and the first ones are shown. In a held-out set they are always an
     error."""
     system_prompt: str = "auto"
-    """auto (by the first reward; none where no completion is judged), a name in
-    reason_llm/data/templates.yaml (boxed, think_answer_tags, think_boxed, code), none, or any other
-    text, which is taken as it is."""
+    """System prompt. auto: chosen by the first reward (none if no completions are scored); a name
+    in reason_llm/data/templates.yaml (boxed, think_answer_tags, think_boxed, code); none; or the
+    text of the prompt."""
     template: str = "auto"
-    """Chat template. auto: the model's own. A name in reason_llm/data/templates.yaml (plain_chat,
-    r1_zero, question_only), for models that have none. Or a .jinja file."""
+    """Chat template. auto: the model's own. For models without one: a name in
+    reason_llm/data/templates.yaml (plain_chat, r1_zero, question_only) or a .jinja file."""
     template_arguments: dict[str, bool | int | float | str] = {}  # noqa: RUF012
-    """What the chat template is given by name, such as {enable_thinking: false}."""
+    """Keyword arguments of the chat template, such as {enable_thinking: false}."""
     date: str | None = None
-    """The date that a template reads with strftime_now (Llama 3.2, gpt-oss), as 2026-11-27, and
-    there 00:00 as the time. null: where a template reads it, the day of the run's first start."""
+    """Date for templates that call strftime_now (Llama 3.2, gpt-oss), such as 2026-11-27; the time
+    is 00:00. null: the day of the run's first start."""
     eval: str | None = None
-    """Held-out set of problems. null: none but those of eval.sets."""
+    """Held-out set of problems. null: only those of eval.sets."""
     max_prompt_tokens: Count | None = None
-    """Training rows with a longer prompt are dropped and counted. null: a prompt that does not fit
-    into the context is an error."""
+    """Max tokens of a prompt; training rows with a longer one are dropped and counted. null: a
+    prompt that does not fit into the context is an error."""
     max_tokens: Count | None = None
-    """Training rows of demonstrations, preferences and labels with more tokens, completion
-    included, are dropped and counted; texts are cut into rows of so many. null: a row that does not
-    fit into the context is an error, and texts are cut into rows of the context's length."""
+    """Max tokens of a training row, including the completion: longer demonstrations, preferences
+    and labels are dropped and counted, texts are split into rows of this length. null: a row that
+    does not fit into the context is an error, and texts are split at the context length."""
     deduplicate: bool = False
-    """Drop training rows whose question came before in any of the training sets, ignoring letter
-    case, white space, punctuation and LaTeX's layout."""
+    """Drop training rows whose question already occurred in a training set, ignoring case, white
+    space, punctuation and LaTeX layout."""
     contamination: Literal["warn", "drop", "ignore"] = "warn"
-    """Treatment of training rows whose question is in an evaluation set, compared as for
+    """Treatment of training rows whose question is in an evaluation set, compared as in
     deduplicate. warn: count them; drop: drop and count them; ignore: keep them."""
 
-    _given: Mapping[str, Rows] = PrivateAttr(default_factory=dict)
+    _given: Mapping[str, RowSequence] = PrivateAttr(default_factory=dict)
 
     @property
-    def given(self) -> Mapping[str, Rows]:
-        """Rows that were given in Python, by the source's name that stands for them."""
+    def given(self) -> Mapping[str, RowSequence]:
+        """Rows passed from Python, by the name of their source."""
         return self._given
 
-    def with_rows(self, given: Mapping[str, Rows]) -> Self:
-        """This section with rows that were given in Python, beside those that it has."""
+    def with_rows(self, given: Mapping[str, RowSequence]) -> Self:
+        """Return the section with additional rows passed from Python."""
         section = self.model_copy()
         section._given = {**self._given, **given}
         return section
 
     @property
     def sources(self) -> list[WeightedSource]:
-        """The training sets."""
+        """Training sets."""
         return [WeightedSource(source=self.train)] if isinstance(self.train, str) else self.train
 
     @property
     def is_offline(self) -> bool:
-        """Whether the rows hold what is learned, so that nothing is sampled."""
+        """Whether the rows hold completions, so that nothing is sampled."""
         return self.form not in ("problems", "prompts")
 
     @field_validator("template_arguments")
@@ -150,14 +153,14 @@ class DataSection(Section):
     def _arguments_are_the_template_s(cls, given: dict[str, Any]) -> dict[str, Any]:
         for name in given:
             if not name.isidentifier() or name in RESERVED_ARGUMENTS:
-                raise ValueError(f"has {name!r:.60}, which is no name or is set otherwise")
+                raise ValueError(f"has {name!r:.60}, which is not an identifier or is reserved")
         return given
 
     @field_validator("date")
     @classmethod
     def _is_a_date(cls, given: str | None) -> str | None:
         if given is not None and given != str(datetime.date.fromisoformat(given)):
-            raise ValueError("is no date; write it as 2026-11-27")
+            raise ValueError("is not a date; write it as 2026-11-27")
         return given
 
     @model_validator(mode="after")

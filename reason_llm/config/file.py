@@ -1,4 +1,4 @@
-"""The config file: read, overridden, written, compared; every mistake in it is one line."""
+"""Config files: reading, overrides, writing and comparison; every mistake is one line."""
 
 import difflib
 import json
@@ -23,27 +23,27 @@ from reason_llm.files import read_bounded
 Mistakes = list[ReasonError]
 MOST_CONFIG_BYTES = 1 << 18
 COMMAND_LINE = "command line"
-"""What is to blame for an option that was given there, in place of a file."""
+"""Source of an option in messages, in place of a file name."""
 OWN_NAME = "my_run"
 """Name of a run without a config file that is not the quick start."""
 QUICK_START = Path("configs/quickstart.yaml")
 MOST_SHOWN_CHARACTERS = 200
-"""Of a value in an error."""
+"""Longest value shown in an error."""
 
 
 def load(
     path: Path | None, overrides: dict[str, Any] | None = None, mistakes: Mistakes | None = None
 ) -> Config:
-    """The config in the YAML file ``path``, of the working folder or else of the package, with
-    dotted ``overrides``, e.g. ``{"train.learning_rate": 1e-4}``.
+    """Load a YAML file, from the working folder or else from the package, with dotted ``overrides``
+    such as ``{"train.learning_rate": 1e-4}``.
 
     Args:
-        path: None for the quick start; with a model or a training set among the overrides for a
-            run of their own, in which every other option has its default.
-        mistakes: is given what is wrong, and the config is then that of all other options.
+        path: None for the quick start or, if the overrides name a model or a training set, for a
+            config of defaults.
+        mistakes: list that collects the errors; the config then has all other options.
 
     Raises:
-        ConfigError: a line with the key, the value and the fix; further mistakes are its notes.
+        ConfigError: one line with the key, the value and the fix; further mistakes are its notes.
     """
     overrides = overrides or {}
     if path is None and overrides.keys() & {"model.path", "data.train"}:
@@ -55,15 +55,15 @@ def load(
 def build(
     tree: dict[str, Any], path: Path, overrides: dict[str, Any], mistakes: Mistakes | None = None
 ) -> Config:
-    """The config that ``tree`` holds, with dotted ``overrides``. What is wrong is taken out of the
-    tree, so that what can be checked only without it is checked, too.
+    """Build the config from ``tree`` and dotted ``overrides``. Wrong options are removed and the
+    rest is validated again, so that all mistakes are found.
 
     Args:
-        path: what to call it in an error; its stem is the run's name, unless there is one.
-        mistakes: as ``load``.
+        path: file name in errors; its stem is the default name of the run.
+        mistakes: see ``load``.
 
     Raises:
-        ConfigError: as ``load``; with ``mistakes``, too, where no config is left.
+        ConfigError: see ``load``; also with ``mistakes`` if no config is left.
     """
     for section in Config.model_fields:
         if section in tree and tree[section] is None:
@@ -73,27 +73,29 @@ def build(
         _place(tree, key, value)
     if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:
         tree["run"]["name"] = path.stem
-    told, gone, left = list[ReasonError](), set[str](), tree
+    errors, gone, left = list[ReasonError](), set[str](), tree
     while True:
         try:
             config = Config.model_validate(left)
             break
         except ValidationError as error:
-            found = list(_problems(error, str(path), overrides))
-            told += [ConfigError(line) for line, keys in found if line and not _overlap(keys, gone)]
-            gone |= {key for _, keys in found for key in keys}
+            problems = list(_problems(error, str(path), overrides))
+            errors += [
+                ConfigError(line) for line, keys in problems if line and not _overlap(keys, gone)
+            ]
+            gone |= {key for _, keys in problems for key in keys}
             before, left = left, without(tree, gone - {"data.train"})
             if left == before:
-                raise_all([*(mistakes or ()), *told])
+                raise_all([*(mistakes or ()), *errors])
     if mistakes is None:
-        raise_all(told)
+        raise_all(errors)
     else:
-        mistakes += told
+        mistakes += errors
     return config
 
 
 def to_yaml(config: Config) -> str:
-    """The whole config, defaults included, as a file that ``load`` reads back to an equal one."""
+    """Return the config, including defaults, as YAML that ``load`` reads back to an equal one."""
     dumper = yaml.CSafeDumper
     tree = config.model_dump(mode="json")
     return str(yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True))
@@ -110,15 +112,15 @@ class Changes:
     ...]``."""
 
     refused: list[str]
-    """They would make it another run."""
+    """Changes that would make it another run."""
     warned: list[str]
-    """They may be made and change what is learned."""
+    """Allowed changes that affect the result."""
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
-    """Differences by the table ``CHANGES``, without those that may change freely.
+    """Return the differences by the table ``CHANGES``, without the free ones.
 
-    ``run.steps`` is among the warned where a schedule depends on it.
+    ``run.steps`` is among the warned if the schedule depends on it.
     """
     before, after = dict(flatten(old)), dict(flatten(new))
     found: dict[str, list[str]] = {"never": [], "warn": [], "free": []}
@@ -133,10 +135,10 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The sections in a YAML file. In one that the package brings, paths are those in its folder.
+    """Read the sections of a YAML file. Paths in a file of the package are relative to its folder.
 
     Raises:
-        ConfigError: it cannot be read, or holds none.
+        ConfigError: the file cannot be read, or holds no sections.
     """
     place = installation.file(str(path))
     try:
@@ -155,13 +157,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, what: str) -> dict[str, Any]:
-    """The sections in a YAML text.
+    """Parse the sections of a YAML text.
 
     Args:
-        what: what to call it in an error.
+        what: its name in errors.
 
     Raises:
-        ConfigError: it is no YAML, or holds none.
+        ConfigError: the text is not YAML, or holds no sections.
     """
     try:
         tree = yaml_text.parse(text)
@@ -185,7 +187,7 @@ def _place(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """``("train.learning_rate", its field)`` for every option."""
+    """Yield ``("train.learning_rate", its field)`` for every option."""
     for name, option in section.model_fields.items():
         if isinstance(option.annotation, type) and issubclass(option.annotation, BaseModel):
             yield from leaves(option.annotation, f"{prefix}{name}.")
@@ -194,12 +196,12 @@ def leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fi
 
 
 def docstring(option: FieldInfo) -> str:
-    """An option's docstring on one line."""
+    """Return an option's docstring as one line."""
     return " ".join((option.description or "").split())
 
 
 def shown_type(option: FieldInfo) -> str:
-    """An option's type for a reader: ``none|k1|k2|k3``, ``INT|null``, ``PATH``."""
+    """Return an option's type as text: ``none|k1|k2|k3``, ``INT|null``, ``PATH``."""
 
     def show(annotation: Any) -> str:
         origin, args = get_origin(annotation), get_args(annotation)
@@ -219,7 +221,7 @@ def shown_type(option: FieldInfo) -> str:
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """``("train.learning_rate", 1e-5)`` for every value of a dumped config."""
+    """Yield ``("train.learning_rate", 1e-5)`` for every value of a dumped config."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{name}.")
@@ -230,7 +232,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 def _problems(
     error: ValidationError, path: str, overrides: dict[str, Any]
 ) -> Iterator[tuple[str, set[str]]]:
-    """Each problem of a failed validation as a line, with the options that are in it."""
+    """Yield each problem of a failed validation as a line, with the options in it."""
     by_key: dict[str, list[Any]] = {}
     for each in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
         by_key.setdefault(_key(each["loc"]), []).append(each)
@@ -250,18 +252,18 @@ def _problems(
 
 
 def _overlap(keys: Iterable[str], others: Collection[str]) -> bool:
-    """Whether one of the keys is in one of the others, or is one."""
+    """Whether one of the keys is, or contains, one of the others."""
     return any(f"{other}.".startswith(f"{key}.") for key in keys for other in others)
 
 
 def without(tree: Any, keys: Collection[str]) -> Any:
-    """A copy of the sections without these options and items of lists."""
+    """Return a copy of the sections without these options and list items."""
     if isinstance(tree, list):
         named = [(str(number), value) for number, value in enumerate(tree)]
         return [without(value, _inner(name, keys)) for name, value in named if name not in keys]
     if not isinstance(tree, dict):
         return tree
-    # A name or a function in the place of a list of one goes as that one.
+    # A name or a function may stand for a list of one item.
     return {
         name: without(value, inner)
         for name, value in tree.items()
@@ -271,13 +273,13 @@ def without(tree: Any, keys: Collection[str]) -> Any:
 
 
 def _inner(name: str, keys: Collection[str]) -> set[str]:
-    """What of the keys is within this one."""
+    """Return the keys inside this one, without its prefix."""
     return {key.removeprefix(f"{name}.") for key in keys if key.startswith(f"{name}.")}
 
 
 def _line(first: Mapping[str, Any], key: str, problem: str, path: str) -> str:
-    """Where, key, value, fix."""
-    # Of what stands inside an option's value, such as score.rewards.0.name, the option is told.
+    """Return the message: file, key, value, fix."""
+    # For a key inside an option's value, such as score.rewards.0.name, name the option.
     options = dict(leaves(Config))
     option = next((name for name in options if f"{key}.".startswith(f"{name}.")), None)
     hint = (
@@ -305,10 +307,10 @@ def _line(first: Mapping[str, Any], key: str, problem: str, path: str) -> str:
 
 
 def _problem(first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str:
-    """What is wrong with a value.
+    """Describe a wrong value.
 
     Args:
-        same: the problems with it, one for each kind of value that it might be.
+        same: its problems, one for each type of a union.
     """
     if len(same) == 1 or first["type"] in ("value_error", "extra_forbidden"):
         return wrong(first)
@@ -317,8 +319,8 @@ def _problem(first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str
 
 
 def _key(places: tuple[int | str, ...]) -> str:
-    """``score.rewards.0.name``. Parts such as "constrained-int" and "str" name a branch of a union,
-    not a key."""
+    """Return the dotted key, such as ``score.rewards.0.name``. Parts such as "constrained-int" and
+    "str" name a branch of a union, not a key."""
     return ".".join(
         str(part)
         for part in places
@@ -328,7 +330,7 @@ def _key(places: tuple[int | str, ...]) -> str:
 
 _BRANCHES = {"str", "int", "float", "bool", "list"}
 _OPTION = re.compile(r"[a-z_]+(?:\.[a-z_]+)+|\bstage(?==)|(?<=the )[a-z]+(?= section)")
-"""An option or a section in a message of ours."""
+"""Option or section in our messages."""
 
 
 def _shown(value: Any) -> str:
@@ -337,13 +339,13 @@ def _shown(value: Any) -> str:
 
 
 def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] = ()) -> str:
-    """``problem`` with the option closest to ``key``.
+    """Return ``problem`` with the option closest to ``key``.
 
     Args:
-        others: what may be meant beside the config's options.
+        others: further candidates, in addition to the config's options.
     """
     keys = [*others, *(name for name, _ in leaves(Config))]
-    if same := other_names.told(key, dashes, keys):
+    if same := other_names.equivalent(key, dashes, keys):
         return f"{problem}; {same}"
     inside = [name for name in keys if name.startswith(f"{key}.")]
     if dashes and inside:

@@ -1,4 +1,4 @@
-"""Names of functions that are given in Python, by which a run knows them again when it goes on."""
+"""Names and digests of functions passed from Python, by which a resumed run recognises them."""
 
 import functools
 import hashlib
@@ -12,21 +12,21 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
 PYTHON = "python:"
-"""Prefix in the config of functions and rows that were given in Python."""
+"""Prefix in the config of functions and rows passed from Python."""
 MOST_DEPTH, MOST_PARTS = 6, 100_000
-"""How deep a function's values are looked at, and how many of them."""
+"""Limits of depth and number of the values of a function that the digest covers."""
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """``my_rewards.py:is_brief`` for a function that can be loaded from its file, else
+    """Return ``my_rewards.py:is_brief`` for a function that can be loaded from its file, otherwise
     ``python:__main__.is_brief``, also for a lambda, a partial, a bound method or an object.
 
     Raises:
-        ValueError: it is a class.
+        ValueError: the function is a class.
     """
     if isinstance(function, type):
         raise ValueError(
-            f"is the class {function.__name__} and no function; give an object of it, as in "
+            f"is the class {function.__name__}, not a function; pass an instance, as in "
             f"{function.__name__}()"
         )
     if isinstance(function, functools.partial):
@@ -50,12 +50,12 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """Digest of a function's source, and of the values that it holds: of its closure, a partial's
-    arguments, an object's attributes. A change of any is noticed, but for what is inside of objects
-    that are neither numbers, text, nor lists or dicts of such.
+    """Return a digest of a function's source and the values that it holds: its closure, a partial's
+    arguments, an object's attributes. It does not cover the contents of objects other than numbers,
+    text, and lists or dicts of these.
 
     Raises:
-        ValueError: it has no source that can be read.
+        ValueError: the source cannot be read.
     """
     digest = hashlib.sha256()
     for part in islice(_parts(function, 0), MOST_PARTS):
@@ -64,7 +64,7 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 
 def _parts(function: Any, depth: int) -> Iterator[str]:
-    """The source of a function and what it holds."""
+    """Yield the source of a function and the values that it holds."""
     held: Sequence[Any] = ()
     of = function
     if isinstance(function, functools.partial):
@@ -74,7 +74,7 @@ def _parts(function: Any, depth: int) -> Iterator[str]:
     if isinstance(function, MethodType):
         of, held = function.__func__, [function.__self__]
     elif isinstance(function, FunctionType):
-        if function.__name__ == "<lambda>":  # several may stand in one line
+        if function.__name__ == "<lambda>":  # several may share a line
             code = function.__code__
             yield f"{code.co_code.hex()} {code.co_names}"
             yield from _held(code.co_consts, depth)
@@ -100,7 +100,7 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def _held(values: Sequence[Any], depth: int) -> Iterator[str]:
-    """Text that changes with plain values, and with the functions among them."""
+    """Yield text that changes with plain values and with functions among them."""
     for value in values if depth < MOST_DEPTH else ():
         match value:
             case None | bool() | int() | float() | str() | bytes():

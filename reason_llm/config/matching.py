@@ -1,4 +1,4 @@
-"""Regular expressions of a config or an adapter, searched with a limit on time."""
+"""Regular expressions from a config or an adapter, matched with a time limit."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ MATCHING_SECONDS = 5.0
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """The names that match the whole of a regular expression.
+    """Return the names that fully match a regular expression.
 
     Raises:
-        ValueError: it is no regular expression, or the search takes longer than
+        ValueError: the expression is invalid, or the search takes longer than
             ``MATCHING_SECONDS``, as with nested repetitions.
     """
     try:

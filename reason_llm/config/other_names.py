@@ -1,4 +1,5 @@
-"""Our names of the options of TRL, Unsloth and verl (``other_names.yaml``), for error messages."""
+"""Equivalents of the options of TRL, Unsloth and verl (``other_names.yaml``), for error
+messages."""
 
 from collections.abc import Collection
 from functools import cache
@@ -12,19 +13,19 @@ from reason_llm.files import read_text
 
 @cache
 def equivalents() -> dict[str, dict[str, Any]]:
-    """The table: ``whose`` option it is, our ``options`` (none where there is nothing to set) and
-    perhaps a ``note``, by the option's name or by the last parts of it."""
+    """Return the table, by the option's name or its last parts: ``whose`` option it is, our
+    ``options`` (empty if there is nothing to set) and an optional ``note``."""
     table: dict[str, dict[str, Any]]
     table = yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml")))
     return table
 
 
-def told(key: str, dashes: str, known: Collection[str]) -> str | None:
-    """``lr of verl is --train.learning_rate here``, of a key that ends in another trainer's name;
-    None for no such name.
+def equivalent(key: str, dashes: str, known: Collection[str]) -> str | None:
+    """Return ``lr of verl is --train.learning_rate here`` for a key that ends in another trainer's
+    option; None for any other key.
 
     Args:
-        known: our options that there are.
+        known: existing options of ours.
     """
     parts = key.replace("-", "_").split(".")
     names = [".".join(parts[i:]) for i in range(len(parts))]

@@ -1,4 +1,4 @@
-"""The choice of rollouts that become rows: options of the command ``pairs``."""
+"""Options of the command ``pairs``, which selects rollouts to write as training rows."""
 
 from typing import Annotated, Literal, get_args
 
@@ -19,47 +19,48 @@ WAYS: dict[PairForm, tuple[str, ...]] = {
 
 
 class PairsSection(Section):
-    """The choice among the completions of each prompt."""
+    """Selection among the completions of each prompt."""
 
     by: Literal["best_worst", "threshold", "all", "best"] | None = None
-    """best_worst: a pair of the best and the worst completion. threshold: of preferences the same,
-    if only the best is right; of labels each completion, right or wrong; of demonstrations the
-    right ones. all: each right completion with each wrong one; of conditioned every completion.
-    best: the best completions, right or not. null: best_worst for preferences, all for conditioned,
-    else threshold."""
+    """Selection rule. best_worst: the best and the worst completion as a pair. threshold: for
+    preferences the same if only the best is correct; for labels every completion, labelled correct
+    or wrong; for demonstrations the correct ones. all: each correct completion with each wrong one;
+    for conditioned every completion. best: the best completions, correct or not. null: best_worst
+    for preferences, all for conditioned, otherwise threshold."""
     threshold: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """Completions with at least this reward are right."""
+    """Min reward of a correct completion."""
     min_margin: NonNegative = 0.0
-    """Pairs whose rewards are less than this apart are left out; equal ones always are."""
+    """Min difference of the rewards of a pair; pairs with equal rewards are always dropped."""
     per_prompt: Count | None = None
-    """Most rows of a prompt, over all buffers; of labels, most right ones and most wrong ones.
-    null: 1 for best, else no limit."""
+    """Max rows per prompt over all buffers; for labels, per label. null: 1 for best, otherwise no
+    limit."""
     reward: str | None = None
-    """Name of the reward that chooses. null: the weighted sum."""
+    """Name of the reward to select by. null: the weighted sum."""
     bins: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
-    """Of conditioned: the number of quantiles (of the distinct scores, where so many are equal that
-    a bin would be empty), of which the question names the row's own, from 0 for the worst. 0: it
-    names the score as a z-score over all rows."""
+    """For conditioned: number of quantile bins of the score (of the distinct scores, if ties would
+    leave a bin empty); the question contains the bin of the row, 0 for the worst. 0: the question
+    contains the z-score over all rows."""
     condition_text: str = " <rm_score>: {reward} "
-    """Of conditioned: what follows the question, with the number for {reward}."""
+    """For conditioned: text after the question, with the number as {reward}."""
 
     @field_validator("bins")
     @classmethod
     def _is_no_single_bin(cls, value: int) -> int:
         if value == 1:
-            raise ValueError("tells no score from another; set it to 0, or to 2 or more")
+            raise ValueError("does not separate scores; set it to 0, or to 2 or more")
         return value
 
     def way(self, form: PairForm) -> str:
-        """``by`` for rows of this form.
+        """Return ``by`` for rows of this form.
 
         Raises:
-            ConfigError: there is no such way, or an option would be ignored.
+            ConfigError: the rule does not exist for the form, or an option would be ignored.
         """
         way = self.by or WAYS[form][0]
         if way not in WAYS[form]:
             raise ConfigError(
-                f"by {way} makes no {form}; take by {' or '.join(WAYS[form])}, or another form"
+                f"by {way} makes no {form}; set by to {' or '.join(WAYS[form])}, or use another "
+                "form"
             )
         is_conditioned = form == "conditioned"
         ignored = {

@@ -1,8 +1,7 @@
-"""The table of preference losses, one row each, and the config's ``preference`` section, as
-``algorithms`` has them for reinforcement learning.
+"""Table of preference losses, and the config's ``preference`` section, which names a row.
 
-With a = log pi(chosen) - log ref(chosen), b likewise of the rejected one,
-and h = a - b; the maths is in ``train.preferences``.
+Notation: a = log pi(chosen) - log ref(chosen), b the same for rejected, h = a - b. The maths is in
+``train.preferences``.
 
 Differs: ``irpo`` takes the mean of the negative log-likelihood over all chosen tokens of the batch;
 its paper divides each completion's by its own length. A run is one of the paper's iterations.
@@ -13,46 +12,41 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from reason_llm.config.rows import ChosenRow, row_of_table, with_columns
+from reason_llm.config.rows import ChosenRow, Described, row_of_table, with_columns
 from reason_llm.config.types import NonNegative, Positive
 
 PreferenceLoss = Literal["sigmoid", "robust", "ipo", "kto", "orpo", "simpo"]
 
 
 @row_of_table
-class PreferenceRow:
-    """One row. A config may change every column but those in ``FIXED``."""
+class PreferenceRow(Described):
+    """Row of the table. A config may change all columns except those in ``FIXED``."""
 
-    idea: str
-    """The idea in a few words."""
-    source: str
-    """The paper and its equation."""
     loss: PreferenceLoss = "sigmoid"
     beta: Positive = 0.1
-    """How far the policy may go from the reference: larger stays nearer. (orpo: the weight of the
-    odds; ipo: tau; simpo: the scale of the mean log-probs.)"""
+    """Strength of the pull to the reference. For orpo the weight of the odds ratio, for ipo tau,
+    for simpo the scale of the mean log-probs."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of pairs whose sides are taken to be swapped. One half and more would turn the loss
-    against the chosen side."""
+    """Assumed fraction of pairs with swapped labels, below one half."""
     margin: NonNegative = 0.0
-    """simpo: the margin gamma by which the chosen side must be ahead."""
+    """simpo: target margin gamma between the chosen and the rejected side."""
     normalize_length: bool = False
-    """ipo: log-ratios are means over tokens in the place of sums."""
+    """ipo: use means instead of sums of log-ratios over tokens."""
     nll_coefficient: NonNegative = 0.0
-    """Weight of the chosen side's negative log-likelihood, per token."""
+    """Weight of the negative log-likelihood of the chosen side, per token."""
     desirable_weight: Positive = 1.0
-    """kto: weight of completions labelled good."""
+    """kto: weight of desirable completions."""
     undesirable_weight: Positive = 1.0
-    """kto: weight of those labelled bad."""
+    """kto: weight of undesirable completions."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss compares with a reference's log-probs."""
+        """Whether the loss uses the reference's log-probs."""
         return self.loss not in ("orpo", "simpo")
 
     @property
     def needs_pairs(self) -> bool:
-        """Whether it takes pairs; KTO takes single completions with a label."""
+        """Whether the loss takes pairs; KTO takes labelled completions."""
         return self.loss != "kto"
 
 
@@ -67,7 +61,7 @@ PREFERENCES: dict[str, PreferenceRow] = {
         source="DPO, arXiv:2305.18290 eq. 7",
     ),
     "cdpo": PreferenceRow(
-        idea="DPO where some labels are taken to be swapped",
+        idea="DPO with some labels assumed to be swapped",
         source="Mitchell 2023, a note on DPO with noisy preferences, eq. 3",
         label_smoothing=0.1,
     ),
@@ -92,7 +86,7 @@ PREFERENCES: dict[str, PreferenceRow] = {
         loss="orpo", nll_coefficient=1.0,
     ),
     "simpo": PreferenceRow(
-        idea="mean log-probs in the place of log-ratios, with a margin; no reference",
+        idea="mean log-probs instead of log-ratios, with a margin; no reference",
         source="arXiv:2405.14734 eq. 6",
         loss="simpo", beta=2.0, margin=1.0,
     ),
@@ -106,7 +100,7 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "undesirable_weight": ("kto",),
     "nll_coefficient": ("sigmoid", "robust", "ipo", "orpo", "simpo"),
 }
-"""Columns that only some losses read."""
+"""Losses that read a column, for columns that only some read."""
 
 
 FIXED = {"idea", "source", "loss"}
@@ -114,10 +108,10 @@ FIXED = {"idea", "source", "loss"}
 
 
 def resolve(name: str, overrides: dict[str, object]) -> PreferenceRow:
-    """The row called ``name`` with the columns in ``overrides`` replaced.
+    """Return the row ``name`` with the columns in ``overrides`` replaced.
 
     Raises:
-        ValueError: an override that the row would ignore, or a value that it cannot have.
+        ValueError: the row ignores an override, or a value is out of range.
     """
     row = replace(PREFERENCES[name], **overrides)  # type: ignore[arg-type]
     for column, losses in _USED_BY.items():
@@ -130,14 +124,14 @@ def resolve(name: str, overrides: dict[str, object]) -> PreferenceRow:
 
 
 class _ChosenLoss(ChosenRow):
-    """A row of the table of preference losses and what to change in it. null: the row's own."""
+    """Preference loss, and changes to its row. null keeps the row's value."""
 
     TABLE = PREFERENCES
     name: str = "irpo"
-    """The row: irpo, dpo, cdpo, rdpo, ipo, kto, orpo or simpo."""
+    """Preference loss: irpo, dpo, cdpo, rdpo, ipo, kto, orpo or simpo."""
 
     def row(self) -> PreferenceRow:
-        """The table's row with this section's changes; ValueError if one would be ignored."""
+        """Return the row with this section's changes; raise ValueError if one would be ignored."""
         return resolve(self.name, self.changes)
 
 

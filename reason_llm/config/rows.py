@@ -1,5 +1,5 @@
-"""A table's row, and the config section that names a row and changes columns of it: both are made
-from one class, whose annotations bound the values and whose docstrings are the options' help."""
+"""Row of a table, and the config section that names a row and changes its columns: both are built
+from one class, whose annotations bound the values and whose docstrings are the help texts."""
 
 from collections.abc import Collection
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform, get_type_hints
@@ -15,14 +15,24 @@ Row = TypeVar("Row")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def row_of_table(row: type[Row]) -> type[Row]:
-    """Make a frozen dataclass, whose values pydantic checks."""
+    """Make a frozen dataclass with values validated by pydantic."""
     settings = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     made: Any = dataclass(frozen=True, kw_only=True, config=settings)(row)
     return made  # type: ignore[no-any-return]
 
 
+@row_of_table
+class Described:
+    """Description of a row."""
+
+    idea: str
+    """Short description."""
+    source: str
+    """Paper and equation."""
+
+
 class ChosenRow(Section):
-    """A section that names a row of a table and what to change in it."""
+    """Section that names a row of a table and changes some of its columns."""
 
     TABLE: ClassVar[dict[str, Any]]
     OTHERS: ClassVar[set[str]] = {"name"}
@@ -38,11 +48,11 @@ class ChosenRow(Section):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The columns that this section names."""
+        """Columns that this section sets."""
         return self.model_dump(exclude=self.OTHERS, exclude_none=True)
 
     def row(self) -> Any:
-        """The table's row with this section's changes; ValueError if one is ignored."""
+        """Return the row with this section's changes; raise ValueError if one would be ignored."""
         raise NotImplementedError
 
     @model_validator(mode="after")
@@ -57,7 +67,8 @@ Chosen = TypeVar("Chosen", bound=ChosenRow)
 def with_columns(
     name: str, section: type[Chosen], row: Any, fixed: Collection[str]
 ) -> type[Chosen]:
-    """The section with an option for each column that may be changed; null is the row's own."""
+    """Return the section with an option for each column that may be changed; null keeps the row's
+    value."""
     types = get_type_hints(row, include_extras=True)
     helps = {  # pydantic reads a docstring in the class that has the column, and not in a subclass
         column: option.description

@@ -1,4 +1,4 @@
-"""The score section: how completions become rewards."""
+"""Score section: rewards of completions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,91 +20,91 @@ from reason_llm.config.wrong_values import wrong
 TAKEN = frozenset(
     {"reward", "errors", "timeouts", "groups_without_signal_fraction", "first_reward_std"}
 )
-"""Names in the metrics that no reward may have."""
+"""Names of other metrics, which no reward may have."""
 
 
 RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction", "gym")
-"""Rewards that judge whether an answer is right."""
+"""Rewards that check whether an answer is correct."""
 GO_BY_FIRST = ("cosine", "length")
-"""Rewards that depend on whether the first reward says right, and give none if it gave none."""
+"""Rewards that depend on whether the first reward says correct, and are missing if it is."""
 SAYS_RIGHT = (*RIGHTNESS, "regex")
-"""Built-in rewards by which those may go; the others pay wrong answers, too."""
+"""Built-in rewards that these may depend on; the others also reward wrong answers."""
 REWARD_MODEL = "reward_model"
-"""Name of the reward that a model gives after the step's sampling."""
+"""Name of the reward by a model, computed after the step's sampling."""
 
 
 def is_right(kind: str, value: float) -> bool:
-    """Whether an answer is right by the first reward: by a built-in one that judges answers only
-    its full value, 1, since ``code_tests_fraction`` and ``gym`` give parts; by another one, whose
-    range is its author's, above 0.
+    """Return whether the first reward says that an answer is correct: a built-in check at its full
+    value, 1, because ``code_tests_fraction`` and ``gym`` give fractions; any other reward above 0.
 
     Args:
-        kind: of the first reward, as ``RewardSpec.kind``.
+        kind: ``RewardSpec.kind`` of the first reward.
     """
     return value >= 1 if kind in SAYS_RIGHT else value > 0
 
 
 class RewardModelOptions(Section):
-    """A reward model."""
+    """Options of a reward model."""
 
     path: Path
-    """A reward run's folder adapter/ over the same base, or a folder with a sequence-classification
-    model of one label."""
+    """Folder adapter/ of a reward run with the same base, or a sequence-classification model with
+    one label."""
     normalize: Literal["fixed", "none"] = "fixed"
-    """fixed: less the mean and over the deviation that the folder's reward.json holds, cut off at
-    -10 and 10. none: as the model gives it."""
+    """fixed: standardised by the mean and standard deviation in the folder's reward.json and
+    clipped to [-10, 10]. none: the raw score."""
 
     @property
     def is_outside(self) -> bool:
-        """Whether the folder holds a whole model and no adapter over the run's base."""
+        """Whether the folder holds a full model rather than an adapter of the run's base."""
         has_model = (self.path / "config.json").is_file()
         return has_model and not (self.path / "adapter_config.json").is_file()
 
 
 class RewardSpec(MayBeText):
-    """One reward, its weight and its options."""
+    """Reward with its weight and options."""
 
     name: str | None = None
-    """Of a built-in reward, such as boxed; docs/rewards.md has the table."""
+    """Name of a built-in reward, such as boxed; docs/rewards.md lists them."""
     label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = Field(
         default=None, exclude_if=lambda label: label is None
     )
-    """Name in the buffer and the metrics, to tell two of one name apart. null: the reward's own."""
+    """Name in the buffer and the metrics, to distinguish rewards of the same name. null: the
+    reward's name."""
     custom: str | None = None
-    """A function of your own in the name's place: path/to/file.py:function. One that was given in
-    Python and is in no module's file is called python:module.function."""
+    """Your own function, instead of a name: path/to/file.py:function. A function passed from Python
+    that is not in a module's file is called python:module.function."""
     weight: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)] = 1.0
-    """Factor in the sum."""
+    """Weight in the sum."""
     options: dict[str, Any] = {}  # noqa: RUF012
-    """What the reward of that name takes."""
+    """Options of the named reward."""
     _function: Callable[..., Any] | None = PrivateAttr(default=None)
     _source_sha256: str | None = PrivateAttr(default=None)
 
     @property
     def function(self) -> Callable[..., Any] | None:
-        """The function that was given in Python; None for one that ``custom`` names."""
+        """Function passed from Python; None if ``custom`` names a file."""
         return self._function
 
     @property
     def source_sha256(self) -> str | None:
-        """Digest of that function's source."""
+        """SHA-256 of that function's source."""
         return self._source_sha256
 
     @property
     def key(self) -> str:
-        """Name in the buffer and the metrics: the label, or else the reward's or the function's."""
+        """Name in the buffer and the metrics: the label, or else ``kind``."""
         return self.kind if self.label is None else self.label
 
     @property
     def kind(self) -> str:
-        """The reward's or the function's name, whatever its label."""
+        """Name of the reward or the function, without the label."""
         if self.name is not None:
             return self.name
         return str(self.custom).rpartition(":")[2].rpartition(".")[2]
 
     @property
     def reward_model(self) -> RewardModelOptions | None:
-        """Options of a reward model; None for another reward."""
+        """Options of a reward model; None for other rewards."""
         if self.name != REWARD_MODEL:
             return None
         return RewardModelOptions.model_validate(self.options)
@@ -148,21 +148,22 @@ class RewardSpec(MayBeText):
 
 
 class ScoreSection(Section):
-    """How completions become rewards."""
+    """Rewards of completions."""
 
     rewards: Annotated[list[RewardSpec], Field(min_length=1), ONE_IS_A_LIST] = [  # noqa: RUF012
         RewardSpec(name="boxed")
     ]
-    """List of {name, weight, options}, or one of them; the total is the weighted sum. The first one
-    also scores evaluation."""
+    """Rewards, a list of {name, weight, options} or one of them; the total is their weighted sum.
+    The first one also scores evaluation."""
     on_error: Literal["stop", "zero"] = "stop"
-    """When a reward raises: stop with the rollout's id, or count 0 for it and warn."""
+    """If a reward raises: stop with the rollout's id, or use 0 and warn."""
     timeout_seconds: Positive | None = None
-    """Of one comparison of answers, of the CPU time of one test, of one call of a custom reward.
-    null: 5, 6 and 60."""
+    """Time limit of an answer comparison, of a test (CPU time) and of a call of a custom reward.
+    null: 5, 6 and 60 seconds."""
     sandbox: Literal["auto", "limits_only"] = "auto"
-    """Where the code rewards run programs. auto: isolated from files, network and processes, or not
-    at all. limits_only: no isolation, only limits on time and memory; for programs you trust."""
+    """Isolation of programs run by code rewards. auto: isolated from files, network and other
+    processes; an error where that is impossible. limits_only: only limits on time and memory, for
+    programs that you trust."""
 
     @field_validator("rewards")
     @classmethod
@@ -187,18 +188,18 @@ class ScoreSection(Section):
             )
         if taken := TAKEN.intersection(names):
             name = min(taken)
-            raise ValueError(f"score/{name} is a metric of its own; rename the function {name}")
+            raise ValueError(f"score/{name} is already a metric; rename the function {name}")
         return rewards
 
     @property
     def judged_by(self) -> str:
-        """Name of what evaluation measures: ``accuracy`` where the first reward tells which answers
-        are right, else that reward's."""
+        """Name of what evaluation measures: ``accuracy`` if the first reward checks answers,
+        otherwise that reward's name."""
         first = self.rewards[0]
         return "accuracy" if first.kind in RIGHTNESS else first.key
 
     @property
     def reward_models(self) -> dict[str, RewardModelOptions]:
-        """Options of the reward models by the key of their reward."""
+        """Options of the reward models, by reward key."""
         found = {reward.key: reward.reward_model for reward in self.rewards}
         return {key: options for key, options in found.items() if options is not None}

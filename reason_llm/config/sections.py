@@ -1,7 +1,7 @@
-"""Every option of a run: typed, documented, cross-checked. Imports neither torch nor transformers.
+"""All options of a run, with types, docs and cross-checks. Imports neither torch nor transformers.
 
-Anything unknown, of the wrong type, out of range or contradictory is refused here; ``config.file``
-turns that into one line. Reward names are checked in ``score``, templates in ``data``.
+Unknown, mistyped, out-of-range and contradictory options are errors here; ``config.file`` turns
+each into one line. ``score`` checks reward names, ``data`` checks templates.
 """
 
 import re
@@ -39,7 +39,7 @@ from reason_llm.config.types import (
 )
 
 SHARED_BUFFER = Path("data/buffer.json")
-"""Buffer of the runs that name none."""
+"""Default buffer, shared by all runs that set none."""
 HEAD = "lm_head"
 """Usual name of the output head in causal language models of Transformers."""
 
@@ -49,61 +49,61 @@ SHARDS = 8
 
 
 class RunSection(Section):
-    """Where a run lives and how long it goes on."""
+    """Folder, length and processes of a run."""
 
     name: str | None = None
-    """Name of the run; it lives in <directory>/<name>/. null: the config file's name."""
+    """Name of the run, whose folder is <directory>/<name>/. null: the config file's name."""
     directory: Path = Path("runs")
-    """Folder of all runs."""
+    """Parent folder of all runs."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
-    """Seed of the prompt order, the sampling, the adapter's start and the dropout."""
+    """Seed of the prompt order, sampling, adapter initialisation and dropout."""
     steps: Count = 100
-    """Steps to take: each samples, scores, learns."""
+    """Number of steps; each samples, scores and trains."""
     epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Passes over the training set, rounded up to a whole step: with it, run.steps does not count.
-    null: run.steps says how long the run is."""
+    """Passes over the training set, rounded up to a whole step; overrides run.steps. null:
+    run.steps sets the length."""
     resume: str = "auto"
-    """auto: go on where the run stopped. never: move an old run and its buffer aside and start
-    afresh. A checkpoint's folder: begin as a new run with its adapter and optimizer; called again,
-    go on with that run."""
+    """auto: resume where the run stopped. never: move an old run and its buffer aside and start
+    over. A checkpoint's folder: start a new run from its adapter and optimizer; the same command
+    later resumes that run."""
     from_buffer: Path | None = None
-    """Learn from these rollouts and sample none: a saved buffer, or a run's folder of them, which
-    says how many steps there are. Their rewards count; the command rescore gives others."""
+    """Train on saved rollouts instead of sampling: a buffer, or a run's folder of buffers, which
+    sets the number of steps. Their stored rewards are used; the command rescore computes new
+    ones."""
     buffer: Path | None = None
-    """The rollout buffer, written after every wave. null: data/buffer.json, or, while that holds
-    rollouts of another unfinished run, data/buffer.<name>.json."""
+    """File of the rollout buffer, written after every wave. null: data/buffer.json, or
+    data/buffer.<name>.json while that one holds rollouts of another unfinished run."""
     save_every: Count = 1
-    """Steps between checkpoints. Above 1, a killed run repeats up to that many steps."""
+    """Steps between checkpoints. A killed run repeats at most this many steps."""
     keep_checkpoints: Count = 2
-    """Checkpoints kept; older ones are deleted."""
+    """Number of checkpoints to keep; older ones are deleted."""
     keep_best: bool = True
-    """Keep the adapter of the best evaluation in <run>/adapter_best/ (a whole model in
-    <run>/model_best/): of the highest held-out
-    accuracy; without held-out problems the highest accuracy of pairs or the lowest loss of
-    eval.rows."""
+    """Keep the adapter with the best evaluation in <run>/adapter_best/ (a full model in
+    <run>/model_best/): the highest held-out accuracy or, without held-out problems, the highest
+    pair accuracy or the lowest loss of eval.rows."""
     keep_buffers: Literal["none", "all"] | Count = "all"
-    """Buffers kept after learning, compressed, in <run>/buffers/. A number n: every n-th."""
+    """Buffers to keep after training, compressed, in <run>/buffers/. A number n keeps every
+    n-th."""
     keep_buffers_gib: Positive = 4.0
-    """What they may take together; the oldest go first, but for those since the checkpoint before
-    the newest, which a run may go on from."""
+    """Disk limit for kept buffers; the oldest are deleted first, never those needed to resume."""
     replicas: Literal["auto"] | Count = 1
-    """Processes that share a step's sampling and learning, each with a GPU and a base copy of its
-    own (without a GPU, on the CPU). 1: this process alone, without Ray. auto: as many as there are
-    GPUs, rounded down to a power of two; at most run.shards."""
+    """Processes that share sampling and training, each with its own GPU and base copy (on the CPU
+    if there is no GPU). 1: this process only, without Ray. auto: the number of GPUs, rounded down
+    to a power of two; at most run.shards."""
     samplers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 0
-    """Further processes beside the replicas, each with a GPU and a base copy of its own, that only
-    sample; at most run.shards. With run.max_staleness they sample while the replicas learn."""
+    """Additional processes that only sample, each with its own GPU and base copy; at most
+    run.shards. With run.max_staleness they sample while the replicas train."""
     max_staleness: Annotated[int, Field(ge=0, le=4, strict=True)] = 0
-    """Learned steps by which the policy that samples a step is behind the one that learns from it:
-    always so many, so that the adapter is the same for any number of replicas and samplers. Above
-    0, algorithm.correction: auto weighs tokens by importance. 0: the newest policy samples."""
+    """Number of training steps between the policy that samples and the one that trains. It is
+    constant, so the adapter is the same for any number of replicas and samplers. Above 0,
+    algorithm.correction: auto applies importance weights. 0: the newest policy samples."""
     shards: Count = 1
-    """Parts that a step's prompts and rows are dealt in. What is sampled and learned depends on it
-    and not on run.replicas or run.samplers, each of which may be at most as many. Left out: 8 with
-    replicas or samplers, 1 without."""
+    """Number of parts that each step's prompts and rows are split into. Results depend on it, but
+    not on run.replicas and run.samplers, neither of which may exceed it. Default: 8 with replicas
+    or samplers, otherwise 1."""
     ray: str | None = None
-    """Address of a Ray cluster to join, such as auto or 10.0.0.1:6379. null: one that this command
-    starts on this machine and ends with the run."""
+    """Address of the Ray cluster to join, such as auto or 10.0.0.1:6379. null: start a local
+    cluster for the run."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,76 +139,76 @@ class RunSection(Section):
 
     @property
     def buffer_path(self) -> Path:
-        """``buffer``, or if it is null the shared one."""
+        """``buffer``, or the shared one if it is null."""
         return SHARED_BUFFER if self.buffer is None else self.buffer
 
 
 class AdapterSection(Section):
-    """The LoRA adapter that is trained. Source: arXiv:2106.09685."""
+    """LoRA adapter to train. Source: arXiv:2106.09685."""
 
     rank: Annotated[int, Field(ge=1, le=4096, strict=True)] = 32
-    """Rank r of the two factors."""
+    """Rank r of the LoRA matrices."""
     alpha: Positive = 64
-    """The update is scaled by alpha / rank."""
+    """Scaling parameter; the update is scaled by alpha / rank."""
     rslora: bool = False
-    """true: rank-stabilised LoRA, scaled by alpha / sqrt(rank) instead, so that a high rank learns
-    as fast as a low one. Source: arXiv:2312.03732 section 3."""
+    """Use rank-stabilised LoRA, which scales by alpha / sqrt(rank), so that high ranks learn as
+    fast as low ones. Source: arXiv:2312.03732 section 3."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout before the first factor while learning."""
+    """Dropout probability of the LoRA layers during training."""
     targets: str | list[str] = "all-linear"
-    """all-linear: every linear layer but the head; or a list of module names such as [q_proj,
-    v_proj], or a regular expression of them. With lm_head, the head, it is sampled with
-    transformers."""
+    """Modules to adapt. all-linear: all linear layers except the head; or a list of module names
+    such as [q_proj, v_proj], or a regular expression. A model whose head (lm_head) is adapted is
+    sampled with transformers."""
     target_parameters: tuple[str, ...] = ()
-    """Weights of a mixture's experts that are adapted, too, by the ends of their names, such as
-    [experts.gate_up_proj, experts.down_proj], each expert with factors of this rank. Without
-    dropout, sampled with transformers."""
+    """Expert weights of a mixture-of-experts model to adapt, by name suffix, such as
+    [experts.gate_up_proj, experts.down_proj]. Requires dropout 0; the model is sampled with
+    transformers."""
 
     @property
     def adapts_head(self) -> bool:
-        """Whether the output head is among the targets."""
+        """Whether the output head is adapted."""
         if not isinstance(self.targets, str):
             return HEAD in self.targets
         try:
             return bool(matching(self.targets, [HEAD]))
-        except ValueError:  # told where the targets are looked up in the model
+        except ValueError:  # reported when the targets are looked up in the model
             return False
 
 
 class ModelSection(Section):
-    """The base model, of which one copy exists, and the adapter over it."""
+    """Base model, of which one copy is in memory, and its adapter."""
 
     path: str = "model/tiny"
-    """A folder or a Hub id."""
+    """Model folder or Hub id."""
     trust_remote_code: bool = False
-    """true: run Python code that comes with the model, with all your rights. Such a model is
-    sampled with transformers. false: a model that needs it is refused."""
+    """Run Python code that comes with the model, with your user's permissions. Such a model is
+    sampled with transformers. false: a model that needs it is an error."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the base weights. auto: bfloat16 on a GPU and for nf4, else float32. The adapter is
-    always float32."""
+    """Data type of the base weights. auto: bfloat16 on a GPU and for nf4, otherwise float32. The
+    adapter is always float32."""
     backend: Literal["auto", "native", "unsloth"] = "auto"
-    """How vLLM and the learner share the weights. native: our own views. unsloth: Unsloth's loader,
-    kernels and Standby (Llama, Mistral, Qwen2 and Qwen3 on a GPU). auto: native, and a word on
-    whether unsloth serves the model too."""
+    """How vLLM and training share the weights. native: tensor views. unsloth: Unsloth's loader,
+    kernels and Standby (Llama, Mistral, Qwen2 and Qwen3 on a GPU). auto: native, with a message if
+    unsloth supports the model."""
     quantize: Literal["none", "nf4"] = "none"
-    """nf4: QLoRA, the base's linear layers in 4-bit NormalFloat with double quantisation, by
-    bitsandbytes. none: the base as dtype says."""
+    """Quantisation of the base. nf4: QLoRA, with the linear layers in 4-bit NormalFloat with double
+    quantisation, by bitsandbytes. none: weights in dtype."""
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
-    """Attention of the learner and of sampling with transformers (vLLM has its own). sdpa: torch's
-    SDPA. flash: FlashAttention as torch ships it, over packed rows on a GPU. eager: all scores are
-    stored, for any model. auto: flash where rows are packed on a GPU, eager where SDPA leaves out
-    what the model adds to its scores (soft-capping, sinks), else sdpa."""
+    """Attention implementation for training and for sampling with transformers (vLLM has its own).
+    sdpa: torch's SDPA. flash: torch's FlashAttention, over packed rows on a GPU. eager:
+    materialises all scores; works for any model. auto: flash for packed rows on a GPU, eager for
+    models with terms that SDPA does not support (soft-capping, sinks), otherwise sdpa."""
     context_tokens: Count | None = None
-    """Longest prompt plus completion, in tokens. null: what the model's config allows."""
+    """Max tokens of prompt plus completion. null: the limit in the model's config."""
     deterministic: bool = False
-    """true: the same step gives the same bits on a GPU, as it does on a CPU anyway: deterministic
-    operators while learning, vLLM's sampling that does not depend on the batch, and the same
-    batches of turns (docs/environments.md). Never run on a GPU, nor its cost measured."""
+    """Make steps bitwise reproducible on a GPU, as they always are on a CPU: deterministic
+    operators in training, vLLM's batch-invariant sampling, and fixed batches of turns
+    (docs/environments.md). Not tested on a GPU yet."""
     start: Path | None = None
-    """Folder of an adapter to begin from, such as an SFT run's adapter/. null: a fresh one."""
+    """Folder of the adapter to start from, such as an SFT run's adapter/. null: a new adapter."""
     train: Literal["adapter", "full"] = "adapter"
-    """adapter: LoRA over weights that stay. full: the weights themselves; the run keeps whole
-    models in the place of adapters (docs/configs.md)."""
+    """adapter: train a LoRA adapter over frozen weights. full: train all weights; the run then
+    saves full models instead of adapters (docs/configs.md)."""
     adapter: AdapterSection = AdapterSection()
     """The LoRA adapter."""
 
@@ -217,59 +217,61 @@ class SampleSection(Section):
     """Sampling of completions."""
 
     engine: Literal["auto", "transformers", "vllm"] = "auto"
-    """vllm: vLLM samples and holds the base weights, the learner views them. transformers: nothing
-    more is needed. auto: vllm where there is a GPU and vLLM is installed, else transformers."""
+    """Engine that samples. vllm: vLLM holds the base weights, and training uses views of them.
+    transformers: no further package is needed. auto: vllm if there is a GPU and vLLM is installed,
+    otherwise transformers."""
     prompts_per_step: Count = 16
-    """Prompts drawn in a step."""
+    """Number of prompts in a step."""
     completions_per_prompt: Count = 8
-    """Completions of each prompt: the size G of a group."""
+    """Number of completions per prompt, the group size G."""
     max_new_tokens: Count = 512
-    """Longest completion, in tokens."""
+    """Max tokens of a completion."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    """Logits are divided by this, in sampling and in learning alike. Evaluation is greedy
-    without eval.samples."""
+    """Divisor of the logits, in sampling and in training. Evaluation is greedy unless eval.samples
+    is set."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Keep the smallest set of tokens with at least this probability. 1: all."""
+    """Nucleus sampling: keep the smallest set of most likely tokens with at least this total
+    probability. 1: all."""
     top_k: Whole = 0
-    """Keep the k likeliest tokens. 0: all."""
+    """Keep the k most likely tokens. 0: all."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Keep tokens with at least this fraction of the likeliest token's probability. 0: all."""
+    """Keep tokens whose probability is at least this fraction of the most likely token's. 0:
+    all."""
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=100)]],
         Field(max_length=8),
         ONE_IS_A_LIST,
     ] = []  # noqa: RUF012
-    """Strings that end a completion, beside the model's end tokens; they are part of it. One or a
-    list, such as [</answer>]. They hold in evaluation and in the chat, too."""
+    """Strings that end a completion, in addition to the model's end tokens; the completion includes
+    them. One string or a list, such as [</answer>]. Also used in evaluation and in the chat."""
     environment: (
         str | Annotated[dict[Annotated[str, Field(min_length=1)], str], Field(min_length=1)] | None
     ) = None
-    """path/to/file.py:Class, which answers what the model writes, turn by turn, or whose methods
-    are tools that the model may call. {name: path/to/file.py:Class}: the column environment of each
-    row names its own. agent:path/to/file.py:function, an async function that asks the model itself;
-    mcp:COMMAND, mcp:https://… or mcp:servers.json, tools of MCP servers; verifiers, for tasks of
-    data.train=verifiers:TASKSET
-    (docs/environments.md). All run in this process or beside it: it is your own code. null: one
-    answer and no more."""
+    """Environment of a rollout (docs/environments.md). path/to/file.py:Class: a class that replies
+    to each turn, or whose methods are tools. {name: path/to/file.py:Class}: selected by each row's
+    column environment. agent:path/to/file.py:function: an async function that calls the model.
+    mcp:COMMAND, mcp:https://… or mcp:servers.json: tools of MCP servers. verifiers: tasks of
+    data.train=verifiers:TASKSET. The code runs with your user's permissions. null: a single
+    answer."""
     turns: Count = 8
-    """Most turns of the model in an environment. All of them and the replies to them have at most
-    sample.max_new_tokens together."""
+    """Max turns of the model in an environment. All turns and replies together have at most
+    sample.max_new_tokens tokens."""
     turn_tokens: Count | None = None
-    """Longest turn, in tokens. null: as long as max_new_tokens leaves."""
+    """Max tokens of a turn. null: what remains of max_new_tokens."""
     reply_tokens: Count = 512
-    """Longest reply of an environment or a tool, in tokens; a longer one loses its middle."""
+    """Max tokens of a reply of an environment or a tool; longer replies are cut in the middle."""
     environment_seconds: Positive = 10.0
-    """What one call of an environment may take; of a program that asks the model itself, how long
-    it may keep all others waiting."""
+    """Time limit of one call of an environment, in seconds; for an agent, the longest time that it
+    may block all others."""
 
     @property
     def is_filtered(self) -> bool:
-        """Whether some tokens cannot be sampled, so that log-probs are of another distribution."""
+        """Whether sampling is filtered, so that its log-probs belong to another distribution."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def rollouts_per_step(self) -> int:
-        """Prompts times completions."""
+        """Number of rollouts of a step."""
         return self.prompts_per_step * self.completions_per_prompt
 
 
@@ -279,95 +281,99 @@ Schedule = Literal[
 
 
 class TrainSection(Section):
-    """Learning from the buffer."""
+    """Training."""
 
     learning_rate: NonNegative = 1e-5
-    """Peak learning rate. 0 trains nothing, as a control."""
+    """Peak learning rate. 0 trains nothing and serves as a control."""
     schedule: Schedule = "constant"
-    """After the warm-up, by its name in Transformers. constant; linear, cosine: down to 0 at
-    run.steps; cosine_with_min_lr: down to a tenth; warmup_stable_decay: constant, and down to 0 in
-    the last tenth of the optimizer steps; inverse_sqrt."""
+    """Learning rate schedule after the warm-up, with the names of Transformers. linear and cosine
+    decay to 0 at run.steps, cosine_with_min_lr to a tenth; warmup_stable_decay is constant and
+    decays to 0 in the last tenth of the optimizer steps."""
     warmup_steps: Whole = 0
-    """Optimizer steps of linear rise from 0."""
+    """Optimizer steps of linear warm-up from 0."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "muon"] = "adamw"
-    """AdamW with moments in float32, in 8 bits (bitsandbytes), or in 8 bits and paged to host
-    memory when the GPU is full. adafactor: one moment, as a row and a column; its steps are a part
-    of each weight's size, so its learning rate is larger. muon: one moment and orthogonal steps for
-    matrices, scaled so that AdamW's learning rate fits; AdamW for embeddings, head and vectors.
-    Source: arXiv:1711.05101, 2110.02861, 2305.14314, 1804.04235, 2502.16982."""
+    """Optimizer. adamw: moments in float32; adamw_8bit: in 8 bits, by bitsandbytes;
+    paged_adamw_8bit: also paged to host memory when the GPU is full. adafactor: one factored
+    moment; its steps are relative to each weight's size, so it needs a larger learning rate. muon:
+    one moment and orthogonalised steps for matrices, scaled to AdamW's learning rate, and AdamW for
+    embeddings, head and vectors. Source: arXiv:1711.05101, 2110.02861, 2305.14314, 1804.04235,
+    2502.16982."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of an exponential moving average of the policy's adapter over optimizer steps, such as
-    0.9; the run's end writes it to <run>/adapter_ema/. null: no average."""
+    """Decay of an exponential moving average of the adapter over optimizer steps, such as 0.9;
+    saved to <run>/adapter_ema/ at the end of the run. null: no average."""
     rows_per_step: Count = 64
-    """Rows (pairs, for a loss of pairs) of a step, in the stages that learn from a set of rows."""
+    """Rows of a step (pairs, for a pairwise loss), in the stages that train on a set of rows."""
     epochs: Count = 1
-    """Passes over each step's rollouts or rows."""
+    """Passes over the rollouts or rows of each step."""
     optimizer_steps: Count = 1
-    """Optimizer steps in a pass; the rollouts or rows are split evenly among them."""
+    """Optimizer steps per pass; the rollouts or rows are split evenly among them."""
     router_aux_loss_coef: NonNegative = 0.0
-    """Of a mixture of experts: weight of the loss that balances how its routers choose, over the
-    tokens of all rows that are passed (docs/configs.md). 0: none, whatever the model's config says.
-    Source: arXiv:2101.03961 eq. 4 to 6."""
+    """Weight of the load-balancing loss of a mixture-of-experts model's routers, over the tokens of
+    all rows (docs/configs.md). 0: none, whatever the model's config says. Source: arXiv:2101.03961
+    eq. 4 to 6."""
     micro_batch_tokens: Literal["auto"] | Count = "auto"
-    """Tokens of one forward and backward pass with padding. It changes memory and speed only."""
+    """Tokens of a forward and backward pass, including padding. It affects only memory and
+    speed."""
     packing: Literal["auto", "padded", "varlen"] = "auto"
-    """How rollouts lie in a micro-batch. padded: side by side, at most 5 % padding. varlen: end to
-    end, a prompt once for all its completions. auto: varlen where the model's attention knows it.
-    It changes memory and speed, never the gradient."""
+    """Layout of rollouts in a micro-batch. padded: one row each, with at most 5 % padding. varlen:
+    packed end to end, with each prompt once for all its completions. auto: varlen if the model's
+    attention supports it. It affects only memory and speed."""
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm."""
+    """Max gradient norm, for gradient clipping."""
     gradient_checkpointing: bool | Literal["offload"] = True
-    """Recompute activations in the backward pass: much less memory, about a third more time.
-    offload: what is kept for each layer waits in host memory too."""
+    """Recompute activations in the backward pass, which saves much memory and takes about a third
+    more time. offload: also keep the inputs of the layers in host memory."""
 
 
 class EvalSection(Section):
-    """Evaluation on the held-out set, scored by the first reward."""
+    """Evaluation on held-out sets, scored by the first reward."""
 
     every: Whole = 10
-    """Steps between evaluations, besides the first and the last. 0: only those two."""
+    """Steps between evaluations, in addition to one before the first step and one after the last.
+    0: only those two."""
     sets: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")], str] = {}  # noqa: RUF012
-    """Further held-out sets, {name: file or Hub id}, reported by name. Without data.eval, the first
-    one is the held-out set that is reported plainly, too."""
+    """Additional held-out sets, {name: file or Hub id}, reported by name. Without data.eval, the
+    first one is also the main held-out set."""
     rows: str | None = None
-    """Held-out rows of the same form as the training rows, whose loss is measured (and the accuracy
-    of pairs), in the stages that learn from a set of rows. null: none."""
+    """Held-out rows of the same form as the training rows, for the loss and the pair accuracy of
+    stages that train on a set of rows. null: none."""
     limit: Count | None = None
-    """Take only this many rows from the start of each set. null: all."""
+    """Number of rows to use from the start of each set. null: all."""
     patience: Whole = 0
-    """End the run early after this many evaluations in a row that are no better than the best one
-    (run.keep_best says by what). 0: never."""
+    """Stop early after this many consecutive evaluations without improvement (by the measure of
+    run.keep_best). 0: never."""
     samples: Whole = 0
-    """Completions of each problem, sampled as in training (sample.temperature and its like), of
-    which the accuracy is the mean. 0: one, by greedy decoding."""
+    """Completions per problem, sampled as in training; the accuracy is their mean. 0: one, by
+    greedy decoding."""
     max_new_tokens: Count | None = None
-    """Longest completion. null: as in sample."""
+    """Max tokens of a completion. null: sample.max_new_tokens."""
 
 
 class MemorySection(Section):
     """Memory limits."""
 
     budget_gib: Literal["auto"] | Positive = "auto"
-    """Memory of the GPU (of the host, without one) that sizes are derived from. auto: all that the
-    machine has, on a GPU less what other programs hold as the run starts."""
+    """GPU memory (host memory without a GPU) from which all sizes are derived. auto: all of it,
+    minus the GPU memory that other programs hold when the run starts."""
     host_gib: Literal["auto"] | Positive = "auto"
-    """Host memory that may be used beside a GPU. auto: all that the machine has."""
+    """Limit of host memory in a run on a GPU. auto: all of the machine's memory."""
 
 
 class LogSection(Section):
     """Console and trackers."""
 
     console: Literal["auto", "plain", "quiet"] = "auto"
-    """auto: live on a terminal, lines elsewhere; plain: always lines; quiet: only warnings,
-    errors."""
+    """auto: live display on a terminal, otherwise lines; plain: always lines; quiet: only warnings
+    and errors."""
     project: str | None = None
-    """Project of the run in wandb and trackio. null: WANDB_PROJECT of the environment for wandb,
-    else reason_llm."""
+    """Project name in wandb and trackio. null: the environment variable WANDB_PROJECT for wandb,
+    otherwise reason_llm."""
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], ONE_IS_A_LIST] = []  # noqa: RUF012
-    """Where the records of metrics.jsonl go, too: tensorboard, wandb, trackio; one or a list of
-    them. One that fails, or takes longer than a minute for a record, is dropped with a warning."""
+    """Trackers that receive the records of metrics.jsonl: tensorboard, wandb, trackio; one or a
+    list. A tracker that fails, or takes longer than a minute for a record, is dropped with a
+    warning."""
 
     @field_validator("trackers")
     @classmethod
@@ -376,67 +382,67 @@ class LogSection(Section):
 
 
 class Config(Section):
-    """A whole run."""
+    """Options of a run."""
 
     stage: StageName = "rl"
-    """What the run learns from. rl: rewards of its own rollouts. sample: nothing, it samples and
+    """What the run trains on. rl: rewards of the policy's rollouts. sample: nothing; it samples and
     scores rollouts for the command pairs. sft: demonstrations. pretrain: texts. reward:
     preferences, for a reward model. preference: preferences, for the policy."""
     run: RunSection = RunSection()
-    """Where a run lives and how long it goes on."""
+    """Folder, length and processes of a run."""
     model: ModelSection = ModelSection()
-    """The base model and the adapter over it."""
+    """Base model and adapter."""
     data: DataSection
-    """What is trained and evaluated on."""
+    """Training and evaluation data."""
     sample: SampleSection = SampleSection()
-    """How completions are drawn."""
+    """Sampling."""
     score: ScoreSection = ScoreSection()
-    """How completions become rewards."""
+    """Rewards."""
     algorithm: AlgorithmSection = AlgorithmSection()
-    """A row of the algorithm table."""
+    """Algorithm: a row of the table, and changes to it."""
     train: TrainSection = TrainSection()
-    """How the adapter learns."""
+    """Training."""
     eval: EvalSection = EvalSection()
-    """When and how the held-out set is judged."""
+    """Evaluation."""
     memory: MemorySection = MemorySection()
-    """What may be used."""
+    """Memory limits."""
     log: LogSection = LogSection()
-    """What is shown."""
+    """Console and trackers."""
     critic: CriticSection = CriticSection()
-    """The critic of algorithm.name ppo."""
+    """Critic of algorithm.name ppo."""
     teacher: TeacherSection = TeacherSection()
-    """The teacher of algorithm.name opd."""
+    """Teacher of algorithm.name opd."""
     reward: RewardSection = RewardSection()
-    """How a reward model is learned."""
+    """Training of a reward model."""
     preference: PreferenceSection = PreferenceSection()
-    """A row of the table of preference losses."""
+    """Preference loss: a row of the table, and changes to it."""
 
     @property
     def as_written(self) -> Self:
-        """This config as a file holds it: without functions and rows that were given in Python."""
+        """Config as read from a file: without functions and rows passed from Python."""
         return type(self).model_validate(self.model_dump(mode="json"))
 
     @property
     def eval_max_new_tokens(self) -> int:
-        """``eval.max_new_tokens``, or ``sample.max_new_tokens`` where that is null."""
+        """``eval.max_new_tokens``, or ``sample.max_new_tokens`` if it is null."""
         return self.eval.max_new_tokens or self.sample.max_new_tokens
 
     @property
     def evaluation_sets(self) -> dict[str, str]:
-        """Held-out sources by name; that of ``data.eval`` is first and has the empty name."""
+        """Held-out sources by name; ``data.eval`` comes first, with an empty name."""
         unnamed = {} if self.data.eval is None else {"": self.data.eval}
         return unnamed | self.eval.sets
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether another policy samples than the one that learns from it."""
+        """Whether the sampling policy differs from the trained one."""
         return self.run.from_buffer is not None or self.run.max_staleness > 0
 
     @property
     def learned_row(self) -> Algorithm:
-        """The algorithm's row with ``correction: auto`` resolved. Saved and stale rollouts come
-        from another policy, and vLLM's log-probs differ slightly from the learner's. Where the
-        ratio is the whole completion's, so is the weight."""
+        """Algorithm row with ``correction: auto`` resolved. Saved and stale rollouts come from
+        another policy, and vLLM's log-probs differ slightly from the learner's. The weight is per
+        completion if the ratio is."""
         row, sample = self.algorithm.row(), self.sample
         if row.correction != "auto":
             return row
@@ -447,18 +453,18 @@ class Config(Section):
 
     @property
     def turn_weight(self) -> float:
-        """Weight of the turns' rewards in the total; 0 where turns have no credit of their own."""
+        """Weight of the turns' rewards in the total; 0 without credit per turn."""
         paid = [r for r in self.score.rewards if r.name == "environment" and not r.options]
         return sum(r.weight for r in paid) if self.algorithm.row().credit == "turn" else 0.0
 
     @property
     def of_stage(self) -> Stage:
-        """The table's entry for the run's stage."""
+        """Entry of the run's stage in the table."""
         return STAGES[self.stage]
 
     @property
     def method(self) -> Method:
-        """The algorithm's row, the preference loss's, or the stage."""
+        """Method of the run: an algorithm, a preference loss or a stage."""
         if (method := self.of_stage.method) is not None:
             return method
         if self.stage == "preference":
@@ -477,7 +483,7 @@ class Config(Section):
 
     @property
     def learns(self) -> bool:
-        """Whether the stage changes the adapter."""
+        """Whether the stage trains the adapter."""
         return self.of_stage.learns
 
     @property
@@ -487,24 +493,24 @@ class Config(Section):
 
     @property
     def prompting_reward(self) -> str:
-        """The first reward, whose prompt ``data.system_prompt=auto`` takes; empty without
-        judging."""
+        """First reward, which selects the prompt for ``data.system_prompt=auto``; empty if nothing
+        is scored."""
         return self.score.rewards[0].kind if self.judges_answers else ""
 
     @property
     def first_policy_step(self) -> int:
-        """Steps before the first one in which the policy learns: the critic's alone."""
+        """Number of first steps that train only the critic."""
         return self.critic.warmup_steps if self.algorithm.row().critic else 0
 
     @property
     def policy_optimizer_steps(self) -> int:
-        """Optimizer steps of the policy in the whole run."""
+        """Optimizer steps of the policy in the run."""
         steps = self.run.steps - self.first_policy_step
         return steps * self.train.epochs * self.train.optimizer_steps
 
     @property
     def compares_with_start(self) -> bool:
-        """Whether the reference is a frozen copy of the adapter that the run begins from."""
+        """Whether the reference is a frozen copy of the starting adapter."""
         if self.model.start is None:
             return False
         if self.stage == "preference":
@@ -514,7 +520,7 @@ class Config(Section):
 
     @property
     def roles(self) -> list[str]:
-        """Roles beside the policy's that have an adapter of their own."""
+        """Roles with a separate adapter, without the policy."""
         row = self.algorithm.row()
         roles = ["start"] if self.compares_with_start else []
         if row.critic:
@@ -525,7 +531,7 @@ class Config(Section):
 
     @property
     def teacher_model(self) -> ModelSection | None:
-        """The teacher that is a model of its own; None without one. Its adapter is off."""
+        """Separate teacher model, with its adapter off; None without one."""
         path = self.teacher.model
         if path is None or self.teacher.url:
             return None
@@ -539,37 +545,37 @@ class Config(Section):
 
     @property
     def reward_models(self) -> dict[str, RewardModelOptions]:
-        """Reward models that the run uses, by reward; none if saved rollouts have all rewards."""
+        """Reward models that the run uses, by reward; none for saved rollouts."""
         asks = self.samples and self.run.from_buffer is None
         return self.score.reward_models if asks else {}
 
     @property
     def reward_adapters(self) -> dict[str, Path]:
-        """Folders of the reward models that are adapters over the base, by role."""
+        """Folders of the reward models that are adapters of the base, by role."""
         models = self.reward_models.items()
         return {f"reward:{key}": each.path for key, each in models if not each.is_outside}
 
     @property
     def outside_reward_models(self) -> dict[str, Path]:
-        """Folders of the reward models that are models of their own, by the key of their reward."""
+        """Folders of the separate reward models, by reward key."""
         models = self.reward_models.items()
         return {key: each.path for key, each in models if each.is_outside}
 
     @property
     def learns_pairs(self) -> bool:
-        """Whether a unit of learning is a pair of rows."""
+        """Whether the stage trains on pairs of rows."""
         if self.stage == "preference":
             return self.preference.row().needs_pairs
         return self.stage == "reward"
 
     @property
     def units_per_step(self) -> int:
-        """Rollouts, rows or pairs that a step learns from."""
+        """Number of rollouts, rows or pairs of a step."""
         return self.sample.rollouts_per_step if self.samples else self.train.rows_per_step
 
     @property
     def allowed_forms(self) -> tuple[str, ...]:
-        """What the training rows may be, the usual first."""
+        """Allowed forms of the training rows, the default first."""
         if self.stage == "preference":
             return ("preferences",) if self.learns_pairs else ("labels",)
         return self.of_stage.forms
@@ -577,7 +583,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _form_follows_from_the_stage(cls, values: Any) -> Any:
-        """Give a data section without a form the stage's usual form."""
+        """Set the stage's default form in a data section without one."""
         if not isinstance(values, dict):
             return values
         data, form = (
@@ -616,13 +622,13 @@ NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.model.quantize != "none",
      "model.quantize={c.model.quantize}: packed weights have no gradient; leave it out"),
     (lambda c, row: c.model.backend == "unsloth",
-     "model.backend=unsloth: Unsloth keeps the weights as they are; set it to native"),
+     "model.backend=unsloth: Unsloth freezes the weights; set it to native"),
     (lambda c, row: c.model.trust_remote_code,
      "model.trust_remote_code: the models that the run saves hold no code; leave it out"),
     (lambda c, row: c.model.adapter != AdapterSection(),
      "the model.adapter section: there is no adapter; leave it out"),
     (lambda c, row: c.model.start is not None,
-     "model.start={c.model.start}: there is no adapter; merge it by the command export and set "
+     "model.start={c.model.start}: there is no adapter; merge it with the command export and set "
      "model.path to the result"),
     (lambda c, row: (
         c.run.replicas != 1 or c.run.shards > 1 or c.run.samplers > 0 or c.run.max_staleness > 0
@@ -630,19 +636,19 @@ NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "run.replicas, run.shards, run.samplers or run.max_staleness: only adapters are sent between "
      "processes; leave them out"),
     (lambda c, row: row.critic,
-     "algorithm.name={c.algorithm.name}: its critic is an adapter over a base that stays; take "
+     "algorithm.name={c.algorithm.name}: its critic is an adapter over a frozen base; use "
      "grpo"),
     (lambda c, row: c.teacher.adapter is not None,
-     "teacher.adapter={c.teacher.adapter}: it was trained over a base that stays; set "
+     "teacher.adapter={c.teacher.adapter}: it was trained over a frozen base; set "
      "teacher.prompt"),
     (lambda c, row: bool(c.reward_adapters),
-     "a reward model in score.rewards that is an adapter: its base must stay; name a model"),
+     "a reward model in score.rewards that is an adapter: its base must be frozen; name a model"),
     (lambda c, row: c.of_stage.scores or not c.learns,
-     "stage={c.stage}: it trains an adapter and a head, or nothing; take another stage"),
+     "stage={c.stage}: it trains an adapter and a head, or nothing; use another stage"),
     (lambda c, row: c.train.ema is not None,
-     "train.ema={c.train.ema}: the average of all weights would take them once more; leave it out"),
+     "train.ema={c.train.ema}: an average of all weights needs another full copy; leave it out"),
 )  # fmt: skip
-"""What needs a base that stays: (whether it is asked for, ``what: why; fix``)."""
+"""Options that need a frozen base: (whether one is set, ``what: why; fix``)."""
 
 CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.data.form not in c.allowed_forms,
@@ -651,8 +657,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.samples and c.eval.rows is not None,
      "eval.rows={c.eval.rows} contradicts stage={c.stage}, which has no rows; use data.eval"),
     (lambda c, row: c.stage != "rl" and c.run.from_buffer is not None,
-     "run.from_buffer={c.run.from_buffer} contradicts stage={c.stage}, which learns from no saved "
-     "rollouts; give them to the command pairs, and set data.train to the file that it writes"),
+     "run.from_buffer={c.run.from_buffer} contradicts stage={c.stage}, which trains on no saved "
+     "rollouts; pass them to the command pairs, and set data.train to the file that it writes"),
     (lambda c, row: c.run.shards < max(
         c.run.samplers, 0 if c.run.replicas == "auto" else c.run.replicas
      ),
@@ -668,72 +674,72 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "run.max_staleness={c.run.max_staleness} or run.samplers={c.run.samplers} contradicts "
      "run.from_buffer={c.run.from_buffer} or stage={c.stage}, which samples no rollouts or does "
-     "not change the policy; leave them out"),
+     "not train the policy; leave them out"),
     (lambda c, row: (
         c.sample.environment is None or str(c.sample.environment).startswith("mcp:")
      ) and any(spec.kind == "environment" for spec in c.score.rewards),
      "score.rewards has environment, which sample.environment={c.sample.environment} does not "
-     "give; set sample.environment to path/to/file.py:Class, or take a reward that judges the "
-     "model's last answer"),
+     "provide; set sample.environment to path/to/file.py:Class, or use a reward of the model's "
+     "last answer"),
     (lambda c, row: row.credit == "turn" and c.samples and c.turn_weight == 0,
-     "algorithm.credit=turn contradicts score.rewards, which do not pay what an environment gives; "
+     "algorithm.credit=turn contradicts score.rewards, which ignore the environment's rewards; "
      "add environment with a weight, or set credit to rollout"),
     (lambda c, row: {re.split("[:?]", str(c.sample.environment))[0] == "verifiers"} != {
         source.startswith("verifiers:")
         for source in (*(each.source for each in c.data.sources), *c.evaluation_sets.values())
      },
      "sample.environment={c.sample.environment} contradicts data.train={c.data.train} or the "
-     "held-out {c.evaluation_sets}: tasks of verifiers:TASKSET are played by "
-     "sample.environment=verifiers, which plays nothing else, and by no other"),
+     "held-out {c.evaluation_sets}: tasks of verifiers:TASKSET need "
+     "sample.environment=verifiers, and it takes no other data"),
     (lambda c, row: c.sample.environment is not None and c.run.max_staleness > 0,
      "sample.environment={c.sample.environment} contradicts run.max_staleness="
-     "{c.run.max_staleness}: no steps are sampled ahead in an environment; leave it out"),
+     "{c.run.max_staleness}: steps with an environment are not sampled ahead; leave it out"),
     (lambda c, row: c.of_stage.scores and bool(c.evaluation_sets),
-     "data.eval contradicts stage={c.stage}, whose model writes no answers; give held-out "
-     "preferences as eval.rows"),
+     "data.eval contradicts stage={c.stage}, whose model writes no answers; set "
+     "eval.rows to held-out preferences"),
     (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
-     "algorithm.kl_reference=start contradicts model.start=null: there is no adapter that the run "
-     "begins from; set model.start to one, or leave the option out for the base"),
+     "algorithm.kl_reference=start contradicts model.start=null: there is no starting adapter; "
+     "set model.start, or leave the option out to use the base"),
     (lambda c, row: c.teacher.prompt is not None and "{prompt}" not in c.teacher.prompt,
-     "teacher.prompt={c.teacher.prompt!r:.60} must hold {{prompt}}, in whose place the question is "
-     "put"),
+     "teacher.prompt={c.teacher.prompt!r:.60} must contain {{prompt}}, which is replaced by the "
+     "question"),
     (lambda c, row: row.teacher and not (
         c.teacher.adapter or c.teacher.model or c.teacher.prompt
      ),
      "algorithm.name={c.algorithm.name} needs a teacher: set teacher.adapter to a folder, "
      "teacher.model to another model, or teacher.prompt to a prompt that tells the base more than "
-     "the student"),
+     "the student gets"),
     (lambda c, row: c.teacher.adapter is not None and c.teacher.model is not None,
      "teacher.adapter={c.teacher.adapter} contradicts teacher.model={c.teacher.model}: the adapter "
-     "is over the model that learns; leave one of them out, or merge an adapter of that model"),
+     "belongs to the student's base; leave one of them out, or merge the adapter into the model"),
     (lambda c, row: c.teacher.quantize != "none" and (
         c.teacher.model is None or c.teacher.url is not None
      ),
      "teacher.quantize={c.teacher.quantize} contradicts teacher.model={c.teacher.model} or "
-     "teacher.url={c.teacher.url}: it is of a teacher that is loaded here as a model; leave it "
+     "teacher.url={c.teacher.url}: it applies to a teacher model that is loaded here; leave it "
      "out"),
     (lambda c, row: c.teacher.url is not None and c.teacher.model is None,
      "teacher.url={c.teacher.url} needs teacher.model, the name of the model there"),
     (lambda c, row: c.teacher.url is not None and c.sample.temperature != 1,
-     "teacher.url={c.teacher.url} contradicts sample.temperature={c.sample.temperature}: what a "
-     "server tells of a prompt is at temperature 1; set it to 1, or load teacher.model here"),
+     "teacher.url={c.teacher.url} contradicts sample.temperature={c.sample.temperature}: a "
+     "server returns log-probs at temperature 1; set it to 1, or load teacher.model here"),
     (lambda c, row: c.teacher.url is None and any(
         getattr(c.teacher, name) != TeacherSection.model_fields[name].default
         for name in ServiceSection.model_fields
      ),
      "teacher.timeout_seconds, retries or key_env contradicts teacher.url=null: they "
-     "are of a server; set teacher.url, or leave them out"),
+     "apply to a server; set teacher.url, or leave them out"),
     (lambda c, row: (
         c.teacher.model is not None and c.teacher.url is None and c.model.backend == "unsloth"
      ),
-     "teacher.model={c.teacher.model} contradicts model.backend=unsloth, which changes how every "
-     "model of the process computes; set model.backend to native"),
+     "teacher.model={c.teacher.model} contradicts model.backend=unsloth, which patches all "
+     "models of the process; set model.backend to native"),
     (lambda c, row: c.critic.start is not None and c.critic.warmup_steps == 0,
      "critic.warmup_steps=0 contradicts critic.start={c.critic.start}: a reward model must first "
      "learn the values of unfinished answers; set warmup_steps to 1 or more, such as 10"),
     (lambda c, row: row.critic and c.run.epochs is None and c.critic.warmup_steps >= c.run.steps,
      "critic.warmup_steps={c.critic.warmup_steps} contradicts run.steps={c.run.steps}: the policy "
-     "would never learn; set it below"),
+     "would never be trained; lower it"),
     (lambda c, row: c.stage == "rl" and c.sample.completions_per_prompt < 2 and row.needs_group,
      "sample.completions_per_prompt={c.sample.completions_per_prompt} contradicts algorithm.name="
      "{c.algorithm.name}, which compares the completions of a group; set it to 2 or more, or "
@@ -749,14 +755,14 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "{c.sample.completions_per_prompt}; set it to that or less"),
     (lambda c, row: row.dynamic_sampling > 1 and bool(c.score.reward_models),
      "algorithm.dynamic_sampling={row.dynamic_sampling} contradicts the reward model in "
-     "score.rewards, which scores after all is sampled; set dynamic_sampling to 1, or leave the "
+     "score.rewards, which scores after sampling; set dynamic_sampling to 1, or leave the "
      "reward model out"),
     (lambda c, row: c.sample.is_filtered and (
         row.correction not in ("auto", "none") or row.off_policy_threshold > 0
      ),
      "algorithm.correction={row.correction} or algorithm.off_policy_threshold="
-     "{row.off_policy_threshold} contradicts sample.top_p, top_k or min_p: the sampler's log-probs "
-     "are then of another distribution than the policy's, so their ratio is biased; leave one out"),
+     "{row.off_policy_threshold} contradicts sample.top_p, top_k or min_p: their "
+     "log-probs belong to a filtered distribution, so the ratio is biased; leave one out"),
     (lambda c, row: c.train.optimizer_steps > c.units_per_step,
      "train.optimizer_steps={c.train.optimizer_steps} contradicts the {c.units_per_step} rollouts "
      "or rows of a step (sample.prompts_per_step * sample.completions_per_prompt, or "
@@ -765,7 +771,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
         c.samples
         and c.train.rows_per_step != TrainSection.model_fields["rows_per_step"].default
      ),
-     "train.rows_per_step={c.train.rows_per_step} contradicts stage={c.stage}, which learns from "
+     "train.rows_per_step={c.train.rows_per_step} contradicts stage={c.stage}, which trains on "
      "rollouts; set sample.prompts_per_step and sample.completions_per_prompt"),
     (lambda c, row: (
         c.judges_answers
@@ -773,7 +779,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
         and c.sample.max_new_tokens >= c.model.context_tokens
      ),
      "sample.max_new_tokens={c.sample.max_new_tokens} contradicts model.context_tokens="
-     "{c.model.context_tokens}: no prompt would fit; set it below"),
+     "{c.model.context_tokens}: no prompt would fit; lower it"),
     (lambda c, row: (
         c.stage == "preference"
         and not c.learns_pairs
@@ -785,7 +791,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.run.epochs is None and 0 < c.policy_optimizer_steps <= c.train.warmup_steps,
      "train.warmup_steps={c.train.warmup_steps} contradicts run.steps={c.run.steps}, in which the "
      "policy has {c.policy_optimizer_steps} optimizer steps: the learning rate would never be "
-     "reached; set it below"),
+     "reached; lower it"),
     (lambda c, row: not c.evaluation_sets and c.eval.rows is None and c.eval != EvalSection(),
      "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval or "
      "eval.sets"),
@@ -799,16 +805,16 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
         c.train.router_aux_loss_coef > 0 and c.train.gradient_checkpointing == "offload"
      ),
      "train.router_aux_loss_coef={c.train.router_aux_loss_coef} contradicts "
-     "train.gradient_checkpointing=offload, whose layers hand on no gradient but their output's; "
+     "train.gradient_checkpointing=offload, which passes only gradients of layer outputs; "
      "set gradient_checkpointing to true"),
     (lambda c, row: c.model.attention != "auto" and c.model.backend == "unsloth",
-     "model.attention={c.model.attention} contradicts model.backend=unsloth, which has an "
-     "attention of its own; set backend to native, or leave attention out"),
+     "model.attention={c.model.attention} contradicts model.backend=unsloth, which has its own "
+     "attention; set backend to native, or leave attention out"),
     (lambda c, row: (c.model.attention, c.train.packing) in (
         ("eager", "varlen"), ("flash", "padded")
      ),
-     "model.attention={c.model.attention} contradicts train.packing={c.train.packing}: eager is "
-     "for padded rows, and flash for packed ones here; leave packing out, or set attention to "
+     "model.attention={c.model.attention} contradicts train.packing={c.train.packing}: eager works "
+     "with padded rows, and flash with packed ones; leave packing out, or set attention to "
      "sdpa"),
     *(
         (lambda c, row, is_so=is_so: c.model.train == "full" and is_so(c, row),
@@ -816,8 +822,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
         for is_so, what in NOT_WITH_FULL
     ),
 )  # fmt: skip
-"""(whether the options contradict each other, what the user is told). ``row`` is
-the algorithm's, of stages that do not read it the default."""
+"""(whether the options contradict each other, message). ``row`` is the algorithm's; the default one
+in stages that do not read it."""
 
 CHANGES: dict[str, Literal["free", "warn"]] = {
     **dict.fromkeys(
@@ -826,7 +832,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("run.save_every", "run.keep_", "run.replicas", "run.samplers", "run.ray"),
             *("eval.", "data.eval", "log.", "score.timeout_seconds"),
             *("teacher.timeout_seconds", "teacher.retries", "teacher.key_env"),
-            # What they drop is told by the digest of the prompts, compared beside the config.
+            # The digest of the prompts, which is also compared, covers the rows that they drop.
             *("data.contamination", "data.on_bad_row", "data.limit", "data.preprocess"),
         ),
         "free",
@@ -838,12 +844,12 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("model.deterministic", "model.attention", "teacher.url"),
             *("train.gradient_checkpointing", "memory.", "sample.engine"),
             *("score.on_error", "run.shards"),
-            "data.columns_sha256",  # what the rewards read beside the answer
+            "data.columns_sha256",  # columns that the rewards read in addition to the answer
             "score.custom_sha256",  # the files of custom rewards
         ),
         "warn",
     ),
 }
-"""What may differ between a run and its resumption, as dotted prefixes; nothing else may. ``free``:
-the adapter comes out the same. ``warn``: another one comes out, or another one bit by bit, and the
-run says so."""
+"""Options that may change when a run is resumed, as dotted prefixes; all others may not. ``free``:
+the adapter is the same. ``warn``: the adapter changes, perhaps only in its bits, and the run
+warns."""

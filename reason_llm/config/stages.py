@@ -1,5 +1,4 @@
-"""The sections of the stages that learn from a set of rows: sft, reward, preference; and those of
-PPO's critic and the teacher of a distillation."""
+"""Table of stages, and the sections of reward models, PPO's critic and the distillation teacher."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,33 +20,33 @@ StageName = Literal["rl", "sample", "sft", "pretrain", "reward", "preference"]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What a run learns by: a row of one of the two tables, or a stage without one."""
+    """Method of a run: a row of one of the two tables, or a stage without one."""
 
     name: str
     idea: str
-    """The idea in a few words."""
+    """Short description."""
     source: str
-    """The paper and its equation."""
+    """Paper and equation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage learns from. Its objective is in ``train.stages``."""
+    """Properties of a stage. Its objective is in ``train.stages``."""
 
     forms: tuple[str, ...]
-    """What its training rows may be, the usual first."""
+    """Allowed forms of training rows, the default first."""
     sections: tuple[str, ...] = ()
-    """Sections of the config that not every stage reads."""
+    """Sections of the config that only some stages read."""
     method: Method | None = None
-    """None: a row of a table, which a section names."""
+    """None: a row of a table, named in a section."""
     samples: bool = False
-    """Whether it draws rollouts; the others learn from a set of rows."""
+    """Whether it samples rollouts; the others train on a set of rows."""
     learns: bool = True
-    """Whether it changes the adapter."""
+    """Whether it trains the adapter."""
     scores: bool = False
-    """Whether its model gives scores, by a head, and writes no answers."""
+    """Whether its model returns scores instead of text."""
     alarms: tuple[str, ...] = ()
-    """Checks of the report that are for this stage alone."""
+    """Alarms of the report for this stage only."""
 
 
 PROBLEMS = ("problems", "prompts")
@@ -57,7 +56,7 @@ STAGES: dict[StageName, Stage] = {
         PROBLEMS,
         method=Method(
             "sample",
-            "samples and scores, and learns nothing",
+            "samples and scores, and trains nothing",
             "the first half of rejection sampling: RAFT, arXiv:2304.06767 algorithm 1",
         ),
         samples=True,
@@ -97,7 +96,7 @@ STAGES: dict[StageName, Stage] = {
         ("preferences", "labels"), ("preference",), alarms=("Pairs in order, policy broken",)
     ),
 }
-"""What config, data check, report and docs know of each stage."""
+"""Stages by name, for config, data check, report and docs."""
 
 
 READ_BY: dict[str, tuple[StageName, ...]] = {
@@ -105,11 +104,12 @@ READ_BY: dict[str, tuple[StageName, ...]] = {
     for owner in STAGES.values()
     for section in owner.sections
 }
-"""Sections that only some stages read, and those stages."""
+"""Stages that read each such section."""
 
 
 def usual_form(stage: Any, preference: Any) -> Any:
-    """The form of the training rows, from an unchecked stage and section; None for no stage."""
+    """Return the default form of the training rows for an unvalidated stage and section; None for
+    an unknown stage."""
     name = preference.get("name") if isinstance(preference, dict) else None
     if stage not in [*STAGES]:  # it may be a list
         return None
@@ -117,52 +117,51 @@ def usual_form(stage: Any, preference: Any) -> Any:
 
 
 class RewardSection(Section):
-    """A reward model, from preferences."""
+    """Training of a reward model on preferences."""
 
     centering: NonNegative = 0.01
-    """Weight of (r_chosen + r_rejected)^2, which keeps rewards around 0. Source: arXiv:2312.09244
+    """Weight of (r_chosen + r_rejected)^2, which centers rewards at 0. Source: arXiv:2312.09244
     eq. 2."""
 
 
 class CriticSection(Section):
-    """The critic of PPO: an adapter with a head of its own over the same base."""
+    """Critic of PPO: an adapter and a value head over the same base."""
 
     learning_rate: NonNegative = 1e-4
     """Peak learning rate of the critic."""
     updates: Count = 1
-    """Optimizer steps of the critic in a step; the rollouts are passed once in each."""
+    """Optimizer steps of the critic per step; each passes over all rollouts once."""
     warmup_steps: Whole = 10
-    """First steps in which only the critic learns."""
+    """Number of first steps that train only the critic."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Discount of a reward for each token."""
+    """Discount per token."""
     lam: Fraction = 1.0
-    """GAE's lambda: 1 takes whole returns, 0 the critic's word. Below 1 a reward at the end hardly
-    reaches the first tokens of a long answer: 0.95 leaves 4 millionths of it 240 tokens before.
-    The critic learns whole returns. Source: arXiv:1506.02438 eq. 16; 1 is the default of OpenRLHF
-    and verl."""
+    """Lambda of GAE: 1 uses full returns, 0 only the critic's values. Below 1 a final reward hardly
+    reaches the first tokens of a long answer: at 0.95, 4 millionths of it remain 240 tokens
+    earlier. The critic is trained on full returns. Source: arXiv:1506.02438 eq. 16; 1 is the
+    default of OpenRLHF and verl."""
     value_clip: NonNegative = 0.2
-    """A value counts as moved by at most this in a step. 0: no clip."""
+    """Clip range of the values around their old values. 0: no clipping."""
     start: Path | None = None
-    """A reward model's adapter to begin from; its head is scaled as its rewards are. It has judged
-    whole answers and no unfinished ones, so it needs warmup_steps. null: a fresh adapter and a head
-    of zeros."""
+    """Reward model adapter to start from; its head is scaled like its rewards. It was trained on
+    finished answers only, so it needs warmup_steps. null: a new adapter and a zero head."""
 
 
 class TeacherSection(ServiceSection):
-    """The teacher of algorithm.name opd."""
+    """Teacher of algorithm.name opd."""
 
     adapter: Path | None = None
-    """Folder of the teacher's adapter over the same base. null: teacher.model, or the base itself,
-    which then needs teacher.prompt."""
+    """Folder of the teacher's adapter for the same base. null: teacher.model, or the base, which
+    then needs teacher.prompt."""
     model: str | None = None
-    """A teacher that is a model of its own, a folder or a Hub id, with the tokenizer of the model
-    that learns. It reads a step's rollouts before they are learned, on the GPU in that phase alone.
-    null: the teacher is over the same base."""
+    """Folder or Hub id of a separate teacher model with the student's tokenizer. It reads a step's
+    rollouts before training and is on the GPU only in that phase. null: the teacher uses the same
+    base."""
     quantize: Literal["none", "nf4"] = "none"
-    """For teacher.model, as model.quantize."""
+    """Quantisation of teacher.model, as in model.quantize."""
     url: str | None = None
-    """Address of a vLLM server, such as http://localhost:8000/v1, that is asked for the log-probs
-    of the sampled tokens (prompt_logprobs); teacher.model is then the model's name there."""
+    """Address of a vLLM server, such as http://localhost:8000/v1, that returns the log-probs of the
+    sampled tokens (prompt_logprobs); teacher.model is then the model's name there."""
     prompt: str | None = None
-    """What the teacher is asked in the student's place, with {prompt} and {answer}: a hint that the
-    student does not have. null: the student's own prompt."""
+    """Prompt of the teacher, with {prompt} and {answer}, for example a hint that the student does
+    not get. null: the student's prompt."""

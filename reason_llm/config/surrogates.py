@@ -1,8 +1,8 @@
-"""The table of surrogates: what a token's ratio and advantage cost. Adding one is a record and a
+"""Table of surrogates, the losses of a token's ratio and advantage. A new one is a record and a
 test.
 
-Nothing here loads torch: a surrogate is written with the tensors' own methods, and torch is named
-for their type alone. Its columns are options of ``algorithm``.
+This module does not import torch: surrogates use tensor methods. Their columns are options of
+``algorithm``.
 
 Shapes: B rows, T tokens; entry t of every (B, T) tensor belongs to token t. Losses are minimised.
 """
@@ -31,17 +31,17 @@ VESPO_LOG_RATIO = (-18.420680743952367, 20.0)
 
 @row_of_table
 class SurrogateColumns:
-    """Columns of an algorithm's row that only some surrogates read."""
+    """Columns that only some surrogates read."""
 
     ratio: Ratio = "token"
-    """The probability ratio: each token's; the whole completion's geometric mean (sequence); or
-    that value with each token's gradient (sequence_token)."""
+    """Level of the probability ratio. token: per token; sequence: geometric mean over the
+    completion; sequence_token: that mean, with the gradient of each token."""
     clip_low: NonNegative = 0.2
-    """The probability ratio is clipped below at 1 - clip_low (gmpo: its log at -clip_low)."""
+    """Lower clip range: the ratio is clipped at 1 - clip_low (gmpo: its log at -clip_low)."""
     clip_high: NonNegative = 0.2
-    """The probability ratio is clipped above at 1 + clip_high (gmpo: its log at clip_high)."""
+    """Upper clip range: the ratio is clipped at 1 + clip_high (gmpo: its log at clip_high)."""
     delta: NonNegative = 0.0
-    """Upper bound of the unclipped ratio, for negative advantages (two-sided clip, or the c of
+    """Upper bound of the unclipped ratio for negative advantages (two-sided clipping, c of
     dual-clip PPO). 0: none."""
 
 
@@ -58,15 +58,14 @@ class Terms:
     mask_BT: Tensor
     """True where a token is trained."""
     weights_BT: Tensor | None = None
-    """``losses.importance_weights`` for a sampler that is not quite the policy; None: all 1."""
+    """``losses.importance_weights``; None: all 1."""
     weight_is_shared: bool = False
-    """Whether the weight is the whole completion's, the same at each of its tokens."""
+    """Whether the weight is per completion, the same for all its tokens."""
 
     def ratio(self, level: Ratio) -> Tensor:
-        """``pi / pi_old``: each token's own, or the completion's, the geometric mean of its
-        tokens'.
+        """Return ``pi / pi_old`` per token, or its geometric mean over the completion.
 
-        ``sequence_token`` has the completion's value and the token's own gradient.
+        ``sequence_token`` has the value of the completion and the gradient of the token.
 
         Source: arXiv:1707.06347 eq. 6 (token); arXiv:2507.18071 eq. 7 (sequence) and 14
         (sequence_token).
@@ -80,30 +79,31 @@ class Terms:
         return (mean_B1.detach() + self.logprobs_BT - self.logprobs_BT.detach()).exp()
 
     def mean(self, values_BT: Tensor) -> Tensor:
-        """(B, 1): mean over each row's trained tokens; 0 for a row without any."""
+        """Return the mean over each row's trained tokens, (B, 1); 0 for a row without any."""
         return masked_mean(values_BT, self.mask_BT)
 
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """One record. Its equation stands in docs/algorithms.md."""
+    """Surrogate. docs/algorithms.md has its equation."""
 
     idea: str
-    """The idea in a few words."""
+    """Short description."""
     source: str
-    """The paper and its equation."""
+    """Paper and equation."""
     function: Callable[[SurrogateColumns, Terms], tuple[Tensor, Tensor | None]]
-    """Loss of each token, and True where a clip took the token's gradient away; None: nowhere."""
+    """Returns the loss of each token, and a mask of tokens without gradient due to clipping or
+    None."""
     columns: tuple[str, ...] = ()
-    """Columns that it reads, of ``SurrogateColumns``."""
+    """Columns of ``SurrogateColumns`` that it reads."""
     weights_inside: bool = False
-    """Whether the importance weights are in its own ratio, and no factor beside it."""
+    """Whether the importance weights are part of its ratio instead of a factor of the loss."""
 
     def loss(self, row: SurrogateColumns, terms: Terms) -> tuple[Tensor, Tensor]:
-        """Loss of each token, importance weights included.
+        """Return the loss of each token, including importance weights.
 
         Returns:
-            loss_BT, and clipped_BT: True where a clip took the token's gradient away.
+            loss_BT, and clipped_BT: True where clipping removed the token's gradient.
         """
         loss_BT, clipped_BT = self.function(row, terms)
         if terms.weights_BT is not None and not self.weights_inside:
@@ -137,7 +137,7 @@ def _sapo(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, None]:
 
 def _gmpo(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, Tensor]:
     """``-A exp(mean_t clipped log r_t)``, the same at every token of a row; clips are of log r.
-    Each token is clipped on the side where its advantage asks for more."""
+    Each token is clipped on the side to which its advantage pushes."""
     log_ratio_BT, positive_BT = terms.logprobs_BT - terms.old_BT, terms.advantages_BT > 0
     bounded_BT = log_ratio_BT.clamp(-row.clip_low, row.clip_high)
     clipped_BT = ((log_ratio_BT > row.clip_high) & positive_BT) | (
@@ -165,7 +165,7 @@ SURROGATES: dict[str, Surrogate] = {
         function=_reinforce,
     ),
     "cispo": Surrogate(
-        idea="the log-prob weighed by the clipped ratio, so that no token loses its gradient",
+        idea="the log-prob weighted by the clipped ratio, so that no token loses its gradient",
         source="arXiv:2506.13585 eq. 4 and 5",
         function=_cispo,
         columns=("ratio", "clip_low", "clip_high"),
@@ -204,7 +204,7 @@ def clipped_surrogate(
         delta: the unclipped ratio is at most this, a bound for negative advantages; 0: none.
 
     Returns:
-        loss_BT, and clipped_BT: True where the clip took the token's gradient away.
+        loss_BT, and clipped_BT: True where clipping removed the token's gradient.
 
     Source: arXiv:1707.06347 eq. 7; with two bounds, arXiv:2503.14476 eq. 8; delta, INTELLECT-2,
     arXiv:2505.07291, and the c of arXiv:1912.09729.
@@ -248,11 +248,11 @@ def vespo_weights(terms: Terms) -> Tensor:
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """(B, 1): mean over each row's trained tokens; 0 for a row without any."""
+    """Return the mean over each row's trained tokens, (B, 1); 0 for a row without any."""
     counts_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
     return (values_BT * mask_BT).sum(dim=1, keepdim=True) / counts_B1
 
 
 def _by_sign(is_positive_BT: Tensor, positive: float, negative: float) -> Tensor:
-    """Float32: the one number where True, the other elsewhere."""
+    """Return ``positive`` where True and ``negative`` elsewhere, float32."""
     return is_positive_BT.float().fill_(positive).where(is_positive_BT, negative)

@@ -1,4 +1,4 @@
-"""Base class and number types of the config's sections."""
+"""Base classes and number types of the config's sections."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, get_args
@@ -35,12 +35,12 @@ ONE_IS_A_LIST = _OneIsAList(
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, without unknown keys, with docstrings as descriptions."""
+    """Base class of all sections: frozen, no unknown keys, docstrings as descriptions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """This section with other values of some options, by dotted names, which are not checked:
+        """Return the section with some options replaced, by dotted names and without validation:
         ``config.with_options({"model.adapter.rank": 8})``."""
         changed: dict[str, Any] = {}
         for key, value in options.items():
@@ -54,7 +54,7 @@ class Section(BaseModel):
     def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
-            raise ValueError("is a truth value; give what the option takes")
+            raise ValueError("is a boolean; give a value of the option's type")
         return value
 
 
@@ -67,14 +67,14 @@ class MayBeText(Section):
 
 
 class ServiceSection(Section):
-    """What every language model behind a URL has."""
+    """Options of a language model behind a URL."""
 
     timeout_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 60.0
-    """Seconds that one request to the url may take."""
+    """Time limit of a request, in seconds."""
     retries: Annotated[int, Field(ge=0, le=10, strict=True)] = 2
-    """Further tries where the server cannot be reached, is busy or fails."""
+    """Number of retries if the server is unreachable, busy or fails."""
     key_env: str | None = None
-    """The environment variable that holds the service's key. null: none is sent."""
+    """Environment variable with the API key. null: no key is sent."""
 
     @field_validator("url", check_fields=False)
     @classmethod

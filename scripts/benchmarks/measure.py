@@ -1,6 +1,5 @@
-"""Who is measured at what: ``cpu``, where sides take turns step by step, and ``gpu``, where each
-system has the card to itself and rounds go through all of them. Either way what a machine does to
-one, it does to all.
+"""Benchmarks: in ``cpu`` the systems take turns step by step; in ``gpu`` each system has the GPU to
+itself, in several rounds. Either way, load on the machine affects all systems equally.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -43,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is measured on a GPU, and how often."""
+    """Settings of the GPU benchmark."""
 
     systems: Sequence[str]
     kinds: Sequence[Kind]
@@ -134,7 +133,8 @@ def _alone(system: str, work: Work, most_seconds: float) -> Outcome:
 
 
 def longest_context(settings: Settings, kind: Kind, system: str, cap: float) -> Longest:
-    """By bisection over the ladder: each trial is one real step with one group."""
+    """Find the longest context by bisection over the ladder; each trial is one step with one
+    group."""
     work = replace(settings.work, kind=kind, completions=settings.group)
     tried: dict[int, Outcome] = {}
 
@@ -163,7 +163,7 @@ def last_that_fits(ladder: Sequence[int], fits: Callable[[int], bool]) -> int:
 
 
 def titles(blocks: Sequence[Block]) -> dict[str, str]:
-    """Of the sides that were measured, by their names in ``Block.sides``."""
+    """Return the titles of the measured sides, by their names in ``Block.sides``."""
     known = SYSTEMS | {name: variant[1] for name, variant in VARIANTS.items()}
     sides = dict.fromkeys(side for block in blocks for side in block.sides)
     return {side: known.get(side, side.replace("_", " ")) for side in sides}

@@ -119,7 +119,7 @@ def plan_of(work: Work) -> Plan:
 
 
 def settings_of(config: Config, work: Work, plan: Plan) -> LearningSettings:
-    """What the learner is told."""
+    """Return the settings of the learner."""
     row = ROW if work.engine == "vllm" else config.algorithm.row()
     return LearningSettings(
         objective=PolicyGradient(row, work.completion_tokens),
@@ -156,7 +156,7 @@ def measure(work: Work, turns: Turns, backend: Literal["native", "unsloth"] = "n
 
 
 class _Steps:
-    """What a step needs."""
+    """State of the steps."""
 
     def __init__(
         self, work: Work, plan: Plan, meter: Meter, model: Model, learner: Learner
@@ -278,7 +278,7 @@ def rewards_of_texts(work: Work, asked: Sequence[Prompt], texts: Sequence[str]) 
 
 
 def _seconds(act: Callable[[], Any]) -> float:
-    """How long it takes, until the GPU is done."""
+    """Return the seconds of a call, including the GPU's work."""
     device.settle()
     started = time.perf_counter()
     act()

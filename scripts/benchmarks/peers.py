@@ -32,9 +32,9 @@ from reason_llm.model import meta_model
 from reason_llm.model.plan import Shape
 
 RUNTIME_BYTES = int(1.5 * GIB)
-"""CUDA's context, and what a trainer holds beside the model."""
+"""CUDA's context, and the trainer's memory without the model."""
 USED_FRACTION = 0.93
-"""Of the budget, that a peer is told of; the rest is fragmentation."""
+"""Fraction of the budget that a peer may use; the rest is fragmentation."""
 
 
 def measure_trl(work: Work, turns: Turns) -> None:
@@ -101,7 +101,7 @@ def measure_unsloth(work: Work, turns: Turns) -> None:
 
 
 def _arguments(work: Work, folder: str) -> dict[str, Any]:
-    """What every trainer is told: all rows of a step in one optimizer step."""
+    """Return the common trainer arguments: all rows of a step in one optimizer step."""
     rows, is_gpu = _rows(work), work.engine == "vllm"
     more = {} if is_gpu else {"use_cpu": True, "dataloader_pin_memory": False}
     return more | {
@@ -167,7 +167,7 @@ def _grpo(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
     asked = [prompt for step in range(work.steps) for prompt in prompts(work, step)]
 
     def reward(completions: list[str], index: list[int], **_: Any) -> list[float]:
-        """As ours are: of the quick start's table, or 0 and 1 in turn."""
+        """Return the quick start's rewards, or 0 and 1 in turn."""
         if work.is_quickstart:
             return ours.rewards_of_texts(work, [asked[i] for i in index], completions)
         return [float(i % 2) for i in range(len(completions))]

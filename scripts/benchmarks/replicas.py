@@ -1,10 +1,11 @@
-"""Replicas beside one process, and sampling ahead beside sampling in turn, as whole runs on a CPU.
+"""Comparison of replicas with one process, and of sampling ahead with alternating phases, as whole
+runs.
 
-Each run is a process of its own with one thread in each replica, on a random model whose
+Each run is a separate process with one thread in each replica, on a random model whose
 completions nearly all reach their longest length. The runs of a pair take turns, so that other load
 falls on both; the first steps of each are a warm-up. Sampling and learning ahead take passes over
-the rollouts so that the two last about as long; of the shorter one, the share is told that is
-hidden when a sampler does the next step while one is learned:
+the rollouts so that the two take about as long; the table has the part of the shorter phase that
+is hidden while a sampler does the next step:
 (sampling - waiting) / min(sampling, learning).
 """
 
@@ -89,7 +90,7 @@ def _run(
 
 
 def _measures(record: dict[str, float]) -> dict[str, float]:
-    """Of one step: its record's whole time, and the parts of it."""
+    """Return the total time of a step, and its parts."""
     found = {
         "step_seconds": record["time/total_seconds"],
         "sampling_seconds": record.get("time/sampling_seconds", 0.0),

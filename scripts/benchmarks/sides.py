@@ -1,4 +1,4 @@
-"""Systems that take turns, each in a process of its own, and what came of them.
+"""Systems that take turns, each in a separate process, and their results.
 
 A system takes one step when it reads a line, and answers with one line of JSON; what its libraries
 print goes to standard error. One that fails, dies or takes too long keeps the steps that it
@@ -47,7 +47,7 @@ MOST_TRACE_CHARACTERS = 20_000
 
 @dataclass(slots=True)
 class Outcome:
-    """What one system came to."""
+    """Result of one system."""
 
     warm_up: dict[str, float] = field(default_factory=dict)
     """What the first step measured, if it is not to count."""

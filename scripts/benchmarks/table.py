@@ -33,8 +33,8 @@ BESIDE = {
     "step_seconds": ("a step, times the first one's", "", ".2f"),
     "sampling_tokens_per_second": ("sampling, of vLLM alone", "vllm", ".3f"),
 }
-"""Measures beside another side's (the first one's, where none is named): the median over the steps
-of each one's ratio."""
+"""Measures relative to another side's (the first one's, where none is named): the median over the
+steps of each one's ratio."""
 TARGETS = {
     "phase switch in all, s": "< 3",
     "sampling measured, GiB": "planned ± 10 %",
@@ -108,7 +108,7 @@ def show(blocks: Sequence[Block], said: str, path: Path | None) -> None:
 
 
 def save(blocks: Sequence[Block], said: str, path: Path | None) -> None:
-    """The table at ``path``, if one is given, and everything behind it beside, as JSON."""
+    """Write the table to ``path``, if set, and all numbers next to it as JSON."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def _step_cell(rounds: Sequence[Outcome], measure: str, digits: str, table: _Tab
 
 
 def _ratios(rounds: Sequence[Outcome], others: Sequence[Outcome], measure: str) -> Iterator[float]:
-    """Of steps with the same number in the same round; what is kept under way lacks some."""
+    """Yield the ratios of equal steps of the same round; an intermediate table lacks some."""
     for mine, theirs in zip(rounds, others, strict=False):
         for value, other in zip(mine.values(measure), theirs.values(measure), strict=False):
             yield value / other

@@ -1,4 +1,4 @@
-"""The workloads, one row each: what every system is given to do.
+"""Workloads, one row each, the same for every system.
 
 A ``Work`` goes to a system's process as JSON, and its prompts, lengths and rows follow from it by
 seeds, so that nothing but the system differs. A length is a number of completion tokens, the
@@ -69,7 +69,7 @@ class Work:
 
     @property
     def rollouts(self) -> int:
-        """Of a step."""
+        """Number of rollouts of a step."""
         return self.prompts * self.completions
 
     @property

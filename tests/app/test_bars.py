@@ -231,5 +231,5 @@ def test_a_terminal_that_hangs_up_does_not_end_the_run(tmp_path: Path) -> None:
     assert process.returncode == 0, errors
     assert (tmp_path / "done").read_text() == "done"
     assert errors.splitlines() == [
-        "standard output was closed; what is running goes on", "WARNING  a word of warning",
+        "standard output was closed; the run continues", "WARNING  a word of warning",
     ]  # fmt: skip

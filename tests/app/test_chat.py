@@ -15,8 +15,8 @@ from hostile import HOSTILE
 from reason_llm.app.chat import (
     HELP,
     ChatOptions,
+    ChatSession,
     ChatSubject,
-    Conversation,
     find_subject,
     options_of,
     parse_option,
@@ -47,13 +47,13 @@ def run_folder(small_run: Callable[..., Config], model: Model, tmp_path: Path) -
 
 
 @pytest.fixture
-def chat(run_folder: Path) -> Conversation:
-    return Conversation(
+def chat(run_folder: Path) -> ChatSession:
+    return ChatSession(
         find_subject(str(run_folder), None), ChatOptions(temperature=0, max_new_tokens=24)
     )
 
 
-def said(chat: Conversation, text: str) -> str:
+def said(chat: ChatSession, text: str) -> str:
     return "".join(chat.answer(text))
 
 
@@ -69,7 +69,7 @@ def test_the_stream_is_the_sampler_s_completion(model: Model, temperature: float
 
 
 def test_it_shows_special_tokens_but_the_end_and_reads_typed_ones_as_text(
-    chat: Conversation,
+    chat: ChatSession,
 ) -> None:
     tokenizer = chat.renderer.tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
@@ -80,7 +80,7 @@ def test_it_shows_special_tokens_but_the_end_and_reads_typed_ones_as_text(
     assert asked.token_ids.count(chat.model.end_token_ids[-1]) == 1
 
 
-def test_it_asks_as_the_run_asks(chat: Conversation, small_run: Callable[..., Config]) -> None:
+def test_it_asks_as_the_run_asks(chat: ChatSession, small_run: Callable[..., Config]) -> None:
     config = small_run(data__system_prompt="Answer with care.")
     trained_on = load_data(config, chat.renderer.tokenizer, 4096).prompts[0]
     subject = find_subject(str(ROOT / "configs" / "quickstart.yaml"), None)
@@ -88,7 +88,7 @@ def test_it_asks_as_the_run_asks(chat: Conversation, small_run: Callable[..., Co
     assert options_of(subject, {"top_k": "5"}).max_new_tokens == 32
     (folder := config.run.directory / "small").mkdir(exist_ok=True)
     (folder / "resolved_config.yaml").write_text(to_yaml(config))
-    again = Conversation(find_subject(str(folder), None), ChatOptions())
+    again = ChatSession(find_subject(str(folder), None), ChatOptions())
     question = json.loads(Path(config.data.sources[0].source).read_text().splitlines()[0])
     messages = [{"role": "user", "content": question["question"]}]
     assert again.renderer.prompt("", messages, "").token_ids == trained_on.token_ids
@@ -107,7 +107,7 @@ def test_it_samples_as_the_run_samples(
     (run_folder / "resolved_config.yaml").write_text(to_yaml(config))
     subject = find_subject(str(run_folder), None)
     assert subject == ChatSubject(config, run_folder / "adapter")
-    chat, drawn = Conversation(subject, options_of(subject, {"seed": "5"})), list[tuple[Any, int]]()
+    chat, drawn = ChatSession(subject, options_of(subject, {"seed": "5"})), list[tuple[Any, int]]()
     monkeypatch.setattr(
         "reason_llm.app.chat.stream", lambda _, prompt, *rest: drawn.append(rest) or iter([2])
     )
@@ -124,7 +124,7 @@ def test_it_samples_as_the_run_samples(
     assert first == again and len({first, second, third}) == 3
 
 
-def test_the_base_and_the_adapter_answer_by_turns(chat: Conversation, model: Model) -> None:
+def test_the_base_and_the_adapter_answer_by_turns(chat: ChatSession, model: Model) -> None:
     def expected() -> str:
         prompt = chat.renderer.prompt("", [{"role": "user", "content": "What is 3 + 4?"}], "")
         group = TransformersSampler(model, 1000).sample(
@@ -142,7 +142,7 @@ def test_the_base_and_the_adapter_answer_by_turns(chat: Conversation, model: Mod
     assert tuned != plain
 
 
-def test_the_conversation_is_remembered_also_a_stopped_answer(chat: Conversation) -> None:
+def test_the_conversation_is_remembered_also_a_stopped_answer(chat: ChatSession) -> None:
     first = said(chat, "What is 1 + 2?")
     with closing(chat.answer("And 2 + 2?")) as answer:
         start = next(answer) + next(answer)
@@ -158,7 +158,7 @@ def test_the_conversation_is_remembered_also_a_stopped_answer(chat: Conversation
 
 
 def test_what_is_typed_is_a_message_or_a_command(
-    chat: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    chat: ChatSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each line, and the reply; Ctrl-C gives up a line, and Ctrl-D ends."""
     adapted = said(chat, "What is 1 + 2?")
@@ -177,7 +177,7 @@ def test_what_is_typed_is_a_message_or_a_command(
         "/top_k 3": "top_k 3\n",
         "/top_k": "top_k 3\n",
         "/top_k -1": "top_k='-1': input should be greater than or equal to 0; it is INT: Keep the "
-        "k likeliest tokens. 0: all.\n",
+        "k most likely tokens. 0: all.\n",
         "/seed 5": "seed 5\n",
         "/seed null": "seed null\n",
         "/system Be brief.": "Be brief.\n",
@@ -252,7 +252,7 @@ def test_an_adapter_of_another_kind_is_refused(
     else:
         file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ModelError, match=message):
-        Conversation(find_subject(str(run_folder), run_folder / "adapter"), ChatOptions())
+        ChatSession(find_subject(str(run_folder), run_folder / "adapter"), ChatOptions())
 
 
 @pytest.mark.parametrize(

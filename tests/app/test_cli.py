@@ -158,10 +158,10 @@ def body():
     {body}
 
 {when}
-sys.exit(run_command(body, "stopped; the same command resumes from here"))
+sys.exit(run_command(body, "stopped; the same command resumes it"))
 """
 BODIES = {
-    "after Ctrl-C": ("raise KeyboardInterrupt", "stopped; the same command resumes from here\n"),
+    "after Ctrl-C": ("raise KeyboardInterrupt", "stopped; the same command resumes it\n"),
     "after its end": ("return 0", ""),
 }
 MOMENTS = {
@@ -189,5 +189,5 @@ def test_ctrl_c_while_a_command_is_imported_shows_no_traceback() -> None:
         "sys.exit(call('train', 'train', []))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert ended.stderr == "stopped; the same command resumes from here\n"
+    assert ended.stderr == "stopped; the same command resumes it\n"
     assert ended.returncode == 130

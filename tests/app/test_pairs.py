@@ -274,7 +274,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     )
     for change, problem in (
         (["--per-prompt", "2"], f"{target} exists and is not what was written from {source} with"),
-        (["--out", "x.json"], "is no .jsonl file"),
+        (["--out", "x.json"], "is not a .jsonl file"),
         (["--threshold", "x"], "--threshold x must be a valid number"),
         (["--as", "essays"], "invalid choice: 'essays'"),
     ):

@@ -235,7 +235,7 @@ exec("def typed(completion):\n    return 1.0", TYPED)
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (Callables, r"is the class Callables and no function; give an object of it, as in Call"),
+        (Callables, r"is the class Callables, not a function; pass an instance, as in Call"),
         (len, "is builtin_function_or_method len, whose source cannot be read"),
         (TYPED["typed"], "whose source cannot be read"),
     ],
@@ -291,8 +291,8 @@ def test_a_run_takes_objects_and_closures_and_goes_on_with_them(
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"train": ROWS}, "type dict; give a list of dicts, .* of a DatasetDict one of its parts"),
-        (iter(ROWS), r"list_iterator; give .*list\(rows\)"),
+        ({"train": ROWS}, "type dict; pass a list of dicts .* one split of a DatasetDict"),
+        (iter(ROWS), r"list_iterator; pass .*list\(rows\)"),
         ("rows.jsonl", "type str"),
         (["a"], r"python:rows:row 1: is str 'a'; expected a dict"),
         ([{"x": 1}], r"python:rows:row 1: lacks any of the columns"),

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import ROOT, TINY
 from hostile import hostile_model
-from reason_llm.app.chat import ChatOptions, Conversation, find_subject
+from reason_llm.app.chat import ChatOptions, ChatSession, find_subject
 from reason_llm.config import Config
 from reason_llm.config.file import to_yaml
 from reason_llm.model import adapters
@@ -112,7 +112,7 @@ def terminal(run_folder: Path, tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.long
 def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) -> None:
-    chat = Conversation(
+    chat = ChatSession(
         find_subject(str(run_folder), None), ChatOptions(temperature=0, max_new_tokens=32)
     )
     tuned = "".join(chat.answer(QUESTION))

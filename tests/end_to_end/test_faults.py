@@ -185,4 +185,4 @@ def check_end(fault: Fault, ended: Ended) -> None:
     if ended.status != 1:
         assert "Traceback" not in ended.printed, ended.printed
     if fault.kind in SAVES and ended.status in (130, 143):
-        assert ended.printed.count("stopped; the same command resumes from here") == 1
+        assert ended.printed.count("stopped; the same command resumes it") == 1

@@ -126,7 +126,7 @@ def test_a_notebook_shows_progress_and_a_plot_and_stops_and_goes_on(kernel: Any)
     assert "step 1/3" in shown and "\x1b[" not in shown
     assert "image/png" in displayed
     stopped, displayed = run_cell(kernel, LONG, stop_at="step 2/400")
-    assert "the same call resumes from here" in stopped and "caught Stopped" in stopped
+    assert "the same call resumes it" in stopped and "caught Stopped" in stopped
     assert displayed == []
     shown, displayed = run_cell(kernel, GO_ON)
     assert "True True" in shown

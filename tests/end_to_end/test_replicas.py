@@ -137,7 +137,7 @@ def test_sigterm_to_the_whole_group_saves_and_goes_on(tmp_path: Path, alone: Pat
     os.killpg(run.process.pid, signal.SIGTERM)
     run.go_on()
     assert run.end() == 128 + signal.SIGTERM, run.printed
-    assert run.printed.count("stopped; the same command resumes from here") == 1, run.printed
+    assert run.printed.count("stopped; the same command resumes it") == 1, run.printed
     assert "Traceback" not in run.printed and "died" not in run.printed, run.printed
     run_to_its_end(config, "--run.replicas", "2")
     assert adapter(tmp_path) == adapter(alone)

@@ -119,7 +119,7 @@ def test_new_rewards_for_old_rollouts(
     code, shown = call("train.py", config, "--run.name", "new", "--from-buffer", str(target))
     assert code == 0, shown
     code, shown = call("rescore.py", str(source), config, "--out", str(target))
-    assert (code, "exists and is left as it is" in shown) == (2, True)
+    assert (code, "exists and was not changed" in shown) == (2, True)
     (mine := folder / "mine.py").write_text("def f(completion, unit, price): ...\n")
     own = ("--score.rewards", f"[{{custom: {mine}:f}}]")
     code, shown = call("rescore.py", str(source), config, *own)

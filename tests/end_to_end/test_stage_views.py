@@ -16,7 +16,7 @@ from chromium import PROGRAM, Chromium
 from conftest import ROOT, TINY
 from marks import most_are_long
 from reason_llm.app import training
-from reason_llm.app.chat import ChatOptions, Conversation, find_subject
+from reason_llm.app.chat import ChatOptions, ChatSession, find_subject
 from reason_llm.app.console import Console, restored_output
 from reason_llm.app.data_check import check_data
 from reason_llm.app.export.export import ExportRequest, export
@@ -258,7 +258,7 @@ def line_of(*arguments: str) -> Any:
 @pytest.mark.parametrize("name", most_are_long(["sft", "ppo"], ["sft"]))
 def test_evaluate_chat_and_export_take_the_policy(made: Made, tmp_path: Path, name: str) -> None:
     run = made[name][0]
-    chat = Conversation(find_subject(str(run), None), ChatOptions(temperature=0, max_new_tokens=32))
+    chat = ChatSession(find_subject(str(run), None), ChatOptions(temperature=0, max_new_tokens=32))
     assert chat.uses_adapter
     assert "".join(chat.answer("What is 12 + 13?"))
     with restored_output(), contextlib.redirect_stdout(io.StringIO()) as shown:

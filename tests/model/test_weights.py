@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from conftest import ROOT, TINY
 from learners import groups, learn, learner
 from reason_llm.app import training
-from reason_llm.app.chat import ChatOptions, Conversation, find_subject
+from reason_llm.app.chat import ChatOptions, ChatSession, find_subject
 from reason_llm.app.console import Console
 from reason_llm.config import Config, ModelSection
 from reason_llm.errors import CheckpointError, ModelError
@@ -149,7 +149,7 @@ def test_every_command_takes_what_it_keeps(
 ) -> None:
     options, console, run = partial(options_of, tmp_path), Console("quiet"), tmp_path / "runs/made"
     training.run_training(small_run(**options("made")), console)
-    chat = Conversation(
+    chat = ChatSession(
         find_subject(str(run), None, "best"), ChatOptions(max_new_tokens=4, temperature=0.0)
     )
     assert chat.model.path == str(run / "model_best") and "".join(chat.answer("What is 3 + 4?"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, TINY
-from reason_llm.app.chat import ChatOptions, Conversation, find_subject
+from reason_llm.app.chat import ChatOptions, ChatSession, find_subject
 from reason_llm.config import Config
 from reason_llm.loop import train
 from reason_llm.run.store.document import read_document
@@ -86,7 +86,7 @@ def test_chat_and_evaluation_of_a_run_read_its_date(
     config = dated(run__steps=1, data__date="2024-07-26")
     train(config)
     folder = config.run.directory / str(config.run.name)
-    chat = Conversation(find_subject(str(folder), None), ChatOptions(max_new_tokens=1))
+    chat = ChatSession(find_subject(str(folder), None), ChatOptions(max_new_tokens=1))
     prompt = chat.renderer.prompt("it", [{"role": "user", "content": "Hi"}], "")
     assert prompt.text.startswith("Today is 26 Jul 2024, 00:00:00.000000.\nHi")
     test = ROOT / "data" / "arithmetic_test.jsonl"

@@ -1,6 +1,6 @@
-"""``reason-llm COMMAND ...``: the commands by name, and what each does around its own work: exit
-codes, errors as one line, closed output. A command is a module with a ``run``; ``scripts/`` call
-it, too. Nothing heavy is imported before the command is known."""
+"""``reason-llm COMMAND ...``: table of commands, and their common behaviour: exit codes, errors as
+one line, closed output. A command is a module with a ``run`` function, which ``scripts/`` call too.
+Heavy imports wait until the command is known."""
 
 import difflib
 import importlib
@@ -16,13 +16,13 @@ COMMANDS = {
     "train": "fine-tune a model; without a config, the quick start",
     "plan": "print the memory plan of a training run",
     "evaluate": "measure the accuracy of runs and models",
-    "chat": "talk to a run's adapter or to a model",
-    "export": "merge a run's adapter into its base, for others",
+    "chat": "chat with a run's adapter or a model",
+    "export": "merge a run's adapter into its base",
     "report": "write the HTML report of one or more runs",
-    "rescore": "give saved rollouts the rewards of a config",
-    "pairs": "write rows to learn from, out of saved rollouts",
+    "rescore": "compute a config's rewards for saved rollouts",
+    "pairs": "write training rows from saved rollouts",
 }
-"""Help of each command."""
+"""Help text of each command."""
 HELP = """\
 usage: reason-llm COMMAND ...
 
@@ -30,22 +30,23 @@ Fine-tune language models by reinforcement learning on one GPU, or on a CPU.
 
 {}
 
-reason-llm COMMAND --help tells the options of a command."""
+reason-llm COMMAND --help lists the options of a command."""
 WHEN_STOPPED = {
-    "train": "stopped; the same command resumes from here",
-    "evaluate": "stopped; the same command resumes from here",
+    "train": "stopped; the same command resumes it",
+    "evaluate": "stopped; the same command resumes it",
     "export": "stopped; nothing was exported",
 }
-"""Last line of a command that was interrupted."""
+"""Last line of an interrupted command."""
 NO_MORE = (
-    "the system starts no further thread or process for this user; end others, or raise the limit "
-    "(ulimit -u, pids.max of the container, TasksMax of systemd), and call the same command again"
+    "the limit of threads or processes is reached; end others, or raise it (ulimit -u, pids.max of "
+    "the container, TasksMax of systemd), and run the same command again"
 )
-"""Advice to a user whose limit of threads or processes is reached."""
+"""Advice if the user's limit of threads or processes is reached."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code of the command that the first of ``arguments`` (None: the command line's) names."""
+    """Run the command that the first of ``arguments`` names (None: of the command line); return the
+    exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name, rest = (given[0], given[1:]) if given else (None, [])
     if name in COMMANDS:
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def call(name: str, program: str, arguments: Sequence[str]) -> int:
-    """Exit code of a command, which its help calls ``program``."""
+    """Run a command, called ``program`` in its help; return the exit code."""
 
     def run() -> int | None:
         code: int | None = importlib.import_module(f"reason_llm.app.cli.{name}").run(
@@ -66,9 +67,9 @@ def call(name: str, program: str, arguments: Sequence[str]) -> int:
 
 
 def run_command(body: Callable[[], int | None], when_stopped: str | None = None) -> int:
-    """Exit code of a command: that of ``body`` (None: 0), 2 after a user's mistake, 130 after
-    Ctrl-C, when ``when_stopped`` is the last line on standard error. What takes long to import is
-    imported within ``body``."""
+    """Run ``body`` and return the exit code: its result (None: 0), 2 after a user's mistake, or 130
+    after Ctrl-C, with ``when_stopped`` as the last line on standard error. Slow imports belong in
+    ``body``."""
     from reason_llm.errors import ReasonError, Stopped, shown
 
     try:
@@ -100,8 +101,8 @@ def run_command(body: Callable[[], int | None], when_stopped: str | None = None)
 
 
 def _let_interrupts_end() -> None:
-    """Have a later Ctrl-C end the process at once: what is left is Python's own exit, which would
-    print a traceback for it. In an interactive session there is more to come."""
+    """Let a later Ctrl-C end the process at once: only Python's exit is left, which would print a
+    traceback. Interactive sessions continue, so they keep their handler."""
     is_main = threading.current_thread() is threading.main_thread()
     is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if is_main and not is_ignored and not hasattr(sys, "ps1"):
@@ -109,7 +110,7 @@ def _let_interrupts_end() -> None:
 
 
 def _without_command(name: str | None) -> None:
-    """Print the help or the version; raises a ConfigError if there is no such command."""
+    """Print the help or the version; raise a ConfigError for an unknown command."""
     names = ", ".join(COMMANDS)
     if name in ("-h", "--help"):
         lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
@@ -132,7 +133,7 @@ def _is_refused(error: Exception) -> bool:
 
 
 def _flushed(body: Callable[[], int | None]) -> int:
-    """The exit code of ``body``, once all its output is written."""
+    """Return the exit code of ``body`` after flushing its output."""
     try:
         code = body() or 0
     except SystemExit as ended:  # --help prints and ends

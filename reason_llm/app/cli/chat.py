@@ -33,7 +33,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     message = "" if interactive else sys.stdin.read().strip()
     if not interactive and not message:
         raise ConfigError("standard input is empty; pipe a message in, or use a terminal")
-    chat = chats.Conversation(subject, options)
+    chat = chats.ChatSession(subject, options)
     if config.samples and config.sample.environment is not None:
         print(
             "a chat does not play sample.environment: each answer is one turn, your next message "

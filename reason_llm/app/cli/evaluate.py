@@ -3,41 +3,41 @@
 from collections.abc import Sequence
 
 DESCRIPTION = """\
-Let models answer the problems of a set, judge the answers by the first reward, and print the scores
-with their 95 % intervals. The same command goes on after a stop, and shows finished scores again.
+Let models answer the problems of a set, score the answers with the first reward, and print the
+scores with 95 % confidence intervals. The same command resumes a stopped evaluation.
 
   {program} runs/quickstart --compare base                  a run's adapter and its base
   {program} runs/quickstart --sets gsm8k math500 --k 8      mean@8, pass@2, 4 and 8, maj@8 too
   {program} MODEL_FOLDER --sets mine=problems.jsonl         any model, such as an exported one
 
-How problems are asked and judged (template, system prompt, reward, temperature, sandbox) is the
-run's or the config's, and every option of it can be set here."""
+Template, system prompt, reward, temperature and sandbox come from the run or the config; all of its
+options can be overridden."""
 SWITCHES = {
-    "generate-only": "write completions of prompts to completions.jsonl and judge nothing; rows "
-    "need no answer",
+    "generate-only": "write completions to completions.jsonl without scoring them; rows need no "
+    "answer",
 }
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
-    """Do what ``arguments`` ask."""
+    """Run the command."""
     from reason_llm.config import Value, read_command_line
     from reason_llm.run.store import folder as run_folder
 
     values = {
         "sets": Value(
             "SET",
-            "what to ask: gsm8k, math500, aime2024, aime2025 (from the Hub), held_out or another "
-            "set of the config by its name, a file, or NAME=FILE (default: the config's sets)",
+            "sets to evaluate: gsm8k, math500, aime2024, aime2025 (from the Hub), held_out or "
+            "another set of the config by name, a file, or NAME=FILE (default: the config's sets)",
             nargs="+",
         ),
-        "k": Value("N", "also draw N samples of each problem, at sample.temperature (default: 0)"),
+        "k": Value("N", "also sample N answers per problem at sample.temperature (default: 0)"),
         "model": Value(
             "WHICH",
             "base, adapter (the last one), best, or a folder or Hub id: another run, an adapter, "
             "a model (default: the run's adapter; of a config, the base)",
         ),
         "compare": Value(
-            "WHICH", "a second model, compared with the first problem by problem; as --model"
+            "WHICH", "second model, compared with the first on each problem; values as in --model"
         ),
         "which": Value(run_folder.WHICH, run_folder.WHICH_HELP),
         "out": Value(

@@ -1,36 +1,38 @@
-"""Export: ``reason-llm export RUN|ADAPTER --out FOLDER``: a model to take home."""
+"""Export: ``reason-llm export RUN|ADAPTER --out FOLDER``: a model for use elsewhere."""
 
 from collections.abc import Sequence
 
 DESCRIPTION = """\
-Merge a run's adapter into its unquantised base, or take the adapter alone, and check by the
-log-probs of rollouts that nothing was lost. The folder appears whole or not at all.
+Merge a run's adapter into its unquantised base, or copy only the adapter, and check the result with
+the log-probs of rollouts. The folder is written completely or not at all.
 
   {program} runs/quickstart --out exported/sums                    bfloat16 safetensors and a card
-  {program} runs/quickstart --out exported/adapter --adapter-only  PEFT's form
+  {program} runs/quickstart --out exported/adapter --adapter-only  PEFT's format
   {program} runs/quickstart --out exported/sums --push me/sums     to the Hub, private
 
-An adapter that was trained over NF4 is merged into the base as it was before, never into NF4."""
-SWITCHES = {"adapter-only": "the adapter in PEFT's form, not merged"}
+An adapter trained over NF4 is merged into the original weights, never into NF4."""
+SWITCHES = {"adapter-only": "write the adapter in PEFT's format without merging"}
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
-    """Do what ``arguments`` ask."""
+    """Run the command."""
     from reason_llm.config import Value, read_command_line
     from reason_llm.errors import ConfigError
     from reason_llm.run.store import folder as run_folder
 
     values = {
-        "out": Value("FOLDER", "where to; a new folder"),
+        "out": Value("FOLDER", "new folder to write"),
         "which": Value(run_folder.WHICH, run_folder.WHICH_HELP),
-        "base": Value("MODEL", "unquantised base, a folder or Hub id (default: the run's own)"),
+        "base": Value(
+            "MODEL", "folder or Hub id of the unquantised base (default: the run's base)"
+        ),
         "dtype": Value("TYPE", "bfloat16 or float32 (default: bfloat16)"),
-        "max-shard-gib": Value("GIB", "largest weights file (default: 5)"),
+        "max-shard-gib": Value("GIB", "max size of a weights file (default: 5)"),
         "rollouts": Value("FILE", "rollouts for the parity check (default: those of the run)"),
-        "push": Value("REPO", "upload to this repository of the Hub, too"),
+        "push": Value("REPO", "also upload to this Hub repository"),
         "gguf": Value(
             "CONVERTER",
-            "convert to GGUF, too, with llama.cpp's convert_hf_to_gguf.py on PATH or at this path",
+            "also convert to GGUF with llama.cpp's convert_hf_to_gguf.py, on PATH or at this path",
             nargs="?",
             const="convert_hf_to_gguf.py",
         ),

@@ -1,18 +1,18 @@
-"""Pairs: ``reason-llm pairs BUFFERS --out FILE``: rows to learn from, out of saved rollouts."""
+"""Pairs: ``reason-llm pairs BUFFERS --out FILE``: training rows from saved rollouts."""
 
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 
 DESCRIPTION = """\
-Write rows to learn from, out of the rollouts that runs have saved: preferences (for stage
+Write training rows from saved rollouts: preferences (for stage
 preference or reward), labels (for preference.name kto), demonstrations (for stage sft, which is
 rejection sampling) or conditioned demonstrations (for stage sft), whose prompts name their score.
-Rows hold the sampled token ids, too. The same command again changes nothing."""
+The rows include the sampled token ids. Running the same command again changes nothing."""
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
-    """Do what ``arguments`` ask."""
+    """Run the command."""
     from pydantic import ValidationError
 
     from reason_llm.config import PAIR_FORMS, PairsSection, Parser, docstring, wrong, yaml_text
@@ -22,16 +22,16 @@ def run(program: str, arguments: Sequence[str]) -> None:
     parser = Parser(program, DESCRIPTION, usage)
     parser.add_argument(
         "buffers", nargs="+", type=Path, metavar="BUFFERS",
-        help="a folder such as runs/x/buffers, or a saved buffer; for conditioned also rows "
-        "of prompt, completion and score in a .jsonl, .csv or .parquet file",
+        help="folder such as runs/x/buffers, or a saved buffer; for conditioned also a .jsonl, "
+        ".csv or .parquet file with prompt, completion and score",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="a new file")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="new file")
     parser.add_argument(
         "--as", dest="form", choices=PAIR_FORMS, default=PAIR_FORMS[0],
         help="form of the rows (default: preferences)",
     )  # fmt: skip
     parser.add_argument(
-        "--model", help="folder or Hub id of the model that sampled (default: as the buffers say)"
+        "--model", help="folder or Hub id of the sampling model (default: as in the buffers)"
     )
     for name, option in PairsSection.model_fields.items():
         parser.add_argument(

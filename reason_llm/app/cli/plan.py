@@ -1,14 +1,14 @@
-"""Plan: ``reason-llm plan [CONFIG.yaml] [--section.key value ...]``, as ``train --plan`` does."""
+"""Plan: ``reason-llm plan [CONFIG.yaml] [--section.key value ...]``, like ``train --plan``."""
 
 from collections.abc import Sequence
 
 from reason_llm.app.cli.train import train
 
 DESCRIPTION = """\
-Print the memory plan of a training run, from the model's config alone; no weights are read.
-With --memory.budget_gib it is for a GPU of that size, wherever it is called."""
+Print the memory plan of a training run, from the model's config; no weights are read.
+With --memory.budget_gib, print the plan for a GPU of that size on any machine."""
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
-    """Do what ``arguments`` ask."""
+    """Run the command."""
     train(program, DESCRIPTION, arguments, {}, {"plan"})

@@ -6,21 +6,21 @@ from functools import partial
 from pathlib import Path
 
 DESCRIPTION = """\
-Write the report of a run or of several runs: one HTML file that needs no network."""
+Write the report of a run or of several runs: one HTML file that works offline."""
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
-    """Do what ``arguments`` ask."""
+    """Run the command."""
     from reason_llm.config import Parser
     from reason_llm.errors import ConfigError
 
     parser = Parser(program, DESCRIPTION)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
-    place = "report.html in RUN; of several runs comparison.html beside the first"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to (default: {place})")
+    place = "RUN/report.html; for several runs comparison.html next to the first"
     parser.add_argument(
-        "--serve", action="store_true", help="serve it on 127.0.0.1 and follow the runs"
+        "--out", type=Path, metavar="FILE", help=f"file to write (default: {place})"
     )
+    parser.add_argument("--serve", action="store_true", help="serve a live page on 127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="with --serve (default: a free one)")
     given = parser.parse_args(arguments)
     from reason_llm.app.report import serve, write_report

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DESCRIPTION = """\
-Give the rollouts of a saved buffer the rewards and the advantages of a config, in a new file.
-Learn from it with: {train} CONFIG.yaml --from-buffer FILE"""
+Compute a config's rewards and advantages for the rollouts of a saved buffer, and write a new file.
+Train on it with: {train} CONFIG.yaml --from-buffer FILE"""
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
-    """Do what ``arguments`` ask."""
+    """Run the command."""
     from reason_llm.app.console import Console
     from reason_llm.config import WITHOUT_CONFIG, read_command_line
 
@@ -24,8 +24,8 @@ def run(program: str, arguments: Sequence[str]) -> None:
     console = Console(config.log.console)
     if own.accept_edited:
         is_new = rescoring.accept_edited(own.buffer)
-        told = "now has the SHA-256 of its edited content" if is_new else "is as written"
-        console.line(f"{own.buffer} {told}")
+        state = "now has the SHA-256 of its edited content" if is_new else "is as written"
+        console.line(f"{own.buffer} {state}")
         if not rest and own.out is None:
             return
     target = own.out or default_target(own.buffer)
@@ -41,15 +41,15 @@ def _parser(program: str) -> ArgumentParser:
     train = command("train")
     usage = "BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] [--section.key value ...]"
     parser = Parser(program, DESCRIPTION.format(train=train), usage)
-    parser.epilog = f"All options of {train} are taken; score and algorithm are used."
+    parser.epilog = f"All options of {train} are accepted; score and algorithm are used."
     parser.add_argument("buffer", type=Path, help="data/buffer.json, or one of <run>/buffers/")
     parser.add_argument(
-        "--out", type=Path, help="the new file (default: BUFFER with .rescored in its name)"
+        "--out", type=Path, help="new file (default: BUFFER with .rescored in its name)"
     )
     parser.add_argument(
         "--accept-edited",
         action="store_true",
-        help="BUFFER was edited on purpose: write the new SHA-256 of its content into it; it is "
-        "rescored only if a config, an option or --out is given, too",
+        help="accept an edited BUFFER and update its SHA-256; it is rescored only if a config, an "
+        "option or --out is also given",
     )
     return parser

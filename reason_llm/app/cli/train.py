@@ -12,16 +12,16 @@ DESCRIPTION = """\
 Fine-tune a language model by reinforcement learning on one GPU, or on a CPU.
 Without arguments: the quick start. The same command resumes a run that was stopped."""
 SWITCHES = {
-    "plan": "print the memory plan, from the model's config alone, and stop; with "
-    "--memory.budget_gib it is for a GPU of that size, wherever it is called",
+    "plan": "print the memory plan, from the model's config only, and exit; with "
+    "--memory.budget_gib, the plan for a GPU of that size on any machine",
     "data-check": "read all data, print counts, lengths in tokens, three rendered prompts and the "
-    "errors, and stop; exit code 2 if there are errors",
-    "quiet": "show warnings and errors only, as --log.console quiet does",
+    "errors, and exit, with code 2 if there are errors",
+    "quiet": "print only warnings and errors, like --log.console quiet",
 }
 
 
 def run(program: str, arguments: Sequence[str]) -> int:
-    """Do what ``arguments`` ask; the exit code."""
+    """Run the command and return its exit code."""
     return train(program, DESCRIPTION, arguments, SWITCHES, set())
 
 
@@ -32,7 +32,7 @@ def train(
     switches: Mapping[str, str],
     asked: set[str],
 ) -> int:
-    """The same with another description, and switches that are given already."""
+    """Train, with a description for the help and switches that are already set."""
     from reason_llm.app.console import Console
     from reason_llm.config import WITHOUT_CONFIG, read_command_line
 
@@ -54,13 +54,13 @@ def train(
 
 
 def print_check(config: "Config", mistakes: list[ReasonError], is_plan: bool) -> int:
-    """Print the memory plan of a run, or else the check of its data, and raise
-    all that is wrong with options, ``mistakes`` among them; 2 if there are errors in the data."""
+    """Print the memory plan or the data check of a run, and raise all mistakes in options,
+    including ``mistakes``; return 2 if there are errors in the data."""
     from reason_llm.app.data_check import check_data
     from reason_llm.app.option_check import check_options
 
     num_errors = 0
-    wrong = bool(mistakes)  # then the config is without what is wrong, so the plan would be another
+    wrong = bool(mistakes)  # the config lacks the wrong options, so the plan would differ
     if is_plan:
         lines = check_options(config, mistakes, is_plan=True)[2]
     else:

@@ -41,7 +41,7 @@ JUMP_FLOORS = {"train/kl": 0.05, "train/sampler_kl": 1e-3, "train/sampler_mismat
 MAY_BE_ZERO = ("soft_overlong", "cosine", "length", "repetition_penalty")
 """Rewards that are 0 where nothing is wrong, or that go by another one."""
 SILENT_STEPS = 10
-"""Steps after which a reward beside others that pay is called silent."""
+"""Steps after which a reward is called silent if others are paid."""
 DEAD_STEPS = 3
 """Steps in a row after which a run is called dead."""
 NO_GRADIENT = 1e-12
@@ -91,7 +91,7 @@ def pays_nothing(seen: Evidence) -> Finding:
 
 
 def likely_causes(seen: Evidence) -> str:
-    """What the last steps tell of why the first reward is 0."""
+    """Return likely causes, from the last steps, of a first reward of 0."""
     last = seen.trained[-DEAD_STEPS:]
 
     def mean(key: str) -> float | None:
@@ -458,7 +458,7 @@ ALARMS: dict[str, Alarm] = {
     ),
     "Reward by form, not by right answers": Alarm(
         form_alone,
-        "Weigh these parts less, or pay them only beside a right answer; a form that is learned "
+        "Weigh these parts less, or pay them only with a right answer; a form that is learned "
         "first is harmless if the first reward follows soon.",
     ),
     "Length or truncation drifts": Alarm(

@@ -7,8 +7,9 @@ from reason_llm.run import Record, accuracies
 
 
 def draw_curves(records: list[Record], title: str, judged_by: str) -> bytes:
-    """What a run is judged by over its steps, as a PNG: reward, accuracy (called ``judged_by``) and
-    completion length; the losses of a stage that learns from a set of rows; the critic of PPO."""
+    """Draw the main curves of a run over its steps, as a PNG: reward, accuracy (called
+    ``judged_by``) and completion length; the losses of a stage that learns from a set of rows; the
+    critic of PPO."""
     from matplotlib.figure import Figure
 
     panels = [

@@ -1,4 +1,4 @@
-"""What the checks of a run look at, and what they find; changes of noisy series."""
+"""Inputs and findings of the checks of a run; changes of noisy series."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Evidence:
 
     @property
     def judged_by(self) -> str:
-        """As ``ScoreSection.judged_by``."""
+        """``ScoreSection.judged_by`` of the run."""
         return "accuracy" if self.first in RIGHTNESS else self.first
 
     def mean_score(self, value: float) -> str:
@@ -76,7 +76,7 @@ class Evidence:
         return mean_score(value, self.judged_by)
 
     def adapter_of(self, step: int) -> str:
-        """Where the adapter of an evaluated step is found, in words."""
+        """Return where to find the adapter of an evaluated step, as text."""
         place = "in adapter_best/, --which best" if step == self.best_step else "its checkpoint"
         return f"the adapter of step {step} ({place})"
 
@@ -122,7 +122,7 @@ def clear(text: str) -> Finding:
 
 
 def unknown(why: str) -> Finding:
-    """What the check needs is not there."""
+    """Return the finding of a check without its data."""
     return Finding("unknown", f"Not judged: {why}.")
 
 

@@ -1,4 +1,4 @@
-"""Data of the page: one JSON-ready value, and the compressed rollouts beside it."""
+"""Data of the page: a JSON-ready value and the compressed rollouts."""
 
 import os
 import time
@@ -34,7 +34,7 @@ from reason_llm.run.store import folder as run_folder
 from reason_llm.score.statistics import wilson
 
 OF_EVERY_RUN = ("run.name", "run.directory", "run.buffer")
-"""Options that each run has of its own."""
+"""Options that differ between runs anyway."""
 MOST_OPTION = 200
 """Characters of an option's value in a comparison."""
 MOST_RECORDS = 4000
@@ -110,7 +110,7 @@ def evidence(run: RunRecord, groups: Sequence[GroupFacts]) -> Evidence:
 
 
 def _unasked(config: Config) -> str | None:
-    """As ``Evidence.unasked``."""
+    """See ``Evidence.unasked``."""
     kind = config.score.rewards[0].kind
     asked = system_prompt(config.data.system_prompt, kind) or ""
     form = system_prompt("auto", kind) or ""  # the shipped prompt for this reward
@@ -236,7 +236,7 @@ def _pairs(records: Sequence[Record]) -> dict[str, float] | None:
 
 
 def _rollouts(found: Rollouts, first: str) -> dict[str, Any]:
-    """What the page lists; ``first`` is the reward that judges."""
+    """Return the rollouts that the page lists; ``first`` is the scoring reward."""
     groups = found.groups
     names = list(dict.fromkeys(name for group in groups for name in group.parts))
     rewards = [reward for group in groups for reward in group.rewards]
@@ -245,7 +245,7 @@ def _rollouts(found: Rollouts, first: str) -> dict[str, Any]:
         return [float(f"{value:.4g}") for value in values]
 
     def of_reward(name: str) -> list[list[float]]:
-        """By group; zeros for a group without this reward."""
+        """Return the reward by group; zeros for a group without it."""
         return [shorts(group.parts.get(name, [0.0] * len(group.rewards))) for group in groups]
 
     return {

@@ -99,7 +99,7 @@ def read_rollouts(
     archives: Sequence[Path], tokens: TokenTexts | None, share: float, read: Reader
 ) -> Rollouts:
     """Rollouts of an even sample of archives and of groups, within ``share`` of the bounds above. A
-    damaged archive is skipped with a notice; without ``tokens`` no tokens are told apart."""
+    damaged archive is skipped with a notice; without ``tokens`` tokens are not separated."""
     total = sum(path.stat().st_size for path in archives)
     by_bytes = len(archives) * int(share * MOST_READ_BYTES) // max(1, total)
     chosen = evenly(archives, max(2, min(int(share * MOST_STEPS), by_bytes)))

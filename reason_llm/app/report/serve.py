@@ -51,7 +51,7 @@ def serve(folders: list[Path], port: int, say: Callable[[str], None]) -> None:
 
     Args:
         port: 0 for a free one.
-        say: is told which run has not begun yet, and the address once it answers.
+        say: receives the names of runs that have not started, and the address once it answers.
 
     Raises:
         ReasonError: a folder is no run, or the port is taken.
@@ -113,7 +113,7 @@ class Followed:
             for path in (*sorted(folder.glob("*.json*")), *sorted((folder / "buffers").glob("*"))):
                 try:
                     status = path.stat()
-                except FileNotFoundError:  # a run replaces and deletes while it goes on
+                except FileNotFoundError:  # a live run replaces and deletes files
                     continue
                 found.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         return found.hexdigest()[:16]

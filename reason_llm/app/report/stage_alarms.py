@@ -175,7 +175,7 @@ def goes_by_length(seen: Evidence) -> Finding:
         return clear(text)
     advice = (
         f"It may pay for length alone: add pairs whose chosen side is {side}, to data.train and to "
-        "eval.rows; as a reward, put soft_overlong beside it and watch the length."
+        "eval.rows; as a reward, combine it with soft_overlong and watch the length."
     )
     charts = ("eval/length_correlation", *([] if accuracy is None else [key]))
     return alarm(text, [int(last["step"])], (), advice, charts)

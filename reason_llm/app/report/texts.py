@@ -1,4 +1,4 @@
-"""Texts of a run beside its rollouts: its answers to held-out problems, by evaluation, and rows
+"""Texts of a run other than its rollouts: its answers to held-out problems, by evaluation, and rows
 that it learned from: <run>/evaluations/step-00000012.jsonl.gz, <run>/rows.jsonl.gz."""
 
 import gzip
@@ -50,7 +50,7 @@ _Column = dict[tuple[str, str], TextLine]
 
 def read_texts(folder: Path, last_step: int, share: float, notices: list[str]) -> dict[str, Texts]:
     """``held_out`` and ``rows`` (up to ``last_step``), those that a run has, within a share of the
-    bounds; ``notices`` is told what could not be read."""
+    bounds; ``notices`` collects what could not be read."""
     answers: dict[str, _Column] = {}
     for path in evenly(sorted((folder / "evaluations").glob("step-*.jsonl.gz")), MOST_EVALUATIONS):
         step = path.name.removeprefix("step-").removesuffix(".jsonl.gz").lstrip("0")
