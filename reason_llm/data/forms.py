@@ -231,6 +231,11 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     """
     cells = Cells(where, row, columns)
     margin = number_in(where, "margin", cells["margin"]) if "margin" in cells else 0.0
+    if margin < 0:
+        raise DataError(
+            f"{where}: 'margin' is {margin:g}, by which the rejected one would be the better; "
+            "exchange the two, or remove the row"
+        )
     last = ""
     whole = cells.find(CHAT_COLUMNS)
     has_one_side = cells.find(SIDE_COLUMNS[0]) is None and cells.find(SIDE_COLUMNS[1]) is not None

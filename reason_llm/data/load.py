@@ -330,6 +330,8 @@ class _SetReader:
                 option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
             elif section.form == "prompts":
                 option += ", and leave data.form out"
+            if data_set.form in ("preferences", "labels") and option == "stage=sft":
+                option += ", which learns every answer, the bad ones too"
             raise DataError(
                 f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
                 f"data.form={data_set.form}; set {option}"

@@ -52,6 +52,7 @@ def G(name: str, text: str) -> dict:
         ({"messages": [S, U, A, R, B]}, [S, U], [A, R, B], False),
         ({"messages": [U, A, R]}, [U], [A], False),
         ({"messages": [U], "completion": "A"}, [U], [A], False),
+        ({"conversations": {"from": ["human", "gpt"], "value": ["Q", "A"]}}, [U], [A], False),
         ({"messages": [U, A, R], "response": "B"}, [U, A, R], [B], False),
         ({"messages": [{**U, "name": None, "tool_calls": None}, A]}, [U], [A], False),
         ({"conversations": [G("system", "S"), G("human", "Q"), G("gpt", "A")]}, [S, U], [A], False),
@@ -189,6 +190,7 @@ BAD = [
     (read_preference, {"prompt": [U], "chosen": [U, A], "rejected": [U, B]}, "'chosen' is"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": None}, "'margin'"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": "inf"}, "'margin'"),
+    (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": -1}, "exchange"),
     (read_labelled, {"prompt": "Q", "completion": "A"}, "columns 'label', 'kto_tag'"),
     *[
         (read, {"prompt": "Q", "completions": ["A", "B"], "labels": [True, False]},

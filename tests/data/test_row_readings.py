@@ -68,6 +68,8 @@ def asked(text: str) -> dict[str, str]:
          [asked("Q\n\nStart from this code:\n\n```python\ndef f():\n```")]),
         ({"instruction": "R", "history": [["Q", "A"]]}, [U, A, R]),
         ({"messages": json.dumps([S, U])}, [S, U]),
+        ({"messages": {"role": ["system", "user"], "content": ["S", "Q"]}}, [S, U]),
+        ({" Question ": "Q"}, [U]),
         ({"prompt": json.dumps([U])}, [U]),
         ({"prompt": '[1, 2] or {"a": 3}?'}, [asked('[1, 2] or {"a": 3}?')]),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}]}, [U]),
@@ -447,6 +449,9 @@ def test_a_system_message_that_replaces_the_config_s_is_told(
         ("#### 1,2", "1,2"),
         ("16 (apples)", "16 apples"),
         ("3 (mod 5)", "3 (mod 5)"),
+        ("5 (five)", "5 (five)"),
+        ("<answer> 3 </answer>", "3"),
+        ("<think>\\boxed{5}?</think> <answer>\\boxed{4}</answer>", "4"),
         ("#### Step 1\n4 + 5 = 9\n#### Step 2\n3 * 9, so \\boxed{27}.", "27"),
         ("We add.\n#### 12\n", "12"),
         ("It is $\\boxed{3}$ and $\\boxed{-3}$.", "3, -3"),
@@ -505,6 +510,8 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "H. Lorn",
         "16 (wrens)",
         "\\frac{1}{2}",
+        "20 - 30",
+        "30 - 20",
     ]
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -518,4 +525,6 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"row, the first is {path}:12",
         f"{path}: the gold answer is no mathematics, so that only the same words are paid in 2 "
         f"rows, the first is {path}:13",
+        f"{path}: the gold answer is read as a difference, not as a range in 1 row, the first is "
+        f"{path}:20",
     ]

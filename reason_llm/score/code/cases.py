@@ -107,7 +107,11 @@ def _of_livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def column_of_tests(row: Mapping[str, Any]) -> str:
-    """The column that holds the tests of a row; empty without one."""
+    """The column that holds the tests of a row; empty without one. Next to an ``entry_point``,
+    ``test`` is Python source that calls it, and comes first: LeetCode's rows have texts of
+    arguments in ``input_output``, too."""
+    if row.get("entry_point") and isinstance(row.get("test"), str):
+        return "test"
     return next((name for name in _COLUMNS if row.get(name) is not None), "")
 
 
@@ -129,6 +133,8 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
     if not column:
         raise ValueError(f"the row lacks tests; it needs any of the columns {', '.join(_COLUMNS)}")
     value = _parsed(row[column], column)
+    if isinstance(value, dict) and value.keys() == {"input", "output"}:  # CodeContests
+        value = {f"{name}s": cases for name, cases in value.items()}
     if isinstance(value, dict) and not _TEST_KEYS & value.keys() and set(_COLUMNS) & value.keys():
         beside = {name: row[name] for name in row if name not in _COLUMNS}
         return tests_of_row({**beside, **value})
