@@ -611,6 +611,7 @@ def _completion(cells: Cells, column: str) -> Talk:
     talk = read_talk(cells.where, column, cells[column], "assistant", cells.note)
     if talk.is_text and (turn := _turn_of_calls(cells, cells[column])) is not None:
         talk = read_talk(cells.where, column, turn, "assistant", cells.note)
+    _check_roles(cells.where, column, talk)
     if {*talk.roles[:1], *talk.roles[-1:]} != {"assistant"}:
         raise DataError(
             f"{cells.where}: {column!r} is {shown(cells[column])}; expected text, a message "
@@ -644,6 +645,7 @@ def _whole(cells: Cells, column: str) -> Completed:
     """A whole conversation: the prompt ends before the assistant's first message."""
     talk = read_talk(cells.where, column, cells[column], "user", cells.note)
     roles = talk.roles
+    _check_roles(cells.where, column, talk)
     if roles[:1] == ["assistant"]:
         raise DataError(
             f"{cells.where}: {column!r} begins with a message of the assistant, which answers "
@@ -665,6 +667,16 @@ def _whole(cells: Cells, column: str) -> Completed:
     extras = _read_extras(cells, prompt)
     _without_foreign_nulls(talk.messages, extras.tools)
     return Completed(cells.where, prompt, (completion,), extras=extras, untrained=untrained)
+
+
+def _check_roles(where: str, column: str, talk: Talk) -> None:
+    """Refuse a role that no stage learns from, which may be another name of the assistant's."""
+    for role in talk.roles:
+        if role not in (*ROLES.values(), "ipython"):
+            raise DataError(
+                f"{where}: {column!r} has messages of the role {role!r:.40}, which is not trained; "
+                "rename it by data.preprocess to assistant, user, system or tool"
+            )
 
 
 def _check_choices(cells: Cells, messages: Messages) -> None:

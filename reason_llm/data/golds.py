@@ -30,11 +30,12 @@ SQuAD's answers."""
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
 _DECIMAL_COMMA = re.compile(
-    r"[-+]?\d{1,3}(?:\.\d{3})++,\d++"
+    r"[-+]?\d{1,3}(?:\.\d{3})++,\d++(?: ?[^\W\d_]{1,20}+| ?[%€$£])?+"
+    r"|[-+]?\d{1,9},\d{1,2}"
     r"|[-+]?\d{1,9},(?:\d{1,2}|\d{4,9}) ?(?:[^\W\d_]|[%€$£°\\])[^,;]{0,20}+"
     r"|[€$£] ?[-+]?\d{1,9},(?:\d{1,2}|\d{4,9})"
 )
-"""``1.234,5``, and one number with a comma and a unit or a currency: ``3,50 €``."""
+"""``1.234,5``, ``2,5``, and one number with a comma and a unit or a currency: ``3,50 €``."""
 _QUANTITIES = re.compile(r"\d [^\W\d_]{1,20}+,? and \d[\d.,]*+ [^\W\d_]")
 """``2 hours and 30 minutes``."""
 _RANGE = re.compile(r"(\d{1,6}+) ?[-–] ?(\d{1,6}+)")

@@ -271,6 +271,11 @@ def test_a_code_row_brings_its_tests(tmp_path: Path, load: Callable) -> None:
             "a class of",
         ),
         ({"prompt": "Q", "test": "class TestF:\n def test_f(self): assert f(1)"}, "class of tests"),
+        ({"prompt": "Q", "test": "from main import f\nassert f(1)"}, "the tests import 'main'"),
+        (
+            {"prompt": "Q", "test": "def check(f):\n assert f(1) == 2"},
+            "'check' in the tests is not",
+        ),
         ({"prompt": "Q", "test": "def test_f(tmp_path): assert f(1)"}, "'test_f' .* for fixtures"),
     ],
 )

@@ -501,7 +501,7 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "3,50 €",
         "€ 3,50",
         "3,5",
-        "1,234 m",
+        "1.234,50 €",
         "2 hours and 30 minutes",
         "2 hours 30 minutes",
         "about 5 kg",
@@ -511,6 +511,9 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "16 (wrens)",
         "\\frac{1}{2}",
         "20 - 30",
+        "12只",
+        "\\textbf{(B) } 6",
+        "π/6",
         "30 - 20",
     ]
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
@@ -519,12 +522,14 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"{path}: the gold answer is a word for no value in 2 rows, the first is {path}:2",
         f"{path}: several boxes are read as one gold answer in 1 row, the first is {path}:4",
         f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
-        f"{path}: the decimal comma of the gold answer is read as a comma between two numbers in 3 "
+        f"{path}: the decimal comma of the gold answer is read as a comma between two numbers in 5 "
         f"rows, the first is {path}:7",
         f"{path}: several quantities of the gold answer are several answers, not their sum in 1 "
         f"row, the first is {path}:12",
-        f"{path}: the gold answer is no mathematics, so that only the same words are paid in 2 "
+        f"{path}: the gold answer is no mathematics, so that only the same words are paid in 3 "
         f"rows, the first is {path}:13",
         f"{path}: the gold answer is read as a difference, not as a range in 1 row, the first is "
         f"{path}:20",
+        f"{path}: the gold answer has the letter of a choice that the question does not list in 1 "
+        f"row, the first is {path}:22",
     ]

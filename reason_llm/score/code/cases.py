@@ -10,12 +10,14 @@ Returned values are compared as JSON has them
 import ast
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from reason_llm.files import check_nesting
 from reason_llm.score.code.always_true import always_true, is_mark
+from reason_llm.score.code.sandbox import PACKAGES
 
 FLOAT_TOLERANCE, NEAR_ZERO = 1e-9, 1e-12
 """Returned floats may differ by this, relative or absolute, where the row asks for nothing else:
@@ -210,6 +212,12 @@ def _check_runs(tests: AssertTests) -> None:
     """Refuse tests that are never run, so that every program would earn nothing."""
     tree = ast.parse(tests.source)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    is_called = tests.entry_point is not None or "check" in used
+    for name in _imported(tree) - {*sys.stdlib_module_names, *PACKAGES, "pytest", "solution"}:
+        raise ValueError(
+            f"the tests import {name!r}, which the sandbox does not have, so that no program would "
+            "pass; import the program from 'solution', or leave such rows out by data.preprocess"
+        )
     for node in tree.body:
         problem = ""
         if isinstance(node, ast.ClassDef):
@@ -222,11 +230,27 @@ def _check_runs(tests: AssertTests) -> None:
             is_given = node.name in used or "parametrize" in marks
             if len(node.args.args) > len(node.args.defaults) and not is_given:
                 problem = "asks for fixtures"
+        elif isinstance(node, ast.FunctionDef) and node.name == "check" and not is_called:
+            raise ValueError(
+                "'check' in the tests is not called, and the row has no 'entry_point', the name of "
+                "the function to call it with; add that column"
+            )
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and problem:
             raise ValueError(
                 f"{node.name!r} in the tests {problem}, which is not run, so that no program would "
                 "pass; write assertions, or functions test_… without arguments"
             )
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The modules that every run of the tests imports, without what is in them."""
+    names = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or ".")
+    return {name.partition(".")[0] for name in names}
 
 
 def _can_fail(node: ast.AST) -> bool:
