@@ -230,6 +230,9 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     and other texts are cut between two words; TRL cuts at the first letter that differs.
     """
     cells = Cells(where, row, columns)
+    if columns.prompt is None and cells.find(PROMPT_COLUMNS) is None:
+        given = cells.find(("input",), filled=True)  # distilabel's Orca pairs
+        cells = Cells(where, row, columns.model_copy(update={"prompt": given}))
     margin = number_in(where, "margin", cells["margin"]) if "margin" in cells else 0.0
     if margin < 0:
         raise DataError(

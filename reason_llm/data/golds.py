@@ -10,7 +10,7 @@ from reason_llm.data.choices import Choices
 from reason_llm.data.messages import shown
 from reason_llm.data.rows import check_made
 from reason_llm.errors import DataError
-from reason_llm.score.code import BESIDE, answer_of_row, column_of_tests
+from reason_llm.score.code import BESIDE, answer_of_row, check_runs, column_of_tests
 from reason_llm.score.math import (
     gold_answer,
     has_box,
@@ -103,7 +103,9 @@ def _doubt(text: str, answer: str) -> str:
     if answer.casefold() in NO_VALUES:
         return "the gold answer is a word for no value"
     if _DECIMAL_COMMA.fullmatch(answer):
-        return "the decimal comma of the gold answer is read as a comma between two numbers"
+        return (
+            "a comma of the gold answer is read as one between two numbers, not as a decimal comma"
+        )
     if _QUANTITIES.search(answer) is not None:
         return "several quantities of the gold answer are several answers, not their sum"
     if (span := _RANGE.fullmatch(answer)) is not None and int(span[1]) < int(span[2]):
@@ -162,6 +164,7 @@ def read_tests(cells: Cells) -> str:
         }
     try:
         found = answer_of_row(row)
+        check_runs(found)
     except (ValueError, TypeError) as error:  # TypeError: a value that JSON does not have
         problem = str(error) if named is None else str(error).replace("'tests'", repr(named), 1)
         raise DataError(

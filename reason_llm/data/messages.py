@@ -35,7 +35,7 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the thought before an answer; chat templates read one of the first two."""
 TRAIN_FLAGS = ("weight", "train", "training", "loss", "trainable")
 """Members that say whether a turn is trained: 0 or false leaves it out of the loss."""
-MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+MEDIA = ("images", "image", "pictures", "picture", "videos", "video", "audios", "audio")
 WEIGHTS = ("loss_weight", "loss_scale", "loss_mask", "train_detail", "masked")
 """Members that weigh a turn in a way that is not supported."""
 _KEPT = ("name", "tool_call_id")

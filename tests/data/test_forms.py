@@ -88,6 +88,8 @@ def test_a_score_is_read_where_it_is_asked_for() -> None:
     [
         ({"prompt": "Q", "chosen": "A", "rejected": "B"}, ([U], ([A], [B]), True, 0.0)),
         ({"prompt": [U], "chosen": [A], "rejected": [B]}, ([U], ([A], [B]), False, 0.0)),
+        ({"input": "Q", "system": "S", "chosen": "It is A", "rejected": "It is B"},
+         ([S, U], ([said("It is A")], [said("It is B")]), False, 0.0)),
         ({"prompt": "Q", "chosen": "A", "rejected": [B]}, ([U], ([A], [B]), False, 0.0)),
         ({"chosen": [U, A], "rejected": [U, B]}, ([U], ([A], [B]), False, 0.0)),
         ({"chosen": [S, U, A, R, A], "rejected": [S, U, A, R, B]},

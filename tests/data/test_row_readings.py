@@ -364,6 +364,7 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
     [
         (read_problem, {"prompt": "Q", "answer": 1, "images": ["a.png"]}, "column 'images' is"),
         (read_document, {"text": "Q", "image": {"path": "a"}}, "column 'image' is"),
+        (read_problem, {"Question": "Q", "Answer": 1, "Picture": "a.png"}, "'Picture' is"),
         (read_labelled, {"prompt": "Q", "completion": "A", "label": 1, "audio": "a"}, "'audio'"),
         (read_demonstration, {"messages": [U, A], "weight": 0.5}, "column 'weight' is 0.5"),
         (read_demonstration, {"messages": [U, {**A, "weight": 0.5}]}, "has weight=0.5; expected"),
@@ -522,8 +523,8 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"{path}: the gold answer is a word for no value in 2 rows, the first is {path}:2",
         f"{path}: several boxes are read as one gold answer in 1 row, the first is {path}:4",
         f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
-        f"{path}: the decimal comma of the gold answer is read as a comma between two numbers in 5 "
-        f"rows, the first is {path}:7",
+        f"{path}: a comma of the gold answer is read as one between two numbers, not as a decimal "
+        f"comma in 5 rows, the first is {path}:7",
         f"{path}: several quantities of the gold answer are several answers, not their sum in 1 "
         f"row, the first is {path}:12",
         f"{path}: the gold answer is no mathematics, so that only the same words are paid in 3 "

@@ -93,8 +93,7 @@ def answer_of_row(row: Mapping[str, Any]) -> str:
     Raises:
         ValueError: as ``tests_of_row``, so that a run stops before it starts.
     """
-    if isinstance(tests := tests_of_row(row), AssertTests):
-        _check_runs(tests)
+    tests_of_row(row)
     named = {name: row[name] for name in (column_of_tests(row), *BESIDE) if name in row}
     return json.dumps(named | _of_livecodebench(row))
 
@@ -208,8 +207,15 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
     return AssertTests(source, entry_point)
 
 
-def _check_runs(tests: AssertTests) -> None:
-    """Refuse tests that are never run, so that every program would earn nothing."""
+def check_runs(answer: str) -> None:
+    """Check that tests, given as ``Prompt.answer``, can be run at all.
+
+    Raises:
+        ValueError: they cannot, so that every program would earn nothing.
+    """
+    tests = read_tests(answer)
+    if not isinstance(tests, AssertTests):
+        return
     tree = ast.parse(tests.source)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     is_called = tests.entry_point is not None or "check" in used
