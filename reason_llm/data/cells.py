@@ -53,7 +53,7 @@ class Cells:
         """
         folded: dict[str, str] = {}
         for name in self.row:
-            folded.setdefault(str(name).casefold(), str(name))
+            folded.setdefault(str(name).strip().casefold(), str(name))
         there = [n if n in self.row else folded.get(n.casefold(), "") for n in names]
         there = [name for name in there if name in self.row]
         if filled:

@@ -230,7 +230,15 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     and other texts are cut between two words; TRL cuts at the first letter that differs.
     """
     cells = Cells(where, row, columns)
+    if columns.prompt is None and cells.find(PROMPT_COLUMNS) is None:
+        given = cells.find(("input",), filled=True)  # distilabel's Orca pairs
+        cells = Cells(where, row, columns.model_copy(update={"prompt": given}))
     margin = number_in(where, "margin", cells["margin"]) if "margin" in cells else 0.0
+    if margin < 0:
+        raise DataError(
+            f"{where}: 'margin' is {margin:g}, by which the rejected one would be the better; "
+            "exchange the two, or remove the row"
+        )
     last = ""
     whole = cells.find(CHAT_COLUMNS)
     has_one_side = cells.find(SIDE_COLUMNS[0]) is None and cells.find(SIDE_COLUMNS[1]) is not None
@@ -606,6 +614,7 @@ def _completion(cells: Cells, column: str) -> Talk:
     talk = read_talk(cells.where, column, cells[column], "assistant", cells.note)
     if talk.is_text and (turn := _turn_of_calls(cells, cells[column])) is not None:
         talk = read_talk(cells.where, column, turn, "assistant", cells.note)
+    _check_roles(cells.where, column, talk)
     if {*talk.roles[:1], *talk.roles[-1:]} != {"assistant"}:
         raise DataError(
             f"{cells.where}: {column!r} is {shown(cells[column])}; expected text, a message "
@@ -639,6 +648,7 @@ def _whole(cells: Cells, column: str) -> Completed:
     """A whole conversation: the prompt ends before the assistant's first message."""
     talk = read_talk(cells.where, column, cells[column], "user", cells.note)
     roles = talk.roles
+    _check_roles(cells.where, column, talk)
     if roles[:1] == ["assistant"]:
         raise DataError(
             f"{cells.where}: {column!r} begins with a message of the assistant, which answers "
@@ -660,6 +670,16 @@ def _whole(cells: Cells, column: str) -> Completed:
     extras = _read_extras(cells, prompt)
     _without_foreign_nulls(talk.messages, extras.tools)
     return Completed(cells.where, prompt, (completion,), extras=extras, untrained=untrained)
+
+
+def _check_roles(where: str, column: str, talk: Talk) -> None:
+    """Refuse a role that no stage learns from, which may be another name of the assistant's."""
+    for role in talk.roles:
+        if role not in (*ROLES.values(), "ipython"):
+            raise DataError(
+                f"{where}: {column!r} has messages of the role {role!r:.40}, which is not trained; "
+                "rename it by data.preprocess to assistant, user, system or tool"
+            )
 
 
 def _check_choices(cells: Cells, messages: Messages) -> None:

@@ -10,8 +10,15 @@ from reason_llm.data.choices import Choices
 from reason_llm.data.messages import shown
 from reason_llm.data.rows import check_made
 from reason_llm.errors import DataError
-from reason_llm.score.code import BESIDE, answer_of_row, column_of_tests
-from reason_llm.score.math import gold_answer, has_box, hashed_answer, last_boxes
+from reason_llm.score.code import BESIDE, answer_of_row, check_runs, column_of_tests
+from reason_llm.score.math import (
+    gold_answer,
+    has_box,
+    hashed_answer,
+    is_only_text,
+    last_answer_tags,
+    last_boxes,
+)
 
 ANSWER_COLUMNS = (
     "gt_answer", "answer", "final_answer", "expected_answer", "answerKey", "ground_truth",
@@ -23,13 +30,15 @@ SQuAD's answers."""
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
 _DECIMAL_COMMA = re.compile(
-    r"[-+]?\d{1,3}(?:\.\d{3})++,\d++"
+    r"[-+]?\d{1,3}(?:\.\d{3})++,\d++(?: ?[^\W\d_]{1,20}+| ?[%€$£])?+"
+    r"|[-+]?\d{1,9},\d{1,2}"
     r"|[-+]?\d{1,9},(?:\d{1,2}|\d{4,9}) ?(?:[^\W\d_]|[%€$£°\\])[^,;]{0,20}+"
     r"|[€$£] ?[-+]?\d{1,9},(?:\d{1,2}|\d{4,9})"
 )
-"""``1.234,5``, and one number with a comma and a unit or a currency: ``3,50 €``."""
+"""``1.234,5``, ``2,5``, and one number with a comma and a unit or a currency: ``3,50 €``."""
 _QUANTITIES = re.compile(r"\d [^\W\d_]{1,20}+,? and \d[\d.,]*+ [^\W\d_]")
 """``2 hours and 30 minutes``."""
+_RANGE = re.compile(r"(\d{1,6}+) ?[-–] ?(\d{1,6}+)")
 _REMARK = re.compile(r"([-+]?\d[\d.,/]*+) \(([^\W\d_]{3,20}+(?: [^\W\d_]{1,20}+){0,3})\)")
 """A number with its unit in brackets: ASDiv's ``16 (apples)``."""
 MOST_NESTS = 8
@@ -58,6 +67,8 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
     if isinstance(value, float) and len(repr(value)) > len(short := f"{value:.15g}") + 2:
         value = short  # 0.30000000000000004: digits of the computer's rounding, which nobody writes
     is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if isinstance(value, str) and (tagged := last_answer_tags(value)) is not None:
+        value = tagged  # R1-V's solution
     if not is_scalar or not (answer := gold_answer(str(value))):
         raise DataError(
             f"{where}: {column!r} is {shown(given)}; expected text or a number that is the "
@@ -71,7 +82,8 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
             "data.preprocess"
         )
     if (with_unit := _REMARK.fullmatch(answer)) is not None:
-        answer = f"{with_unit[1]} {with_unit[2]}"
+        spelled = f"{with_unit[1]} {with_unit[2]}"
+        answer = answer if is_only_text(spelled) else spelled  # 5 (five) stays
     return answer, _doubt(str(value), answer)
 
 
@@ -91,9 +103,13 @@ def _doubt(text: str, answer: str) -> str:
     if answer.casefold() in NO_VALUES:
         return "the gold answer is a word for no value"
     if _DECIMAL_COMMA.fullmatch(answer):
-        return "the decimal comma of the gold answer is read as a comma between two numbers"
+        return (
+            "a comma of the gold answer is read as one between two numbers, not as a decimal comma"
+        )
     if _QUANTITIES.search(answer) is not None:
         return "several quantities of the gold answer are several answers, not their sum"
+    if (span := _RANGE.fullmatch(answer)) is not None and int(span[1]) < int(span[2]):
+        return "the gold answer is read as a difference, not as a range"
     if hashed_answer(text) is not None:
         return ""
     if has_box(text):
@@ -148,10 +164,12 @@ def read_tests(cells: Cells) -> str:
         }
     try:
         found = answer_of_row(row)
+        check_runs(found)
     except (ValueError, TypeError) as error:  # TypeError: a value that JSON does not have
+        problem = str(error) if named is None else str(error).replace("'tests'", repr(named), 1)
         raise DataError(
-            f"{cells.where}: {error}; fix the row, or set data.columns.answer to the column of the "
-            "tests"
+            f"{cells.where}: {problem}; fix the row, or set data.columns.answer to the column of "
+            "the tests"
         ) from error
     for name in (column_of_tests(row), *BESIDE):
         if name in cells:

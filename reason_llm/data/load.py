@@ -59,6 +59,8 @@ CODE_REWARDS = ("code_tests", "code_tests_fraction")
 """With one of these first, a row's answer is its tests."""
 MATH_REWARDS = ("boxed", "think_answer_tags")
 """With one of these first, an answer is compared with the gold one as mathematics."""
+_CHOICE = re.compile(r"\\(?:textbf|text|mathrm)\{\(([A-J])\)[ ~\\]*\}?+ ?\S")
+"""``\\textbf{(B) } 6``, as in AMC's solutions."""
 LEARNED: dict[str, Callable[[str, Row, ColumnsSection], Learned]] = {
     "texts": read_document, "preferences": read_preference, "labels": read_labelled,
 }  # fmt: skip
@@ -317,6 +319,8 @@ class _SetReader:
                 option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
             elif section.form == "prompts":
                 option += ", and leave data.form out"
+            if data_set.form in ("preferences", "labels") and option == "stage=sft":
+                option += ", which learns every answer, the bad ones too"
             raise DataError(
                 f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
                 f"data.form={data_set.form}; set {option}"
@@ -347,7 +351,12 @@ class _SetReader:
         """Why the gold answer may be another one, or may never be paid; empty where it is clear."""
         if problem.doubt or self.config.score.rewards[0].kind not in MATH_REWARDS:
             return problem.doubt
-        if problem.answer.isdecimal() or not is_only_text(problem.answer):
+        if problem.answer.isdecimal():
+            return ""
+        choice = _CHOICE.match(problem.answer)
+        if choice is not None and f"({choice[1]})" not in problem.messages[-1]["content"]:
+            return "the gold answer has the letter of a choice that the question does not list"
+        if not is_only_text(problem.answer):
             return ""
         return "the gold answer is no mathematics, so that only the same words are paid"
 

@@ -35,7 +35,7 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the thought before an answer; chat templates read one of the first two."""
 TRAIN_FLAGS = ("weight", "train", "training", "loss", "trainable")
 """Members that say whether a turn is trained: 0 or false leaves it out of the loss."""
-MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+MEDIA = ("images", "image", "pictures", "picture", "videos", "video", "audios", "audio")
 WEIGHTS = ("loss_weight", "loss_scale", "loss_mask", "train_detail", "masked")
 """Members that weigh a turn in a way that is not supported."""
 _KEPT = ("name", "tool_call_id")
@@ -110,11 +110,14 @@ def read_talk(where: str, column: str, value: Any, role: str, note: Note) -> Tal
 
 
 def from_json_text(where: str, column: str, value: Any) -> Any:
-    """A conversation that is written as JSON text; any other value as it is.
+    """A conversation that is written as JSON text or as an object of lists; any other value as it
+    is.
 
     Raises:
         DataError: the text is a conversation as Python prints it.
     """
+    if isinstance(value, dict):
+        return _listed(value)
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     if "".join(value[:200].split()).startswith(_PYTHON_LISTS):
@@ -139,6 +142,16 @@ def from_json_text(where: str, column: str, value: Any) -> Any:
         for each in items
     )
     return parsed if is_talk else value
+
+
+def _listed(value: dict[str, Any]) -> Any:
+    """The messages of an object of lists, ``{"role": […], "content": […]}``, as older versions of
+    ``datasets`` keep a list of messages; any other object as it is."""
+    lists = [each for each in value.values() if isinstance(each, list)]
+    is_talk = isinstance(value.get("role", value.get("from")), list)
+    if not is_talk or len(lists) < len(value) or len({len(each) for each in lists}) > 1:
+        return value
+    return [dict(zip(value, members, strict=True)) for members in zip(*lists, strict=True)]
 
 
 def _message(place: str, column: str, value: Any, note: Note) -> Message:

@@ -244,6 +244,8 @@ class Renderer:
         """What to do where the template fails on a conversation."""
         fixes = "fix the row, set data.template_arguments to what the template asks for"
         first = messages[0] if messages else {}
+        if any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
+            return "take a model whose template writes calls and results of tools, or " + fixes
         if first.get("role") == "system" and first["content"] == self.system_prompt:
             return f"{fixes}, or set data.system_prompt=none if it takes no system message"
         if first.get("role") in SYSTEM_ROLES:

@@ -283,6 +283,12 @@ def _spans(
             f"{where}: {renderer.template.source} leaves out the message of the assistant, "
             f"{completion[-1]['content'][:60]!r}; set data.template to one that writes it"
         )
+    if problem is None and len([each for each in talk if each["role"] == "assistant"]) == 1:
+        raise DataError(
+            f"{where}: {renderer.template.source} does not write the answer as the model would "
+            f"after the prompt, up to an end token of the model ({', '.join(ends)}); set "
+            "data.template to one that was made for this model"
+        )
     raise problem or _Rewritten(
         f"{where}: {renderer.template.source} does not write the assistant's turns as the "
         "model reads and writes them (it changes them as the conversation goes on), and TRL "

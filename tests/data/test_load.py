@@ -246,6 +246,17 @@ def test_a_code_row_brings_its_tests(tmp_path: Path, load: Callable) -> None:
     path = lines(tmp_path, {"prompt": "Q", "mine": cases, "fn_name": "f", "tests": "broken"})
     (prompt,) = load(path, data__columns={"answer": "mine"}, **CODE).prompts
     assert prompt.answer == json.dumps({"tests": cases, "fn_name": "f"})
+    with pytest.raises(DataError, match="'mine': 'inputs' is None"):
+        load(lines(tmp_path, {"prompt": "Q", "mine": {"outputs": ["1"]}}),
+             data__columns={"answer": "mine"}, **CODE)  # fmt: skip
+    both = {"test": "def check(f): assert f(a=1) == 2", "entry_point": "Solution().add"}
+    rows = [
+        {"prompt": "Q", "input_output": [{"input": "a = 1", "output": "2"}], **both},
+        {"prompt": "Q", "tests": {"input": ["1\n"], "output": ["2\n"]}},
+    ]
+    first, second = load(lines(tmp_path, *rows), **CODE).prompts
+    assert first.answer == json.dumps(both)
+    assert read_tests(second.answer) == ProgramTests(("1\n",), ("2\n",))
 
 
 @pytest.mark.parametrize(
@@ -254,11 +265,17 @@ def test_a_code_row_brings_its_tests(tmp_path: Path, load: Callable) -> None:
         ({"prompt": "Q", "answer": "7"}, "lacks tests"),
         ({"prompt": "Q", "tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
         ({"prompt": "Q", "test": "assert f(1"}, "no valid Python"),
+        ({"prompt": "Q", "tests": {"inputs": [1], "outputs": ["2"]}}, "'tests': 'inputs', case 1"),
         (
             {"prompt": "Q", "test": f"class Test(TestCase):\n def test_f(self): {EQUAL}"},
             "a class of",
         ),
         ({"prompt": "Q", "test": "class TestF:\n def test_f(self): assert f(1)"}, "class of tests"),
+        ({"prompt": "Q", "test": "from main import f\nassert f(1)"}, "the tests import 'main'"),
+        (
+            {"prompt": "Q", "test": "def check(f):\n assert f(1) == 2"},
+            "'check' in the tests is not",
+        ),
         ({"prompt": "Q", "test": "def test_f(tmp_path): assert f(1)"}, "'test_f' .* for fixtures"),
     ],
 )

@@ -68,6 +68,8 @@ def asked(text: str) -> dict[str, str]:
          [asked("Q\n\nStart from this code:\n\n```python\ndef f():\n```")]),
         ({"instruction": "R", "history": [["Q", "A"]]}, [U, A, R]),
         ({"messages": json.dumps([S, U])}, [S, U]),
+        ({"messages": {"role": ["system", "user"], "content": ["S", "Q"]}}, [S, U]),
+        ({" Question ": "Q"}, [U]),
         ({"prompt": json.dumps([U])}, [U]),
         ({"prompt": '[1, 2] or {"a": 3}?'}, [asked('[1, 2] or {"a": 3}?')]),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}]}, [U]),
@@ -362,6 +364,7 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
     [
         (read_problem, {"prompt": "Q", "answer": 1, "images": ["a.png"]}, "column 'images' is"),
         (read_document, {"text": "Q", "image": {"path": "a"}}, "column 'image' is"),
+        (read_problem, {"Question": "Q", "Answer": 1, "Picture": "a.png"}, "'Picture' is"),
         (read_labelled, {"prompt": "Q", "completion": "A", "label": 1, "audio": "a"}, "'audio'"),
         (read_demonstration, {"messages": [U, A], "weight": 0.5}, "column 'weight' is 0.5"),
         (read_demonstration, {"messages": [U, {**A, "weight": 0.5}]}, "has weight=0.5; expected"),
@@ -447,6 +450,9 @@ def test_a_system_message_that_replaces_the_config_s_is_told(
         ("#### 1,2", "1,2"),
         ("16 (apples)", "16 apples"),
         ("3 (mod 5)", "3 (mod 5)"),
+        ("5 (five)", "5 (five)"),
+        ("<answer> 3 </answer>", "3"),
+        ("<think>\\boxed{5}?</think> <answer>\\boxed{4}</answer>", "4"),
         ("#### Step 1\n4 + 5 = 9\n#### Step 2\n3 * 9, so \\boxed{27}.", "27"),
         ("We add.\n#### 12\n", "12"),
         ("It is $\\boxed{3}$ and $\\boxed{-3}$.", "3, -3"),
@@ -496,7 +502,7 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "3,50 €",
         "€ 3,50",
         "3,5",
-        "1,234 m",
+        "1.234,50 €",
         "2 hours and 30 minutes",
         "2 hours 30 minutes",
         "about 5 kg",
@@ -505,6 +511,11 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "H. Lorn",
         "16 (wrens)",
         "\\frac{1}{2}",
+        "20 - 30",
+        "12只",
+        "\\textbf{(B) } 6",
+        "π/6",
+        "30 - 20",
     ]
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -512,10 +523,14 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"{path}: the gold answer is a word for no value in 2 rows, the first is {path}:2",
         f"{path}: several boxes are read as one gold answer in 1 row, the first is {path}:4",
         f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
-        f"{path}: the decimal comma of the gold answer is read as a comma between two numbers in 3 "
-        f"rows, the first is {path}:7",
+        f"{path}: a comma of the gold answer is read as one between two numbers, not as a decimal "
+        f"comma in 5 rows, the first is {path}:7",
         f"{path}: several quantities of the gold answer are several answers, not their sum in 1 "
         f"row, the first is {path}:12",
-        f"{path}: the gold answer is no mathematics, so that only the same words are paid in 2 "
+        f"{path}: the gold answer is no mathematics, so that only the same words are paid in 3 "
         f"rows, the first is {path}:13",
+        f"{path}: the gold answer is read as a difference, not as a range in 1 row, the first is "
+        f"{path}:20",
+        f"{path}: the gold answer has the letter of a choice that the question does not list in 1 "
+        f"row, the first is {path}:22",
     ]

@@ -2,7 +2,7 @@
 which are called there. Stands alone: of the rest of the
 package it imports ``errors`` and ``files``."""
 
-from reason_llm.score.code.cases import BESIDE, answer_of_row, column_of_tests
+from reason_llm.score.code.cases import BESIDE, answer_of_row, check_runs, column_of_tests
 from reason_llm.score.code.checkers import (
     CHECK_SECONDS,
     CheckerError,
@@ -32,6 +32,7 @@ __all__ = [
     "Sandbox",
     "Subject",
     "answer_of_row",
+    "check_runs",
     "checker_faults",
     "checkers_of",
     "column_of_tests",

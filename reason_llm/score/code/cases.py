@@ -10,12 +10,14 @@ Returned values are compared as JSON has them
 import ast
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from reason_llm.files import check_nesting
 from reason_llm.score.code.always_true import always_true, is_mark
+from reason_llm.score.code.sandbox import PACKAGES
 
 FLOAT_TOLERANCE, NEAR_ZERO = 1e-9, 1e-12
 """Returned floats may differ by this, relative or absolute, where the row asks for nothing else:
@@ -91,8 +93,7 @@ def answer_of_row(row: Mapping[str, Any]) -> str:
     Raises:
         ValueError: as ``tests_of_row``, so that a run stops before it starts.
     """
-    if isinstance(tests := tests_of_row(row), AssertTests):
-        _check_runs(tests)
+    tests_of_row(row)
     named = {name: row[name] for name in (column_of_tests(row), *BESIDE) if name in row}
     return json.dumps(named | _of_livecodebench(row))
 
@@ -107,7 +108,11 @@ def _of_livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def column_of_tests(row: Mapping[str, Any]) -> str:
-    """The column that holds the tests of a row; empty without one."""
+    """The column that holds the tests of a row; empty without one. Next to an ``entry_point``,
+    ``test`` is Python source that calls it, and comes first: LeetCode's rows have texts of
+    arguments in ``input_output``, too."""
+    if row.get("entry_point") and isinstance(row.get("test"), str):
+        return "test"
     return next((name for name in _COLUMNS if row.get(name) is not None), "")
 
 
@@ -129,6 +134,8 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
     if not column:
         raise ValueError(f"the row lacks tests; it needs any of the columns {', '.join(_COLUMNS)}")
     value = _parsed(row[column], column)
+    if isinstance(value, dict) and value.keys() == {"input", "output"}:  # CodeContests
+        value = {f"{name}s": cases for name, cases in value.items()}
     if isinstance(value, dict) and not _TEST_KEYS & value.keys() and set(_COLUMNS) & value.keys():
         others = {name: row[name] for name in row if name not in _COLUMNS}
         return tests_of_row({**others, **value})
@@ -200,10 +207,23 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
     return AssertTests(source, entry_point)
 
 
-def _check_runs(tests: AssertTests) -> None:
-    """Refuse tests that are never run, so that every program would earn nothing."""
+def check_runs(answer: str) -> None:
+    """Check that tests, given as ``Prompt.answer``, can be run at all.
+
+    Raises:
+        ValueError: they cannot, so that every program would earn nothing.
+    """
+    tests = read_tests(answer)
+    if not isinstance(tests, AssertTests):
+        return
     tree = ast.parse(tests.source)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    is_called = tests.entry_point is not None or "check" in used
+    for name in _imported(tree) - {*sys.stdlib_module_names, *PACKAGES, "pytest", "solution"}:
+        raise ValueError(
+            f"the tests import {name!r}, which the sandbox does not have, so that no program would "
+            "pass; import the program from 'solution', or leave such rows out by data.preprocess"
+        )
     for node in tree.body:
         problem = ""
         if isinstance(node, ast.ClassDef):
@@ -216,11 +236,27 @@ def _check_runs(tests: AssertTests) -> None:
             is_given = node.name in used or "parametrize" in marks
             if len(node.args.args) > len(node.args.defaults) and not is_given:
                 problem = "asks for fixtures"
+        elif isinstance(node, ast.FunctionDef) and node.name == "check" and not is_called:
+            raise ValueError(
+                "'check' in the tests is not called, and the row has no 'entry_point', the name of "
+                "the function to call it with; add that column"
+            )
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and problem:
             raise ValueError(
                 f"{node.name!r} in the tests {problem}, which is not run, so that no program would "
                 "pass; write assertions, or functions test_… without arguments"
             )
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The modules that every run of the tests imports, without what is in them."""
+    names = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or ".")
+    return {name.partition(".")[0] for name in names}
 
 
 def _can_fail(node: ast.AST) -> bool:

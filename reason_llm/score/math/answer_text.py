@@ -109,6 +109,8 @@ _MAX_LEAD_TOKENS = 40
 _APART = str.maketrans("-,.", "   ")
 _CHOICES = frozenset("ABCDEFGHIJ")
 _CHOICE_MARKS = (")", ".", ":")
+_FIRST_FOREIGN, _FIRST_SYMBOL = 0x400, 0x1D400
+"""Letters from Cyrillic on, up to those of mathematics, are no variables but words."""
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
@@ -292,6 +294,8 @@ def is_only_text(gold: str) -> bool:
     only an answer with the same words is right."""
     if not any(map(str.isdecimal, gold)) or is_date(gold, "") or _named_date(gold) is not None:
         return False
+    if any(letter.isalpha() and ord(letter) >= _FIRST_FOREIGN for letter in gold):
+        return ord(max(filter(str.isalpha, gold))) < _FIRST_SYMBOL  # 12只, but not 𝜋
     return reading_of(gold, letters_are_units=False) is None
 
 
