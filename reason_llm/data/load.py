@@ -166,9 +166,9 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
     tools_of = {name: tool_schemas(path) for name, path in environments_by_name(given).items()}
     tools = tools_of.pop("", ())
     takes_texts = section.is_offline and section.template == "auto" and not config.evaluation_sets
-    path, arguments, told = config.model.path, section.template_arguments, None
+    path, arguments, system = config.model.path, section.template_arguments, None
     if has_one or not takes_texts:
-        told = system_prompt(section.system_prompt, config.prompting_reward)
+        system = system_prompt(section.system_prompt, config.prompting_reward)
     elif section.system_prompt not in ("auto", "none"):
         raise ConfigError(
             f"data.system_prompt={section.system_prompt!r:.60} needs a chat template, which {path} "
@@ -176,7 +176,7 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         )
     has_one = has_one or takes_texts
     template = chat_template(section.template, path, has_one, arguments, section.date)
-    renderer = Renderer(tokenizer, template, told, tools, tools_of)
+    renderer = Renderer(tokenizer, template, system, tools, tools_of)
     if tools or any(tools_of.values()) or own_session(given)[0] == "mcp":
         renderer.check_tools(f"sample.environment={given}")
     return renderer

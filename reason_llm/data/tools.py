@@ -17,7 +17,7 @@ ENVIRONMENT = "environment"
 """The column that names a row's environment."""
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
-"""What Llama 3.1 may begin a call with."""
+"""Mark with which Llama 3.1 may begin a call."""
 Call = tuple[str, dict[str, Any]]
 SESSIONS = ("agent", "mcp", "verifiers")
 """What ``sample.environment`` begins with where a program asks for the model's turns itself."""
