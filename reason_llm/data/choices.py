@@ -17,9 +17,9 @@ _MARKS = (
     *(". ", ") ", ": ", "] ", " - ", " ", "\n", "\t", ").", "):", ")", ".", ":"),
     *(".\n", ")\n", ":\n", "]\n", "**. ", ".** ", "** ", "**: ", ")** "),
 )
-"""What may stand between the label of a choice and its text in a prompt."""
+"""Marks that may stand between the label of a choice and its text in a prompt."""
 ASK = "Answer with the {} of the right choice."
-"""What a prompt with choices ends with where the gold answer is a label."""
+"""Last sentence of a prompt with choices whose gold answer is a label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Choices:
     labels: tuple[str, ...]
     texts: tuple[str, ...]
     numbers: tuple[str, ...] = ()
-    """What a gold answer may call the choices: the numbers of their columns, from 1 on."""
+    """Further names of the choices in a gold answer: the numbers of their columns, from 1 on."""
 
     def are_labelled_in(self, written: str) -> bool:
         """Whether every choice stands in a text already, after its label: ``(A) Wood``, ``A. Wood``

@@ -65,7 +65,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateExtras:
-    """What a row gives to the chat template with its messages."""
+    """Arguments of the chat template from a row, other than its messages."""
 
     tools: tuple[dict[str, Any], ...] = ()
     """Schemas of tools in OpenAI's form."""
@@ -92,7 +92,7 @@ class Problem:
     environment: str = ""
     """Name of the environment, where each row names its own."""
     extras: TemplateExtras = NO_EXTRAS
-    """What the row gives to the chat template: tools and arguments."""
+    """Arguments of the chat template from the row: tools and others."""
     ignored: tuple[str, ...] = field(default=(), compare=False)
     """Columns, and members of messages, that have content and are not read."""
     doubt: str = field(default="", compare=False)
@@ -123,15 +123,15 @@ class Completed:
     """Whether prompt and completions are texts in the row: a model without a chat template reads
     them as they are."""
     value: float = 0.0
-    """Of a demonstration its score, where that is asked for; of a preference the margin, by how
+    """Score of a demonstration, where that is asked for; margin of a preference, by how
     much the chosen one is better; of a judged completion +1 for good, -1 for bad."""
     sampled: Sampled | None = None
     extras: TemplateExtras = NO_EXTRAS
-    """What the row gives to the chat template: tools and arguments."""
+    """Arguments of the chat template from the row: tools and others."""
     untrained: frozenset[int] = frozenset()
     """Messages of the completion, by index, that the row leaves out of the loss."""
     origin: str = field(default="", compare=False)
-    """Of a preference, which column is which side."""
+    """Columns of the sides of a preference."""
     ignored: tuple[str, ...] = field(default=(), compare=False)
     """Columns, and members of messages, that have content and are not read."""
 
@@ -147,7 +147,7 @@ class TextDocument:
 
 
 Learned = Completed | TextDocument
-"""What is learned from as it is, without sampling."""
+"""Examples that are trained on as they are, without sampling."""
 Example = Problem | Learned
 
 
@@ -251,8 +251,8 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     are_texts = prompt is None and all(isinstance(side, str) for side in sides)
     if are_texts and all(dialogues := [_dialogue(side) for side in sides]):
         sides, are_texts = list(dialogues), False
-    is_beside = prompt is None or isinstance(cells.row[prompt], str)
-    if is_beside and all(map(_begins_with_a_prompt, sides)):
+    is_outside = prompt is None or isinstance(cells.row[prompt], str)
+    if is_outside and all(map(_begins_with_a_prompt, sides)):
         example, prompt = _implicit(cells, dict(zip(names, sides, strict=True)), prompt), None
     elif are_texts:
         cut = _cut(where, dict(zip(names, sides, strict=True)))
@@ -772,7 +772,7 @@ def _implicit(cells: Cells, sides: Mapping[str, Any], prompt: str | None) -> Com
 
 
 def _num_same(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """How many items, or letters, two sequences have in common from their start."""
+    """The number of items, or letters, that two sequences have in common from their start."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

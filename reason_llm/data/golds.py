@@ -25,7 +25,7 @@ ANSWER_COLUMNS = (
     "solution", "reward_model",
 )  # fmt: skip
 ANSWER_KEYS = ("ground_truth", "spans", "text")
-"""What holds the answer in an object: verl's and PRIME's reward_model, DROP's answers_spans, and
+"""Keys of the answer in an object: verl's and PRIME's reward_model, DROP's answers_spans, and
 SQuAD's answers."""
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
@@ -99,7 +99,7 @@ def _is_for_a_checker(answer: str) -> bool:
 
 
 def _doubt(text: str, answer: str) -> str:
-    """What makes a gold answer ambiguous."""
+    """The reason why a gold answer is ambiguous; empty where it is not."""
     if answer.casefold() in NO_VALUES:
         return "the gold answer is a word for no value"
     if _DECIMAL_COMMA.fullmatch(answer):
@@ -118,8 +118,8 @@ def _doubt(text: str, answer: str) -> str:
 
 
 def _value(where: str, column: str, value: Any) -> Any:
-    """What holds the answer: ``ground_truth`` of an object, the item of a list of one. Both may be
-    JSON text, as CSV files have them, and stand within one another."""
+    """The value that holds the answer: ``ground_truth`` of an object, the item of a list of one.
+    Both may be JSON text, as CSV files have them, and stand within one another."""
     for _ in range(MOST_NESTS):
         inner = _unwrapped(where, column, value)
         if inner is value:

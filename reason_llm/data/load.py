@@ -157,9 +157,9 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
     tools_of = {} if played is None else dict(played.tools)
     tools = tools_of.pop("", ())
     takes_texts = section.is_offline and section.template == "auto" and not config.evaluation_sets
-    path, arguments, told = config.model.path, section.template_arguments, None
+    path, arguments, system = config.model.path, section.template_arguments, None
     if has_one or not takes_texts:
-        told = system_prompt(section.system_prompt, config.prompting_reward)
+        system = system_prompt(section.system_prompt, config.prompting_reward)
     elif section.system_prompt not in ("auto", "none"):
         raise ConfigError(
             f"data.system_prompt={section.system_prompt!r:.60} needs a chat template, which {path} "
@@ -167,7 +167,7 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         )
     has_one = has_one or takes_texts
     template = chat_template(section.template, path, has_one, arguments, section.date)
-    renderer = Renderer(tokenizer, template, told, tools, tools_of)
+    renderer = Renderer(tokenizer, template, system, tools, tools_of)
     if played is not None and played.needs_tools:
         renderer.check_tools(f"sample.environment={named}")
     return renderer

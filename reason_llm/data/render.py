@@ -71,11 +71,11 @@ class Renderer:
     tokenizer: "PreTrainedTokenizerBase"
     template: ChatTemplate
     system_prompt: str | None
-    """Text put before each conversation that has no system message of its own; None for none."""
+    """Text put before each conversation that has none; None for no text."""
     tools: tuple[dict[str, Any], ...] = field(default=(), hash=False)
-    """JSON schemas of the tools that the model is told of."""
+    """JSON schemas of the tools that are offered to the model."""
     tools_of: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict, hash=False)
-    """Where each row names its environment: the schemas by that name."""
+    """Schemas by the environment that a row names."""
 
     def of(self, environment: str) -> "Renderer":
         """The renderer of rows that name this environment; itself where none does."""
@@ -241,7 +241,7 @@ class Renderer:
         return text
 
     def _fix_of_failure(self, messages: Messages) -> str:
-        """What to do where the template fails on a conversation."""
+        """The fix for a conversation on which the template fails."""
         fixes = "fix the row, set data.template_arguments to what the template asks for"
         first = messages[0] if messages else {}
         if any(each["role"] == "tool" or each.get("tool_calls") for each in messages):

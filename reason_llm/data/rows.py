@@ -25,12 +25,12 @@ from reason_llm.files import MIB, check_nesting, open_regular, read_bounded
 Row = dict[str, Any]
 Fault = Callable[[DataError], None]
 Read = Iterator[tuple[str, Any]]
-"""(where, row); in the place of a row that cannot be read stands its DataError."""
+"""(where, row); a row that cannot be read is replaced by its DataError."""
 MOST_LINE_CHARACTERS = 16 * MIB
-"""Of a line, and of a field of a CSV file; Python takes up to thirty times as much memory."""
+"""Limit of a line, and of a field of a CSV file; Python takes up to thirty times as much memory."""
 MOST_JSON_BYTES = 2048 * MIB
 GYM, GYM_SIZE = "gym:", 2000
-"""What a source of tasks from ``reasoning-gym`` begins with, and how many there are."""
+"""Beginning of a source of tasks from ``reasoning-gym``, and the default number of tasks."""
 PARQUET_BATCH_ROWS = 1024
 EMPTY: Mapping[str, RowSequence] = {}
 
@@ -312,8 +312,8 @@ def gym_tasks(source: str) -> Any:
 
 
 def shared_gym_tasks(training: str, held_out: str) -> str | None:
-    """How many tasks two sources of one generator with the same options share, and the fix; None
-    without any. Task i of reasoning-gym follows from seed + i."""
+    """The number of tasks that two sources of one generator with the same options share, and the
+    fix; None without any. Task i of reasoning-gym follows from seed + i."""
     if not (training.startswith(GYM) and held_out.startswith(GYM)):
         return None
     one, two = (dict(vars(gym_tasks(source).config)) for source in (training, held_out))

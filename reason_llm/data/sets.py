@@ -29,13 +29,13 @@ class DataSet:
     """Its name in ``eval.sets``; empty for all other sets."""
     source: str
     form: str
-    """As ``data.form``."""
+    """The form of the rows, as ``data.form``."""
     is_training: bool = False
     """Whether rows may be dropped."""
     num_rows: int = 0
     """Rows that were read, those left out included."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """How many rows each option left out."""
+    """Number of rows that each option dropped."""
     skipped: list[str] = field(default_factory=list)
     """The errors of the first rows that ``data.on_bad_row`` dropped."""
     ignored: Counter[str] = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class DataSet:
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Rows that may mean something else than it seems, by the reason."""
     origins: dict[str, None] = field(default_factory=dict)
-    """Of preferences, which column is which side; a line for each way that the rows have."""
+    """Columns of the sides of preferences; a line for each way that the rows have."""
     prompts: list[Prompt] = field(default_factory=list)
     """The prompts, of sets of the forms problems and prompts."""
     units: list[tuple[TokenRow, ...]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class DataSet:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, and the first rows that could not be used."""
+        """Lines on dropped rows, and the first rows that could not be used."""
         lines = [f"{self.source}: {self.left_out}"] if self.dropped else []
         lines += [f"  {error}" for error in self.skipped]
         return lines + [f"{self.source}: {line}" for line in self.readings]

@@ -220,7 +220,7 @@ def _row(
 def _plain(
     where: str, prompt: str, completion: str, renderer: Renderer, ends: Sequence[str]
 ) -> tuple[str, list[_Span]]:
-    """As ``_spans``, for texts without a template."""
+    """Spans as of ``_spans``, for texts without a template."""
     if not completion.endswith(tuple(ends)):
         completion += renderer.tokenizer.eos_token
     if sum(map(completion.count, ends)) > 1:
@@ -364,8 +364,8 @@ def _check_ends(where: str, content: str, ends: Sequence[str]) -> None:
 def _prefix_spans(
     where: str, talk: Messages, first: int, renderer: Renderer, ends: Sequence[str]
 ) -> tuple[str, list[_Span]] | None:
-    """As ``_spans``; None if the whole text does not begin with what the template writes up to a
-    turn's beginning or its end, or lacks a thought or an earlier turn's end token."""
+    """Spans as of ``_spans``; None if the whole text does not begin with what the template writes
+    up to a turn's beginning or its end, or lacks a thought or an earlier turn's end token."""
     whole = renderer.marked_text(where, talk, generation=False)
     turns = [n for n in range(first, len(talk)) if talk[n]["role"] == "assistant"]
     prompts = [renderer.marked_text(where, talk[:turn]) for turn in turns]

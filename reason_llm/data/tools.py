@@ -8,7 +8,7 @@ from reason_llm.data.messages import Messages
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
-"""What Llama 3.1 may begin a call with."""
+"""Mark with which Llama 3.1 may begin a call."""
 Call = tuple[str, dict[str, Any]]
 
 
