@@ -1,10 +1,12 @@
 """Files of the package: example configs with data and model, lists of packages. A checkout has them
 in the repository, a wheel in a folder that ``setup.py`` makes."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from reason_llm import __version__
+from reason_llm.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CHECKOUT = _PACKAGE.parent
@@ -20,6 +22,28 @@ def install(extra: str) -> str:
     if HOME == CHECKOUT:
         return f"pip install -e '.[{extra}]'"
     return f"pip install './reason_llm-{__version__}-py3-none-any.whl[{extra}]'"
+
+
+def slice_for(folder: str, asked: str) -> Any:
+    """Import a folder of the package that is not needed until a config asks for it.
+
+    Args:
+        folder: ``environments`` or ``replicas``.
+        asked: the option or the source that asks for it.
+
+    Raises:
+        ConfigError: the folder is not there.
+    """
+    name = f"reason_llm.{folder}"
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ConfigError(
+            f"{asked} needs the folder reason_llm/{folder}, which this installation lacks; "
+            "install the package again, or leave it out"
+        ) from error
 
 
 def file(name: str) -> Path:

@@ -2,12 +2,10 @@
 imported when a config or a source of rows asks for it."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from importlib import import_module
 from typing import Any, Protocol
 
-from reason_llm.errors import ConfigError
+from reason_llm.config import installation
 
-SLICE = "reason_llm.environments"
 Named = str | Mapping[str, str]
 """A value of ``sample.environment``."""
 
@@ -41,29 +39,11 @@ class Played(Protocol):
         """Digests of the user's own code in it, and in these sources of rows."""
 
 
-def slice_for(asked: str) -> Any:
-    """The face of the slice.
-
-    Args:
-        asked: the option or the source that asks for it.
-
-    Raises:
-        ConfigError: the folder is not there.
-    """
-    try:
-        return import_module(SLICE)
-    except ModuleNotFoundError as error:
-        if error.name != SLICE:
-            raise
-        raise ConfigError(
-            f"{asked} needs the folder reason_llm/environments, which this installation lacks; "
-            "install the package again, or leave it out"
-        ) from error
-
-
 def played_by(named: Named) -> Played:
     """The data side of this ``sample.environment``."""
-    made: Played = slice_for(f"sample.environment={named}").data_side(named)
+    made: Played = installation.slice_for("environments", f"sample.environment={named}").data_side(
+        named
+    )
     return made
 
 
@@ -75,5 +55,5 @@ def is_played(source: str) -> bool:
 
 def played_rows(source: str) -> Iterator[dict[str, Any]]:
     """Rows of such a source."""
-    found: Iterator[dict[str, Any]] = slice_for(source).rows(source)
+    found: Iterator[dict[str, Any]] = installation.slice_for("environments", source).rows(source)
     return found

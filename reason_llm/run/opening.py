@@ -16,6 +16,7 @@ from reason_llm.run import learners
 from reason_llm.run.run import Run
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.prepare import Job
+from reason_llm.run.start.resolve import works_alone
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import checkpoint
 from reason_llm.run.store.archive import Archive
@@ -109,8 +110,8 @@ def _saved_rollouts(job: Job, step: int, run: RunIdentity) -> Document:
 def _team_of(job: Job, watch: Watch) -> AbstractContextManager[Team]:
     """The run's team, whose other processes start in the background. With one process and one
     shard nothing of Ray, shards or sampling ahead is imported."""
-    run, count = job.config.run, job.run.replicas
-    if count == 1 and run.shards == 1 and not run.samplers and not run.max_staleness:
+    count = job.run.replicas
+    if works_alone(job.config, count):
         return nullcontext(Team(job.config.learns))
     many = import_module("reason_llm.replicas.many")
     team: AbstractContextManager[Team] = many.start(job, watch, count)

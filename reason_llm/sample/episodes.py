@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from reason_llm.config import Config
-from reason_llm.data import Renderer, slice_for
+from reason_llm.config import Config, installation
+from reason_llm.data import Renderer
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
 
@@ -14,9 +14,9 @@ def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> 
     """The environments of ``sample.environment``, None without; raises ConfigError."""
     if config.sample.environment is None or not config.judges_answers:
         return None
-    opened: Episodes = slice_for("sample.environment").open_environments(
-        config, renderer, context_tokens
-    )
+    opened: Episodes = installation.slice_for(
+        "environments", "sample.environment"
+    ).open_environments(config, renderer, context_tokens)
     return opened
 
 

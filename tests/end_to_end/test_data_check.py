@@ -94,7 +94,7 @@ def test_ten_kinds_of_errors_with_the_first_of_each(tmp_path: Path, call: Call) 
     assert len(told) == 3
     assert told[0].strip().startswith(f"data file {held_out} does not exist")
     assert told[1].strip().startswith(f"{train}:2: lacks any of the columns 'gt_answer'")
-    assert told[1].endswith("set data.columns.answer to one of these (and 59 more such rows)")
+    assert told[1].endswith("or make such a column by data.preprocess (and 59 more such rows)")
     assert told[2].strip().startswith(f"{train}:62: 'question', message 1 is 0; expected")
     assert told[2].endswith("(and 9 more such rows)")
     assert f"train {train}: 71 rows, 1 taken" in shown

@@ -240,7 +240,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "a name that is no name": (lambda run: [str(run), "--sets", f"a b={TEST_SET}"], ["'a b'"]),
     "tasks without what plays them": (
         lambda run: [str(run), "--sets", "verifiers:sums?size=2"],
-        ["{'verifiers_sums_size_2': 'verifiers:sums?size=2'}", "by sample.environment=verifiers"],
+        ["{'verifiers_sums_size_2': 'verifiers:sums?size=2'}", "need sample.environment=verifiers"],
     ),
     "no number": (lambda run: [str(run), "--k", "many"], ["--k many"]),
     "no number that int() takes": (lambda run: [str(run), "--k", "9" * 5000], ["--k 999", "4096"]),

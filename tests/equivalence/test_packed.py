@@ -118,7 +118,9 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     "qwen3": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
 }  # fmt: skip
-CASES = [(family, {}) for family in FAMILIES] + list(WINDOWS.items())
+OF_IMAGES = {"qwen2_5_vl_text", "qwen3_vl_text"}
+"""Parts of models that also read images: tests/model/test_multimodal.py."""
+CASES = [(family, {}) for family in FAMILIES if family not in OF_IMAGES] + list(WINDOWS.items())
 
 
 def make_model(folder: Path, family: str, options: dict[str, Any]) -> ModelSection:

@@ -92,6 +92,10 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     problem of the model, the adapters or the data."""
     folder = config.run.directory / str(config.run.name)
     replicas = replicas_of(config)
+    if not works_alone(config, replicas):
+        installation.slice_for(
+            "replicas", "run.replicas, run.samplers, run.shards or run.max_staleness"
+        )
     start = config.model.start
     others = other_adapters(config)
     if others and (config.run.resume == "never" or not checkpoint.listing(folder)):
@@ -181,6 +185,12 @@ def replicas_of(config: Config) -> int:
             "set run.replicas to auto, or name a cluster as run.ray"
         )
     return replicas
+
+
+def works_alone(config: Config, replicas: int) -> bool:
+    """Whether one process does all work of the run, one thing after the other, in one shard."""
+    run = config.run
+    return replicas == 1 and run.shards == 1 and not run.samplers and not run.max_staleness
 
 
 def power_of_two(most: int) -> int:

@@ -1,4 +1,4 @@
-"""The product without the folder ``reason_llm/environments``."""
+"""The product without the folder ``reason_llm/environments`` or ``reason_llm/replicas``."""
 
 import os
 import shutil
@@ -17,6 +17,11 @@ sys.path.insert(0, FOLDER)
 sys.argv = ["scripts/train.py", *sys.argv[1:]]
 runpy.run_path("scripts/train.py", run_name="__main__")
 """
+ASKING = {
+    "environments": (["configs/wordle_tiny.yaml"], ["--data.train", "environment?size=4"]),
+    "replicas": (["--run.shards", "2"], ["--run.max_staleness", "1"]),
+}
+"""Options that need a folder."""
 
 
 def train(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -27,14 +32,17 @@ def train(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_the_quick_start_runs_and_environments_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("without", ASKING)
+def test_the_quick_start_runs_and_what_asks_for_the_folder_is_refused(
+    without: str, tmp_path: Path
+) -> None:
     for name in ("reason_llm", "scripts", "configs", "data", "examples"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "model").symlink_to(ROOT / "model")
-    shutil.rmtree(tmp_path / "reason_llm" / "environments")
+    shutil.rmtree(tmp_path / "reason_llm" / without)
     done = train(tmp_path, "--run.steps", "1", "--eval.limit", "8")
     assert done.returncode == 0, done.stderr
-    for options in (["configs/wordle_tiny.yaml"], ["--data.train", "environment?size=4"]):
+    for options in ASKING[without]:
         refused = train(tmp_path, *options)
         (line,) = refused.stderr.splitlines()
-        assert refused.returncode == 2 and "needs the folder reason_llm/environments" in line
+        assert refused.returncode == 2 and f"needs the folder reason_llm/{without}" in line
