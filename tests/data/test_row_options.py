@@ -174,7 +174,9 @@ def test_the_template_takes_arguments(
     for name in ("tokenize", "a-b"):
         text = f"data: {{train: x, template_arguments: {{{name}: 1}}}}\nmodel: {{path: {TINY}}}\n"
         path.write_text(text)
-        with pytest.raises(ConfigError, match=f"has '{name}', which is not an identifier or is reserved"):
+        with pytest.raises(
+            ConfigError, match=f"has '{name}', which is not an identifier or is reserved"
+        ):
             config_file.load(path)
 
 

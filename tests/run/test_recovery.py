@@ -81,7 +81,7 @@ def test_a_run_that_starts_afresh_does_not_move_its_source_aside(
         config = small_run(**named, run__resume=resume, run__steps=steps)
         if (resume, folder) == ("never", "mine"):
             with pytest.raises(
-                RolloutBufferError, match=r"moves aside; give this run a --run\.name"
+                RolloutBufferError, match=r"moves aside; give this run another --run\.name"
             ):
                 resolve._saved_buffers(config, tmp_path / "runs" / folder)
         else:

@@ -40,7 +40,7 @@ def config(rewards: list[dict[str, Any]], **sections: Any) -> Config:
         ([FIRST, model("a"), model("a")], {}, "give each a label"),
         ([FIRST, model("a.b")], {}, r"label\n.* match pattern"),
         ([FIRST, model("a" * 65)], {}, r"label\n.* match pattern"),
-        ([FIRST, model("reward")], {}, "score/reward is a metric"),
+        ([FIRST, model("reward")], {}, "score/reward is already a metric"),
         ([FIRST, model(normalise="none")], {}, "option 'normalise' of reward_model"),
         ([FIRST, model(normalize="running")], {}, "option 'normalize' of reward_model"),
         ([FIRST, {"name": "reward_model"}], {}, "option 'path' of reward_model"),
