@@ -330,7 +330,8 @@ def test_an_outside_model_is_planned_and_checked(exported: Path, tmp_path: Path)
         ("code", write("config.json", model_type="own", auto_map={"AutoConfig": "a.B"}),
          "needs Python code"),
         ("template", lambda f: (f / "chat_template.jinja").unlink(), "has no chat template"),
-        ("pickle", lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "no .safetensors file"),
+        ("pickle", lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+         "no .safetensors file"),
     ):  # fmt: skip
         bad = tmp_path / name
         shutil.copytree(exported, bad)
