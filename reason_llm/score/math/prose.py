@@ -222,6 +222,8 @@ class _Splitter:
         self.split(plain, True)
 
     def is_word(self, word: str, text: str, position: int, is_text: bool) -> bool:
+        if text[position : position + 1].isdigit():  # step2 is a name
+            return False
         if is_text and len(word) > 1:
             return True
         if self.depth or word in FUNCTIONS or word in ("sqrt", "pi", "infty"):
