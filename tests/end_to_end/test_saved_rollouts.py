@@ -146,7 +146,7 @@ def test_a_new_run_from_a_checkpoint_and_on_with_it(
     # What it began from may be gone by now.
     gone = ("--run.name", "fork", "--run.resume", str(folder / "runs" / "gone"))
     code, shown = call("train.py", config, *gone)
-    assert (code, "leave --run.resume out to go on with" in shown) == (2, True)
+    assert (code, "leave --run.resume out to resume the run" in shown) == (2, True)
     # A finished run without its checkpoints is nobody's place to begin.
     summary = folder / "runs" / "bare" / "summary.json"
     summary.parent.mkdir()
