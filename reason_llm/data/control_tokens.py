@@ -57,7 +57,7 @@ class ControlTokens:
 
     @cached_property
     def _spelled(self) -> dict[bool, re.Pattern[str]]:
-        """What is marked in a message; True: of the assistant."""
+        """Marks in a message; True: of the assistant."""
         return {own: re.compile(_any([*names, OPEN, CLOSE]))
                 for own, names in ((False, [*self.ids]), (True, [*self.turns]))}  # fmt: skip
 
@@ -118,7 +118,7 @@ class ControlTokens:
         return frozenset(self.ids.values()) - {self.unknown_id}
 
     def names_in(self, marked: str) -> list[str]:
-        """What the marks of a text stand for, each once."""
+        """Control tokens that the marks of a text represent, each once."""
         return [*dict.fromkeys(self._names[int(number)] for number in _MARK.findall(marked))]
 
     def written_in(self, marked: str) -> list[str]:

@@ -327,7 +327,7 @@ class Renderer:
         return controls.are_in(messages) and self.marked(messages) != list(messages)
 
     def _as_written(self, where: str, marked: str, text: str) -> str:
-        """What the template made of marks; DataError where it does not write what they stand for as
+        """Text that the template made of marks; DataError where it does not write their tokens as
         it wrote ``text``."""
         found = self._controls.as_in(marked, text)
         if found is None:
@@ -377,7 +377,7 @@ class Renderer:
         return self.not_yet_in(ids, added)
 
     def not_yet_in(self, ids: Sequence[int], added: list[int]) -> list[int]:
-        """What ``replies`` gave, without the end of the answer where the model wrote it itself;
+        """Result of ``replies``, without the end of the answer where the model wrote it itself;
         some templates end the last answer (gpt-oss: ``<|return|>``) as no earlier one."""
         _, end = _form_of_answers(self.tokenizer, self._template)
         return added[ids[-1] in (added[0], end) :]
@@ -515,7 +515,7 @@ def _controls(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> C
 def _form_of_answers(
     tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate
 ) -> tuple[str, int | None]:
-    """What the template writes, control tokens among it, between where an answer begins and its
+    """Text of the template, with its control tokens, between where an answer begins and its
     content, else an empty text; and the last token of an answer that nothing follows."""
     renderer = Renderer(tokenizer, template, None)
     begin = end = None

@@ -25,7 +25,7 @@ def calls_of(text: str) -> list[Call | None]:
 
 
 def said_before(text: str) -> str:
-    """What a turn says before its calls."""
+    """Text of a turn before its calls."""
     before = text.partition(OPENS)[0].strip().removeprefix(PYTHON_TAG).strip()
     return "" if before.startswith("{") else before
 

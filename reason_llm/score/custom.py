@@ -143,7 +143,7 @@ class CustomReward:
             arguments = self._arguments(group.prompt, values)
 
         def listed() -> list[Any]:
-            """What it gave, one too many at most. A generator runs here."""
+            """Its values, one too many at most. A generator runs here."""
             result = self._result(arguments)
             if isinstance(result, str | Mapping) or not isinstance(result, Iterable):
                 what = "the number " if isinstance(result, SupportsFloat) else ""
@@ -209,7 +209,7 @@ class CustomReward:
         return logged
 
     def _log_metric(self, name: str, value: float) -> None:
-        """As TRL's: a metric whose values are averaged over a step."""
+        """TRL's function of this name: a metric whose values are averaged over a step."""
         number = _number(value, f"log_metric({name!r:.40}) of {self.where}")
         with self._lock:
             values = self._logged.setdefault(str(name)[:MOST_NAME], [])
@@ -224,7 +224,7 @@ class CustomReward:
             return self._extra.pop(id(group), {})
 
     def _log_extra(self, extra: dict[str, list[Any]], count: int, column: str, values: Any) -> None:
-        """As TRL's, which has a table of completions: a column with a value of each."""
+        """TRL's function of this name: a column of its table of completions, a value of each."""
         kept = list(islice(values, count + 1))
         if len(kept) != count:
             raise ValueError(
@@ -263,7 +263,7 @@ def _logged(value: Any) -> Any:
 
 
 def _members(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What an environment told of a rollout, its notes among the others."""
+    """An environment's values for a rollout, including its notes."""
     notes = told.get("notes", {})
     return {**{n: v for n, v in told.items() if n != "notes"}, **notes, "notes": notes}
 

@@ -162,7 +162,7 @@ class LanguageModelJudge:
         return [sum(point) / len(point) if point else math.nan for point in points]
 
     def _pair(self, prompt: Prompt, one: str, other: str) -> float:
-        """What the first one gains: 1, 1/2 or 0; NaN without a judgement."""
+        """Score of the first one: 1, 1/2 or 0; NaN without a judgement."""
         if one == other:
             return GAINS["TIE"]
         there = self._first_of(prompt, one, other)

@@ -169,7 +169,7 @@ class NoOptions(Section):
 
 
 class AnswerOptions(Section):
-    """How an answer is compared with the gold one."""
+    """Comparison of an answer with the gold one."""
 
     equality: Equality = "form"
     """form: worked out as far as the gold answer is, and not copied from the question; value: any
@@ -210,7 +210,7 @@ class StepsOptions(Section):
 
 
 class EnvironmentOptions(Section):
-    """What an environment says of its rollout."""
+    """An environment's values for its rollout."""
 
     note: str | None = None
     """Key of a number in the environment's ``notes``, used instead of its reward."""
@@ -357,7 +357,7 @@ def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
 
 
 def _of_lengths(values: Callable[[list[int], list[bool]], list[float]], context: Context) -> Reward:
-    """By the lengths of a group and what is right in it; none where the first reward gave none."""
+    """Rewards from the lengths of a group and its right answers; none without a first reward."""
     kind = context.score.rewards[0].kind
 
     def of_group(group: Group, first: list[float]) -> list[float]:

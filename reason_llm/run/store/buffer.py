@@ -95,7 +95,7 @@ class RolloutBuffer:
         return held
 
     def read(self, step: int, checkpoint: str | None = None) -> Document | None:
-        """As ``find``, for the step whose turn it is; what is elsewhere is taken over.
+        """``find``, for the step that is next; rollouts found elsewhere are moved here.
 
         It is written to the file, but where that holds a later step of this run: a run that resumes
         from an older checkpoint comes to those rollouts again, and needs them.

@@ -67,7 +67,7 @@ class _Uses:
         }
 
     def why(self, node: ast.Assert) -> str | None:
-        """What is wrong with an assertion; None where it says something of the program."""
+        """Fault of an assertion; None if it depends on the program."""
         if (found := self._true(node.test)) is not None:
             return f"holds for every program: {found}"
         if node.msg is None or not _is_literal(node.msg) or not self._is_bare(node.test):

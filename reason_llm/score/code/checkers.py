@@ -94,7 +94,7 @@ class Checkers:
         method: str = "",
         seconds: float = CHECK_SECONDS,
     ) -> T | None:
-        """What a function gives; None, and counted, if it raises, gives something else or takes
+        """Result of a function; None, and counted, if it raises, gives something else or takes
         too long.
 
         Args:
@@ -156,7 +156,7 @@ class _Pickler(pickle.Pickler):
     """Writes classes that pydantic made of a generic one, which no module holds, by their parts."""
 
     def reducer_override(self, value: Any) -> Any:
-        """How such a class is written; all else as usual."""
+        """Print such a class as it is written; all else as usual."""
         made = getattr(value, "__pydantic_generic_metadata__", None)
         if isinstance(value, type) and made and made["origin"] is not None:
             return made["origin"].__class_getitem__, (made["args"],)
@@ -270,5 +270,5 @@ def checkers_of(mode: Mode, *modules: str) -> Checkers:
 
 
 def checker_faults() -> tuple[int, int]:
-    """How many calls of checkers failed, and timed out, in this process so far."""
+    """Numbers of calls of checkers that failed and that timed out in this process so far."""
     return sum(each.num_failed for each in _made), sum(each.num_timed_out for each in _made)

@@ -36,7 +36,7 @@ _BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); " + (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use."""
+    """Limits of one program."""
 
     cpu_seconds: int = 6
     """CPU time of one process, in whole seconds."""
@@ -232,7 +232,7 @@ def setup_of(mode: Mode, packages: Mapping[str, Path], folders: int = 0) -> dict
 
 
 def _packages() -> dict[str, Path]:
-    """Those of ``PACKAGES`` that are installed, and where."""
+    """Installed ``PACKAGES`` and their folders."""
     own = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
     shared = (path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
     folders = [Path(path) for path in (*own, *shared)]

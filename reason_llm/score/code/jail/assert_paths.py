@@ -116,7 +116,7 @@ class Taint:
                     self.names |= {(id(node), a.arg) for a in node.args.args}
 
     def _collect_call(self, call: ast.Call) -> None:
-        """What is given flows into parameters and into what it is added to; a function that is
+        """The value flows into parameters and into what it is added to; a function that is
         given takes its neighbors."""
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         name = last_name(call.func)

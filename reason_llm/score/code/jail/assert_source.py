@@ -138,7 +138,7 @@ class TestsSource:
 
 
 class AssertionCounts:
-    """How often each assertion ran, and how often it held."""
+    """Counts of each assertion: runs, and runs in which it held."""
 
     def __init__(self, stop_early: bool) -> None:
         self.stop_early = stop_early
@@ -225,7 +225,7 @@ def _assertions(tree: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _certain(body: Sequence[ast.stmt], is_helper: bool = False) -> Iterator[ast.stmt]:
-    """What stands under no condition: assertions, contexts that wait for an error, and other
+    """Statements under no condition: assertions, contexts that wait for an error, and other
     statements without a body, but for those that must not be come to.
 
     Args:

@@ -129,7 +129,7 @@ class Program:
         self._answer(self.loading, "load")
 
     def get(self, name: str) -> Any:
-        """What the program defined under a name; NameError if nothing."""
+        """The program's object of this name; NameError if nothing."""
         found = self._asked("get", (name,))
         self.num_names += 1
         is_class = isinstance(found, StandIn) and name.lstrip("_")[:1].isupper()
@@ -220,7 +220,7 @@ class Program:
         self._send({"id": number, **reply})
 
     def _error(self, lineage: list[str], message: str, function: str) -> Exception:
-        """What the tests see raised: an exception of the nearest class that they can know."""
+        """The exception that the tests see, of the nearest class that they can know."""
         ends = {"next": StopIteration, "anext": StopAsyncIteration}
         if function in ends and ends[function].__name__ in lineage:
             return ends[function]()
@@ -327,7 +327,7 @@ class Program:
         return {"callback": [_number_of(value, self.callbacks), *about]}
 
     def _value(self, encoded: Any, function: str = "") -> Any:
-        """What the program sent, made of built-in types and stand-ins."""
+        """The program's value, made of built-in types and stand-ins."""
         try:
             if function == "make" and isinstance(encoded, dict) and "container" in encoded:
                 return StandIn(self, int(encoded["container"]), is_container=True)
