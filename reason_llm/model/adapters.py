@@ -241,11 +241,11 @@ def copy_folder(source: Path, target: Path) -> None:
     or cannot be read, or as ``check_written``."""
     check_written(source)
     names = [CONFIG, WEIGHTS, *([score_head.FILE] if (source / score_head.FILE).exists() else [])]
-    with replacing_folder(target) as beside:
+    with replacing_folder(target) as temporary:
         for name in names:
             with _reading(source / name):
                 file = regular(source / name)
-            shutil.copyfile(file, beside / name)  # a piece at a time
+            shutil.copyfile(file, temporary / name)  # a piece at a time
 
 
 @contextmanager

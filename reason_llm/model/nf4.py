@@ -76,7 +76,7 @@ def unfit(
     for skipped in quantized.get("llm_int8_skip_modules") or ():
         inside = (name for name in linear if f".{skipped}." in f".{name}.")
         if (name := next(inside, None)) is not None:
-            return f"its checkpoint leaves {name} unquantised beside NF4; {other}"
+            return f"its checkpoint leaves {name} unquantised, next to layers in NF4; {other}"
     if quantize != "nf4":
         return "its weights are NF4 already; set model.quantize to nf4"
     return None

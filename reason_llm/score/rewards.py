@@ -518,7 +518,7 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     ),
     "gym": (NoOptions, _gym),
     "environment": (EnvironmentOptions, _environment),
-    REWARD_MODEL: (  # a model of its own has a template of its own, which takes messages
+    REWARD_MODEL: (  # a separate model has its own template, which takes messages
         RewardModelOptions,
         lambda o, c: Reward(of_model=True, columns=(CHAT,) if o.is_outside else ()),
     ),

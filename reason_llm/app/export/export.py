@@ -113,21 +113,21 @@ def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | N
     quiet_libraries()
     job = _prepare(request)
     result: Parity | ScoreParity | None = None
-    with replacing_folder(request.out, is_noted=False) as beside:
+    with replacing_folder(request.out, is_noted=False) as target:
         if request.adapter_only:
             heads = [name for name in HEAD_FILES if (job.adapter / name).is_file()]
             for name in (*ADAPTER_FILES, *heads):
-                shutil.copyfile(regular(job.adapter / name), beside / name)
+                shutil.copyfile(regular(job.adapter / name), target / name)
         else:
             merge = _merge_reward_model if reward_model.is_one(job.adapter) else _merge
-            result = merge(request, job, beside, console)
-        job.tokenizer.save_pretrained(beside)
-        kind = None if request.adapter_only else base.misread_by(beside, job.tokenizer)
+            result = merge(request, job, target, console)
+        job.tokenizer.save_pretrained(target)
+        kind = None if request.adapter_only else base.misread_by(target, job.tokenizer)
         processors = [] if request.adapter_only else job.base_folder.glob(PROCESSORS)
         for file in (job.base_folder / SENTENCE_PIECES, *processors):
             if file.is_file():
-                shutil.copyfile(regular(file), beside / file.name)
-        _describe(request, job, beside, result)
+                shutil.copyfile(regular(file), target / file.name)
+        _describe(request, job, target, result)
     console.line(f"exported {job.adapter} over {job.base} to {request.out}")
     if kind is not None:
         logger.warning(
@@ -206,13 +206,13 @@ def _prepare(request: ExportRequest) -> _Job:
     return _Job(adapter, name, folder, merged, run, config, tokenizer, rollouts, converter)
 
 
-def _merge(request: ExportRequest, job: _Job, beside: Path, console: Console) -> Parity:
+def _merge(request: ExportRequest, job: _Job, target: Path, console: Console) -> Parity:
     dtype = DTYPES[request.dtype]
-    merging.merge(*job.merged, beside, dtype, request.shard_bytes)
-    _write_generation_config(job, beside)
+    merging.merge(*job.merged, target, dtype, request.shard_bytes)
+    _write_generation_config(job, target)
     rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
     temperature = job.config.sample.temperature if job.config is not None else 1.0
-    result = parity.check_parity(job.base_folder, job.adapter, beside, rollouts, dtype, temperature)
+    result = parity.check_parity(job.base_folder, job.adapter, target, rollouts, dtype, temperature)
     told = "base plus adapter" if job.merged[1] is not None else "the run's model"
     console.line(
         f"parity with {told} in {request.dtype}: {result.gap}; its own effect: {result.learned}"
@@ -228,7 +228,7 @@ def _merge(request: ExportRequest, job: _Job, beside: Path, console: Console) ->
 
 
 def _merge_reward_model(
-    request: ExportRequest, job: _Job, beside: Path, console: Console
+    request: ExportRequest, job: _Job, target: Path, console: Console
 ) -> ScoreParity:
     """Merge into a sequence-classification model of one label."""
     dtype, score = DTYPES[request.dtype], reward_model.head_of(job.adapter)
@@ -242,16 +242,16 @@ def _merge_reward_model(
     ends = {row.ids[-1] for row in rows}
     ends |= set(base.end_token_ids(str(job.base_folder), job.tokenizer))
     job.tokenizer.pad_token = reward_model.padding_token(job.tokenizer, ends)
-    merging.merge(job.base_folder, job.adapter, beside, dtype, request.shard_bytes, score)
+    merging.merge(job.base_folder, job.adapter, target, dtype, request.shard_bytes, score)
     config = reward_model.configured(
-        merging.read_json(beside / "config.json"), job.base_folder, job.tokenizer.pad_token_id
+        merging.read_json(target / "config.json"), job.base_folder, job.tokenizer.pad_token_id
     )
-    (beside / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
-    result = reward_model.check_scores(job.base_folder, job.adapter, beside, rows, dtype)
+    (target / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
+    result = reward_model.check_scores(job.base_folder, job.adapter, target, rows, dtype)
     console.line(f"parity with base, adapter and head in {request.dtype}: {result.gap}")
     result.check(dtype)
     if (described := job.adapter / reward_models.SCALE).is_file():  # for use as a reward elsewhere
-        shutil.copyfile(regular(described), beside / described.name)
+        shutil.copyfile(regular(described), target / described.name)
     return result
 
 
@@ -265,7 +265,7 @@ def _compared(
     return parity.chosen(found, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
 
 
-def _write_generation_config(job: _Job, beside: Path) -> None:
+def _write_generation_config(job: _Job, target: Path) -> None:
     """Write the base's generation config with every token that ended an answer in training."""
     file = job.base_folder / "generation_config.json"
     if file.is_file():
@@ -277,13 +277,13 @@ def _write_generation_config(job: _Job, beside: Path) -> None:
     theirs, ends = config.get("eos_token_id"), base.end_token_ids(str(file.parent), job.tokenizer)
     if not set(ends) <= set(theirs if isinstance(theirs, list) else [theirs]):
         content = orjson.dumps(config | {"eos_token_id": ends}, option=orjson.OPT_INDENT_2)
-        (beside / file.name).write_bytes(content)
+        (target / file.name).write_bytes(content)
     elif file.is_file():
-        shutil.copyfile(regular(file), beside / file.name)
+        shutil.copyfile(regular(file), target / file.name)
 
 
 def _describe(
-    request: ExportRequest, job: _Job, beside: Path, found: Parity | ScoreParity | None
+    request: ExportRequest, job: _Job, target: Path, found: Parity | ScoreParity | None
 ) -> None:
     card = ModelCard(
         name=request.push or request.out.name,
@@ -297,12 +297,12 @@ def _describe(
         is_reward_model=reward_model.is_one(job.adapter),
         loader=base.auto_class(str(job.base_folder)).__name__,
     )
-    (beside / "README.md").write_text(model_card.render(card), encoding="utf-8")
+    (target / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:
         config = shown_config(job.run / run_folder.CONFIG)
-        (beside / "training_config.yaml").write_text(config, encoding="utf-8")
+        (target / "training_config.yaml").write_text(config, encoding="utf-8")
         if (curves := job.run / "curves.png").is_file():
-            shutil.copyfile(regular(curves), beside / curves.name)
+            shutil.copyfile(regular(curves), target / curves.name)
 
 
 def _rollouts(

@@ -258,7 +258,7 @@ def _plan(
         if source is None or not torch.equal(source.read().to(tensor.dtype), tensor):
             raise ModelError(
                 f"{adapter}/{adapters.WEIGHTS}: {name} is not that of {base}: it was trained or "
-                "resized beside the adapter; merge it with the library that made it"
+                "resized with the adapter; merge it with the library that made it"
             )
     return to_add, sources
 

@@ -120,7 +120,7 @@ def padding_token(tokenizer: Any, ends: Collection[int]) -> str:
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
             return str(token)
     raise ModelError(
-        "the tokenizer has no special token beside those that end an answer, and a padded row "
+        "the tokenizer has no special token other than those that end an answer, and a padded row "
         "would be read at the wrong place; add one to the base's tokenizer"
     )
 

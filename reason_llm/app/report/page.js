@@ -293,13 +293,13 @@ function phasesOf(run) {
   const value = (key, i) => (run.columns[key] || [])[i + from] || 0;
   const lines = PHASES.map(([name, color]) => ({ label: name, color, steps, kind: "line", values: steps.map((_, i) => (name === "other" ? 0 : value(`time/${name}_seconds`, i))) }));
   const other = lines.at(-1);
-  // Scoring runs beside the sampling of the next wave; what is left over is its tail and the rest.
+  // Scoring overlaps with the sampling of the next wave; what is left over is its tail and the rest.
   other.values = steps.map((_, i) => Math.max(0, value("time/total_seconds", i) - lines.reduce((sum, line) => sum + line.values[i], 0)));
   return lines.filter((line) => line.values.some((v) => v > 0));
 }
 
 function timeSection() {
-  const section = make("section", {}, make("h2", {}, "Time", make("small", {}, "seconds of each step, by phase; scoring runs beside sampling")));
+  const section = make("section", {}, make("h2", {}, "Time", make("small", {}, "seconds of each step, by phase; scoring overlaps with sampling")));
   for (const [i, run] of data.runs.entries()) {
     const lines = phasesOf(run);
     if (!lines.length || hidden.has(i)) continue;

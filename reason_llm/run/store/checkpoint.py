@@ -1,4 +1,4 @@
-"""Checkpoints of a run: adapter, optimizer, step, identity. A thread writes each one beside its
+"""Checkpoints of a run: adapter, optimizer, step, identity. A thread writes each one next to its
 place and renames it; the last n are kept.
 
     <run>/checkpoints/step-00000012/{adapter_model.safetensors, adapter_config.json,

@@ -109,7 +109,7 @@ def test_no_answer_ends_with_the_padding_token() -> None:
     own = tokenizer_of("<end>", "<pad>", "<x>", eos_token="<end>", pad_token="<pad>")
     assert reward_model.padding_token(own, {1}) == "<pad>"
     assert reward_model.padding_token(own, {1, 2}) == "<x>"
-    with pytest.raises(ModelError, match="no special token beside"):
+    with pytest.raises(ModelError, match="no special token other than"):
         reward_model.padding_token(tokenizer_of("<end>", eos_token="<end>"), {1})
 
 

@@ -327,7 +327,7 @@ class _Way:
     branches: bool = False  # a branch of the nearest decision has an assertion
     # variable that is true where no assertion of the ``try`` was passed over
     done: str | None = None
-    beside: Sequence[ast.stmt] = ()  # the statements of the same body
+    siblings: Sequence[ast.stmt] = ()  # the statements of the same body
 
 
 class Ways:
@@ -390,7 +390,7 @@ class Ways:
         for place, node in enumerate(body):
             rest = self.due(body[place + 1 :])
             after, after_loop = way.after or rest, way.after_loop or rest
-            here = replace(way, after=after, after_loop=after_loop, beside=body)
+            here = replace(way, after=after, after_loop=after_loop, siblings=body)
             statements += self._statement(node, here)
         return statements
 
@@ -438,7 +438,7 @@ class Ways:
         needs = any(
             due and not (_leaves(body) and (way.after or way.after_loop))
             for due, body in zip(dues, bodies, strict=True)
-        ) and not self._is_told(deciding, way.beside)
+        ) and not self._is_told(deciding, way.siblings)
         for body in bodies:
             body[:] = self._block(body, inner)
         if isinstance(node, ast.If) and (equal := self._equality(node.test)) is not None:
@@ -449,7 +449,7 @@ class Ways:
     def _loop(self, node: LoopNode, way: _Way) -> list[ast.stmt]:
         values = node.test if isinstance(node, ast.While) else node.iter
         has = self.due(node.body)
-        is_told = self._is_told(values, way.beside)
+        is_told = self._is_told(values, way.siblings)
         name = self._name()
         is_endless = isinstance(node, ast.While) and isinstance(values, ast.Constant)
         inner = replace(way, in_loop=False, after=False, after_loop=way.after_loop or has,
@@ -505,9 +505,9 @@ class Ways:
             case _:
                 body.insert(last + 1, _set(done, ast.Constant(True)))
 
-    def _is_told(self, values: ast.expr, beside: Sequence[ast.stmt]) -> bool:
-        """Whether an assertion beside it says, by ``==``, what or how long this value is; then its
-        being empty is no choice of the program's."""
+    def _is_told(self, values: ast.expr, siblings: Sequence[ast.stmt]) -> bool:
+        """Whether an assertion of the same body says, by ``==``, what or how long this value is;
+        then its being empty is no choice of the program's."""
         match values:
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 values = inner
@@ -518,7 +518,7 @@ class Ways:
         if not names or isinstance(values, ast.Compare | ast.BoolOp | ast.Subscript):
             return False
         told: set[Key] = set()
-        for node in beside:
+        for node in siblings:
             test = node.test if isinstance(node, ast.Assert) else None
             if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
                 for side in (test.left, *test.comparators):
