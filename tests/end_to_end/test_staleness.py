@@ -18,7 +18,7 @@ from peer_processes import file_digest
 from reason_llm.config import Config
 from reason_llm.errors import PeersLost, RewardError, Stopped, TrainingError
 from reason_llm.loop import train
-from reason_llm.replicas import cluster
+from reason_llm.replicas import cluster, many
 from reason_llm.replicas.cluster import Member, alive
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
@@ -45,6 +45,14 @@ def make(small_run: Make, tmp_path: Path) -> Make:
         )  # fmt: skip
 
     return made
+
+
+@pytest.fixture
+def local_cluster(monkeypatch: pytest.MonkeyPatch) -> type[LocalCluster]:
+    """Have the replicas be threads of the test."""
+    monkeypatch.setattr(LocalCluster, "before", lambda number, method, arguments: None)
+    monkeypatch.setattr(many, "Cluster", LocalCluster)
+    return LocalCluster
 
 
 @pytest.fixture(scope="module")
