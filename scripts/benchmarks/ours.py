@@ -7,8 +7,8 @@ nothing, and nothing else is changed.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +30,7 @@ from reason_llm.model import (
     to_data,
 )
 from reason_llm.model.plan import GIB, Machine, Meter, Plan, Shape, memory
+from reason_llm.model.plan.meter import Peak
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run import RolloutBuffer, RunIdentity
 from reason_llm.sample import Sampler, SamplingParams, TransformersSampler, VllmSampler, sampling
@@ -226,9 +227,17 @@ class _Steps:
             "tokens": sum(sum(row.trained) for row in rows),
         }
 
-    def _phase(self) -> Any:
-        """On a CPU the meter would forget the process's peak, which is measured there."""
-        return self.meter.phase() if self.work.engine == "vllm" else nullcontext()
+    @contextmanager
+    def _phase(self) -> Iterator[Peak]:
+        """The peak of this process alone, where NVML says it. With Transformers there is none: the
+        meter would forget the process's peak, which is measured there."""
+        if self.work.engine != "vllm":
+            yield Peak()
+            return
+        with self.meter.phase() as peak:
+            yield peak
+        own = device.process_bytes()
+        peak.gib = peak.gib if own is None else own / GIB
 
     def _keep_peak(self, found: dict[str, float], phase: str, peak: Any, planned: int) -> None:
         if self.work.engine == "vllm":

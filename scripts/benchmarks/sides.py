@@ -5,6 +5,7 @@ print goes to standard error. One that fails, dies or takes too long keeps the s
 measured, and its error is a cell of the table, never an end.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -91,11 +92,16 @@ class Turns:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._largest_bytes = largest_bytes
-        self._before = device.used_bytes()
+        self._before = device.process_bytes() or device.used_bytes()
+        self._is_loaded = False
         self.notes: list[str] = []
 
     def wait(self) -> None:
-        """Until it is this side's turn."""
+        """Until it is this side's turn; the first call says that everything is loaded."""
+        if not self._is_loaded:
+            self._is_loaded = True
+            self._answers.write("{}\n")
+            self._answers.flush()
         if not sys.stdin.readline():
             raise SystemExit(0)  # the other end is gone
 
@@ -113,6 +119,8 @@ def run(system: str, work_file: Path) -> None:
     work = Work(**read_object(work_file))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, as ours is
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.31 would import its sampler
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if work.engine == "transformers":
         sys.modules["vllm"] = None  # type: ignore[assignment] # TRL would import it
     if system == "unsloth":
@@ -175,23 +183,35 @@ class Side:
                 text=True,
             )
 
+    def load(self) -> None:
+        """Wait until it has loaded everything."""
+        if (answer := self._answer()) is not None and "error" in answer:
+            self.outcome.take(answer, False)
+
     def step(self, number: int) -> None:
         """Give it its turn and wait for the end of it; one that failed has no more turns."""
         if self.outcome.error is not None:
             return
-        assert self._process.stdin is not None and self._process.stdout is not None
-        started = time.perf_counter()
-        timer = threading.Timer(self._most_seconds - self._taken, self._process.kill)
-        timer.start()
+        assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it died: then its answer is empty
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
+        if (answer := self._answer()) is not None:
+            self.outcome.take(answer, number > 0 or not self._work.warmup)
+
+    def _answer(self) -> dict[str, Any] | None:
+        """Return its next answer; None if it died or took too long, which is then its error."""
+        assert self._process.stdout is not None
+        started = time.perf_counter()
+        timer = threading.Timer(self._most_seconds - self._taken, self._process.kill)
+        timer.start()
         line = self._process.stdout.readline()
         timer.cancel()
         self._taken += time.perf_counter() - started
         if line:
-            self.outcome.take(orjson.loads(line), number > 0 or not self._work.warmup)
-        elif self._taken >= self._most_seconds:
+            found: dict[str, Any] = orjson.loads(line)
+            return found
+        if self._taken >= self._most_seconds:
             self.outcome.error = f"took more than {self._most_seconds:g} s"
         else:
             trace = read_text(self._log, 64 * MIB)[-MOST_TRACE_CHARACTERS:]
@@ -199,6 +219,7 @@ class Side:
             last = (said or ["it said nothing"])[-1][:300]
             self.outcome.error = f"ended with {self._process.wait()}: {last}"
             self.outcome.trace = trace
+        return None
 
     def close(self) -> None:
         """End it, if it has not ended: it reads that nobody is there any more."""
@@ -214,6 +235,8 @@ def take_turns(
 ) -> dict[str, Outcome]:
     """Run systems at their work, a step each in turn, so that other load falls on all of them.
 
+    They load at the same time, but Unsloth first: it measures the GPU's free memory as it loads.
+
     Args:
         given: by the name of a side, its system and its work; all have as many steps.
         most_seconds: for all the turns of one side, its loading with the first.
@@ -222,10 +245,18 @@ def take_turns(
     """
     with TemporaryDirectory() as folder, ExitStack() as stack:
         sides: dict[str, Side] = {}
-        for name, (system, work) in given.items():
+        alone_first = sorted(given.items(), key=lambda each: each[1][0] != "unsloth")
+        for name, (system, work) in alone_first:
             sides[name] = Side(system, work, Path(folder) / name, most_seconds, threads)
             stack.callback(sides[name].close)
+            if system == "unsloth":
+                sides[name].load()
+        for name, (system, _) in given.items():
+            if system != "unsloth":
+                sides[name].load()
+        sides = {name: sides[name] for name in given}
         outcomes = {name: side.outcome for name, side in sides.items()}
+        keep(outcomes)
         for number in range(max(work.steps for _, work in given.values())):
             for side in sides.values():
                 side.step(number)

@@ -9,7 +9,7 @@ from peft.tuners.lora.layer import ParamWrapper
 from transformers import DynamicCache
 
 from reason_llm.model import adapters, nf4, weights
-from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
+from reason_llm.model.attention import MOST_KEYS_PER_TOKEN, head_size, layer_configs
 from reason_llm.model.routing import routers
 from reason_llm.model.vllm.shared_weights import attention_for
 
@@ -50,9 +50,11 @@ class Shape:
     hidden: int
     intermediate: int
     query: int
-    """Query heads times their size."""
+    """Query heads times their size, in the layer with the largest heads."""
     key_value: int
-    """Key heads times their size."""
+    """Key heads times their size, likewise."""
+    cached: int
+    """Elements of the keys of one token in all layers that have a cache."""
     heads: int
     vocabulary: int
     packable: tuple[int, ...]
@@ -101,8 +103,16 @@ class Shape:
         trained = [p for p in base.parameters() if p.requires_grad]
         own = {id(p): p.numel() for p in base.parameters() if is_full or not p.requires_grad}
         heads = config.num_attention_heads
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        key_heads = getattr(config, "num_key_value_heads", None)
+        layers = layer_configs(config)
+        query = max(heads * head_size(layer) for layer in layers)
+        keys = [
+            layer.num_key_value_heads * head_size(layer)
+            if getattr(layer, "num_key_value_heads", None)
+            else _cached(base, query)
+            for layer in (layers if config.is_heterogeneous else layers[:1])
+        ]
+        cached = keys * (len(layers) // len(keys))
+        shared = getattr(config, "num_kv_shared_layers", 0) or 0  # with an earlier layer's cache
         held = KEPT.get(config.model_type, Kept())
         if (
             attention_for(config, attention) == "eager"
@@ -115,8 +125,9 @@ class Shape:
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
             intermediate=_widest_input(base, config),
-            query=heads * head_size,
-            key_value=key_heads * head_size if key_heads else _cached(base, heads * head_size),
+            query=query,
+            key_value=max(keys),
+            cached=sum(cached[: len(layers) - shared]),
             heads=heads,
             vocabulary=head.weight.shape[0],
             packable=tuple(linear.values()),
@@ -142,7 +153,7 @@ class Shape:
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values of one token in every layer."""
-        return 2 * self.layers * self.key_value * element_bytes
+        return 2 * self.cached * element_bytes
 
     def activation_bytes(
         self,

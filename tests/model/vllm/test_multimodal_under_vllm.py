@@ -155,7 +155,7 @@ def test_nf4(name: str, tmp_path: Path) -> None:
         with sampling(model, 0) as sampler:
             prompts = prompts_of(tokenizer, "What is 3 + 4?", "Why?")
             proof = prove_sampler_is_policy(sampler, model, prompts)
-        assert proof["sample/canary_difference_max"] < 0.2
+        assert proof["sample/canary_difference_max"] < 0.5
         del sampler
     gc.collect()
 
