@@ -15,6 +15,7 @@ from benchmarks.work import VARIANTS, WORKLOADS
 
 from reason_llm.errors import ReasonError
 
+CALLS = ("speed", "adapter", "nf4", "memory")
 ON_CPU = {name: title for name, (title, work) in WORKLOADS.items() if work.engine == "transformers"}
 GPU = """\
 This project, bare vLLM, TRL and Unsloth on one GPU at the same work: seconds of a phase switch,
@@ -34,14 +35,13 @@ def main() -> int:
     out = argparse.ArgumentParser(add_help=False)
     out.add_argument("--out", type=Path, help="write the table there, and all numbers as .json")
     add = parts.add_parser("gpu", help="compare on a GPU", description=GPU, parents=[out])
+    add.add_argument("--calls", nargs="*", choices=CALLS, default=CALLS, help="default: all")
     add.add_argument("--model-shape", choices=SHAPES, default=WORKLOADS["gpu"][1].model)
     add.add_argument("--model-folder", type=Path, help="keep the random model there")
-    add.add_argument("--systems", nargs="+", choices=sides.SYSTEMS, help="default: all")
-    add.add_argument("--kinds", nargs="+", choices=["nf4", "bf16"], help="default: both")
-    add.add_argument("--rounds", type=_one_or_more, default=2, help="default: 2")
-    add.add_argument("--repeats", type=_one_or_more, default=3, help="steps of a round (default 3)")
-    add.add_argument("--caps", nargs="*", type=float, help="GiB (default: 24 48 80); none: skip")
+    add.add_argument("--repeats", type=_one_or_more, default=2, help="steps of a call (default 2)")
+    add.add_argument("--caps", nargs="*", type=float, default=[], help="GiB: longest contexts, too")
     add.add_argument("--contexts", nargs="+", type=int, help="tokens tried under caps, rising")
+    add.add_argument("--kinds", nargs="+", choices=["nf4", "bf16"], default=["nf4", "bf16"])
     add.add_argument("--most-seconds", type=float, default=1800, help="of a system at one work")
     add.add_argument("--dry-run", action="store_true", help="a tiny model, anywhere, in a minute")
     add = parts.add_parser("cpu", help="compare with TRL on a CPU", description=CPU, parents=[out])
@@ -99,19 +99,18 @@ def _gpu(given: argparse.Namespace) -> int:
         subprocess.run([sys.executable, __file__, "model", shape, str(folder)], check=True)
         work = replace(work.smallest() if dry else work, model=str(folder))
         settings = Settings(
-            systems=given.systems or (("reason_llm", "vllm", "trl") if dry else (*sides.SYSTEMS,)),
-            kinds=given.kinds or (("bf16",) if dry else ("nf4", "bf16")),
+            calls=given.calls,
             work=replace(work, repeats=1 if dry else given.repeats),
-            rounds=1 if dry else given.rounds,
-            caps_gib=given.caps if given.caps is not None else (8,) if dry else (24, 48, 80),
-            ladder=given.contexts or ((64,) if dry else LADDER),
+            kinds=("bf16",) if dry else given.kinds,
+            caps_gib=(8,) if dry else given.caps,
+            ladder=given.contexts or ((64, 768) if dry else LADDER),
             group=2 if dry else 4,
             most_seconds=given.most_seconds,
         )
         said = (
-            f"{device.describe()}. Medians of {settings.rounds} rounds of {settings.work.repeats} "
-            "steps. Sampling of TRL and Unsloth holds their waking, syncing and going to sleep. A "
-            f"context is tried with one group of {settings.group}."
+            f"{device.describe()}. Medians of {settings.work.repeats} steps in turn. Sampling "
+            "of TRL and Unsloth holds their waking, syncing and going to sleep. A context is tried "
+            f"with one group of {settings.group}."
         )
 
         def keep(blocks: list[Block]) -> None:

@@ -85,11 +85,10 @@ def process_bytes() -> int | None:
         return None
     from vllm.third_party import pynvml
 
-    return next(
-        (int(each.usedGpuMemory) - _ballast_bytes for each in pynvml.nvmlDeviceGetComputeRunningProcesses(_nvml())
-         if each.pid == os.getpid() and each.usedGpuMemory),
-        None,
-    )  # fmt: skip
+    for each in pynvml.nvmlDeviceGetComputeRunningProcesses(_nvml()):
+        if each.pid == os.getpid() and each.usedGpuMemory:
+            return int(each.usedGpuMemory) - _ballast_bytes
+    return None
 
 
 @cache

@@ -9,10 +9,13 @@ from pathlib import Path
 from benchmarks.models import make
 from benchmarks.sides import LEARNERS, SYSTEMS, Outcome, take_turns
 from benchmarks.work import VARIANTS, WORKLOADS, Kind, Work, lengths
+from reason_llm.errors import ConfigError
 
 LADDER = (1024, 2048, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152, 65536, 98304, 131072)
 """Contexts that are tried, in tokens."""
 DAY = 24 * 3600.0
+UNSLOTH_GIB = 36.0
+"""GPU memory for Unsloth where others use the GPU at the same time: it takes all that it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,12 @@ class Block:
 class Settings:
     """Settings of the GPU benchmark."""
 
-    systems: Sequence[str]
-    kinds: Sequence[Kind]
+    calls: Sequence[str]
+    """Names of ``calls``."""
     work: Work
     """Of the speeds; its model is the one of everything."""
-    rounds: int
+    kinds: Sequence[Kind]
+    """Base weights for which the longest contexts are sought."""
     caps_gib: Sequence[float]
     ladder: Sequence[int]
     group: int
@@ -102,25 +106,75 @@ def described(work: Work) -> str:
     )
 
 
+def calls(work: Work, most_tokens: int) -> dict[str, Callable[[], dict[str, tuple[str, Work]]]]:
+    """Calls of the GPU benchmark: each makes its sides, with their systems and work.
+
+    ``memory`` samples and learns 8,192 tokens in NF4 under 24 GiB, and learns the longest rows that
+    the plan allows there; nothing else limits the memory, so the largest use has to be read.
+    """
+    nf4 = replace(work, kind="nf4")
+    return {
+        "speed": lambda: {
+            "reason_llm": ("reason_llm", work),
+            "vllm": ("vllm", work),
+            "trl": ("trl", work),
+            "unsloth": ("unsloth", replace(work, budget_gib=UNSLOTH_GIB)),
+        },
+        "adapter": lambda: {"vllm": ("vllm", work), "vllm_lora": ("vllm_lora", work)},
+        "nf4": lambda: {"reason_llm": ("reason_llm", work), "nf4": ("reason_llm", nf4)},
+        "memory": lambda: {
+            "under_24_gib": ("reason_llm", _under_24_gib(replace(
+                nf4, prompt_tokens=7 * work.context, completion_tokens=work.context
+            ))),
+            "longest": ("reason_llm", longest_planned(
+                _under_24_gib(replace(nf4, is_given=True)), most_tokens
+            )),
+        },
+    }  # fmt: skip
+
+
+def _under_24_gib(work: Work) -> Work:
+    return replace(work, prompts=1, completions=4, repeats=1, warmup=False, budget_gib=24.0)
+
+
+def longest_planned(work: Work, most_tokens: int) -> Work:
+    """The work with the longest rows that its plan allows, in steps of 512 tokens."""
+    from benchmarks import ours
+
+    def fits(tokens: int) -> bool:
+        try:
+            ours.plan_of(replace(work, completion_tokens=tokens))
+        except ConfigError:
+            return False
+        return True
+
+    ladder = range(512, most_tokens - work.prompt_tokens + 1, 512)
+    return replace(work, completion_tokens=ladder[max(0, last_that_fits(ladder, fits))])
+
+
 def gpu(
     settings: Settings, say: Callable[[str], None], keep: Callable[[list[Block]], None]
 ) -> list[Block]:
-    """Speeds first, then contexts; everything is kept as it is measured."""
-    blocks = [Block(kind, f"{kind}: {described(settings.work)}", {}) for kind in settings.kinds]
-    for number in range(settings.rounds):
-        for kind, block in zip(settings.kinds, blocks, strict=True):
-            for system in settings.systems:
-                work = replace(settings.work, kind=kind)
-                rounds = block.sides.setdefault(system, [])
-                rounds.append(_alone(system, work, settings.most_seconds))
-                keep(blocks)
-                said = rounds[-1].error or "measured"
-                say(f"round {number + 1} of {settings.rounds}: {kind} {system}: {said}")
-                if rounds[-1].trace:
-                    say(rounds[-1].trace)
+    """Measure the calls, then the contexts; everything is kept as it is measured."""
+    given = calls(settings.work, settings.ladder[-1])
+    blocks = []
+    for name in settings.calls:
+        blocks.append(Block(name, f"{name}: {described(settings.work)}", {}))
+
+        def kept(outcomes: dict[str, Outcome], block: Block = blocks[-1]) -> None:
+            block.sides = {side: [outcome] for side, outcome in outcomes.items()}
+            keep(blocks)
+
+        outcomes = take_turns(given[name](), settings.most_seconds, kept)
+        for side, outcome in outcomes.items():
+            say(f"{name} {side}: {outcome.error or 'measured'}")
+            if outcome.trace:
+                say(outcome.trace)
     for cap in settings.caps_gib:
-        for kind, block in zip(settings.kinds, blocks, strict=True):
-            for system in (s for s in settings.systems if s in LEARNERS):
+        for kind in settings.kinds:
+            block = Block(kind, f"{kind}: longest contexts", {})
+            blocks.append(block)
+            for system in LEARNERS:
                 found = longest_context(settings, kind, system, cap)
                 block.contexts.setdefault(cap, {})[system] = found
                 keep(blocks)
@@ -165,5 +219,6 @@ def last_that_fits(ladder: Sequence[int], fits: Callable[[int], bool]) -> int:
 def titles(blocks: Sequence[Block]) -> dict[str, str]:
     """Return the titles of the measured sides, by their names in ``Block.sides``."""
     known = SYSTEMS | {name: variant[1] for name, variant in VARIANTS.items()}
+    known |= {"nf4": "reason_llm, NF4", "under_24_gib": "8,192 tokens", "longest": "longest rows"}
     sides = dict.fromkeys(side for block in blocks for side in block.sides)
     return {side: known.get(side, side.replace("_", " ")) for side in sides}

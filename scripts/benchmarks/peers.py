@@ -67,6 +67,8 @@ def measure_trl(work: Work, turns: Turns) -> None:
         turns.notes.append("chunked log-probs" if chunked else "full logits")
         if work.engine == "vllm":
             arguments |= _vllm_arguments(work) | {"use_liger_kernel": chunked}
+            if not work.has_ballast:
+                arguments["vllm_gpu_memory_utilization"] = _give_kv_cache(work)
             more["quantization_config"] = _nf4() if work.kind == "nf4" else None
         trainer = _grpo(work, arguments, more)
         trainer.use_liger_kernel = chunked
@@ -149,6 +151,22 @@ def _vllm_arguments(work: Work) -> dict[str, Any]:
     }
 
 
+def _give_kv_cache(work: Work) -> float:
+    """Have TRL's vLLM take a KV cache as large as ours, which TRL has no argument for: then it does
+    not measure the memory that is free, and other processes may use the GPU as it loads.
+
+    Returns:
+        The fraction of the GPU's memory that is left to vLLM's check of it.
+    """
+    from trl.generation import vllm_generation
+
+    engine = ours.plan_of(work).engine
+    assert engine is not None
+    more = {"kv_cache_memory_bytes": engine.kv_cache_bytes}
+    vllm_generation.LLM = functools.partial(vllm_generation.LLM, **more)
+    return 0.01
+
+
 def _nf4() -> Any:
     from transformers import BitsAndBytesConfig
 
@@ -186,7 +204,7 @@ def _rows(work: Work) -> int:
     the longest context is sought."""
     if work.trl_rows is not None:
         return work.trl_rows
-    if work.budget_gib is not None:
+    if work.has_ballast:
         return 1
     most = max(1, ours.plan_of(work).micro_batch_tokens // work.context)
     return max(rows for rows in range(1, most + 1) if work.rollouts % rows == 0)

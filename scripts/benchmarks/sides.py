@@ -42,6 +42,7 @@ LEARNERS = ("reason_llm", "reason_llm_unsloth", "trl", "unsloth")
 PEERS = ("trl", "unsloth")
 """Not ours, and with vLLM of no use without a GPU."""
 SCRIPT = ROOT / "scripts" / "benchmark.py"
+MOST_CLOSING_SECONDS = 30
 MOST_TRACE_CHARACTERS = 20_000
 """Of the end of a process's own words, where it failed."""
 
@@ -140,7 +141,7 @@ def run(system: str, work_file: Path) -> None:
         try:
             if system in PEERS and work.engine == "vllm" and not device.has_gpu():
                 raise RuntimeError("needs a CUDA GPU, and this machine has none")
-            device.keep_under(work.budget_gib)
+            device.keep_under(work.budget_gib if work.has_ballast else None)
             systems[system](work, turns)
         except Exception as error:  # noqa: BLE001 - a system that fails is a cell of the table
             said = " ".join(str(error).split())[:300]
@@ -224,7 +225,11 @@ class Side:
     def close(self) -> None:
         """End it, if it has not ended: it reads that nobody is there any more."""
         with suppress(BrokenPipeError):
-            self._process.communicate()
+            try:
+                self._process.communicate(timeout=MOST_CLOSING_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
 
 
 def take_turns(

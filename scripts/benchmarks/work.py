@@ -61,6 +61,8 @@ class Work:
     """A step before them is not."""
     budget_gib: float | None = None
     """GPU memory that may be used; None: all."""
+    has_ballast: bool = False
+    """The rest of the GPU is allocated first, so that nothing can take more."""
 
     @property
     def context(self) -> int:
@@ -91,6 +93,7 @@ class Work:
             repeats=1,
             warmup=False,
             budget_gib=budget_gib,
+            has_ballast=True,
         )
 
     def smallest(self) -> "Work":
@@ -133,7 +136,7 @@ WORKLOADS: dict[str, tuple[str, Work]] = {
     "e": ("long answers", Work(
         "25m", 2, 2, 64, 1500, "float32", engine="transformers", trl_rows=4
     )),
-    "gpu": ("on a GPU", Work("qwen2.5-7b", 16, 8, 256, 768, rank=32)),
+    "gpu": ("on a GPU", Work("qwen2.5-7b", 8, 8, 256, 768, rank=32)),
 }  # fmt: skip
 """By name: what it is, and the work; those that sample with Transformers are for ``cpu``."""
 VARIANTS: dict[str, tuple[str, str, dict[str, Kind | int | bool]]] = {
