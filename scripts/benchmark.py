@@ -5,17 +5,18 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from benchmarks import device, sides
-from benchmarks.models import SHAPES, make
+from benchmarks.models import MULTIMODAL, SHAPES, make
 from benchmarks.work import VARIANTS, WORKLOADS
 
 from reason_llm.errors import ReasonError
 
-CALLS = ("speed", "adapter", "nf4", "memory")
+CALLS = ("speed", "unsloth", "adapter", "nf4", "memory")
 ON_CPU = {name: title for name, (title, work) in WORKLOADS.items() if work.engine == "transformers"}
 GPU = """\
 This project, bare vLLM, TRL and Unsloth on one GPU at the same work: seconds of a phase switch,
@@ -36,6 +37,7 @@ def main() -> int:
     out.add_argument("--out", type=Path, help="write the table there, and all numbers as .json")
     add = parts.add_parser("gpu", help="compare on a GPU", description=GPU, parents=[out])
     add.add_argument("--calls", nargs="*", choices=CALLS, default=CALLS, help="default: all")
+    add.add_argument("--systems", nargs="+", choices=sides.SYSTEMS, default=[*sides.SYSTEMS])
     add.add_argument("--model-shape", choices=SHAPES, default=WORKLOADS["gpu"][1].model)
     add.add_argument("--model-folder", type=Path, help="keep the random model there")
     add.add_argument("--repeats", type=_one_or_more, default=2, help="steps of a call (default 2)")
@@ -59,6 +61,8 @@ def main() -> int:
     add.add_argument("--small", action="store_true", help="tiny sizes, to see that it works")
     add = parts.add_parser("gpu-check", help="what this card can do, in three minutes")
     add.add_argument("--quantize", choices=["none", "nf4"], default="none")
+    add.add_argument("--shape", choices=[*SHAPES, *MULTIMODAL],
+                     default="qwen2.5-0.5b" if device.has_gpu() else "tiny")  # fmt: skip
     add.add_argument("--model-folder", type=Path, help="keep the random model there")
     add = parts.add_parser("symbols", help="names of vLLM, bitsandbytes, Unsloth and TRL in use")
     usual = Path(torch.__file__).parents[1]
@@ -100,6 +104,7 @@ def _gpu(given: argparse.Namespace) -> int:
         work = replace(work.smallest() if dry else work, model=str(folder))
         settings = Settings(
             calls=given.calls,
+            systems=given.systems,
             work=replace(work, repeats=1 if dry else given.repeats),
             kinds=("bf16",) if dry else given.kinds,
             caps_gib=(8,) if dry else given.caps,
@@ -154,7 +159,8 @@ def _gpu_check(given: argparse.Namespace) -> int:
 
     with TemporaryDirectory() as temporary:
         folder = given.model_folder or Path(temporary) / "model"
-        return int(gpu_check.run(given.quantize, folder, lambda line: print(line, flush=True)) > 0)
+        failed = gpu_check.run(given.quantize, given.shape, folder, partial(print, flush=True))
+        return int(failed > 0)
 
 
 def _symbols(given: argparse.Namespace) -> int:

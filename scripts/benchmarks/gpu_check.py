@@ -12,9 +12,11 @@ can still run.
 import gc
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any, Literal
 
 import torch
@@ -78,13 +80,14 @@ class Report:
         self._say(f"[{seconds:6.1f} s] {verdict:<8} {name}: {details}")
 
 
-def run(quantize: Literal["none", "nf4"], folder: Path, say: Callable[[str], None]) -> int:
-    """All checks on a random model made in ``folder``; the number that failed."""
+def run(
+    quantize: Literal["none", "nf4"], shape: str, folder: Path, say: Callable[[str], None]
+) -> int:
+    """All checks on a random model of a shape made in ``folder``; the number that failed."""
     report = Report(say)
     report.note(device.describe())
     report.check("vLLM's extensions load", _extensions, needs_cuda=True)
     report.check("vLLM's rms_norm computes", _rms_norm, needs_cuda=True)
-    shape = "qwen2.5-0.5b" if device.has_gpu() else "tiny"
     if report.check(f"a random {shape}", lambda: models.make(shape, folder)):
         _stages(report, _work(str(folder), quantize))
     gc.collect()
@@ -264,4 +267,55 @@ def _pools_are_empty() -> None:
     left = _pool_allocations()
     if left:
         size = sum(each.handle[1] for each in left.values())
-        raise AssertionError(f"{len(left)} allocations, {size:,} bytes: no second engine can start")
+        held = holders({start: start + each.handle[1] for start, each in left.items()})
+        raise AssertionError(
+            f"{len(left)} allocations, {size:,} bytes: no second engine can start\n"
+            + "\n".join(held)
+        )
+
+
+def holders(spans: dict[int, int], most_levels: int = 7) -> list[str]:
+    """Say what holds the tensors whose storage lies in ``spans``, level by level.
+
+    Args:
+        spans: end of each allocation by its start.
+        most_levels: how far to go from the tensors to what holds what holds them.
+
+    Returns:
+        One line for each level: kinds of holders with their number, the most frequent ones first.
+    """
+    lines: list[str] = []
+    seen: set[int] = set()
+    level: list[Any] = []
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and each.device.type != "meta":
+            address = each.untyped_storage().data_ptr()
+            if any(start <= address < end for start, end in spans.items()):
+                level.append(each)
+    for number in range(most_levels):
+        kinds = Counter(map(_described, level))
+        shown = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(10))
+        lines.append(f"{number}: {shown}")
+        seen |= {id(each) for each in level} | {id(level), id(seen), id(lines)}
+        found = gc.get_referrers(*level)
+        level = [o for o in found if id(o) not in seen and not _is_scope(o)][:2000]
+        del found
+        if not level:
+            break
+    return lines
+
+
+def _is_scope(found: Any) -> bool:
+    """Whether this is a frame, a module or a module's names, which everything leads to."""
+    is_names = type(found) is dict and "__spec__" in found
+    return is_names or issubclass(type(found), FrameType | ModuleType)
+
+
+def _described(found: Any) -> str:
+    kind = type(found)
+    if isinstance(found, dict | list | tuple | set):
+        keys = f" with {', '.join(str(key) for key in list(found)[:3])}" if (
+            isinstance(found, dict) and all(isinstance(key, str) for key in list(found)[:3])
+        ) else ""  # fmt: skip
+        return f"{kind.__name__} of {len(found)}{keys}"
+    return f"{kind.__module__}.{getattr(found, '__qualname__', kind.__qualname__)}"

@@ -49,6 +49,8 @@ class Settings:
 
     calls: Sequence[str]
     """Names of ``calls``."""
+    systems: Collection[str]
+    """Systems that take part."""
     work: Work
     """Of the speeds; its model is the one of everything."""
     kinds: Sequence[Kind]
@@ -118,6 +120,9 @@ def calls(work: Work, most_tokens: int) -> dict[str, Callable[[], dict[str, tupl
             "reason_llm": ("reason_llm", work),
             "vllm": ("vllm", work),
             "trl": ("trl", work),
+        },
+        "unsloth": lambda: {
+            "reason_llm": ("reason_llm", work),
             "unsloth": ("unsloth", replace(work, budget_gib=UNSLOTH_GIB)),
         },
         "adapter": lambda: {"vllm": ("vllm", work), "vllm_lora": ("vllm_lora", work)},
@@ -165,7 +170,8 @@ def gpu(
             block.sides = {side: [outcome] for side, outcome in outcomes.items()}
             keep(blocks)
 
-        outcomes = take_turns(given[name](), settings.most_seconds, kept)
+        sides = {k: v for k, v in given[name]().items() if v[0] in settings.systems}
+        outcomes = take_turns(sides, settings.most_seconds, kept)
         for side, outcome in outcomes.items():
             say(f"{name} {side}: {outcome.error or 'measured'}")
             if outcome.trace:

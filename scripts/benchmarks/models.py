@@ -8,7 +8,7 @@ Transformers is imported late, because Unsloth wants to come before it.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -44,16 +44,56 @@ SHAPES = {
     "qwen2.5-0.5b": Shape(151936, 896, 4864, 24, 14, 2, dtype="bfloat16", positions=131072),
     "qwen2.5-7b": Shape(152064, 3584, 18944, 28, 28, 4, False, "bfloat16", 131072),
 }
+GEMMA4_E4B: dict[str, Any] = {
+    "vocab_size": 262144,
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+    "num_kv_shared_layers": 18,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 7,
+}
+SMALL_GEMMA4 = GEMMA4_E4B | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 512,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+MULTIMODAL: dict[str, dict[str, Any]] = {"gemma4-e4b": GEMMA4_E4B, "gemma4-tiny": SMALL_GEMMA4}
+"""Text parts of Gemma 4's shapes; the tower is a small one, because it is not loaded."""
+TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+         "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
 
 
 def make(shape: str, folder: Path) -> str:
     """The folder with a random model in it; one that is there already is left as it is."""
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
     done = folder / "made_for_benchmark"
     if done.exists():
         return str(folder)
-    sizes = SHAPES[shape]
+    torch.manual_seed(0)
+    with torch.device("cuda" if has_gpu() else "cpu"):
+        model, vocabulary = _gemma4(shape) if shape in MULTIMODAL else _qwen2(SHAPES[shape])
+    model.save_pretrained(folder)
+    save_tokenizer(folder, vocabulary)
+    done.touch()
+    return str(folder)
+
+
+def _qwen2(sizes: Shape) -> tuple[Any, int]:
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
     config = Qwen2Config(
         vocab_size=sizes.vocabulary,
         hidden_size=sizes.hidden,
@@ -67,13 +107,20 @@ def make(shape: str, folder: Path) -> str:
         eos_token_id=sizes.vocabulary - 1,
         pad_token_id=sizes.vocabulary - 2,
     )
-    torch.manual_seed(0)
-    with torch.device("cuda" if has_gpu() else "cpu"):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, sizes.dtype))
-    model.save_pretrained(folder)
-    save_tokenizer(folder, sizes.vocabulary)
-    done.touch()
-    return str(folder)
+    dtype = getattr(torch, sizes.dtype)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype), sizes.vocabulary
+
+
+def _gemma4(shape: str) -> tuple[Any, int]:
+    from transformers import AutoModelForImageTextToText, Gemma4Config
+
+    text = MULTIMODAL[shape]
+    ends = {"bos_token_id": None, "eos_token_id": text["vocab_size"] - 1,
+            "pad_token_id": text["vocab_size"] - 2}  # fmt: skip
+    config = Gemma4Config(text_config=text | ends, vision_config=TOWER, audio_config=None,
+                          image_token_id=300, boi_token_id=301, eoi_token_id=302)  # fmt: skip
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+    return model, text["vocab_size"]
 
 
 def save_tokenizer(folder: Path, vocabulary: int) -> None:
