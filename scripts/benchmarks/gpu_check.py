@@ -288,10 +288,14 @@ def holders(spans: dict[int, int], most_levels: int = 7) -> list[str]:
     seen: set[int] = set()
     level: list[Any] = []
     for each in gc.get_objects():
-        if issubclass(type(each), torch.Tensor) and each.device.type != "meta":
+        if not issubclass(type(each), torch.Tensor):
+            continue
+        try:
             address = each.untyped_storage().data_ptr()
-            if any(start <= address < end for start, end in spans.items()):
-                level.append(each)
+        except (RuntimeError, NotImplementedError):  # a tensor without storage, as in a graph
+            continue
+        if any(start <= address < end for start, end in spans.items()):
+            level.append(each)
     for number in range(most_levels):
         kinds = Counter(map(_described, level))
         shown = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(10))

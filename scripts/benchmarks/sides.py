@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 
@@ -89,9 +89,8 @@ class Outcome:
 class Turns:
     """A system's end of the conversation."""
 
-    def __init__(self, largest_bytes: Callable[[], int]) -> None:
-        self._answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
+    def __init__(self, answers: TextIO, largest_bytes: Callable[[], int]) -> None:
+        self._answers = answers
         self._largest_bytes = largest_bytes
         self._before = device.process_bytes() or device.used_bytes()
         self._is_loaded = False
@@ -116,7 +115,9 @@ class Turns:
 
 
 def run(system: str, work_file: Path) -> None:
-    """Be that system's process."""
+    """Be that system's process; standard output is for its answers alone."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     work = Work(**read_object(work_file))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, as ours is
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -137,7 +138,7 @@ def run(system: str, work_file: Path) -> None:
         "unsloth": peers.measure_unsloth,
     }
     with device.watch() as largest_bytes:
-        turns = Turns(largest_bytes)
+        turns = Turns(answers, largest_bytes)
         try:
             if system in PEERS and work.engine == "vllm" and not device.has_gpu():
                 raise RuntimeError("needs a CUDA GPU, and this machine has none")
