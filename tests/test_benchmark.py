@@ -44,20 +44,38 @@ def table_of(out: Path, *arguments: str) -> tuple[dict[str, list[str]], list[dic
 def test_the_dry_run_gives_one_table_with_a_row_for_what_fails(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
     out = tmp_path / "tables" / "gpu.md"
-    rows, (block,) = table_of(out, "gpu", "--dry-run")
-    assert rows[""] == ["reason_llm", "vLLM alone", "TRL", "target"]
-    speeds = rows["bf16: sampling, tokens/s"]
+    rows, (speed, unsloth, _) = table_of(
+        out, "gpu", "--dry-run", "--calls", "speed", "unsloth", "--caps", "8", "--kinds", "bf16",
+        "--contexts", "64",
+    )  # fmt: skip
+    assert rows[""] == ["reason_llm", "vLLM alone", "TRL", "Unsloth", "reason_llm over Unsloth",
+                        "target"]  # fmt: skip
+    speeds = rows["speed: sampling, tokens/s"]
     assert all(float(cell.replace(",", "")) > 0 for cell in speeds[:2])
-    ratio = float(rows["bf16: sampling, of vLLM alone"][0])
+    ratio = float(rows["speed: sampling, of vLLM alone"][0])
     assert ratio > 0.01
-    assert float(rows["bf16: phase switch in all, s"][0]) < 3
-    assert float(rows["bf16: learning planned, GiB"][0]) > 0
-    assert float(rows["bf16: a step, s"][0]) > 0
-    assert rows["bf16: a step, s"][2] == "failed (1)"
+    assert float(rows["speed: phase switch in all, s"][0]) < 3
+    assert float(rows["speed: learning planned, GiB"][0]) > 0
+    assert float(rows["speed: a step, s"][0]) > 0
+    assert rows["speed: a step, s"][2] == "failed (1)"
     assert rows["bf16: longest context under 8 GiB"][0].startswith("64 at ")
     assert "needs a CUDA GPU, and this machine has none" in out.read_text()
-    assert block["sides"]["trl"][0]["error"]
-    assert "sampling_tokens_per_second" in block["sides"]["reason_llm"][0]["steps"][0]
+    assert speed["sides"]["trl"][0]["error"]
+    assert unsloth["sides"]["unsloth"][0]["error"]
+    assert "sampling_tokens_per_second" in speed["sides"]["reason_llm"][0]["steps"][0]
+
+
+@pytest.mark.long
+def test_the_dry_run_of_the_other_calls(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
+    out = tmp_path / "tables" / "gpu.md"
+    rows, _ = table_of(out, "gpu", "--dry-run", "--calls", "adapter", "nf4", "memory")
+    assert rows[""] == ["vLLM alone", "vLLM alone, LoRA", "reason_llm", "reason_llm, NF4",
+                        "8,192 tokens", "longest rows", "target"]  # fmt: skip
+    assert [cell == "-" for cell in rows["adapter: sampling, tokens/s"][:2]] == [False] * 2
+    assert [cell == "-" for cell in rows["nf4: a step, s"][2:4]] == [False] * 2
+    assert float(rows["memory: sampling measured, GiB"][4]) > 0
+    assert float(rows["memory: learning measured, GiB"][5]) > 0
 
 
 @pytest.mark.long
