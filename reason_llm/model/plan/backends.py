@@ -34,6 +34,9 @@ WITHOUT_VLLM = {
 }
 """Families that vLLM does not sample, by the ``model_type`` of the text part, with the reason."""
 
+KEYS = ("k_proj", "model.layers.0.self_attn.k_proj")
+"""Names of the projection of the keys, as a list of targets has it and as a pattern matches it."""
+
 
 def choose(
     config: Config, described: PretrainedConfig, device: torch.device
@@ -179,9 +182,17 @@ def _engine(config: Config, described: PretrainedConfig, device: torch.device) -
 
 def unfit_for_vllm(config: Config, described: PretrainedConfig) -> str | None:
     """Reason why this model is sampled with transformers; None if vLLM can."""
-    model, family = config.model, described.get_text_config(decoder=True).model_type
+    model, text = config.model, described.get_text_config(decoder=True)
+    family, targets = text.model_type, model.adapter.targets
+    adapts_keys = model.train == "adapter" and (
+        targets == "all-linear" or any(map(model.adapter.adapts, KEYS))
+    )
     reasons = {
         f"model_type={family} ({WITHOUT_VLLM.get(family)})": family in WITHOUT_VLLM,
+        "attention_k_eq_v=true in config.json (vLLM 0.31 applies an adapter on k_proj to the keys, "
+        "and not to the values, which are the same here; name model.adapter.targets without it)": (
+            adapts_keys and bool(getattr(text, "attention_k_eq_v", False))
+        ),
         "model.trust_remote_code=true": model.trust_remote_code,
         "model.adapter.targets with the head": model.adapter.adapts_head,
         "model.adapter.target_parameters with experts": bool(model.adapter.target_parameters),

@@ -11,6 +11,7 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     Gemma2Config,
+    Gemma4TextConfig,
     GemmaConfig,
     GptOssConfig,
     MistralConfig,
@@ -178,6 +179,17 @@ def test_a_family_without_vllm_says_why(installed: set[str], family: str) -> Non
         chosen(made("vllm"), CPU, text)
     engine, _, why = chosen(made(), GPU, text)
     assert engine == "transformers" and re.search(reason, why)
+
+
+def test_keys_that_are_the_values_are_adapted_without_vllm(installed: set[str]) -> None:
+    text = Gemma4TextConfig(attention_k_eq_v=True)
+    engine, _, why = chosen(made(), GPU, text)
+    assert engine == "transformers" and "attention_k_eq_v=true" in why
+    others = {"targets": ["q_proj", "o_proj"]}
+    assert chosen(made(adapter=others), GPU, text)[0] == "vllm"
+    pattern = {"targets": r"model\.layers\.\d+\.self_attn\.[qk]_proj"}
+    assert chosen(made(adapter=pattern), GPU, text)[0] == "transformers"
+    assert chosen(made(), GPU, Gemma4TextConfig())[0] == "vllm"
 
 
 def packed(
