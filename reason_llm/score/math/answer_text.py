@@ -30,6 +30,7 @@ from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import (
     is_left_side,
     says_empty,
+    with_base,
     with_remainder,
     with_sets,
     without_modulus,
@@ -79,6 +80,11 @@ _MONTH_NAMES = (
 _MONTHS = frozenset(_MONTH_NAMES)
 _TIMES = word_set("clock when")
 _SIGNS_OF_DATES = ("-", ":", "\\colon")
+_TIMES_OF_DAY = (
+    ("in the morning", "am"), ("in the afternoon", "pm"), ("in the evening", "pm"),
+    ("at night", "pm"), ("12:00 noon", "12 pm"), ("12 noon", "12 pm"), ("12 midnight", "12 am"),
+    (" o'clock", ":00"),
+)  # fmt: skip
 _LONGEST_DATE = 40
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(am|pm)?+", re.ASCII)
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
@@ -111,6 +117,11 @@ _CHOICES = frozenset("ABCDEFGHIJ")
 _CHOICE_MARKS = (")", ".", ":")
 _FIRST_FOREIGN, _FIRST_SYMBOL = 0x400, 0x1D400
 """Letters from Cyrillic on, up to those of mathematics, are no variables but words."""
+_WITH_UNIT = re.compile(
+    r"(-?+\d[\d.,]*+(?:[ ]?+\\times[ ]?+10\^\{?+-?+\d++\}?+)?+)(?:[ ~]|\\[ ,;])++"
+    r"([A-Za-z]++(?:/[A-Za-z]++)?+)((?:\^\{?+\d\}?+)?+)"
+)
+"""A number, a unit and its exponent."""
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
@@ -190,6 +201,12 @@ def are_known(words: list[str], question: str) -> bool:
     )
 
 
+def is_word(gold: str) -> bool:
+    """Whether a gold answer is one word that may be written in any case: ``Yes``, ``No``, ``Bob``."""
+    tokens = tokens_of(unwrapped(gold))
+    return bool(tokens) and _is_short_word(tokens)
+
+
 def is_choice(gold: str) -> bool:
     """Whether a gold answer is the letter of a choice."""
     return bool(_choice(tokens_of(unwrapped(gold))))
@@ -206,16 +223,22 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
         return pair
     if (reading := reading_of(gold, letters_are_units=False)) is None:
         return None
-    if len(reading.unit) != 1 or variables(reading.tree) or asked_units(question).named:
+    try:
+        parts = [read(each, letters_are_units=True) for each in _measures(tokens_of(answer))]
+    except UnreadableError:
+        return None
+    is_sum = len(parts) > 1 and len(parts[0].unit) == 1
+    units = parts[0].unit if is_sum and not reading.unit else reading.unit
+    if len(units) != 1 or variables(reading.tree):
+        return None
+    named = asked_units(question).named
+    is_known = bool(reading.unit) or units[0][0] in words_of(question)
+    if (named and not (is_sum and named == {units[0]} == {parts[0].unit[0]})) or not is_known:
         return None
     total = Fraction(0)
-    for part in _measures(tokens_of(answer)):
-        try:
-            measure = read(part, letters_are_units=True)
-        except UnreadableError:
-            return None
+    for measure in parts:
         tree = measure.tree[-1] if measure.tree[0] == "rel" else measure.tree
-        scale = times(measure.unit[0], reading.unit[0]) if len(measure.unit) == 1 else None
+        scale = times(measure.unit[0], units[0]) if len(measure.unit) == 1 else None
         if scale is None or not is_plain(tree):
             return None
         total += dict(form_of(tree).value).get((), Fraction(0)) * scale
@@ -324,7 +347,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
         equals = Token("sign", "=", False)
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
-    tokens = with_remainder(tokens)
+    tokens = with_base(with_remainder(tokens))
     try:
         reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
@@ -466,6 +489,8 @@ def _numeral(text: str) -> tuple[bool, str, str] | None:
 
 def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether words, or letters of a choice, are the same; None where one is no words."""
+    if (letters := _letters(gold, question)) and (chosen := _letters(answer, question)):
+        return chosen == letters
     if choice := _choice(gold):
         chosen = _chosen(answer, question)
         if chosen is not None:
@@ -590,6 +615,8 @@ def _named_date(text: str) -> list[int] | None:
 def _date(text: str) -> re.Match[str] | None:
     if len(text) > _LONGEST_DATE:
         return None
+    for time, shown in _TIMES_OF_DAY:
+        text = text.replace(time, shown)
     shown, _, remark = text.partition("(")
     text = shown if "day" in remark and " or " not in remark else text  # (the day before)
     end = text[-6:].casefold()
@@ -665,10 +692,40 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
         return "" if is_variable and read_question(question).has_variable(alone.lower()) else alone
     marks = _choice_marks(tokens)
     if not marks:
-        return None
+        letter = tokens[0].text if tokens else ""
+        is_known = letter in _options(question)
+        return letter if is_known and _is_option_text(letter, tokens[1:], question) else None
     letter, start, end = marks[0]
     is_one = len(marks) == 1 and start == 0
     return letter if is_one and _is_option_text(letter, tokens[end:], question) else ""
+
+
+def _letters(tokens: list[Token], question: str) -> set[str]:
+    """Several letters of the question's options, each perhaps with its own text behind it:
+    ``A and C``, ``AC``, ``A (2) and C (4)``; empty for anything else."""
+    if not (options := _options(question)) or len(tokens) > _MAX_LEAD_TOKENS:
+        return set()
+    tokens = [
+        inner
+        for token in _without_braces_of_letters(tokens)
+        for inner in (tokenize(token.text) if token.kind == "text" else [token])
+    ]
+    found: dict[str, list[Token]] = {}
+    for token in tokens:
+        name = token.text
+        if len(name) > 1 and not found and name.casefold().rstrip("s") in _LEAD_WORDS:
+            continue
+        is_letters = name.isupper() and set(name) <= options.keys()
+        if is_letters and not (found.keys() & set(name)):
+            found |= {letter: [] for letter in name}
+        elif name not in (",", ";", ".", ")", "(", "and", "\\{", "\\}", "{", "}"):
+            if not found:
+                return set()
+            list(found.values())[-1].append(token)
+    is_right = all(
+        not text or _is_option_text(letter, text, question) for letter, text in found.items()
+    )
+    return set(found) if len(found) > 1 and is_right else set()
 
 
 def as_option(gold: str, question: str) -> tuple[str, ...] | None:
@@ -702,10 +759,21 @@ def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:
     return [token for place, token in enumerate(tokens) if place not in braces]
 
 
+def with_text_unit(gold: str, question: str) -> str:
+    """``44.1\\text{ m}`` of ``44.1 m``, where the letter is no variable of the question."""
+    found = _WITH_UNIT.fullmatch(unwrapped(gold))
+    if found is None or not all(is_unit(part) for part in found[2].split("/")):
+        return gold
+    letters = "".join(each for each in found[2].split("/") if len(each) == 1)
+    if not letters or re.search(rf"(?<![^\W_])(?<!\d )(?<!/)[{letters}](?![\w/²³^])", question):
+        return gold
+    return f"{found[1]}\\text{{ {found[2]}}}{found[3]}"
+
+
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
     """Whether it can be an option's text: one of the question's, or a number if it has no
     options."""
-    options, tokens = _options(question), whole_numerals(tokens)
+    options, tokens = _options(question), whole_numerals(_without_brackets(tokens))
     if letter in options:
         shown = spelling(tokens).rstrip(".")
         if not shown:
@@ -717,6 +785,13 @@ def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
         return False
     is_number = not variables(tree) and tree[0] not in ("neg", "rel", "list", "either", "pm")
     return is_number and (not tokens or tokens[0].text not in ("+", "-", "="))
+
+
+def _without_brackets(tokens: list[Token]) -> list[Token]:
+    """``15`` of ``(15)``."""
+    names = [str(token) for token in tokens]
+    is_one = (names[:1], names[-1:]) == (["("], [")"]) and names.count("(") == 1
+    return tokens[1:-1] if is_one and "," not in names else tokens
 
 
 def _is_read_alike(option: str, tokens: list[Token]) -> bool:

@@ -199,6 +199,7 @@ class _TreeReader:
                 groups.append([item])
             else:
                 groups[-1].append(item)
+        groups[0] = _with_exclusions(groups[0])
         are_inequalities = all(
             each[0] == "rel" and set(each[1].split()) <= _INEQUALITIES for each in groups[0]
         )
@@ -684,6 +685,7 @@ class _TreeReader:
             joins.append(self.separator())
             relations.append(self.relation())
         self.need("\\}")
+        relations = _with_exclusions(relations)
         condition = _joined(relations, joins) if joins else relations[0]
         return condition if domain == ["const", "set R"] else ["cap", condition, domain]
 
@@ -805,6 +807,14 @@ def _starts_a_group(group: list[Tree], item: Tree) -> bool:
     """Whether ``item`` names again what ``group`` has named: ``p=5, q=2 and p=7, q=2``."""
     names = [each[2] for each in (*group, item) if each[0] == "rel"]
     return len(group) > 1 and len(names) == len(group) + 1 and item[2] == names[0]
+
+
+def _with_exclusions(items: list[Tree]) -> list[Tree]:
+    """``x \\neq -2, 2`` as two relations."""
+    first, *rest = items
+    if first[:2] != ["rel", "!="] or not rest or variables(["list", *rest]):
+        return items
+    return [first, *(["rel", "!=", first[2], each] for each in rest)]
 
 
 def _joined(relations: list[Tree], joins: list[str]) -> Tree:

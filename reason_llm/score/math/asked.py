@@ -95,7 +95,7 @@ _MONEY = word_set(
 _COUNTED = word_set(
     """
     way value solution number integer possibility time item outcome combination arrangement choice
-    element digit term point total people person
+    element digit term point total people person animal object thing item piece member individual
     """
 )
 """Words that a number of things may be followed by."""
@@ -110,6 +110,7 @@ _ORDER = re.compile(
     r"|\b(?:largest|smallest|greatest|least|highest|lowest|larger|smaller|greater|longer|shorter) "
     r"(?:\w{1,12} )?first\b"
     r"|\bquotient and (?:the )?remainder\b"
+    r"|\b(?:give|list|state|write|enter|put)\b[^.?!]{0,60}+(?<=\bfirst)(?=[.,;]|\Z)"
 )
 _MATRICES = word_set("matrix matrice row column")
 _LISTING = word_set("give state enter write list express find determine answer")
@@ -212,7 +213,7 @@ def asked_units(question: str) -> AskedUnits:
     """The units that a question asks for, in the sentences that ask."""
     named = set[Unit]()
     allowed: frozenset[Unit] | None = None
-    for words in _asking(question):
+    for words in asking(question):
         for place, word in enumerate(words):
             if word in _BEFORE_UNIT:
                 named |= _units_at(words, place + 1, is_counted=word == "many")
@@ -222,7 +223,7 @@ def asked_units(question: str) -> AskedUnits:
     return AskedUnits(frozenset(named), allowed)
 
 
-def _asking(question: str) -> Iterator[list[str]]:
+def asking(question: str) -> Iterator[list[str]]:
     """The words of each sentence that asks, from its first asking word on; of several questions the
     last one and what follows it."""
     *parts, end = _SENTENCE.split(_TEX.sub(" ", question[-MAX_CHARACTERS:]).lower())
@@ -320,7 +321,7 @@ def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
 def _asks_for_order(question: str) -> bool:
     if _ORDER.search(_plain(question)) is not None:
         return True
-    listed = (words for words in _asking(question) if words[0] in _LISTING)
+    listed = (words for words in asking(question) if words[0] in _LISTING)
     return any(
         ("then" in words and "if" not in words) or {"first", "second"} <= set(words)
         for words in listed
@@ -374,7 +375,7 @@ def asks_for_number(question: str) -> bool:
     """Whether a number of things is asked for."""
     return any(
         words[at : at + 2] in (["how", "many"], ["number", "of"])
-        for words in _asking(question)
+        for words in asking(question)
         for at in range(len(words))
     )
 
@@ -409,7 +410,7 @@ def asks_for_percent(question: str) -> bool:
     """Whether a percentage is asked for: ``what percent``, but not ``What is 20 percent of``."""
     if "percent" not in question.lower() and "%" not in question:
         return False
-    for words in _asking(question):
+    for words in asking(question):
         for before, word in zip(["", *words], words, strict=False):
             is_of_number = before[-1:].isdigit()
             if (word in _PERCENTAGES and not is_of_number) or word in ("rate", "interest"):

@@ -30,6 +30,7 @@ from reason_llm.score.math.answer_text import (
     read_both,
     trees_as_asked,
     unwrapped,
+    with_text_unit,
 )
 from reason_llm.score.math.answer_tree import Tree, variables
 from reason_llm.score.math.asked import (
@@ -41,6 +42,7 @@ from reason_llm.score.math.asked import (
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
+from reason_llm.score.math.prose import contradicts, orders
 from reason_llm.score.math.prose import readings as prose_readings
 from reason_llm.score.math.question import last_question, read_question, words_of
 
@@ -79,8 +81,11 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
     """Both as they stand, as lists, with the value of a sentence, and in the gold answer's unit. A
     gold answer that is an option of the question, ``(D) 9``, is its letter and its text."""
     option = as_option(gold, question)
-    for wanted in (gold,) if option is None else option:
-        yield wanted, answer
+    for wanted in (with_text_unit(gold, question),) if option is None else option:
+        if contradicts(answer, question):
+            continue
+        if not orders(wanted, answer, question):
+            yield wanted, answer
         if (lists := as_lists(wanted, answer)) is not None:
             yield lists
         if (measure := converted(wanted, answer, question)) is not None:

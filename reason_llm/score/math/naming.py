@@ -4,6 +4,7 @@ A name is a variable, a function of variables, or what the question asks for. An
 another left side is an equation: ``x + 100 = 25`` is no 25.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
@@ -248,6 +249,21 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
             return reduce(lambda tree, part: ["cup", tree, part], parts)
         case ["set", ["tuple", *_] as point] if gold[0] == "tuple":
             return list(point)
+        case ["pow", ["tuple" | "interval", *members], ["var", "T" | "top"]]:
+            return ["matrix", *([each] for each in members if isinstance(each, list))]
+        case ["rel", sign, ["call", "abs", ["var", _] as name], number] if gold[0] in _SETS:
+            if sign in ("<", "<="):
+                return ["rel", f"{sign} {sign}", ["neg", number], name, number]
+            if sign in (">", ">="):
+                ray = ["rel", sign.replace(">", "<"), name, ["neg", number]]
+                return ["cup", ray, ["rel", sign, name, number]]
+        case ["mul", *factors] if holds(gold, "pow") and all(f[0] == "num" for f in factors):
+            powers = Counter(digits for _, digits in factors)
+            terms = [
+                ["pow", ["num", base], ["num", str(times)]] if times > 1 else ["num", base]
+                for base, times in powers.items()
+            ]
+            return ["mul", *terms] if len(terms) > 1 else terms[0]
         case ["mul", ["num", "1"], ["const", "i"] as one] if one in subtrees(gold):
             return list(one)
         case ["mul" | "rel" | "add" | "neg", *_]:
@@ -363,10 +379,24 @@ def _scaled(scale: Tree, tree: Tree) -> Tree:
 
 
 def _in_base_ten(tree: Tree) -> Tree:
-    """``47_{10}`` as 47, also in a list."""
+    """``47_{10}`` and ``101111_2 = 47_{10}`` as 47, also in a list."""
     if tree[0] == "based" and tree[2] == "10":
         return ["num", tree[1]]
+    if tree[:2] == ["rel", "="] and {each[0] for each in tree[2:]} in ({"based"}, {"based", "num"}):
+        numbers = {_of_base(each) for each in tree[2:]}
+        return _in_base_ten(tree[-1]) if len(numbers) == 1 and None not in numbers else tree
     return [tree[0], *map(_in_base_ten, tree[1:])] if tree[0] in ("list", "tuple") else tree
+
+
+def _of_base(tree: Tree) -> int | None:
+    """The number that a numeral of a base from 2 to 36 is."""
+    base = tree[2] if tree[0] == "based" else "10"
+    if len(tree[1]) > _LONGEST_RESIDUE or not base.isdigit() or not 2 <= int(base[:3]) <= 36:
+        return None
+    try:
+        return int(tree[1], int(base))
+    except ValueError:
+        return None
 
 
 def _residue(tree: Tree) -> Tree:

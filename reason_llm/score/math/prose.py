@@ -8,6 +8,7 @@ an answer has no values here. Units stay with their numbers, and ``or`` stays be
 import functools
 import re
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,11 +16,12 @@ from reason_llm.score.math.answer_text import (
     DIRECTIONS,
     are_known,
     is_choice,
+    is_word,
     reading_of,
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
-from reason_llm.score.math.asked import asks_to_round
+from reason_llm.score.math.asked import asking, asks_to_round
 from reason_llm.score.math.question import words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
 
@@ -38,6 +40,20 @@ _ENDS = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))\Z")
 _PROSE = re.compile(r"\\(?:text|mathrm|mbox)|[^\W\d_]{4}")
 _PROSE_IN_TEXT = re.compile(r"[^\W\d_]{2}|a |\\(?:text|mathrm|mbox)")
 """Start of prose in a bracket."""
+_WORD = re.compile(r"[^\W\d_]++")
+_LATEX_TEXT = re.compile(r"\\(?:text\w{0,2}+|mathrm|mbox|[,;:! ])|[{}$~*]")
+_RATIO = re.compile(r"([^\W\d_]{2,}+) *+(?:to|:) *+(?:the )?([^\W\d_]{2,}+)")
+_PARTS_OF_LIST = re.compile(r",(?![^(]*+\))|;|\\text\{ *+and *+\}|\\q?quad|\\\\")
+_SYMBOLS = {
+    "m": word_set("slope gradient"), "b": word_set("intercept base"), "c": word_set("intercept"),
+    "r": word_set("radius remainder ratio rate"), "C": word_set("center centre circumference"),
+    "d": word_set("diameter distance difference"), "h": word_set("height"), "w": word_set("width"),
+    "l": word_set("length"), "A": word_set("area"), "P": word_set("perimeter"),
+    "V": word_set("volume vertex"), "q": word_set("quotient"), "a": word_set("amplitude"),
+    "(h, k)": word_set("center centre vertex"), "(h,k)": word_set("center centre vertex"),
+}  # fmt: skip
+"""Names that stand for words of the question."""
+_UNIT_BEHIND = re.compile(r"\\text\{[^{}]*+\}\Z")
 _PRICE = re.compile(r"-?\$\d")
 _SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
 _ORDINAL_END = ("th", "st", "nd", "rd")
@@ -126,6 +142,9 @@ _SHORTEST_STEM = 5
 _YES_OR_NO = word_set("is are does do can will was were")
 _MOST_WORDS = 14
 _OPPOSITES = word_set("yes no true false")
+_ANTONYMS = {"diverg": "converg", "composite": "prime", "odd": "even", "even": "odd",
+             "false": "true", "obtuse": "acute"}  # fmt: skip
+_DENYING = ("non", "un", "in", "im", "ir", "dis")
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv",
               "qi": "i", "qii": "ii", "qiii": "iii", "qiv": "iv"}  # fmt: skip
 _SAYINGS = {"does not converge": "diverges", "not convergent": "divergent",
@@ -214,7 +233,7 @@ class _Splitter:
         start = plain.lstrip()
         last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
         if start.startswith(("-", *_ORDINAL_END)) and last[-1:].isalpha():  # n\text{th}
-            head, _, rest = start.partition(" ")
+            head, _, rest = start.replace(":", " ").partition(" ")
             if head.lstrip("-").isalpha():
                 self.items[-1] = (False, last[:-1])
                 self.word(last[-1] + head)
@@ -407,7 +426,7 @@ def _number_at(words: list[str]) -> tuple[str, int]:
 
 def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
     """Both as the values that prose says, where it says some."""
-    if not question or len(answer) > MAX_CHARACTERS or not has_words(answer):
+    if not question or len(answer) > MAX_CHARACTERS or not (has_words(answer) or "=" in answer):
         return
     if is_choice(gold):
         before, _, rest = answer.rpartition(" is ")
@@ -415,12 +434,13 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
             yield gold, rest.rstrip(" .")
         return
     wanted = prose_of(unwrapped(gold), question)
-    if wanted is None or not wanted.values:
+    if wanted is None or is_word(gold):
         words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
         if words and _says(words, _words_of(unwrapped(answer), question), question):
             yield gold, gold
             return
-    if (found := prose_of(unwrapped(answer), question)) is None:
+    found = prose_of(unwrapped(answer), question) or _symbols(unwrapped(answer), question)
+    if found is None:
         return
     reading = reading_of(unwrapped(gold), letters_are_units=False)
     gold_tree = reading.tree if reading else None
@@ -429,6 +449,55 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
         if _changes(prose, question, is_rounded) or not prose.values:
             continue
         yield from _paired(gold, wanted, prose, gold_tree, question)
+
+
+def contradicts(answer: str, question: str) -> bool:
+    """Whether the words of an answer deny what the question asks for: ``the minimum is 4`` for a
+    maximum, ``girls to boys`` for boys to girls, ``No, it converges``."""
+    if not question or len(answer) > MAX_CHARACTERS or not has_words(answer):
+        return False
+    text = _plain_text(answer)
+    said = _WORD.findall(text)
+    if _turns_around({*said}, words_of(question)):
+        return True
+    if said[:1] in (["yes"], ["no"]) and (is_so := _predicate(said[1:], question)) is not None:
+        return is_so != (said[0] == "yes")
+    own, asked = (_RATIO.findall(each) for each in (text, _plain_text(question)))
+    return any((b, a) in asked and (a, b) not in asked for a, b in own)
+
+
+def _plain_text(text: str) -> str:
+    return _LATEX_TEXT.sub(" ", text).lower()
+
+
+def _turns_around(said: AbstractSet[str], asked: AbstractSet[str]) -> bool:
+    """Whether words say the opposite of the question's."""
+    return any(said & one and asked & other and not asked & one for one, other in DIRECTIONS)
+
+
+def orders(gold: str, answer: str, question: str) -> bool:
+    """Whether an answer names its values in words of the question, whose order is theirs: ``4 boys,
+    3 girls``. A gold answer without names has them in this order."""
+    if not question or len(answer) > MAX_CHARACTERS or "," not in gold or has_words(gold):
+        return False
+    found = prose_of(unwrapped(answer), question) or _symbols(unwrapped(answer), question)
+    return found is not None and _by_question(found.values, _labels(found), question) is not None
+
+
+def _symbols(text: str, question: str) -> Prose | None:
+    """``m = 3, b = -5`` as a slope and an intercept; None for other names."""
+    if "=" not in text or len(text) > MAX_CHARACTERS:
+        return None
+    words, found = words_of(question), Prose()
+    for part in _PARTS_OF_LIST.split(text):
+        name, _, value = part.partition("=")
+        label = _SYMBOLS.get(name.strip("\\ ~,;$"), frozenset()) & words
+        if not label or not value:
+            return None
+        found.gaps[-1].extend(sorted(label))
+        found.values.append(_stripped(value))
+        found.gaps.append([])
+    return found
 
 
 def _words_of(text: str, question: str) -> list[str]:
@@ -484,13 +553,27 @@ def _predicate(words: list[str], question: str) -> bool | None:
     says neither."""
     *_, last = re.split(r"[.!:]\s", question.strip().lower())
     asked = [_stem(word.strip("$?.,")) for word in last.split()]
+    words = [part for word in words for part in _without_denial(word, asked)]
     num_denials = sum(word in _DENIALS for word in words)
     said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
+    while len(asked) > 1 and asked[-1] in _NOUNS - said:
+        asked.pop()
     is_yes_or_no = bool(asked) and asked[0] in _YES_OR_NO and not {*asked} & {"or", "not"}
     is_yes_or_no &= not _OPPOSITES & {*words}
     if not is_yes_or_no or num_denials > 1 or not said <= {*asked} or asked[-1] not in said:
         return None
     return not num_denials
+
+
+def _without_denial(word: str, asked: list[str]) -> list[str]:
+    """``not converge`` of ``diverges``, ``not rational`` of ``irrational``."""
+    stem = _stem(word)
+    if stem in asked:
+        return [word]
+    denied = _ANTONYMS.get(stem) or next(
+        (stem.removeprefix(each) for each in _DENYING if stem.startswith(each)), ""
+    )
+    return ["not", denied] if denied in asked else [word]
 
 
 def _stem(word: str) -> str:
@@ -561,7 +644,7 @@ def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
     asked |= _DENIALS if asked & _DENIALS else frozenset()
     count = len(prose.values)
     said = {word.lower() for gap in prose.gaps for word in gap}
-    if any(said & one and asked & other and not asked & one for one, other in DIRECTIONS):
+    if _turns_around(said, asked):
         return True
     if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
         return True
@@ -602,7 +685,12 @@ def _is_about_value(words: list[str], value: str, place: int) -> bool:
 def _labels(prose: Prose) -> list[frozenset[str]]:
     """The words of each value that are about it."""
     contents = [
-        frozenset(canonical(word.lower()) for word in gap if word.lower() not in _SMALL)
+        frozenset(
+            canonical(part)
+            for word in gap
+            for part in word.lower().split("-")
+            if part not in _SMALL
+        )
         for gap in prose.gaps
     ]
     return contents[1:] if contents[-1] else contents[:-1]
@@ -643,7 +731,10 @@ def _paired(
         if ordered is not None and is_open:
             return
         if ordered is not None:
-            yield (f"({gold})" if kind == "list" else gold), f"({', '.join(ordered)})"
+            units = {unit[0] if (unit := _UNIT_BEHIND.search(each)) else "" for each in ordered}
+            unit = min(units) if len(units) == 1 else ""
+            listed = ", ".join(each.removesuffix(unit) for each in ordered)
+            yield (f"({gold})" if kind == "list" else gold), f"({listed}){unit}"
             return
         if kind in ("tuple", "interval") and len(values) > 1 and all(labels) and not is_open:
             yield gold, f"({', '.join(values)})"
@@ -667,13 +758,20 @@ def _by_question(
     """Values in the order in which the question names their labels; None where it does not."""
     if len(values) < 2 or not all(labels):
         return None
-    asked = [canonical(word) for word in re.findall(r"[^\W\d_]++", question.lower())]
+    asked = [canonical(word) for word in _WORD.findall(question.lower())]
     last = {word: place for place, word in enumerate(asked)}
+    asked = [canonical(word) for words in asking(question) for word in words]
+    first = {word: place for place, word in reversed([*enumerate(asked)])}
     distinct = [
         label - frozenset().union(*(other for other in labels if other is not label))
         for label in labels
     ]
-    places = [max((last[word] for word in label if word in last), default=-1) for label in distinct]
+    if all(label & first.keys() for label in distinct):
+        places = [min(first[word] for word in label & first.keys()) for label in distinct]
+    else:
+        places = [
+            max((last[word] for word in label & last.keys()), default=-1) for label in distinct
+        ]
     if min(places) < 0 or len(set(places)) < len(places):
         return None
     return [value for _, value in sorted(zip(places, values, strict=True))]
