@@ -122,6 +122,18 @@ _WITH_UNIT = re.compile(
     r"([A-Za-z]++(?:/[A-Za-z]++)?+)((?:\^\{?+\d\}?+)?+)"
 )
 """A number, a unit and its exponent."""
+_SIZED = word_set("s min h d week month yr cent usd")
+"""Units of which a question's value is given without a name."""
+_LONGEST_NUMERAL = 100
+_BASES = tuple(
+    (base, re.compile(rf"\b(?:in|into|to|as)(?: an?)? (?:{words})\b", re.IGNORECASE))
+    for base, words in (("16", "hexadecimal|base 16|base sixteen"), ("2", "binary|base 2|base two"),
+                        ("8", "octal|base 8|base eight"))
+)  # fmt: skip
+_PREFIXES = {"0x": "16", "0b": "2", "0o": "8"}
+_OF_NUMERALS = re.compile(r"\\(?:text(?:bf|tt)?|math(?:rm|bf|tt)|[,;! ])|[{}()$\s]")
+_HEXADECIMAL = re.compile(r"[0-9A-F]++")
+_LONGEST_LIST = 400
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
@@ -155,6 +167,8 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
         return False
     if is_date(gold, question):
         return _is_same_date(gold, answer, question)
+    if (pair := _numerals_of_base(gold, answer, question)) is not None:
+        return pair[0] == pair[1]
     if (named := _named_date(gold)) is not None and _date(answer) is not None:
         return named == _date_in_any_form(answer, question)
     numerals = _numeral(gold), _numeral(answer)
@@ -201,8 +215,8 @@ def are_known(words: list[str], question: str) -> bool:
     )
 
 
-def is_word(gold: str) -> bool:
-    """Whether a gold answer is one word that may be written in any case: ``Yes``, ``No``, ``Bob``."""
+def is_bare_word(gold: str) -> bool:
+    """Whether a gold answer is one word that is written in any case: ``Yes``, ``No``, ``Bob``."""
     tokens = tokens_of(unwrapped(gold))
     return bool(tokens) and _is_short_word(tokens)
 
@@ -228,7 +242,12 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     except UnreadableError:
         return None
     is_sum = len(parts) > 1 and len(parts[0].unit) == 1
-    units = parts[0].unit if is_sum and not reading.unit else reading.unit
+    units = reading.unit
+    if not units and is_sum:
+        units = parts[0].unit
+    elif not units and len(parts[0].unit) == 1:  # 120 minutes for 2, where hours are spoken of
+        spoken = words_of(question) & _SIZED
+        units = tuple((each, "1") for each in spoken if times(parts[0].unit[0], (each, "1")))
     if len(units) != 1 or variables(reading.tree):
         return None
     named = asked_units(question).named
@@ -306,7 +325,7 @@ def are_words(gold: str, answer: str, question: str = "") -> bool:
     """Whether words or letters of a choice decide about the answer, or a date does, and no
     mathematics."""
     gold, answer = unwrapped(gold), unwrapped(answer)
-    if is_date(gold, question):
+    if is_date(gold, question) or _numerals_of_base(gold, answer, question) is not None:
         return True
     is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
     return is_long or _words(tokens_of(gold), tokens_of(answer), question) is not None
@@ -347,7 +366,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
         equals = Token("sign", "=", False)
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
-    tokens = with_base(with_remainder(tokens))
+    tokens = with_base(with_remainder(_without_left_sides(tokens)))
     try:
         reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
@@ -459,6 +478,24 @@ def _lead(tokens: list[Token]) -> int | None:
     return start
 
 
+def _without_left_sides(tokens: list[Token]) -> list[Token]:
+    """``2xy, x^2`` of ``\\frac{dz}{dx} = 2xy, \\frac{dz}{dy} = x^2``."""
+    if [token.text for token in tokens].count("=") < 2 or len(tokens) > _LONGEST_LIST:
+        return tokens
+    kept: list[Token] = []
+    start = depth = 0
+    for place, token in enumerate([*tokens, Token("sign", ",", False)]):
+        name = str(token)
+        depth += (name in ("{", "(", "[")) - (name in ("}", ")", "]"))
+        if depth == 0 and (name == "," or name.casefold() == "and"):
+            part = tokens[start:place]
+            sign = _first_equals([str(each) for each in part])
+            kept += part[sign + 1 :] if sign and is_left_side(part[:sign]) else part
+            kept += tokens[place : place + 1]
+            start = place + 1
+    return kept
+
+
 def _first_equals(names: list[str]) -> int:
     """The place of the first sign of equality outside of brackets; 0 for none."""
     depth = 0
@@ -472,6 +509,25 @@ def _first_equals(names: list[str]) -> int:
 def _is_told(tokens: list[Token]) -> bool:
     """Whether a word stands before a colon."""
     return any(len(token.text.rstrip(": ")) > _LONGEST_PRODUCT for token in tokens)
+
+
+def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] | None:
+    """The digits of two numerals of one base, ``FF`` and ``FF_{16}`` or ``0xFF``; None where one is
+    none, or says no base and the question none."""
+    if max(len(gold), len(answer)) > _LONGEST_NUMERAL:
+        return None
+    asked = next((base for base, words in _BASES if words.search(question)), "")
+    found = []
+    for text in (gold, answer):
+        digits, _, base = _OF_NUMERALS.sub("", text.rpartition("=")[2]).partition("_")
+        if (prefix := digits[:2].lower()) in _PREFIXES and len(digits) > len(prefix):
+            digits, base = digits[2:], _PREFIXES[prefix]
+        found.append((digits.upper(), base or asked))
+    (own, base), (said, other) = found
+    if own == _OF_NUMERALS.sub("", answer).upper() or not base.isdigit() or base != other:
+        return None
+    is_hexadecimal = {own, said} <= {*filter(_HEXADECIMAL.fullmatch, (own, said))}
+    return (own, said) if is_hexadecimal else None
 
 
 def _numeral(text: str) -> tuple[bool, str, str] | None:
@@ -618,7 +674,10 @@ def _date(text: str) -> re.Match[str] | None:
     for time, shown in _TIMES_OF_DAY:
         text = text.replace(time, shown)
     shown, _, remark = text.partition("(")
-    text = shown if "day" in remark and " or " not in remark else text  # (the day before)
+    if remark and shown.strip():  # (the day before), (4:05 PM)
+        hours = [_hours(part) for part in (shown, remark.rstrip("} ").removesuffix(")"))]
+        is_same = None not in hours and hours[0] == hours[1]
+        text = shown if is_same or ("day" in remark and " or " not in remark) else text
     end = text[-6:].casefold()
     is_marked = "m" in end and end.rstrip("} .").replace(".", "").endswith(("am", "pm"))
     if not (is_marked or any(sign in text for sign in _SIGNS_OF_DATES)):
@@ -628,6 +687,12 @@ def _date(text: str) -> re.Match[str] | None:
     if is_marked and plain[:-2].isdigit():
         plain = f"{plain[:-2]}:00{plain[-2:]}"
     return _DATE.fullmatch(plain)
+
+
+def _hours(text: str) -> list[int] | None:
+    """Hour, minute and seconds of a time; None for another text."""
+    found = _date(text)
+    return _of_the_day(found) if found else None
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:
@@ -757,6 +822,19 @@ def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:
         for end in (place - 1, place + 1)
     }
     return [token for place, token in enumerate(tokens) if place not in braces]
+
+
+def without_formulas(gold: str, answer: str) -> str:
+    """``h = 44.1`` of ``h = \\frac12 gt^2 = 44.1`` for a number: a formula between has no value to
+    compare."""
+    reading = reading_of(gold, letters_are_units=False) if answer.count("=") > 1 else None
+    if reading is None or variables(reading.tree) or len(answer) > MAX_CHARACTERS:
+        return answer
+    first, *between, last = answer.split("=")
+    if len(first.strip(" $")) > 1:
+        return answer
+    has_letter = [any(token.kind == "letters" for token in tokenize(each)) for each in between]
+    return f"{first}={last}" if all(has_letter) else answer
 
 
 def with_text_unit(gold: str, question: str) -> str:

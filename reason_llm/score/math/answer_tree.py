@@ -872,7 +872,7 @@ def _beside(left: Tree, right: Tree, has_brackets: bool) -> Tree:
             if _is_proper(numerator, denominator):
                 return ["mixed", left[1], numerator, denominator]
         raise UnreadableError("numbers side by side")
-    if not has_brackets and right[0] == "num":
+    if not has_brackets and right[0] == "num" and left[-1] != "i":  # e^{i2\\pi}
         raise UnreadableError("a number behind its factor")
     return _product("*", left, right)
 

@@ -139,6 +139,11 @@ _REMAINDERS = ("remainder", "mod", "residue", "congruen", "digit")
 _MODULUS = re.compile(r"(?:mod|by)[^\d\n]{0,12}+(\d++)")
 _OF_SEQUENCES = word_set("sequence term formula series positive natural nonnegative")
 _OF_SOLUTIONS = word_set("all every each solve solution solutions")
+_LARGER = ("larger", "greater", "bigger", "largest", "greatest", "biggest", "higher")
+_WHICH = re.compile(
+    rf"\bwhich\b[^.?!]{{0,40}}?\b({'|'.join(_LARGER)}|smaller|less|smallest|least|lower)\b",
+    re.IGNORECASE,
+)
 _CURVES = word_set("equation line circle parabola ellipse hyperbola plane curve tangent locus")
 _FORMS_OF_CURVES = word_set("form solve term express rewrite isolate subject")
 _SIMPLEST = (
@@ -396,6 +401,13 @@ def asks_for_all(question: str) -> bool:
     """Whether all solutions are asked for."""
     words = words_of(question)
     return bool(words & _OF_SOLUTIONS) and not words & _OF_SEQUENCES
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_for_larger(question: str) -> str:
+    """The sign behind the larger or the smaller of two, if it is asked for."""
+    found = _WHICH.search(question)
+    return "" if found is None else ">" if found[1].lower() in _LARGER else "<"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -33,7 +33,7 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]++")
-_INCHES = re.compile('(?<=[0-9}])["”]\\Z')
+_INCHES = re.compile("(?<=[0-9}])(?:[\"”]|'')\\Z")
 _MARK = r"\s*+(?:\\(?:prime|star|ast)(?![A-Za-z])|['*+])"
 _PRIME = re.compile(rf"\^(?:{_MARK}|\s*+\{{{_MARK}\s*+\}})")
 """A mark that makes another name, and no power: ``f^{\\prime}``, ``x^*``."""

@@ -7,16 +7,15 @@ an answer has no values here. Units stay with their numbers, and ``or`` stays be
 
 import functools
 import re
-from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from reason_llm.score.math.answer_text import (
     DIRECTIONS,
     are_known,
+    is_bare_word,
     is_choice,
-    is_word,
     reading_of,
     unwrapped,
 )
@@ -42,13 +41,22 @@ _PROSE_IN_TEXT = re.compile(r"[^\W\d_]{2}|a |\\(?:text|mathrm|mbox)")
 """Start of prose in a bracket."""
 _WORD = re.compile(r"[^\W\d_]++")
 _LATEX_TEXT = re.compile(r"\\(?:text\w{0,2}+|mathrm|mbox|[,;:! ])|[{}$~*]")
-_RATIO = re.compile(r"([^\W\d_]{2,}+) *+(?:to|:) *+(?:the )?([^\W\d_]{2,}+)")
+_OPENING = re.compile(r"\s*+(yes|no) *+[,.;:!–—-]")
+_RATIO = re.compile(r"([^\W\d_]{2,}+) *+(?:to|:) *+(?=(?:the )?([^\W\d_]{2,}+))")
 _PARTS_OF_LIST = re.compile(r",(?![^(]*+\))|;|\\text\{ *+and *+\}|\\q?quad|\\\\")
+_CALL = re.compile(r"(?<=[A-Za-z}])\([^()]*+\)\s*+\Z")
+_REASON = re.compile(
+    r"(?<=[a-z}])[,.;]?+(?: ?\}| |\\[ ,;])*+(?:\((?![^)]*\b(?:not|or|but|no)\b)"
+    r"|\b(?:by|since|because|due to)\b"
+    r"|\bto(?=[ }$]*+[\d\\])).*+", re.DOTALL,
+)  # fmt: skip
+"""A reason or a remark behind the words of an answer."""
 _SYMBOLS = {
     "m": word_set("slope gradient"), "b": word_set("intercept base"), "c": word_set("intercept"),
-    "r": word_set("radius remainder ratio rate"), "C": word_set("center centre circumference"),
+    "r": word_set("radius remainder ratio rate inradius"), "R": word_set("circumradius radius"),
+    "T": word_set("period temperature time"), "C": word_set("center centre circumference"),
     "d": word_set("diameter distance difference"), "h": word_set("height"), "w": word_set("width"),
-    "l": word_set("length"), "A": word_set("area"), "P": word_set("perimeter"),
+    "l": word_set("length"), "A": word_set("area amplitude"), "P": word_set("perimeter"),
     "V": word_set("volume vertex"), "q": word_set("quotient"), "a": word_set("amplitude"),
     "(h, k)": word_set("center centre vertex"), "(h,k)": word_set("center centre vertex"),
 }  # fmt: skip
@@ -145,6 +153,8 @@ _OPPOSITES = word_set("yes no true false")
 _ANTONYMS = {"diverg": "converg", "composite": "prime", "odd": "even", "even": "odd",
              "false": "true", "obtuse": "acute"}  # fmt: skip
 _DENYING = ("non", "un", "in", "im", "ir", "dis")
+_ROMAN = ("", "I", "II", "III", "IV")
+_LONE_DIGIT = re.compile(r"(?<![\w^.\\])[1-4](?![\w^.])")
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv",
               "qi": "i", "qii": "ii", "qiii": "iii", "qiv": "iv"}  # fmt: skip
 _SAYINGS = {"does not converge": "diverges", "not convergent": "divergent",
@@ -153,7 +163,7 @@ _SAYINGS = {"does not converge": "diverges", "not convergent": "divergent",
 _AT = word_set("at when attained occurring occurs achieved reached")
 _ALL_OF = re.compile(r"[A-Za-z]|[A-Za-z] *+\\in.*+|[nkm] *+(?:\\geq?+|>) *+[01]")
 _FOR_ALL = word_set("for all any every each real number numbers value values of")
-_ABOUT = word_set("of than from in for out among per on modulo")
+_ABOUT = word_set("of than from in for out among per on modulo after during with at")
 _ROUNDING = word_set("about around approximately approx roughly")
 
 
@@ -206,12 +216,12 @@ class _Splitter:
                 self.group(match)
             elif kind == "word" and self.is_word(match[0], text, position, is_text):
                 self.word(match[0])
-            elif match[0] in "()":
+            elif match[0] in "()[]":
                 self.bracket(match[0], text, position, is_text)
             elif is_text and match[0] in ".!?" and not text[position : position + 1].isdigit():
                 self.items.append((True, "."))
             else:
-                self.depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+                self.depth += {"{": 1, "}": -1}.get(match[0], 0)
                 self.mathematics(match[0])
 
     def group(self, match: re.Match[str]) -> None:
@@ -255,12 +265,13 @@ class _Splitter:
         return len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
 
     def bracket(self, sign: str, text: str, position: int, is_text: bool) -> None:
-        if sign == "(":
+        if sign in "([":
             rest = text[position : position + 40].lstrip()
             last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
             is_call = text[position - 2 : position - 1].isalpha() and last[-1:].isalpha()
             begins = _PROSE_IN_TEXT if is_text else _PROSE
             is_prose = not is_call and not self.depth and begins.match(rest) is not None
+            is_prose &= sign == "("
             self.opened.append(is_prose)
             if is_prose:
                 return
@@ -426,7 +437,13 @@ def _number_at(words: list[str]) -> tuple[str, int]:
 
 def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
     """Both as the values that prose says, where it says some."""
-    if not question or len(answer) > MAX_CHARACTERS or not (has_words(answer) or "=" in answer):
+    if not question or len(answer) > MAX_CHARACTERS:
+        return
+    if "quadrant" in question.lower():
+        gold, answer = (
+            _LONE_DIGIT.sub(lambda digit: _ROMAN[int(digit[0])], each) for each in (gold, answer)
+        )
+    if not (has_words(answer) or "=" in answer):
         return
     if is_choice(gold):
         before, _, rest = answer.rpartition(" is ")
@@ -434,12 +451,14 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
             yield gold, rest.rstrip(" .")
         return
     wanted = prose_of(unwrapped(gold), question)
-    if wanted is None or is_word(gold):
+    if wanted is None or is_bare_word(gold):
         words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
-        if words and _says(words, _words_of(unwrapped(answer), question), question):
+        said = _words_of(unwrapped(answer), question)
+        short = _words_of(_without_reason(unwrapped(answer)), question)
+        if words and any(_says(words, each, question) for each in (said, short)):
             yield gold, gold
             return
-    found = prose_of(unwrapped(answer), question) or _symbols(unwrapped(answer), question)
+    found = _named_values(unwrapped(answer), question)
     if found is None:
         return
     reading = reading_of(unwrapped(gold), letters_are_units=False)
@@ -451,6 +470,14 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
         yield from _paired(gold, wanted, prose, gold_tree, question)
 
 
+def _without_reason(text: str) -> str:
+    """``Converges`` of ``Converges by the p-test``."""
+    if (reason := _REASON.search(text)) is None:
+        return text
+    text = text[: reason.start()]
+    return text + "}" * (text.count("{") - text.count("}"))
+
+
 def contradicts(answer: str, question: str) -> bool:
     """Whether the words of an answer deny what the question asks for: ``the minimum is 4`` for a
     maximum, ``girls to boys`` for boys to girls, ``No, it converges``."""
@@ -460,8 +487,8 @@ def contradicts(answer: str, question: str) -> bool:
     said = _WORD.findall(text)
     if _turns_around({*said}, words_of(question)):
         return True
-    if said[:1] in (["yes"], ["no"]) and (is_so := _predicate(said[1:], question)) is not None:
-        return is_so != (said[0] == "yes")
+    if (opening := _OPENING.match(text)) and (is_so := _predicate(said[1:], question)) is not None:
+        return is_so != (opening[1] == "yes")
     own, asked = (_RATIO.findall(each) for each in (text, _plain_text(question)))
     return any((b, a) in asked and (a, b) not in asked for a, b in own)
 
@@ -478,26 +505,34 @@ def _turns_around(said: AbstractSet[str], asked: AbstractSet[str]) -> bool:
 def orders(gold: str, answer: str, question: str) -> bool:
     """Whether an answer names its values in words of the question, whose order is theirs: ``4 boys,
     3 girls``. A gold answer without names has them in this order."""
-    if not question or len(answer) > MAX_CHARACTERS or "," not in gold or has_words(gold):
+    if not question or len(answer) > MAX_CHARACTERS or "," not in gold:
         return False
-    found = prose_of(unwrapped(answer), question) or _symbols(unwrapped(answer), question)
+    found = _named_values(unwrapped(answer), question)
+    if found is not None and has_words(gold) and (wanted := prose_of(unwrapped(gold), question)):
+        labels = _labels(wanted), _labels(found)
+        return len(wanted.values) > 1 and _pairs(*labels) is not None
     return found is not None and _by_question(found.values, _labels(found), question) is not None
 
 
+def _named_values(text: str, question: str) -> Prose | None:
+    """A text as prose, and ``m = 3, b = -5`` as a slope and an intercept."""
+    return _symbols(text, question) or prose_of(text, question)
+
+
 def _symbols(text: str, question: str) -> Prose | None:
-    """``m = 3, b = -5`` as a slope and an intercept; None for other names."""
-    if "=" not in text or len(text) > MAX_CHARACTERS:
+    if text.count("=") < 2 or len(text) > MAX_CHARACTERS:
         return None
     words, found = words_of(question), Prose()
     for part in _PARTS_OF_LIST.split(text):
         name, _, value = part.partition("=")
-        label = _SYMBOLS.get(name.strip("\\ ~,;$"), frozenset()) & words
+        name = _LATEX_TEXT.sub("", _CALL.sub("", name)).strip("\\ ,;")
+        label = _SYMBOLS.get(name, frozenset([name] if len(name) > 1 else [])) & words
         if not label or not value:
             return None
         found.gaps[-1].extend(sorted(label))
         found.values.append(_stripped(value))
         found.gaps.append([])
-    return found
+    return found if len(found.values) > 1 else None
 
 
 def _words_of(text: str, question: str) -> list[str]:
@@ -515,7 +550,10 @@ def _words_of(text: str, question: str) -> list[str]:
     for saying, word in _SAYINGS.items():
         words = re.sub(rf"\b{saying}\b", word, words)
     if "quadrant" in question.lower():
+        words = re.sub(r"quadrant\b", "", words) or words
         return [_QUADRANTS.get(word, word) for word in words.split()]
+    if _stem("exists") in map(_stem, question.lower().split()):
+        words = re.sub(r"\Athere (?:is|are|does|do)\b(?!.*exist)(.*)", r"\1 exist", words)
     return words.split()
 
 
@@ -552,14 +590,17 @@ def _predicate(words: list[str], question: str) -> bool | None:
     """Whether ``It is not a function`` says yes to ``Is the relation a function?``; None where it
     says neither."""
     *_, last = re.split(r"[.!:]\s", question.strip().lower())
-    asked = [_stem(word.strip("$?.,")) for word in last.split()]
+    plain = [word.strip("?.,") for word in last.split()]
+    asked = [_stem(word) for word in plain if word.isalpha()]
+    while asked and asked[-1] in _SMALL:
+        asked.pop()
     words = [part for word in words for part in _without_denial(word, asked)]
     num_denials = sum(word in _DENIALS for word in words)
     said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
     while len(asked) > 1 and asked[-1] in _NOUNS - said:
         asked.pop()
     is_yes_or_no = bool(asked) and asked[0] in _YES_OR_NO and not {*asked} & {"or", "not"}
-    is_yes_or_no &= not _OPPOSITES & {*words}
+    is_yes_or_no &= not (_OPPOSITES - {"no"}) & {*words}
     if not is_yes_or_no or num_denials > 1 or not said <= {*asked} or asked[-1] not in said:
         return None
     return not num_denials
@@ -589,7 +630,8 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
     for place, gap in enumerate(found.gaps):
         reason = next((i for i, word in enumerate(gap) if word.lower() in _REASONS), -1)
         if place and reason >= 0:
-            if not _DOUBTS & {w.lower() for g in found.gaps[place + 1 :] for w in g}:
+            doubts = _DOUBTS - {"extraneous", "rejected", "undefined"}
+            if not doubts & {w.lower() for g in found.gaps[place + 1 :] for w in g}:
                 found = Prose(found.values[:place], [*found.gaps[:place], gap[:reason]])
             break
     for place in range(len(found.values) - 1, 0, -1):  # what stands before "so" is a reason
@@ -741,15 +783,20 @@ def _paired(
         yield gold, joined
         return
     own = _labels(wanted)
-    order = [[i for i, label in enumerate(labels) if label & each] for each in own]
-    if all(len(each) == 1 for each in order):
-        values = [values[each[0]] for each in order]
+    if (order := _pairs(own, labels)) is not None:
+        values = [values[place] for place in order]
     elif any(own) and any(labels):
         return
     if len(values) == 1:
         yield wanted.values[0], values[0]
     else:
         yield f"({', '.join(wanted.values)})", f"({', '.join(values)})"
+
+
+def _pairs(own: list[frozenset[str]], labels: list[frozenset[str]]) -> list[int] | None:
+    """The place of the one value with each of the gold answer's labels; None for another number."""
+    order = [[i for i, label in enumerate(labels) if label & each] for each in own]
+    return [each[0] for each in order] if all(len(each) == 1 for each in order) else None
 
 
 def _by_question(

@@ -105,7 +105,10 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
         elif word.removeprefix("-").isdigit() or word in _RAISED:
             if not words:
                 return None
-            words[-1] = (words[-1][0], _RAISED.get(word, word))
+            sign = words[-1][1].removesuffix("1")
+            words[-1] = (words[-1][0], sign + _RAISED.get(word, word))
+        elif word.startswith("/") and words:
+            words.append((canonical(word[1:]), "-1"))
         elif word in _SPEAKING:
             return None
         elif word in AREAS:
@@ -113,6 +116,8 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
         else:
             words.append((canonical(word), exponent))
             exponent = "1"
+    if name := _DERIVED.get(tuple(part for word in words for part in word)):
+        return [(name, "1")]
     if len(words) > 1 and words[-1][1].startswith("-"):  # m s^{-1}
         (below, power), (above, _) = words.pop(), words.pop()
         words.append((canonical(f"{above}/{below}"), power.removeprefix("-")))
@@ -126,7 +131,10 @@ def _slashed(text: str) -> str:
     for mark in "{}()^:,~":
         text = text.replace(mark, " ")
     text = text.replace("a.m.", "am").replace("p.m.", "pm").replace(".", " ")
-    joined = "/".join(part.strip() for part in text.replace("- ", "-").split("/"))
+    first, *rest = (part.strip() for part in text.replace("- ", "-").split("/"))
+    joined = first
+    for part in rest:  # m^2/s^2
+        joined += f" /{part}" if joined[-1:].isdigit() else f"/{part}"
     return {"a m": "am", "p m": "pm"}.get(joined.strip(), joined)
 
 
