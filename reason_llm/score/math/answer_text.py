@@ -514,7 +514,7 @@ def _is_told(tokens: list[Token]) -> bool:
 def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     """The digits of two numerals of one base, ``FF`` and ``FF_{16}`` or ``0xFF``; None where one is
     none, or says no base and the question none."""
-    if max(len(gold), len(answer)) > _LONGEST_NUMERAL:
+    if max(len(gold), len(answer)) > _LONGEST_NUMERAL or not _has_base(answer):
         return None
     asked = next((base for base, words in _BASES if words.search(question)), "")
     found = []
@@ -528,6 +528,10 @@ def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] 
         return None
     is_hexadecimal = {own, said} <= {*filter(_HEXADECIMAL.fullmatch, (own, said))}
     return (own, said) if is_hexadecimal else None
+
+
+def _has_base(answer: str) -> bool:
+    return "_" in answer or any(prefix in answer for prefix in _PREFIXES)
 
 
 def _numeral(text: str) -> tuple[bool, str, str] | None:
@@ -671,10 +675,10 @@ def _named_date(text: str) -> list[int] | None:
 def _date(text: str) -> re.Match[str] | None:
     if len(text) > _LONGEST_DATE:
         return None
-    for time, shown in _TIMES_OF_DAY:
+    for time, shown in _TIMES_OF_DAY if " " in text else ():
         text = text.replace(time, shown)
     shown, _, remark = text.partition("(")
-    if remark and shown.strip():  # (the day before), (4:05 PM)
+    if shown.strip() and ("day" in remark or ":" in remark):  # (the day before), (4:05 PM)
         hours = [_hours(part) for part in (shown, remark.rstrip("} ").removesuffix(")"))]
         is_same = None not in hours and hours[0] == hours[1]
         text = shown if is_same or ("day" in remark and " or " not in remark) else text

@@ -489,7 +489,8 @@ def contradicts(answer: str, question: str) -> bool:
         return True
     if (opening := _OPENING.match(text)) and (is_so := _predicate(said[1:], question)) is not None:
         return is_so != (opening[1] == "yes")
-    own, asked = (_RATIO.findall(each) for each in (text, _plain_text(question)))
+    own = _RATIO.findall(text)
+    asked = _RATIO.findall(_plain_text(question)) if own else []
     return any((b, a) in asked and (a, b) not in asked for a, b in own)
 
 
