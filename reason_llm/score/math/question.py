@@ -45,7 +45,7 @@ _HAS_WORDS = re.compile(r"[^\W\d_]{2}|\d")
 _DIGIT_OR_SIGN = re.compile(r"[0-9+=^\\]")
 _OPENING, _CLOSING = frozenset(["(", "{", "[", "\\{"]), frozenset([")", "}", "]", "\\}"])
 _MARKS = re.compile(r"\$\$?+|\\[\[\]()]")
-_WORD = re.compile(r"[^\W\d_]++(?:/[^\W\d_]++)?+")
+_WORD = re.compile(r"(?<![^\W\d_]['’])[^\W\d_]++(?:/[^\W\d_]++)?+")
 _DOLLAR = re.compile(r"\\\$|\$\d[\d,]*+(?:\.\d++)?+(?![\d$^_=*+/\\])")
 """The sign of a currency, and no mark of mathematics."""
 _SIGNS = {"€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "¢": "cent", "°": "deg"}
