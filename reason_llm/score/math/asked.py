@@ -40,6 +40,7 @@ _ASKING = word_set(
 _BEFORE_UNIT = word_set("in into to of many much answer")
 _SKIPPED = word_set("more total full whole extra additional fewer less us all other the")
 """Words that may stand between ``how many`` and what is counted."""
+_SPANS = word_set("d week month yr")
 _MAX_UNIT_WORDS = 8
 _RAISED = {"squared": "2", "cubed": "3", "^2": "2", "^3": "3", "²": "2", "³": "3"}
 
@@ -110,7 +111,7 @@ _ORDER = re.compile(
     r"|\b(?:largest|smallest|greatest|least|highest|lowest|larger|smaller|greater|longer|shorter) "
     r"(?:\w{1,12} )?first\b"
     r"|\bquotient and (?:the )?remainder\b"
-    r"|\b(?:give|list|state|write|enter|put)\b[^.?!]{0,60}+(?<=\bfirst)(?=[.,;]|\Z)"
+    r"|\b(?:give|list|state|write|enter|put)\b(?:(?!\bfirst\b)[^.?!]){0,60}+\bfirst(?=[.,;]|\Z)"
 )
 _MATRICES = word_set("matrix matrice row column")
 _LISTING = word_set("give state enter write list express find determine answer")
@@ -170,6 +171,9 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
         return True
     if wanted == [("gbp", "1")] and units == [("lb", "1")]:  # 24 pounds for £24
         return True
+    if wanted == [("deg", "1")] and units == [("rad", "1")]:  # \\pi/4 radians for 45^\\circ
+        is_open = not {"deg", "rad"} & words_of(question)
+        return is_open and ["const", "pi"] in subtrees(answer.tree)
     if wanted == [("deg", "1")] and len(units) == 1:  # 8^\circ for 8^\circ F
         return units[0][0] in ("c", "f") and units[0][0] in words_of(question)
     if wanted:
@@ -193,12 +197,14 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
 
 
 def _without_rate(units: list[Unit], words: frozenset[str]) -> list[Unit]:
-    """``\\$18`` of ``\\$18 per day``, where the question speaks of days."""
+    """``\\$18`` of ``\\$18 per day`` and ``m`` of ``m per week``, where the question speaks of days
+    or weeks."""
     names = [unit for unit, _ in units]
     if len(names) == 3 and names[0] in CURRENCIES and names[1] == "per" and names[2] in words:
         return units[:1]
     of, _, per = names[0].partition("/")
-    return [(of, "1")] if of in CURRENCIES and per in words and len(units) == 1 else units
+    is_rate = (of in CURRENCIES or per in _SPANS) and per in words and len(units) == 1
+    return [(of, "1")] if is_rate else units
 
 
 def _units_of(reading: Reading) -> list[Unit]:

@@ -717,7 +717,24 @@ def is_name(tree: Tree, question: str = "") -> bool:
             return True
     if _is_plain_name(tree):
         return True
+    if question and _is_foreign(tree, question):  # x_1 + x_2
+        return True
+    if question and not variables(tree) and form_of(tree).is_too_large:  # i^{2023}
+        return read_question(question).asks_for(tree)
     return bool(variables(tree)) and read_question(question).asks_for(tree)
+
+
+def _is_foreign(tree: Tree, question: str) -> bool:
+    """Whether it is a formula without numbers of letters that the question does not have."""
+    names = variables(tree)
+    known = read_question(question).letters
+    return (
+        tree[0] in ("add", "mul", "frac", "neg")
+        and bool(names)
+        and not holds(tree, "num", "const", "call")
+        and all("_" in name or name not in known for name in names)
+        and not any(name in question for name in names if "_" in name)
+    )
 
 
 def _is_plain_name(tree: Tree) -> bool:

@@ -31,7 +31,7 @@ _REASON = word_set("since because as")
 _OPERATORS = word_set(
     r"\int \iint \oint \lim \sum \prod \sup \inf \limsup \max \min \angle \measuredangle \nabla"
 )
-_LEFT_SIDES = ("\\angle", "\\gcd", "dy/dx")
+_LEFT_SIDES = ("\\angle", "\\gcd", "\\det", "dy/dx")
 _LEFT_STARTS = (
     "\\|", "\\lVert", "\\Vert", "||", "m\\angle", "\\frac{d}", "\\frac{d^", "\\frac{dy}",
     "\\frac{dx}", "\\frac{\\partial",

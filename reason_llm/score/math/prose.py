@@ -40,6 +40,7 @@ _PROSE = re.compile(r"\\(?:text|mathrm|mbox)|[^\W\d_]{4}")
 _PROSE_IN_TEXT = re.compile(r"[^\W\d_]{2}|a |\\(?:text|mathrm|mbox)")
 """Start of prose in a bracket."""
 _WORD = re.compile(r"[^\W\d_]++")
+_BLANKS = re.compile(r"[\s{}]++")
 _LATEX_TEXT = re.compile(r"\\(?:text\w{0,2}+|mathrm|mbox|[,;:! ])|[{}$~*]")
 _OPENING = re.compile(r"\s*+(yes|no) *+[,.;:!–—-]")
 _RATIO = re.compile(r"([^\W\d_]{2,}+) *+(?:to|:) *+(?=(?:the )?([^\W\d_]{2,}+))")
@@ -54,7 +55,9 @@ _REASON = re.compile(
 _SYMBOLS = {
     "m": word_set("slope gradient"), "b": word_set("intercept base"), "c": word_set("intercept"),
     "r": word_set("radius remainder ratio rate inradius"), "R": word_set("circumradius radius"),
-    "T": word_set("period temperature time"), "C": word_set("center centre circumference"),
+    "sigma": word_set("deviation"), "mu": word_set("mean average"),
+    "barx": word_set("mean average"), "T": word_set("period temperature time"),
+    "C": word_set("center centre circumference"),
     "d": word_set("diameter distance difference"), "h": word_set("height"), "w": word_set("width"),
     "l": word_set("length"), "A": word_set("area amplitude"), "P": word_set("perimeter"),
     "V": word_set("volume vertex"), "q": word_set("quotient"), "a": word_set("amplitude"),
@@ -541,9 +544,9 @@ def _words_of(text: str, question: str) -> list[str]:
     another."""
     splitter = _Splitter(words_of(question))
     splitter.split(text, True)
-    known = "".join(question.split())
+    known = _BLANKS.sub("", question)
     if any(
-        not is_word and "".join(_stripped(item).split()) not in known
+        not is_word and _BLANKS.sub("", _stripped(item)) not in known
         for is_word, item in splitter.items
     ):
         return []
@@ -570,7 +573,7 @@ def _says(gold: list[str], words: list[str], question: str) -> bool:
     if place < 0 or len(rest) > _MOST_WORDS:
         return False
     if _OPPOSITES & {*own}:
-        return own == ["true"] and set(rest) <= _SMALL | {"statement", "claim"}
+        return own[0] in ("true", "false") and set(rest) <= _SMALL | {"statement", "claim"}
     asked = [word.strip("$.?!:;()") for word in question.lower().replace(",", " , ").split()]
     ends = {"or"} if (",", "or") not in pairwise(asked) else {"or", ","}
     alternatives = {
@@ -583,7 +586,9 @@ def _says(gold: list[str], words: list[str], question: str) -> bool:
         set(asked) | _SMALL | _NOUNS
     ) - alternatives - _DOUBTS - _CHANGES - {"and", "or"}
     names = {word.lower() for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]++", question)}
-    known -= names - set(gold)
+    is_compared = place == 0 and rest[:1] == ["is"] and "than" in rest  # Bob is taller than Ann
+    known |= {"than"} if is_compared else set()
+    known -= set() if is_compared else names - set(gold)
     return set(rest) <= known - (_DENIALS - ({"nor"} if own == ["neither"] else set()))
 
 
