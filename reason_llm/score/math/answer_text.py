@@ -549,8 +549,8 @@ def _numeral(text: str) -> tuple[bool, str, str] | None:
 
 def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether words, or letters of a choice, are the same; None where one is no words."""
-    if (letters := _letters(gold, question)) and (chosen := _letters(answer, question)):
-        return chosen == letters
+    if (letters := _letters(gold, question)) and (said := _letters(answer, question)):
+        return said == letters
     if choice := _choice(gold):
         chosen = _chosen(answer, question)
         if chosen is not None:

@@ -732,6 +732,7 @@ def _is_foreign(tree: Tree, question: str) -> bool:
         tree[0] in ("add", "mul", "frac", "neg")
         and bool(names)
         and not holds(tree, "num", "const", "call")
+        and all(len(name.partition("_")[0]) == 1 for name in names)
         and all("_" in name or name not in known for name in names)
         and not any(name in question for name in names if "_" in name)
     )

@@ -779,8 +779,8 @@ def _paired(
         if ordered is not None and is_open:
             return
         if ordered is not None:
-            units = {unit[0] if (unit := _UNIT_BEHIND.search(each)) else "" for each in ordered}
-            unit = min(units) if len(units) == 1 else ""
+            found = {match[0] for each in ordered for match in [_UNIT_BEHIND.search(each)] if match}
+            unit = min(found) if len(found) == 1 else ""
             listed = ", ".join(each.removesuffix(unit) for each in ordered)
             yield (f"({gold})" if kind == "list" else gold), f"({listed}){unit}"
             return
