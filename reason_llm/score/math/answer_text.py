@@ -556,8 +556,6 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         if chosen is not None:
             return chosen == choice
         others = _options(question).keys() - {choice}
-        if _is_the_option(choice, answer, question):
-            return True
         if others & {word.strip(",.;()") for token in answer for word in token.text.split()}:
             return False
     if says_empty(gold) and says_empty(answer):
@@ -869,18 +867,6 @@ def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
         return False
     is_number = not variables(tree) and tree[0] not in ("neg", "rel", "list", "either", "pm")
     return is_number and (not tokens or tokens[0].text not in ("+", "-", "="))
-
-
-def _is_the_option(letter: str, tokens: list[Token], question: str) -> bool:
-    """Whether it is an option's whole text, without its letter."""
-    if (option := _options(question).get(letter)) is None or len(tokens) == 1 == len(
-        str(tokens[0])
-    ):
-        return False
-    own = tokenize(option.replace("\x00", " "))
-    marks = _choice_marks(own, anywhere=True)
-    text = spelling(own[: marks[0][1]] if marks else own).rstrip(".")
-    return text == spelling(tokens) or _is_read_alike(option, tokens)
 
 
 def _without_brackets(tokens: list[Token]) -> list[Token]:
