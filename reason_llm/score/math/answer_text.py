@@ -237,8 +237,11 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
         return pair
     if (reading := reading_of(gold, letters_are_units=False)) is None:
         return None
+    measures, spoken = _measures(tokens_of(answer)), words_of(question) & _SIZED
+    if variables(reading.tree) or not (reading.unit or len(measures) > 1 or spoken):
+        return None
     try:
-        parts = [read(each, letters_are_units=True) for each in _measures(tokens_of(answer))]
+        parts = [read(each, letters_are_units=True) for each in measures]
     except UnreadableError:
         return None
     is_sum = len(parts) > 1 and len(parts[0].unit) == 1
@@ -246,9 +249,8 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     if not units and is_sum:
         units = parts[0].unit
     elif not units and len(parts[0].unit) == 1:  # 120 minutes for 2, where hours are spoken of
-        spoken = words_of(question) & _SIZED
         units = tuple((each, "1") for each in spoken if times(parts[0].unit[0], (each, "1")))
-    if len(units) != 1 or variables(reading.tree):
+    if len(units) != 1:
         return None
     named = asked_units(question).named
     is_known = bool(reading.unit) or units[0][0] in words_of(question)

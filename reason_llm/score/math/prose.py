@@ -44,10 +44,10 @@ _BLANKS = re.compile(r"[\s{}]++")
 _LATEX_TEXT = re.compile(r"\\(?:text\w{0,2}+|mathrm|mbox|[,;:! ])|[{}$~*]")
 _OPENING = re.compile(r"\s*+(yes|no) *+[,.;:!–—-]")
 _RATIO = re.compile(r"([^\W\d_]{2,}+) *+(?:to|:) *+(?=(?:the )?([^\W\d_]{2,}+))")
-_PARTS_OF_LIST = re.compile(r",(?![^(]*+\))|;|\\text\{ *+and *+\}|\\q?quad|\\\\")
+_PARTS_OF_LIST = re.compile(r",(?![^(]{0,60}+\))|;|\\text\{ *+and *+\}|\\q?quad|\\\\")
 _CALL = re.compile(r"(?<=[A-Za-z}])\([^()]*+\)\s*+\Z")
 _REASON = re.compile(
-    r"(?<=[a-z}])[,.;]?+(?: ?\}| |\\[ ,;])*+(?:\((?![^)]*\b(?:not|or|but|no)\b)"
+    r"(?<=[a-z}])[,.;]?+(?: ?\}| |\\[ ,;]){0,4}+(?:\((?![^)]{0,60}\b(?:not|or|but|no)\b)"
     r"|\b(?:by|since|because|due to)\b"
     r"|\bto(?=[ }$]*+[\d\\])).*+", re.DOTALL,
 )  # fmt: skip
