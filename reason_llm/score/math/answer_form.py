@@ -456,12 +456,8 @@ class _Normalising:
     def structure(self, tree: Tree) -> Frozen:
         """A list, a set, a relation, a matrix and the like: its members in normal form."""
         kind = tree[0]
-        is_domain = kind in ("setminus", "backslash") and (tree[1][0], tree[2][0]) == (
-            "const",
-            "set",
-        )
-        is_open = kind in ("setminus", "backslash") and not is_domain  # not all numbers but a few
-        if is_open or kind == "ratio" or (kind == "cap" and tree[1][0] != "rel"):
+        is_open = kind in ("setminus", "backslash") and not _is_domain(tree)
+        if is_open or kind == "ratio" or (kind == "cap" and not _is_condition(tree)):
             self.operations.add(kind)
         if kind == "matrix":
             return (kind, *(tuple(map(self.frozen, row)) for row in tree[1:]))
@@ -650,6 +646,21 @@ def _is_rational(tree: Tree) -> bool:
 def is_plain(tree: Tree) -> bool:
     """Whether it is a number, which a question may hold by chance."""
     return _is_rational(tree[1] if tree[0] == "deg" else tree)
+
+
+def _is_domain(tree: Tree) -> bool:
+    """Whether it is all numbers but a few, or but those of an interval with two ends."""
+    _, whole, excluded = tree
+    is_interval = excluded[0] == "interval" or (excluded[0] == "tuple" and len(excluded) == 3)
+    is_interval &= ["const", "oo"] not in subtrees(excluded)
+    return bool(whole[0] == "const") and (excluded[0] == "set" or is_interval)
+
+
+def _is_condition(tree: Tree) -> bool:
+    """Whether it is a relation and another one, or several that exclude numbers."""
+    if tree[0] == "cap" and tree[1][0] == "cap":
+        return tree[2][:2] == ["rel", "!="] and _is_condition(tree[1])
+    return bool(tree[1][0] == "rel")
 
 
 def _has_plain_value(tree: Tree) -> bool:

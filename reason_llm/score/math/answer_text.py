@@ -30,6 +30,7 @@ from reason_llm.score.math.numeric import are_apart
 from reason_llm.score.math.phrases import (
     is_left_side,
     says_empty,
+    with_base,
     with_remainder,
     with_sets,
     without_modulus,
@@ -79,6 +80,11 @@ _MONTH_NAMES = (
 _MONTHS = frozenset(_MONTH_NAMES)
 _TIMES = word_set("clock when")
 _SIGNS_OF_DATES = ("-", ":", "\\colon")
+_TIMES_OF_DAY = (
+    ("in the morning", "am"), ("in the afternoon", "pm"), ("in the evening", "pm"),
+    ("at night", "pm"), ("12:00 noon", "12 pm"), ("12 noon", "12 pm"), ("12 midnight", "12 am"),
+    (" o'clock", ":00"),
+)  # fmt: skip
 _LONGEST_DATE = 40
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(am|pm)?+", re.ASCII)
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
@@ -111,6 +117,23 @@ _CHOICES = frozenset("ABCDEFGHIJ")
 _CHOICE_MARKS = (")", ".", ":")
 _FIRST_FOREIGN, _FIRST_SYMBOL = 0x400, 0x1D400
 """Letters from Cyrillic on, up to those of mathematics, are no variables but words."""
+_WITH_UNIT = re.compile(
+    r"(-?+\d[\d.,]*+(?:[ ]?+\\times[ ]?+10\^\{?+-?+\d++\}?+)?+)(?:[ ~]|\\[ ,;])++"
+    r"([A-Za-z]++(?:/[A-Za-z]++)?+)((?:\^\{?+\d\}?+)?+)"
+)
+"""A number, a unit and its exponent."""
+_SIZED = word_set("s min h d week month yr cent usd")
+"""Units of which a question's value is given without a name."""
+_LONGEST_NUMERAL = 100
+_BASES = tuple(
+    (base, re.compile(rf"\b(?:in|into|to|as)(?: an?)? (?:{words})\b", re.IGNORECASE))
+    for base, words in (("16", "hexadecimal|base 16|base sixteen"), ("2", "binary|base 2|base two"),
+                        ("8", "octal|base 8|base eight"))
+)  # fmt: skip
+_PREFIXES = {"0x": "16", "0b": "2", "0o": "8"}
+_OF_NUMERALS = re.compile(r"\\(?:text(?:bf|tt)?|math(?:rm|bf|tt)|[,;! ])|[{}()$\s]")
+_HEXADECIMAL = re.compile(r"[0-9A-F]++")
+_LONGEST_LIST = 400
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
@@ -144,6 +167,8 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
         return False
     if is_date(gold, question):
         return _is_same_date(gold, answer, question)
+    if (pair := _numerals_of_base(gold, answer, question)) is not None:
+        return pair[0] == pair[1]
     if (named := _named_date(gold)) is not None and _date(answer) is not None:
         return named == _date_in_any_form(answer, question)
     numerals = _numeral(gold), _numeral(answer)
@@ -190,6 +215,12 @@ def are_known(words: list[str], question: str) -> bool:
     )
 
 
+def is_bare_word(gold: str) -> bool:
+    """Whether a gold answer is one word that is written in any case: ``Yes``, ``No``, ``Bob``."""
+    tokens = tokens_of(unwrapped(gold))
+    return bool(tokens) and _is_short_word(tokens)
+
+
 def is_choice(gold: str) -> bool:
     """Whether a gold answer is the letter of a choice."""
     return bool(_choice(tokens_of(unwrapped(gold))))
@@ -206,16 +237,29 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
         return pair
     if (reading := reading_of(gold, letters_are_units=False)) is None:
         return None
-    if len(reading.unit) != 1 or variables(reading.tree) or asked_units(question).named:
+    measures, spoken = _measures(tokens_of(answer)), words_of(question) & _SIZED
+    if variables(reading.tree) or not (reading.unit or len(measures) > 1 or spoken):
+        return None
+    try:
+        parts = [read(each, letters_are_units=True) for each in measures]
+    except UnreadableError:
+        return None
+    is_sum = len(parts) > 1 and len(parts[0].unit) == 1
+    units = reading.unit
+    if not units and is_sum:
+        units = parts[0].unit
+    elif not units and len(parts[0].unit) == 1:  # 120 minutes for 2, where hours are spoken of
+        units = tuple((each, "1") for each in spoken if times(parts[0].unit[0], (each, "1")))
+    if len(units) != 1:
+        return None
+    named = asked_units(question).named
+    is_known = bool(reading.unit) or units[0][0] in words_of(question)
+    if (named and not (is_sum and named == {units[0]} == {parts[0].unit[0]})) or not is_known:
         return None
     total = Fraction(0)
-    for part in _measures(tokens_of(answer)):
-        try:
-            measure = read(part, letters_are_units=True)
-        except UnreadableError:
-            return None
+    for measure in parts:
         tree = measure.tree[-1] if measure.tree[0] == "rel" else measure.tree
-        scale = times(measure.unit[0], reading.unit[0]) if len(measure.unit) == 1 else None
+        scale = times(measure.unit[0], units[0]) if len(measure.unit) == 1 else None
         if scale is None or not is_plain(tree):
             return None
         total += dict(form_of(tree).value).get((), Fraction(0)) * scale
@@ -283,7 +327,7 @@ def are_words(gold: str, answer: str, question: str = "") -> bool:
     """Whether words or letters of a choice decide about the answer, or a date does, and no
     mathematics."""
     gold, answer = unwrapped(gold), unwrapped(answer)
-    if is_date(gold, question):
+    if is_date(gold, question) or _numerals_of_base(gold, answer, question) is not None:
         return True
     is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
     return is_long or _words(tokens_of(gold), tokens_of(answer), question) is not None
@@ -324,7 +368,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
         equals = Token("sign", "=", False)
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
-    tokens = with_remainder(tokens)
+    tokens = with_base(with_remainder(_without_left_sides(tokens)))
     try:
         reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
@@ -436,6 +480,24 @@ def _lead(tokens: list[Token]) -> int | None:
     return start
 
 
+def _without_left_sides(tokens: list[Token]) -> list[Token]:
+    """``2xy, x^2`` of ``\\frac{dz}{dx} = 2xy, \\frac{dz}{dy} = x^2``."""
+    if [token.text for token in tokens].count("=") < 2 or len(tokens) > _LONGEST_LIST:
+        return tokens
+    kept: list[Token] = []
+    start = depth = 0
+    for place, token in enumerate([*tokens, Token("sign", ",", False)]):
+        name = str(token)
+        depth += (name in ("{", "(", "[")) - (name in ("}", ")", "]"))
+        if depth == 0 and (name == "," or name.casefold() == "and"):
+            part = tokens[start:place]
+            sign = _first_equals([str(each) for each in part])
+            kept += part[sign + 1 :] if sign and is_left_side(part[:sign]) else part
+            kept += tokens[place : place + 1]
+            start = place + 1
+    return kept
+
+
 def _first_equals(names: list[str]) -> int:
     """The place of the first sign of equality outside of brackets; 0 for none."""
     depth = 0
@@ -449,6 +511,29 @@ def _first_equals(names: list[str]) -> int:
 def _is_told(tokens: list[Token]) -> bool:
     """Whether a word stands before a colon."""
     return any(len(token.text.rstrip(": ")) > _LONGEST_PRODUCT for token in tokens)
+
+
+def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] | None:
+    """The digits of two numerals of one base, ``FF`` and ``FF_{16}`` or ``0xFF``; None where one is
+    none, or says no base and the question none."""
+    if max(len(gold), len(answer)) > _LONGEST_NUMERAL or not _has_base(answer):
+        return None
+    asked = next((base for base, words in _BASES if words.search(question)), "")
+    found = []
+    for text in (gold, answer):
+        digits, _, base = _OF_NUMERALS.sub("", text.rpartition("=")[2]).partition("_")
+        if (prefix := digits[:2].lower()) in _PREFIXES and len(digits) > len(prefix):
+            digits, base = digits[2:], _PREFIXES[prefix]
+        found.append((digits.upper(), base or asked))
+    (own, base), (said, other) = found
+    if own == _OF_NUMERALS.sub("", answer).upper() or not base.isdigit() or base != other:
+        return None
+    is_hexadecimal = {own, said} <= {*filter(_HEXADECIMAL.fullmatch, (own, said))}
+    return (own, said) if is_hexadecimal else None
+
+
+def _has_base(answer: str) -> bool:
+    return "_" in answer or any(prefix in answer for prefix in _PREFIXES)
 
 
 def _numeral(text: str) -> tuple[bool, str, str] | None:
@@ -466,6 +551,8 @@ def _numeral(text: str) -> tuple[bool, str, str] | None:
 
 def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether words, or letters of a choice, are the same; None where one is no words."""
+    if (letters := _letters(gold, question)) and (said := _letters(answer, question)):
+        return said == letters
     if choice := _choice(gold):
         chosen = _chosen(answer, question)
         if chosen is not None:
@@ -590,8 +677,13 @@ def _named_date(text: str) -> list[int] | None:
 def _date(text: str) -> re.Match[str] | None:
     if len(text) > _LONGEST_DATE:
         return None
+    for time, shown in _TIMES_OF_DAY if " " in text else ():
+        text = text.replace(time, shown)
     shown, _, remark = text.partition("(")
-    text = shown if "day" in remark and " or " not in remark else text  # (the day before)
+    if shown.strip() and ("day" in remark or ":" in remark):  # (the day before), (4:05 PM)
+        hours = [_hours(part) for part in (shown, remark.rstrip("} ").removesuffix(")"))]
+        is_same = None not in hours and hours[0] == hours[1]
+        text = shown if is_same or ("day" in remark and " or " not in remark) else text
     end = text[-6:].casefold()
     is_marked = "m" in end and end.rstrip("} .").replace(".", "").endswith(("am", "pm"))
     if not (is_marked or any(sign in text for sign in _SIGNS_OF_DATES)):
@@ -601,6 +693,12 @@ def _date(text: str) -> re.Match[str] | None:
     if is_marked and plain[:-2].isdigit():
         plain = f"{plain[:-2]}:00{plain[-2:]}"
     return _DATE.fullmatch(plain)
+
+
+def _hours(text: str) -> list[int] | None:
+    """Hour, minute and seconds of a time; None for another text."""
+    found = _date(text)
+    return _of_the_day(found) if found else None
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:
@@ -665,10 +763,40 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
         return "" if is_variable and read_question(question).has_variable(alone.lower()) else alone
     marks = _choice_marks(tokens)
     if not marks:
-        return None
+        letter = tokens[0].text if tokens else ""
+        is_known = letter in _options(question)
+        return letter if is_known and _is_option_text(letter, tokens[1:], question) else None
     letter, start, end = marks[0]
     is_one = len(marks) == 1 and start == 0
     return letter if is_one and _is_option_text(letter, tokens[end:], question) else ""
+
+
+def _letters(tokens: list[Token], question: str) -> set[str]:
+    """Several letters of the question's options, each perhaps with its own text behind it:
+    ``A and C``, ``AC``, ``A (2) and C (4)``; empty for anything else."""
+    if not (options := _options(question)) or len(tokens) > _MAX_LEAD_TOKENS:
+        return set()
+    tokens = [
+        inner
+        for token in _without_braces_of_letters(tokens)
+        for inner in (tokenize(token.text) if token.kind == "text" else [token])
+    ]
+    found: dict[str, list[Token]] = {}
+    for token in tokens:
+        name = token.text
+        if len(name) > 1 and not found and name.casefold().rstrip("s") in _LEAD_WORDS:
+            continue
+        is_letters = name.isupper() and set(name) <= options.keys()
+        if is_letters and not (found.keys() & set(name)):
+            found |= {letter: [] for letter in name}
+        elif name not in (",", ";", ".", ")", "(", "and", "\\{", "\\}", "{", "}"):
+            if not found:
+                return set()
+            list(found.values())[-1].append(token)
+    is_right = all(
+        not text or _is_option_text(letter, text, question) for letter, text in found.items()
+    )
+    return set(found) if len(found) > 1 and is_right else set()
 
 
 def as_option(gold: str, question: str) -> tuple[str, ...] | None:
@@ -702,10 +830,34 @@ def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:
     return [token for place, token in enumerate(tokens) if place not in braces]
 
 
+def without_formulas(gold: str, answer: str) -> str:
+    """``h = 44.1`` of ``h = \\frac12 gt^2 = 44.1`` for a number: a formula between has no value to
+    compare."""
+    reading = reading_of(gold, letters_are_units=False) if answer.count("=") > 1 else None
+    if reading is None or variables(reading.tree) or len(answer) > MAX_CHARACTERS:
+        return answer
+    first, *between, last = answer.split("=")
+    if len(first.strip(" $")) > 1:
+        return answer
+    has_letter = [any(token.kind == "letters" for token in tokenize(each)) for each in between]
+    return f"{first}={last}" if all(has_letter) else answer
+
+
+def with_text_unit(gold: str, question: str) -> str:
+    """``44.1\\text{ m}`` of ``44.1 m``, where the letter is no variable of the question."""
+    found = _WITH_UNIT.fullmatch(unwrapped(gold))
+    if found is None or not all(is_unit(part) for part in found[2].split("/")):
+        return gold
+    letters = "".join(each for each in found[2].split("/") if len(each) == 1)
+    if not letters or re.search(rf"(?<![^\W_])(?<!\d )(?<!/)[{letters}](?![\w/²³^])", question):
+        return gold
+    return f"{found[1]}\\text{{ {found[2]}}}{found[3]}"
+
+
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
     """Whether it can be an option's text: one of the question's, or a number if it has no
     options."""
-    options, tokens = _options(question), whole_numerals(tokens)
+    options, tokens = _options(question), whole_numerals(_without_brackets(tokens))
     if letter in options:
         shown = spelling(tokens).rstrip(".")
         if not shown:
@@ -717,6 +869,13 @@ def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
         return False
     is_number = not variables(tree) and tree[0] not in ("neg", "rel", "list", "either", "pm")
     return is_number and (not tokens or tokens[0].text not in ("+", "-", "="))
+
+
+def _without_brackets(tokens: list[Token]) -> list[Token]:
+    """``15`` of ``(15)``."""
+    names = [str(token) for token in tokens]
+    is_one = (names[:1], names[-1:]) == (["("], [")"]) and names.count("(") == 1
+    return tokens[1:-1] if is_one and "," not in names else tokens
 
 
 def _is_read_alike(option: str, tokens: list[Token]) -> bool:

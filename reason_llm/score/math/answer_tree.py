@@ -199,6 +199,7 @@ class _TreeReader:
                 groups.append([item])
             else:
                 groups[-1].append(item)
+        groups[0] = _with_exclusions(groups[0])
         are_inequalities = all(
             each[0] == "rel" and set(each[1].split()) <= _INEQUALITIES for each in groups[0]
         )
@@ -684,6 +685,7 @@ class _TreeReader:
             joins.append(self.separator())
             relations.append(self.relation())
         self.need("\\}")
+        relations = _with_exclusions(relations)
         condition = _joined(relations, joins) if joins else relations[0]
         return condition if domain == ["const", "set R"] else ["cap", condition, domain]
 
@@ -807,6 +809,14 @@ def _starts_a_group(group: list[Tree], item: Tree) -> bool:
     return len(group) > 1 and len(names) == len(group) + 1 and item[2] == names[0]
 
 
+def _with_exclusions(items: list[Tree]) -> list[Tree]:
+    """``x \\neq -2, 2`` as two relations."""
+    first, *rest = items
+    if first[:2] != ["rel", "!="] or not rest or variables(["list", *rest]):
+        return items
+    return [first, *(["rel", "!=", first[2], each] for each in rest)]
+
+
 def _joined(relations: list[Tree], joins: list[str]) -> Tree:
     """Inequalities with ``or`` between them as a union, with ``and`` as an intersection, with
     commas as a list; but ``x > 2, x \\in \\mathbb{R}`` and ``x > 2, x \\neq 3`` are one set."""
@@ -862,7 +872,7 @@ def _beside(left: Tree, right: Tree, has_brackets: bool) -> Tree:
             if _is_proper(numerator, denominator):
                 return ["mixed", left[1], numerator, denominator]
         raise UnreadableError("numbers side by side")
-    if not has_brackets and right[0] == "num":
+    if not has_brackets and right[0] == "num" and left[-1] != "i":  # e^{i2\\pi}
         raise UnreadableError("a number behind its factor")
     return _product("*", left, right)
 

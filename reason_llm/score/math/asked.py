@@ -40,6 +40,7 @@ _ASKING = word_set(
 _BEFORE_UNIT = word_set("in into to of many much answer")
 _SKIPPED = word_set("more total full whole extra additional fewer less us all other the")
 """Words that may stand between ``how many`` and what is counted."""
+_SPANS = word_set("d week month yr")
 _MAX_UNIT_WORDS = 8
 _RAISED = {"squared": "2", "cubed": "3", "^2": "2", "^3": "3", "²": "2", "³": "3"}
 
@@ -95,7 +96,7 @@ _MONEY = word_set(
 _COUNTED = word_set(
     """
     way value solution number integer possibility time item outcome combination arrangement choice
-    element digit term point total people person
+    element digit term point total people person animal object thing item piece member individual
     """
 )
 """Words that a number of things may be followed by."""
@@ -110,6 +111,7 @@ _ORDER = re.compile(
     r"|\b(?:largest|smallest|greatest|least|highest|lowest|larger|smaller|greater|longer|shorter) "
     r"(?:\w{1,12} )?first\b"
     r"|\bquotient and (?:the )?remainder\b"
+    r"|\b(?:give|list|state|write|enter|put)\b(?:(?!\bfirst\b)[^.?!]){0,60}+\bfirst(?=[.,;]|\Z)"
 )
 _MATRICES = word_set("matrix matrice row column")
 _LISTING = word_set("give state enter write list express find determine answer")
@@ -138,6 +140,11 @@ _REMAINDERS = ("remainder", "mod", "residue", "congruen", "digit")
 _MODULUS = re.compile(r"(?:mod|by)[^\d\n]{0,12}+(\d++)")
 _OF_SEQUENCES = word_set("sequence term formula series positive natural nonnegative")
 _OF_SOLUTIONS = word_set("all every each solve solution solutions")
+_LARGER = ("larger", "greater", "bigger", "largest", "greatest", "biggest", "higher")
+_WHICH = re.compile(
+    rf"\bwhich\b[^.?!]{{0,40}}?\b({'|'.join(_LARGER)}|smaller|less|smallest|least|lower)\b",
+    re.IGNORECASE,
+)
 _CURVES = word_set("equation line circle parabola ellipse hyperbola plane curve tangent locus")
 _FORMS_OF_CURVES = word_set("form solve term express rewrite isolate subject")
 _SIMPLEST = (
@@ -164,6 +171,9 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
         return True
     if wanted == [("gbp", "1")] and units == [("lb", "1")]:  # 24 pounds for £24
         return True
+    if wanted == [("deg", "1")] and units == [("rad", "1")]:  # \\pi/4 radians for 45^\\circ
+        is_open = not {"deg", "rad"} & words_of(question)
+        return is_open and ["const", "pi"] in subtrees(answer.tree)
     if wanted == [("deg", "1")] and len(units) == 1:  # 8^\circ for 8^\circ F
         return units[0][0] in ("c", "f") and units[0][0] in words_of(question)
     if wanted:
@@ -187,12 +197,14 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
 
 
 def _without_rate(units: list[Unit], words: frozenset[str]) -> list[Unit]:
-    """``\\$18`` of ``\\$18 per day``, where the question speaks of days."""
+    """``\\$18`` of ``\\$18 per day`` and ``m`` of ``m per week``, where the question speaks of days
+    or weeks."""
     names = [unit for unit, _ in units]
     if len(names) == 3 and names[0] in CURRENCIES and names[1] == "per" and names[2] in words:
         return units[:1]
     of, _, per = names[0].partition("/")
-    return [(of, "1")] if of in CURRENCIES and per in words and len(units) == 1 else units
+    is_rate = (of in CURRENCIES or per in _SPANS) and per in words and len(units) == 1
+    return [(of, "1")] if is_rate else units
 
 
 def _units_of(reading: Reading) -> list[Unit]:
@@ -212,7 +224,7 @@ def asked_units(question: str) -> AskedUnits:
     """The units that a question asks for, in the sentences that ask."""
     named = set[Unit]()
     allowed: frozenset[Unit] | None = None
-    for words in _asking(question):
+    for words in asking(question):
         for place, word in enumerate(words):
             if word in _BEFORE_UNIT:
                 named |= _units_at(words, place + 1, is_counted=word == "many")
@@ -222,7 +234,7 @@ def asked_units(question: str) -> AskedUnits:
     return AskedUnits(frozenset(named), allowed)
 
 
-def _asking(question: str) -> Iterator[list[str]]:
+def asking(question: str) -> Iterator[list[str]]:
     """The words of each sentence that asks, from its first asking word on; of several questions the
     last one and what follows it."""
     *parts, end = _SENTENCE.split(_TEX.sub(" ", question[-MAX_CHARACTERS:]).lower())
@@ -320,7 +332,7 @@ def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
 def _asks_for_order(question: str) -> bool:
     if _ORDER.search(_plain(question)) is not None:
         return True
-    listed = (words for words in _asking(question) if words[0] in _LISTING)
+    listed = (words for words in asking(question) if words[0] in _LISTING)
     return any(
         ("then" in words and "if" not in words) or {"first", "second"} <= set(words)
         for words in listed
@@ -374,7 +386,7 @@ def asks_for_number(question: str) -> bool:
     """Whether a number of things is asked for."""
     return any(
         words[at : at + 2] in (["how", "many"], ["number", "of"])
-        for words in _asking(question)
+        for words in asking(question)
         for at in range(len(words))
     )
 
@@ -398,6 +410,13 @@ def asks_for_all(question: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
+def asks_for_larger(question: str) -> str:
+    """The sign behind the larger or the smaller of two, if it is asked for."""
+    found = _WHICH.search(question)
+    return "" if found is None else ">" if found[1].lower() in _LARGER else "<"
+
+
+@functools.lru_cache(maxsize=1024)
 def asks_for_curve(question: str) -> bool:
     """Whether the equation of a line or a curve is asked for, in no certain form."""
     words = words_of(question)
@@ -409,7 +428,7 @@ def asks_for_percent(question: str) -> bool:
     """Whether a percentage is asked for: ``what percent``, but not ``What is 20 percent of``."""
     if "percent" not in question.lower() and "%" not in question:
         return False
-    for words in _asking(question):
+    for words in asking(question):
         for before, word in zip(["", *words], words, strict=False):
             is_of_number = before[-1:].isdigit()
             if (word in _PERCENTAGES and not is_of_number) or word in ("rate", "interest"):

@@ -30,6 +30,8 @@ from reason_llm.score.math.answer_text import (
     read_both,
     trees_as_asked,
     unwrapped,
+    with_text_unit,
+    without_formulas,
 )
 from reason_llm.score.math.answer_tree import Tree, variables
 from reason_llm.score.math.asked import (
@@ -41,10 +43,12 @@ from reason_llm.score.math.asked import (
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
-from reason_llm.score.math.prose import readings as prose_readings
+from reason_llm.score.math.prose import contradicts, orders, readings as prose_readings
 from reason_llm.score.math.question import last_question, read_question, words_of
 
 _SEVERAL = ("list", "either", "same", "cup", "cap")
+_QUOTED_WORDS = 8
+"""Words in a row that an answer takes from the question only by copying."""
 Equality = Literal["form", "value"]
 
 
@@ -65,6 +69,8 @@ def matches(
     if not answer:
         return 0.0
     question = last_question(question)
+    if is_quoted(gold, answer, question):
+        return 0.0
     is_percent = asks_for_percent(question)
     for wanted, found in _readings(gold, answer, question):
         if equality == "form" and not is_worked_out(wanted, found, question):
@@ -79,10 +85,15 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
     """Both as they stand, as lists, with the value of a sentence, and in the gold answer's unit. A
     gold answer that is an option of the question, ``(D) 9``, is its letter and its text."""
     option = as_option(gold, question)
-    for wanted in (gold,) if option is None else option:
-        yield wanted, answer
+    for wanted in (with_text_unit(gold, question),) if option is None else option:
+        if contradicts(answer, question):
+            continue
+        if not orders(wanted, answer, question):
+            yield wanted, answer
         if (lists := as_lists(wanted, answer)) is not None:
             yield lists
+        if (short := without_formulas(wanted, answer)) != answer:
+            yield wanted, short
         if (measure := converted(wanted, answer, question)) is not None:
             yield measure
         yield from prose_readings(wanted, answer, question)
@@ -166,7 +177,18 @@ def _finals(gold: Tree, answer: Tree) -> list[Tree]:
     """Candidates among several equal values: the last one, and a decimal near it where the gold
     answer is one."""
     is_decimal = answer[0] == "approx" and gold[0] == "num" and "." in gold[1]
+    if answer[0] in ("list", "tuple"):
+        answer = [answer[0], *map(shown, answer[1:])]
     return [shown(answer), *([answer[2]] if is_decimal else [])]
+
+
+def is_quoted(gold: str, answer: str, question: str) -> bool:
+    """Whether an answer is a sentence or an equation of the question, word for word, and more than
+    the gold answer and one of the options."""
+    is_long = len(answer.split()) >= _QUOTED_WORDS
+    if not (is_long or "=" in answer) or "".join(answer.split()) not in "".join(question.split()):
+        return False
+    return normalise(answer) != normalise(gold) and as_option(answer, question) is None
 
 
 def is_copied(gold: str, answer: str, question: str) -> bool:

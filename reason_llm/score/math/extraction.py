@@ -28,6 +28,8 @@ _BOLD = re.compile(
     r"\*\*(?=[^\s*])([^*\n]{1,200}+)(?<!\s)\*\*(?![\w*:：])"
 )
 """Text in Markdown's bold in a sentence; a heading and a power are none."""
+_BOLD_LINE = re.compile(r"\A\*\*(?=[^*\d]*+\d)([^*\n]{1,200}+)\*\*\.?+\Z")
+"""A line that is a value in bold."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,40}+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<![A-Za-z\d])\.\d++"
@@ -347,7 +349,8 @@ def extract_answer(text: str) -> str | None:
     ]
     if phrases:
         return _phrase_answer(text[phrases[-1].end() :].lstrip().partition("\n")[0])
-    bold = _BOLD.findall(text.strip().rpartition("\n")[2])
+    line = text.strip().rpartition("\n")[2]
+    bold = _BOLD.findall(line) or _BOLD_LINE.findall(line)
     return str(bold[-1]).strip("$") if bold else None
 
 

@@ -33,7 +33,7 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]++")
-_INCHES = re.compile('(?<=[0-9}])["”]\\Z')
+_INCHES = re.compile("(?<=[0-9}])(?:[\"”]|'')\\Z")
 _MARK = r"\s*+(?:\\(?:prime|star|ast)(?![A-Za-z])|['*+])"
 _PRIME = re.compile(rf"\^(?:{_MARK}|\s*+\{{{_MARK}\s*+\}})")
 """A mark that makes another name, and no power: ``f^{\\prime}``, ``x^*``."""
@@ -87,6 +87,10 @@ _CURRENCY_IN_TEXT = re.compile(r" *+\{\s*+(?:US)?+\s*+\\(\$|euro|pounds|yen|rupe
 _TEXT_DEGREES = re.compile(r"\\(?:text|mathrm|mbox|textrm)\{\s*+(?:°|\^\\circ\s*+)([CFK])\}")
 _ROW_SPACE = re.compile(r"\\\\ ?\[ ?-?[0-9.]{1,6}+ ?(?:pt|em|ex|mm|cm)\]")
 """The end of a row and the space under it."""
+_UNIT_FRACTION = re.compile(
+    r"\\[dt]?+frac *+\{\\(?:text|mathrm) *+\{([^{}\\$]++)\}\} *+"
+    r"\{\\(?:text|mathrm) *+\{([^{}\\$]++)\}(\^\d|\^\{\d\})?+\}"
+)
 _LONE_DOLLAR = re.compile(r"(?<!\\)\$(?=[ ]?[0-9.])")
 _BARE = word_set("< > | [ ] * i :")
 """Synonyms that are no commands."""
@@ -121,12 +125,22 @@ def tokenize(text: str) -> list[Token]:
     Example: ``"\\\\left( x,\\\\, 2 \\\\right)" -> ( x , 2 )``
     """
     text = to_latex(_TEXT_DEGREES.sub(r"^{\\circ}\\mathrm{\1}", text))
+    if "frac{\\" in text:
+        text = _UNIT_FRACTION.sub(_as_unit, text)
     if "\\begin" not in text:
         text = text.replace("\\\\", "\\")  # escaped once too often
     text = _PRIME.sub("'", _ROW_SPACE.sub("\\\\\\\\", text))
     if (text.count("$") - text.count("\\$")) % 2:  # no pair of marks of mathematics
         text = _LONE_DOLLAR.sub(r"\\$", text, count=1)
     return whole_numerals(_without_colors(list(_raw_tokens(text))))
+
+
+def _as_unit(fraction: re.Match[str]) -> str:
+    """``\\text{m/s}^2`` for ``\\frac{\\text{m}}{\\text{s}^2}``."""
+    above, below = fraction[1].strip(), fraction[2].strip()
+    if not (is_unit(above) and is_unit(below)):
+        return fraction[0]
+    return f"\\text{{ {above}/{below}}}{fraction[3] or ''}"
 
 
 def _raw_tokens(text: str) -> Iterator[Token]:

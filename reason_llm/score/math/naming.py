@@ -4,6 +4,7 @@ A name is a variable, a function of variables, or what the question asks for. An
 another left side is an equation: ``x + 100 = 25`` is no 25.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
@@ -11,7 +12,12 @@ from itertools import permutations
 
 from reason_llm.score.math.answer_form import form_of
 from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
-from reason_llm.score.math.asked import asks_for_all, asks_for_remainder, asks_to_round
+from reason_llm.score.math.asked import (
+    asks_for_all,
+    asks_for_larger,
+    asks_for_remainder,
+    asks_to_round,
+)
 from reason_llm.score.math.numeric import TOLERANCE, is_near, is_one, value_of
 from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import word_set
@@ -30,6 +36,7 @@ _LONGEST_RESIDUE = 1000
 """Digits of a number that is reduced modulo another."""
 _GRAPHS = word_set("f g h f^-1 g^-1 h^-1")
 _UNIT_VECTORS = ("i", "j", "k")
+_ZERO = ["num", "0"]
 _I, _PI = ["const", "i"], ["const", "pi"]
 _GRAPH_NAMES = frozenset("xyz")
 _MAX_RENAMED = 3
@@ -47,6 +54,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     if _I in subtrees(gold):
         gold, answer = _in_exponential_form(gold), _in_exponential_form(answer)
     gold = _in_radians(gold, answer, question)
+    gold, answer = _intercepts(gold, answer, question)
     answer = _with_variable_of(gold, _in_standard_form(gold, answer))
     return _unnamed(gold, answer, question)
 
@@ -124,6 +132,12 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if gold[0] == "rel":
         return gold, answer
     if answer[0] == "rel":
+        if (
+            answer[1] in ("<", ">")
+            and not variables(answer)
+            and (sign := asks_for_larger(question))
+        ):
+            return gold, list(answer[2] if answer[1] == sign else answer[3])
         if not is_equality(answer):
             return gold, answer
         names = answer[2:-1]
@@ -248,6 +262,25 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
             return reduce(lambda tree, part: ["cup", tree, part], parts)
         case ["set", ["tuple", *_] as point] if gold[0] == "tuple":
             return list(point)
+        case ["pow", ["tuple" | "interval", *members], ["var", "T" | "top"]]:
+            return ["matrix", *([each] for each in members if isinstance(each, list))]
+        case ["rel", sign, ["call", "abs", ["var", _] as name], number] if gold[0] in _SETS:
+            if sign in ("<", "<="):
+                return ["rel", f"{sign} {sign}", ["neg", number], name, number]
+            if sign in (">", ">="):
+                ray = ["rel", sign.replace(">", "<"), name, ["neg", number]]
+                return ["cup", ray, ["rel", sign, name, number]]
+        case ["rel", "<= <" | "< <", first, name, ["const", "oo"]]:
+            return ["rel", ">=" if answer[1] == "<= <" else ">", name, first]
+        case ["rel", "< <=" | "< <", ["neg", ["const", "oo"]], name, last]:
+            return ["rel", answer[1].split()[1], name, last]
+        case ["mul", *factors] if holds(gold, "pow") and all(f[0] == "num" for f in factors):
+            powers = Counter(digits for _, digits in factors)
+            terms = [
+                ["pow", ["num", base], ["num", str(times)]] if times > 1 else ["num", base]
+                for base, times in powers.items()
+            ]
+            return ["mul", *terms] if len(terms) > 1 else terms[0]
         case ["mul", ["num", "1"], ["const", "i"] as one] if one in subtrees(gold):
             return list(one)
         case ["mul" | "rel" | "add" | "neg", *_]:
@@ -320,6 +353,20 @@ def _right(tree: Tree) -> Tree:
     return list(tree[-1]) if tree[0] == "rel" else tree
 
 
+def _intercepts(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
+    """Both as numbers, where an intercept is asked for and one is a point of the axis."""
+    if "-intercept" not in question.replace("$", "") or (gold[0] == "tuple") == (
+        answer[0] == "tuple"
+    ):
+        return gold, answer
+    axis = 1 if "y-intercept" in question.replace("$", "") else 2
+    first, second = (
+        tree[3 - axis] if tree[0] == "tuple" and len(tree) == 3 and tree[axis] == _ZERO else tree
+        for tree in (gold, answer)
+    )
+    return first, second
+
+
 def _in_radians(gold: Tree, answer: Tree, question: str) -> Tree:
     """``45^\\circ`` as ``\\pi/4``, where the question leaves the unit of an angle open and the
     answer is in radians."""
@@ -363,10 +410,24 @@ def _scaled(scale: Tree, tree: Tree) -> Tree:
 
 
 def _in_base_ten(tree: Tree) -> Tree:
-    """``47_{10}`` as 47, also in a list."""
+    """``47_{10}`` and ``101111_2 = 47_{10}`` as 47, also in a list."""
     if tree[0] == "based" and tree[2] == "10":
         return ["num", tree[1]]
+    if tree[:2] == ["rel", "="] and {each[0] for each in tree[2:]} in ({"based"}, {"based", "num"}):
+        numbers = {_of_base(each) for each in tree[2:]}
+        return _in_base_ten(tree[-1]) if len(numbers) == 1 and None not in numbers else tree
     return [tree[0], *map(_in_base_ten, tree[1:])] if tree[0] in ("list", "tuple") else tree
+
+
+def _of_base(tree: Tree) -> int | None:
+    """The number that a numeral of a base from 2 to 36 is."""
+    base = tree[2] if tree[0] == "based" else "10"
+    if len(tree[1]) > _LONGEST_RESIDUE or not base.isdigit() or not 2 <= int(base[:3]) <= 36:
+        return None
+    try:
+        return int(tree[1], int(base))
+    except ValueError:
+        return None
 
 
 def _residue(tree: Tree) -> Tree:
@@ -392,9 +453,18 @@ def _is_class(of_residue: Tree, family: Tree) -> bool:
 
 def _both_points(tree: Tree) -> Tree:
     """``(\\pm 4, 0)`` as its two points."""
-    if tree[0] != "tuple" or [part[0] for part in subtrees(tree)].count("pm") != 1:
-        return tree
-    return ["list", *(_with_sign(tree, is_upper) for is_upper in (True, False))]
+    if tree[0] == "list" and any(each[:1] == ["pm"] and each[1][0] == "tuple" for each in tree[1:]):
+        return ["list", *(point for each in tree[1:] for point in _points(each))]
+    return ["list", *_points(tree)] if len(_points(tree)) > 1 else tree
+
+
+def _points(tree: Tree) -> list[Tree]:
+    kinds = [part[0] for part in subtrees(tree)]
+    if tree[:1] == ["pm"] and tree[1][0] == "tuple":
+        return [tree[1], ["tuple", *(["neg", each] for each in tree[1][1:])]]
+    if tree[0] != "tuple" or kinds.count("pm") != 1:
+        return [tree]
+    return [_with_sign(tree, is_upper) for is_upper in (True, False)]
 
 
 def _with_sign(tree: Tree, is_upper: bool) -> Tree:
@@ -521,7 +591,7 @@ def _without_domain(tree: Tree) -> tuple[Tree, Tree | None, str]:
                 return ["list", *(part[0] for part in parts)], *parts[0][1:]
         case ["list", *families, ["rel", "in", ["var", name], ["const", _] as domain]]:
             for each in families:
-                is_family = each[0] != "rel" or (is_equality(each) and name not in solved_for(each))
+                is_family = each[0] != "rel" or (is_equality(each) and each[2] != ["var", name])
                 if not is_family or name not in variables(each):
                     return tree, None, ""
             if families:
@@ -647,7 +717,25 @@ def is_name(tree: Tree, question: str = "") -> bool:
             return True
     if _is_plain_name(tree):
         return True
+    if question and _is_foreign(tree, question):  # x_1 + x_2
+        return True
+    if question and not variables(tree) and form_of(tree).is_too_large:  # i^{2023}
+        return read_question(question).asks_for(tree)
     return bool(variables(tree)) and read_question(question).asks_for(tree)
+
+
+def _is_foreign(tree: Tree, question: str) -> bool:
+    """Whether it is a formula without numbers of letters that the question does not have."""
+    names = variables(tree)
+    known = read_question(question).letters
+    return (
+        tree[0] in ("add", "mul", "frac", "neg")
+        and bool(names)
+        and not holds(tree, "num", "const", "call")
+        and all(len(name.partition("_")[0]) == 1 for name in names)
+        and all("_" in name or name not in known for name in names)
+        and not any(name in question for name in names if "_" in name)
+    )
 
 
 def _is_plain_name(tree: Tree) -> bool:

@@ -7,6 +7,7 @@ from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.units import word_set
 
 _REMAINDER = ("remainder", "with remainder", "r")
+_BASE = ("base", "in base")
 _MODULO = ("pmod", "bmod", "mod", "modulo")
 _NONE = word_set("no none not doesn't without nothing")
 _SOLUTIONS = word_set(
@@ -30,7 +31,7 @@ _REASON = word_set("since because as")
 _OPERATORS = word_set(
     r"\int \iint \oint \lim \sum \prod \sup \inf \limsup \max \min \angle \measuredangle \nabla"
 )
-_LEFT_SIDES = ("\\angle", "\\gcd", "dy/dx")
+_LEFT_SIDES = ("\\angle", "\\gcd", "\\det", "dy/dx")
 _LEFT_STARTS = (
     "\\|", "\\lVert", "\\Vert", "||", "m\\angle", "\\frac{d}", "\\frac{d^", "\\frac{dy}",
     "\\frac{dx}", "\\frac{\\partial",
@@ -163,6 +164,24 @@ def with_remainder(tokens: list[Token]) -> list[Token]:
     if tokens[1].text.casefold().strip(" ,:") not in _REMAINDER:
         return shown
     return [*tokenize("\\text{quotient}="), tokens[0], *tokenize(",\\text{remainder}="), tokens[2]]
+
+
+def with_base(tokens: list[Token]) -> list[Token]:
+    """``45 \\text{ (base 10)}`` and ``45 \\text{ in base } 10`` as ``45_{10}``."""
+    shown, tokens = tokens, [token for token in tokens if str(token) not in "{}"]
+    end = len(tokens)
+    while end and str(tokens[end - 1]) == ")":
+        end -= 1
+    place = end - 2
+    if place < 1 or tokens[place].text.casefold().strip(" (") not in _BASE or len(tokens) > 8:
+        return shown
+    start = place
+    while start and str(tokens[start - 1]) in ("(", "in"):
+        start -= 1
+    if not start or tokens[start - 1].kind != "number":
+        return shown
+    under, first, last = (Token("sign", each, False) for each in "_{}")
+    return [*tokens[:start], under, first, tokens[end - 1], last]
 
 
 def without_modulus(tokens: list[Token]) -> tuple[list[Token], str]:

@@ -7,19 +7,20 @@ an answer has no values here. Units stay with their numbers, and ``or`` stays be
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from reason_llm.score.math.answer_text import (
     DIRECTIONS,
     are_known,
+    is_bare_word,
     is_choice,
     reading_of,
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
-from reason_llm.score.math.asked import asks_to_round
+from reason_llm.score.math.asked import asking, asks_to_round
 from reason_llm.score.math.question import words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
 
@@ -38,6 +39,32 @@ _ENDS = re.compile(r"(?:[\s,;:.~$]|\\[,;:!>() ]|\\q?quad(?![A-Za-z]))\Z")
 _PROSE = re.compile(r"\\(?:text|mathrm|mbox)|[^\W\d_]{4}")
 _PROSE_IN_TEXT = re.compile(r"[^\W\d_]{2}|a |\\(?:text|mathrm|mbox)")
 """Start of prose in a bracket."""
+_WORD = re.compile(r"[^\W\d_]++")
+_BLANKS = re.compile(r"[\s{}]++")
+_LATEX_TEXT = re.compile(r"\\(?:text\w{0,2}+|mathrm|mbox|[,;:! ])|[{}$~*]")
+_OPENING = re.compile(r"\s*+(yes|no) *+[,.;:!–—-]")
+_RATIO = re.compile(r"([^\W\d_]{2,}+) *+(?:to|:) *+(?=(?:the )?([^\W\d_]{2,}+))")
+_PARTS_OF_LIST = re.compile(r",(?![^(]{0,60}+\))|;|\\text\{ *+and *+\}|\\q?quad|\\\\")
+_CALL = re.compile(r"(?<=[A-Za-z}])\([^()]*+\)\s*+\Z")
+_REASON = re.compile(
+    r"(?<=[a-z}])[,.;]?+(?: ?\}| |\\[ ,;]){0,4}+(?:\((?![^)]{0,60}\b(?:not|or|but|no)\b)"
+    r"|\b(?:by|since|because|due to)\b"
+    r"|\bto(?=[ }$]*+[\d\\])).*+", re.DOTALL,
+)  # fmt: skip
+"""A reason or a remark behind the words of an answer."""
+_SYMBOLS = {
+    "m": word_set("slope gradient"), "b": word_set("intercept base"), "c": word_set("intercept"),
+    "r": word_set("radius remainder ratio rate inradius"), "R": word_set("circumradius radius"),
+    "sigma": word_set("deviation"), "mu": word_set("mean average"),
+    "barx": word_set("mean average"), "T": word_set("period temperature time"),
+    "C": word_set("center centre circumference"),
+    "d": word_set("diameter distance difference"), "h": word_set("height"), "w": word_set("width"),
+    "l": word_set("length"), "A": word_set("area amplitude"), "P": word_set("perimeter"),
+    "V": word_set("volume vertex"), "q": word_set("quotient"), "a": word_set("amplitude"),
+    "(h, k)": word_set("center centre vertex"), "(h,k)": word_set("center centre vertex"),
+}  # fmt: skip
+"""Names that stand for words of the question."""
+_UNIT_BEHIND = re.compile(r"\\text\{[^{}]*+\}\Z")
 _PRICE = re.compile(r"-?\$\d")
 _SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
 _ORDINAL_END = ("th", "st", "nd", "rd")
@@ -126,6 +153,11 @@ _SHORTEST_STEM = 5
 _YES_OR_NO = word_set("is are does do can will was were")
 _MOST_WORDS = 14
 _OPPOSITES = word_set("yes no true false")
+_ANTONYMS = {"diverg": "converg", "composite": "prime", "odd": "even", "even": "odd",
+             "false": "true", "obtuse": "acute"}  # fmt: skip
+_DENYING = ("non", "un", "in", "im", "ir", "dis")
+_ROMAN = ("", "I", "II", "III", "IV")
+_LONE_DIGIT = re.compile(r"(?<![\w^.\\])[1-4](?![\w^.])")
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv",
               "qi": "i", "qii": "ii", "qiii": "iii", "qiv": "iv"}  # fmt: skip
 _SAYINGS = {"does not converge": "diverges", "not convergent": "divergent",
@@ -134,7 +166,7 @@ _SAYINGS = {"does not converge": "diverges", "not convergent": "divergent",
 _AT = word_set("at when attained occurring occurs achieved reached")
 _ALL_OF = re.compile(r"[A-Za-z]|[A-Za-z] *+\\in.*+|[nkm] *+(?:\\geq?+|>) *+[01]")
 _FOR_ALL = word_set("for all any every each real number numbers value values of")
-_ABOUT = word_set("of than from in for out among per on modulo")
+_ABOUT = word_set("of than from in for out among per on modulo after during with at")
 _ROUNDING = word_set("about around approximately approx roughly")
 
 
@@ -187,12 +219,12 @@ class _Splitter:
                 self.group(match)
             elif kind == "word" and self.is_word(match[0], text, position, is_text):
                 self.word(match[0])
-            elif match[0] in "()":
+            elif match[0] in "()[]":
                 self.bracket(match[0], text, position, is_text)
             elif is_text and match[0] in ".!?" and not text[position : position + 1].isdigit():
                 self.items.append((True, "."))
             else:
-                self.depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+                self.depth += {"{": 1, "}": -1}.get(match[0], 0)
                 self.mathematics(match[0])
 
     def group(self, match: re.Match[str]) -> None:
@@ -214,7 +246,7 @@ class _Splitter:
         start = plain.lstrip()
         last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
         if start.startswith(("-", *_ORDINAL_END)) and last[-1:].isalpha():  # n\text{th}
-            head, _, rest = start.partition(" ")
+            head, _, rest = start.replace(":", " ").partition(" ")
             if head.lstrip("-").isalpha():
                 self.items[-1] = (False, last[:-1])
                 self.word(last[-1] + head)
@@ -236,12 +268,13 @@ class _Splitter:
         return len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
 
     def bracket(self, sign: str, text: str, position: int, is_text: bool) -> None:
-        if sign == "(":
+        if sign in "([":
             rest = text[position : position + 40].lstrip()
             last = self.items[-1][1].rstrip() if self.items and not self.items[-1][0] else ""
             is_call = text[position - 2 : position - 1].isalpha() and last[-1:].isalpha()
             begins = _PROSE_IN_TEXT if is_text else _PROSE
             is_prose = not is_call and not self.depth and begins.match(rest) is not None
+            is_prose &= sign == "("
             self.opened.append(is_prose)
             if is_prose:
                 return
@@ -407,7 +440,13 @@ def _number_at(words: list[str]) -> tuple[str, int]:
 
 def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
     """Both as the values that prose says, where it says some."""
-    if not question or len(answer) > MAX_CHARACTERS or not has_words(answer):
+    if not question or len(answer) > MAX_CHARACTERS:
+        return
+    if "quadrant" in question.lower():
+        gold, answer = (
+            _LONE_DIGIT.sub(lambda digit: _ROMAN[int(digit[0])], each) for each in (gold, answer)
+        )
+    if not (has_words(answer) or "=" in answer):
         return
     if is_choice(gold):
         before, _, rest = answer.rpartition(" is ")
@@ -415,12 +454,15 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
             yield gold, rest.rstrip(" .")
         return
     wanted = prose_of(unwrapped(gold), question)
-    if wanted is None or not wanted.values:
+    if wanted is None or is_bare_word(gold):
         words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
-        if words and _says(words, _words_of(unwrapped(answer), question), question):
+        said = _words_of(unwrapped(answer), question)
+        short = _words_of(_without_reason(unwrapped(answer)), question)
+        if words and any(_says(words, each, question) for each in (said, short)):
             yield gold, gold
             return
-    if (found := prose_of(unwrapped(answer), question)) is None:
+    found = _named_values(unwrapped(answer), question)
+    if found is None:
         return
     reading = reading_of(unwrapped(gold), letters_are_units=False)
     gold_tree = reading.tree if reading else None
@@ -431,14 +473,80 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
         yield from _paired(gold, wanted, prose, gold_tree, question)
 
 
+def _without_reason(text: str) -> str:
+    """``Converges`` of ``Converges by the p-test``."""
+    if (reason := _REASON.search(text)) is None:
+        return text
+    text = text[: reason.start()]
+    return text + "}" * (text.count("{") - text.count("}"))
+
+
+def contradicts(answer: str, question: str) -> bool:
+    """Whether the words of an answer deny what the question asks for: ``the minimum is 4`` for a
+    maximum, ``girls to boys`` for boys to girls, ``No, it converges``."""
+    if not question or len(answer) > MAX_CHARACTERS or not has_words(answer):
+        return False
+    text = _plain_text(answer)
+    said = _WORD.findall(text)
+    if _turns_around({*said}, words_of(question)):
+        return True
+    if (opening := _OPENING.match(text)) and (is_so := _predicate(said[1:], question)) is not None:
+        return is_so != (opening[1] == "yes")
+    own = _RATIO.findall(text)
+    asked = _RATIO.findall(_plain_text(question)) if own else []
+    return any((b, a) in asked and (a, b) not in asked for a, b in own)
+
+
+def _plain_text(text: str) -> str:
+    return _LATEX_TEXT.sub(" ", text).lower()
+
+
+def _turns_around(said: AbstractSet[str], asked: AbstractSet[str]) -> bool:
+    """Whether words say the opposite of the question's."""
+    return any(said & one and asked & other and not asked & one for one, other in DIRECTIONS)
+
+
+def orders(gold: str, answer: str, question: str) -> bool:
+    """Whether an answer names its values in words of the question, whose order is theirs: ``4 boys,
+    3 girls``. A gold answer without names has them in this order."""
+    if not question or len(answer) > MAX_CHARACTERS or "," not in gold:
+        return False
+    found = _named_values(unwrapped(answer), question)
+    if found is not None and has_words(gold) and (wanted := prose_of(unwrapped(gold), question)):
+        labels = _labels(wanted), _labels(found)
+        return len(wanted.values) > 1 and _pairs(*labels) is not None
+    return found is not None and _by_question(found.values, _labels(found), question) is not None
+
+
+def _named_values(text: str, question: str) -> Prose | None:
+    """A text as prose, and ``m = 3, b = -5`` as a slope and an intercept."""
+    return _symbols(text, question) or prose_of(text, question)
+
+
+def _symbols(text: str, question: str) -> Prose | None:
+    if text.count("=") < 2 or len(text) > MAX_CHARACTERS:
+        return None
+    words, found = words_of(question), Prose()
+    for part in _PARTS_OF_LIST.split(text):
+        name, _, value = part.partition("=")
+        name = _LATEX_TEXT.sub("", _CALL.sub("", name)).strip("\\ ,;")
+        label = _SYMBOLS.get(name, frozenset([name] if len(name) > 1 else [])) & words
+        if not label or not value:
+            return None
+        found.gaps[-1].extend(sorted(label))
+        found.values.append(_stripped(value))
+        found.gaps.append([])
+    return found if len(found.values) > 1 else None
+
+
 def _words_of(text: str, question: str) -> list[str]:
     """The words of a text that has nothing else, but for formulas of the question; empty for
     another."""
     splitter = _Splitter(words_of(question))
     splitter.split(text, True)
-    known = "".join(question.split())
+    known = _BLANKS.sub("", question)
     if any(
-        not is_word and "".join(_stripped(item).split()) not in known
+        not is_word and _BLANKS.sub("", _stripped(item)) not in known
         for is_word, item in splitter.items
     ):
         return []
@@ -446,7 +554,10 @@ def _words_of(text: str, question: str) -> list[str]:
     for saying, word in _SAYINGS.items():
         words = re.sub(rf"\b{saying}\b", word, words)
     if "quadrant" in question.lower():
+        words = re.sub(r"quadrant\b", "", words) or words
         return [_QUADRANTS.get(word, word) for word in words.split()]
+    if _stem("exists") in map(_stem, question.lower().split()):
+        words = re.sub(r"\Athere (?:is|are|does|do)\b(?!.*exist)(.*)", r"\1 exist", words)
     return words.split()
 
 
@@ -462,7 +573,7 @@ def _says(gold: list[str], words: list[str], question: str) -> bool:
     if place < 0 or len(rest) > _MOST_WORDS:
         return False
     if _OPPOSITES & {*own}:
-        return own == ["true"] and set(rest) <= _SMALL | {"statement", "claim"}
+        return own[0] in ("true", "false") and set(rest) <= _SMALL | {"statement", "claim"}
     asked = [word.strip("$.?!:;()") for word in question.lower().replace(",", " , ").split()]
     ends = {"or"} if (",", "or") not in pairwise(asked) else {"or", ","}
     alternatives = {
@@ -475,7 +586,9 @@ def _says(gold: list[str], words: list[str], question: str) -> bool:
         set(asked) | _SMALL | _NOUNS
     ) - alternatives - _DOUBTS - _CHANGES - {"and", "or"}
     names = {word.lower() for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]++", question)}
-    known -= names - set(gold)
+    is_compared = place == 0 and rest[:1] == ["is"] and "than" in rest  # Bob is taller than Ann
+    known |= {"than"} if is_compared else set()
+    known -= set() if is_compared else names - set(gold)
     return set(rest) <= known - (_DENIALS - ({"nor"} if own == ["neither"] else set()))
 
 
@@ -483,14 +596,31 @@ def _predicate(words: list[str], question: str) -> bool | None:
     """Whether ``It is not a function`` says yes to ``Is the relation a function?``; None where it
     says neither."""
     *_, last = re.split(r"[.!:]\s", question.strip().lower())
-    asked = [_stem(word.strip("$?.,")) for word in last.split()]
+    plain = [word.strip("?.,") for word in last.split()]
+    asked = [_stem(word) for word in plain if word.isalpha()]
+    while asked and asked[-1] in _SMALL:
+        asked.pop()
+    words = [part for word in words for part in _without_denial(word, asked)]
     num_denials = sum(word in _DENIALS for word in words)
     said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
+    while len(asked) > 1 and asked[-1] in _NOUNS - said:
+        asked.pop()
     is_yes_or_no = bool(asked) and asked[0] in _YES_OR_NO and not {*asked} & {"or", "not"}
-    is_yes_or_no &= not _OPPOSITES & {*words}
+    is_yes_or_no &= not (_OPPOSITES - {"no"}) & {*words}
     if not is_yes_or_no or num_denials > 1 or not said <= {*asked} or asked[-1] not in said:
         return None
     return not num_denials
+
+
+def _without_denial(word: str, asked: list[str]) -> list[str]:
+    """``not converge`` of ``diverges``, ``not rational`` of ``irrational``."""
+    stem = _stem(word)
+    if stem in asked:
+        return [word]
+    denied = _ANTONYMS.get(stem) or next(
+        (stem.removeprefix(each) for each in _DENYING if stem.startswith(each)), ""
+    )
+    return ["not", denied] if denied in asked else [word]
 
 
 def _stem(word: str) -> str:
@@ -506,7 +636,8 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
     for place, gap in enumerate(found.gaps):
         reason = next((i for i, word in enumerate(gap) if word.lower() in _REASONS), -1)
         if place and reason >= 0:
-            if not _DOUBTS & {w.lower() for g in found.gaps[place + 1 :] for w in g}:
+            doubts = _DOUBTS - {"extraneous", "rejected", "undefined"}
+            if not doubts & {w.lower() for g in found.gaps[place + 1 :] for w in g}:
                 found = Prose(found.values[:place], [*found.gaps[:place], gap[:reason]])
             break
     for place in range(len(found.values) - 1, 0, -1):  # what stands before "so" is a reason
@@ -561,7 +692,7 @@ def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
     asked |= _DENIALS if asked & _DENIALS else frozenset()
     count = len(prose.values)
     said = {word.lower() for gap in prose.gaps for word in gap}
-    if any(said & one and asked & other and not asked & one for one, other in DIRECTIONS):
+    if _turns_around(said, asked):
         return True
     if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
         return True
@@ -602,7 +733,12 @@ def _is_about_value(words: list[str], value: str, place: int) -> bool:
 def _labels(prose: Prose) -> list[frozenset[str]]:
     """The words of each value that are about it."""
     contents = [
-        frozenset(canonical(word.lower()) for word in gap if word.lower() not in _SMALL)
+        frozenset(
+            canonical(part)
+            for word in gap
+            for part in word.lower().split("-")
+            if part not in _SMALL
+        )
         for gap in prose.gaps
     ]
     return contents[1:] if contents[-1] else contents[:-1]
@@ -643,16 +779,18 @@ def _paired(
         if ordered is not None and is_open:
             return
         if ordered is not None:
-            yield (f"({gold})" if kind == "list" else gold), f"({', '.join(ordered)})"
+            found = {match[0] for each in ordered for match in [_UNIT_BEHIND.search(each)] if match}
+            unit = min(found) if len(found) == 1 else ""
+            listed = ", ".join(each.removesuffix(unit) for each in ordered)
+            yield (f"({gold})" if kind == "list" else gold), f"({listed}){unit}"
             return
         if kind in ("tuple", "interval") and len(values) > 1 and all(labels) and not is_open:
             yield gold, f"({', '.join(values)})"
         yield gold, joined
         return
     own = _labels(wanted)
-    order = [[i for i, label in enumerate(labels) if label & each] for each in own]
-    if all(len(each) == 1 for each in order):
-        values = [values[each[0]] for each in order]
+    if (order := _pairs(own, labels)) is not None:
+        values = [values[place] for place in order]
     elif any(own) and any(labels):
         return
     if len(values) == 1:
@@ -661,19 +799,32 @@ def _paired(
         yield f"({', '.join(wanted.values)})", f"({', '.join(values)})"
 
 
+def _pairs(own: list[frozenset[str]], labels: list[frozenset[str]]) -> list[int] | None:
+    """The place of the one value with each of the gold answer's labels; None for another number."""
+    order = [[i for i, label in enumerate(labels) if label & each] for each in own]
+    return [each[0] for each in order] if all(len(each) == 1 for each in order) else None
+
+
 def _by_question(
     values: list[str], labels: list[frozenset[str]], question: str
 ) -> list[str] | None:
     """Values in the order in which the question names their labels; None where it does not."""
     if len(values) < 2 or not all(labels):
         return None
-    asked = [canonical(word) for word in re.findall(r"[^\W\d_]++", question.lower())]
+    asked = [canonical(word) for word in _WORD.findall(question.lower())]
     last = {word: place for place, word in enumerate(asked)}
+    asked = [canonical(word) for words in asking(question) for word in words]
+    first = {word: place for place, word in reversed([*enumerate(asked)])}
     distinct = [
         label - frozenset().union(*(other for other in labels if other is not label))
         for label in labels
     ]
-    places = [max((last[word] for word in label if word in last), default=-1) for label in distinct]
+    if all(label & first.keys() for label in distinct):
+        places = [min(first[word] for word in label & first.keys()) for label in distinct]
+    else:
+        places = [
+            max((last[word] for word in label & last.keys()), default=-1) for label in distinct
+        ]
     if min(places) < 0 or len(set(places)) < len(places):
         return None
     return [value for _, value in sorted(zip(places, values, strict=True))]

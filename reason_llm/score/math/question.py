@@ -45,10 +45,11 @@ _HAS_WORDS = re.compile(r"[^\W\d_]{2}|\d")
 _DIGIT_OR_SIGN = re.compile(r"[0-9+=^\\]")
 _OPENING, _CLOSING = frozenset(["(", "{", "[", "\\{"]), frozenset([")", "}", "]", "\\}"])
 _MARKS = re.compile(r"\$\$?+|\\[\[\]()]")
-_WORD = re.compile(r"[^\W\d_]++(?:/[^\W\d_]++)?+")
+_WORD = re.compile(r"(?<![^\W\d_]['’])[^\W\d_]++(?:/[^\W\d_]++)?+")
 _DOLLAR = re.compile(r"\\\$|\$\d[\d,]*+(?:\.\d++)?+(?![\d$^_=*+/\\])")
 """The sign of a currency, and no mark of mathematics."""
 _SIGNS = {"€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "¢": "cent", "°": "deg"}
+_COINS = word_set("dime dimes nickel nickels")
 _LETTER = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_](?![^\W\d_]|['’][a-z])")
 _SPLITTING = word_set(", ; . ? :")
 _ROWS = re.compile(
@@ -155,7 +156,7 @@ def words_of(text: str) -> frozenset[str]:
     words |= {f"{of}/{unit}" for of, per, unit in threes if per == "per"}
     spelled = (canonical("/".join(map(canonical, word.split("/")))) for word in words)
     signs = {unit for sign, unit in _SIGNS.items() if sign in text}
-    if _DOLLAR.search(text):
+    if _DOLLAR.search(text) or not words.isdisjoint(_COINS):
         signs.add("usd")
     return frozenset([*words, *spelled, *signs])
 

@@ -26,12 +26,18 @@ _SPELLINGS = {
     "j": "j joule", "w": "w watt", "v": "v volt", "pa": "pa pascal", "c": "c celsius",
     "f": "f fahrenheit", "am": "am a.m", "pm": "pm p.m", "deg": "degree deg circ",
     "rad": "rad radian", "unit": "unit", "ohm": "ohm", "k": "k kelvin", "a": "ampere amp",
+    "mi/gal": "mpg mi/gal",
 }  # fmt: skip
 _CANONICAL = {spelling: unit for unit, known in _SPELLINGS.items() for spelling in known.split()}
 _UNITS = frozenset(_SPELLINGS)
 _LETTERS = frozenset("mgslhLNJWVCFK")
 """Units of one letter; where the gold answer has variables they are variables."""
 CURRENCIES = word_set("usd cent eur gbp jpy cny inr")
+_DERIVED = {
+    ("kg", "1", "m/s", "2"): "n", ("n", "1", "m", "1"): "j", ("j/s", "1"): "w", ("n/m", "2"): "pa",
+    ("kg", "1", "m", "2", "s", "-2"): "j", ("1/s", "1"): "hz", ("s", "-1"): "hz",
+}  # fmt: skip
+"""Units with names of their own for others: ``kg m/s^2`` is a newton."""
 AREAS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _RAISED = {"squared": "2", "cubed": "3"}
 LENGTHS, SPEEDS = word_set("mm cm dm m km in ft yd mi unit"), word_set("mph km/h m/s")
@@ -99,7 +105,10 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
         elif word.removeprefix("-").isdigit() or word in _RAISED:
             if not words:
                 return None
-            words[-1] = (words[-1][0], _RAISED.get(word, word))
+            sign = words[-1][1].removesuffix("1")
+            words[-1] = (words[-1][0], sign + _RAISED.get(word, word))
+        elif word.startswith("/") and words:
+            words.append((canonical(word[1:]), "-1"))
         elif word in _SPEAKING:
             return None
         elif word in AREAS:
@@ -107,9 +116,13 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
         else:
             words.append((canonical(word), exponent))
             exponent = "1"
+    if name := _DERIVED.get(tuple(part for word in words for part in word)):
+        return [(name, "1")]
     if len(words) > 1 and words[-1][1].startswith("-"):  # m s^{-1}
         (below, power), (above, _) = words.pop(), words.pop()
         words.append((canonical(f"{above}/{below}"), power.removeprefix("-")))
+    if name := _DERIVED.get(tuple(part for word in words for part in word)):
+        return [(name, "1")]
     return words if 0 < len(words) <= _MAX_WORDS else None
 
 
@@ -118,7 +131,10 @@ def _slashed(text: str) -> str:
     for mark in "{}()^:,~":
         text = text.replace(mark, " ")
     text = text.replace("a.m.", "am").replace("p.m.", "pm").replace(".", " ")
-    joined = "/".join(part.strip() for part in text.replace("- ", "-").split("/"))
+    first, *rest = (part.strip() for part in text.replace("- ", "-").split("/"))
+    joined = first
+    for part in rest:  # m^2/s^2
+        joined += f" /{part}" if joined[-1:].isdigit() else f"/{part}"
     return {"a m": "am", "p m": "pm"}.get(joined.strip(), joined)
 
 
