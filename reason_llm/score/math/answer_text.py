@@ -111,6 +111,7 @@ _CHOICES = frozenset("ABCDEFGHIJ")
 _CHOICE_MARKS = (")", ".", ":")
 _FIRST_FOREIGN, _FIRST_SYMBOL = 0x400, 0x1D400
 """Letters from Cyrillic on, up to those of mathematics, are no variables but words."""
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})++")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
@@ -368,7 +369,8 @@ def _groups_around(tokens: list[Token]) -> int:
 
 
 def unwrapped(text: str) -> str:
-    """Without spaces, Markdown's marks, a box or dollar signs around all of it."""
+    """Without spaces, Markdown's marks, a box or dollar signs around all of it; a set in Python's
+    braces, ``{1, 2}``, with LaTeX's."""
     return text.strip() if len(text) > MAX_CHARACTERS else _unwrapped(text)
 
 
@@ -384,7 +386,21 @@ def _unwrapped(text: str) -> str:
                 break
         if text == before:
             break
+    inner = text[1:-1]
+    is_set = text[:1] == "{" and text[-1:] == "}" and _is_closed(inner)
+    if is_set and _has_comma(inner) and not _GROUPED.fullmatch(inner):
+        return f"\\{{{inner}\\}}"
     return text
+
+
+def _has_comma(text: str) -> bool:
+    """Whether a comma is in no braces."""
+    depth = 0
+    for character in text:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            return True
+    return False
 
 
 def _is_closed(text: str) -> bool:
