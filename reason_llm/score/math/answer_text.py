@@ -495,7 +495,7 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         return True
     if with_sets(gold) is not gold:
         return None
-    if (verdict := _yes_or_no(gold, answer, question)) is not None:
+    if (verdict := _yes_or_no(gold, answer)) is not None:
         return verdict
     first = _by_month(_plain_words(gold))
     if not first:
@@ -508,16 +508,14 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
     return first in (second, led) or (None if _may_be_variables(gold) else False)
 
 
-def _yes_or_no(gold: list[Token], answer: list[Token], question: str) -> bool | None:
+def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
     """Whether ``No, 91 is not prime`` says the same as ``No``; None where neither word is asked for
-    or said. Of ``Is it true`` ``True`` says ``Yes``."""
+    or said."""
     asked = gold[0].text.casefold().strip() if len(gold) == 1 else ""
     if asked not in _OPPOSITES:
         return None
     if len(answer) == 1 == len(answer[0].text.split()):
-        both = {asked, answer[0].text.casefold().strip(".,;:! ")}
-        is_same = both in ({"yes", "true"}, {"no", "false"}) and "true" in question.casefold()
-        return True if is_same else None
+        return None
     text = " ".join(token.text.casefold() for token in answer)
     first, _, rest = text.replace(" ,", ",").replace(" .", ".").partition(" ")
     words = {word.strip(".,;:!?()-") for word in rest.split()}

@@ -20,7 +20,7 @@ from reason_llm.score.math.answer_text import (
 )
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
 from reason_llm.score.math.asked import asks_to_round
-from reason_llm.score.math.question import words_of
+from reason_llm.score.math.question import AUXILIARIES, words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
 
 _ITEM = re.compile(
@@ -123,7 +123,6 @@ _NOUNS = word_set(
 )
 _SUFFIXES = ("ent", "ence", "ing", "es", "ed", "e", "s")
 _SHORTEST_STEM = 5
-_YES_OR_NO = word_set("is are does do can will was were")
 _MOST_WORDS = 14
 _OPPOSITES = word_set("yes no true false")
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv",
@@ -486,7 +485,7 @@ def _predicate(words: list[str], question: str) -> bool | None:
     asked = [_stem(word.strip("$?.,")) for word in last.split()]
     num_denials = sum(word in _DENIALS for word in words)
     said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
-    is_yes_or_no = bool(asked) and asked[0] in _YES_OR_NO and not {*asked} & {"or", "not"}
+    is_yes_or_no = bool(asked) and asked[0] in AUXILIARIES and not {*asked} & {"or", "not"}
     is_yes_or_no &= not _OPPOSITES & {*words}
     if not is_yes_or_no or num_denials > 1 or not said <= {*asked} or asked[-1] not in said:
         return None
