@@ -99,11 +99,13 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
 
 
 def same_word(gold: str, question: str) -> str | None:
-    """``Yes`` for ``True``, ``False`` for ``No`` and so on, where the question can be answered by
-    yes or no; None where it cannot, and for any other gold answer."""
+    """``Yes`` for ``True`` where the question can be answered by yes or no, and ``True`` for
+    ``Yes`` where it says ``true``; None where it does not, and for any other gold answer."""
     tokens = tokens_of(gold)
     word = _SAME_WORDS.get(tokens[0].text.strip().casefold()) if len(tokens) == 1 else None
-    return word if word is not None and asks_yes_or_no(question) else None
+    is_yes_or_no = word in ("True", "False")
+    is_asked = "true" in question.casefold() if is_yes_or_no else asks_yes_or_no(question)
+    return word if is_asked else None
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
