@@ -1,9 +1,8 @@
 """Report on all data that a config names (``--data-check``), and a call of the user's rewards. No
 weight is read and no program is run."""
 
-import re
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NUM_ERRORS_SHOWN = 10
-NUM_NAMES_SHOWN = 5
 MOST_SHOWN_TOKENS = 1000
 """Tokens of one part of a row that are shown."""
 
@@ -69,7 +67,7 @@ def _check_rows(
         _try_rewards(config, data, tokenizer)
     except RewardError as error:
         mistakes.append(error)
-    lines = _lines_of_sets(data, tokenizer)
+    lines = _lines_of_sets(data)
     if config.data.is_offline:
         lines += _lines_of_rows(data, ends, tokenizer, note)
     else:
@@ -104,26 +102,27 @@ def _kind(error: str) -> str:
     )
 
 
-def _lines_of_sets(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+def _lines_of_sets(data: Data) -> list[str]:
     lines, total = [], sum(data.weights)
     for data_set, weight in zip(data.training, data.weights, strict=True):
         what = "prompts" if data_set.is_asked else "rows"
         share = f", {weight / total:.1%} of the {what}" if len(data.weights) > 1 else ""
-        lines += _described(f"train {data_set.source}{share}", data_set, tokenizer)
+        lines += _described(f"train {data_set.source}{share}", data_set)
     if data.held_out_rows is not None:
-        lines += _described(f"held out {data.held_out_rows.source}", data.held_out_rows, tokenizer)
+        lines += _described(f"held out {data.held_out_rows.source}", data.held_out_rows)
     for data_set in data.held_out:
         title = f"eval {data_set.name}".rstrip() + f" {data_set.source}"
-        lines += _described(title, data_set, tokenizer)
+        lines += _described(title, data_set)
     if warning := data.contamination_warning():
         lines.append(f"warning: {warning}")
     return lines
 
 
-def _described(title: str, data_set: DataSet, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+def _described(title: str, data_set: DataSet) -> list[str]:
     rows = data_set.rows
-    counts = f"{title}: {data_set.num_rows} rows, {data_set.size} taken"
-    if len(rows) > data_set.size:
+    taken = len(data_set.prompts) + len({unit[0].name for unit in data_set.units})
+    counts = f"{title}: {data_set.num_rows} rows, {taken} taken"
+    if len(rows) > taken:
         counts += f" as {len(rows)} rows of tokens"
     lines = [counts + (f"; {data_set.left_out}" if data_set.dropped else "")]
     lines += [f"  {line}" for line in (*data_set.origins, *data_set.readings)]
@@ -135,7 +134,7 @@ def _described(title: str, data_set: DataSet, tokenizer: "PreTrainedTokenizerBas
     ):
         if lengths:
             lines.append(f"  {what} tokens: {_spread(lengths)}")
-    return lines + _spelled(data_set, tokenizer)
+    return lines
 
 
 def _lines_of_rows(
@@ -196,19 +195,3 @@ def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str
         if (asked := data.teacher_prompts.get(prompt.token_ids)) is not None:
             lines += ["--- the teacher is asked:", *base.decode(tokenizer, [asked])]
     return lines
-
-
-def _spelled(data_set: DataSet, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """A line on the prompts whose text has more control tokens than their ids."""
-    added = tokenizer.added_tokens_decoder.items()
-    special = {id: str(token) for id, token in added if token.special}
-    names = re.compile("|".join(map(re.escape, sorted(special.values(), reverse=True))) or r"(?!)")
-    found: dict[str, None] = {}
-    count = 0
-    for prompt in data_set.prompts:
-        written = Counter(special[id] for id in prompt.token_ids if id in special)
-        if more := Counter(names.findall(prompt.text)) - written:
-            count += 1
-            found |= dict.fromkeys(more)
-    shown = ", ".join([*found][:NUM_NAMES_SHOWN]) + (", …" if len(found) > NUM_NAMES_SHOWN else "")
-    return [f"  {count} prompts spell {shown}, which the model reads as text"] if count else []

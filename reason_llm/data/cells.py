@@ -9,7 +9,7 @@ from reason_llm.data.messages import MEDIA, Note, is_empty, shown
 from reason_llm.data.rows import Row
 from reason_llm.errors import DataError
 
-WEIGHT_COLUMNS = ("weight", "sample_weight", "loss_weight")
+WEIGHT_COLUMNS = ("weight", "sample_weight", "loss_weight", "loss_scale", "loss_mask")
 _NEVER_IGNORED = {
     **dict.fromkeys(MEDIA, "the model would be asked without it"),
     **dict.fromkeys(WEIGHT_COLUMNS, "every row counts the same"),

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, Self
 
@@ -132,6 +133,8 @@ class Completed:
     """Messages of the completion, by index, that the row leaves out of the loss."""
     origin: str = field(default="", compare=False)
     """Columns of the sides of a preference."""
+    doubt: str = field(default="", compare=False)
+    """Why the row may mean something else than it seems; empty where it is clear."""
     ignored: tuple[str, ...] = field(default=(), compare=False)
     """Columns, and members of messages, that have content and are not read."""
 
@@ -176,6 +179,7 @@ def read_problem(
         if asked.choices is not None:
             asked = asked.with_text(asked.choices.request)
     text = asked.messages[-1]["content"] if asked.is_text else None
+    doubt = doubt or _doubt_of_prompt(asked, ())
     return Problem(
         where, asked.messages, gold, text, extras=asked.extras, ignored=cells.ignored(), doubt=doubt
     )
@@ -208,6 +212,8 @@ def read_demonstration(
         example = _completed(cells, _completion_column(cells), learns_history=True)
     else:
         example = _whole(cells, whole)
+    if any(cells.row.get(name) is False for name in LABEL_COLUMNS):
+        example = replace(example, doubt="the row is labelled false, and its answer is learned")
     return replace(example, value=value, ignored=cells.ignored())
 
 
@@ -248,6 +254,9 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     names = [cells.column(None, usual, "data.form") for usual in SIDE_COLUMNS]
     sides = [from_json_text(where, name, cells[name]) for name in names]
     prompt = _prompt_of_sides(cells)
+    if prompt is not None and all(map(partial(_is_dialogue_after, cells.row[prompt]), sides)):
+        cells[prompt]  # says the same
+        prompt = None
     are_texts = prompt is None and all(isinstance(side, str) for side in sides)
     if are_texts and all(dialogues := [_dialogue(side) for side in sides]):
         sides, are_texts = list(dialogues), False
@@ -597,16 +606,28 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
         asked = replace(asked, messages=asked.messages[: first + 1], is_text=False)
     if len(talks) > 1 and not all(map(all, (talk.trained for talk in talks))):
         raise DataError(
-            f"{cells.where}: a turn is left out of the loss by weight, train or loss, which stages "
-            "of preferences do not support; remove it"
+            f"{cells.where}: a turn is left out of the loss by a member such as weight or train, "
+            "which stages of preferences do not support; remove it"
         )
     _check_trained(cells.where, completions[0], untrained)
     for messages in (asked.messages, *completions):
         _without_foreign_nulls(messages, asked.extras.tools)
     is_text = asked.is_text and len(asked.messages) == 1 and all(talk.is_text for talk in talks)
     return Completed(
-        cells.where, asked.messages, completions, is_text, extras=asked.extras, untrained=untrained
-    )
+        cells.where, asked.messages, completions, is_text, extras=asked.extras,
+        untrained=untrained, doubt=_doubt_of_prompt(asked, talks),
+    )  # fmt: skip
+
+
+def _doubt_of_prompt(asked: _Asked, talks: Sequence[Talk]) -> str:
+    """Why a prompt that is a text may be meant otherwise; empty where it is clear."""
+    text = asked.messages[-1]["content"].strip()
+    if not asked.is_text or len(text.split()) < 2:
+        return ""
+    if _dialogue(text):
+        return "the prompt is a dialogue (Human:, Assistant:) and is read as one text"
+    starts = [talk.messages[0]["content"].lstrip().startswith(text) for talk in talks]
+    return "the answer begins with the whole prompt, which is learned, too," if any(starts) else ""
 
 
 def _completion(cells: Cells, column: str) -> Talk:
@@ -639,8 +660,8 @@ def _check_trained(where: str, completion: Messages, untrained: frozenset[int]) 
     turns = {n for n, message in enumerate(completion) if message["role"] == "assistant"}
     if turns <= untrained:
         raise DataError(
-            f"{where}: weight, train or loss leaves every turn of the assistant out of the loss; "
-            "remove the row"
+            f"{where}: a member such as weight or train leaves every turn of the assistant out of "
+            "the loss; remove the row"
         )
 
 
@@ -662,6 +683,8 @@ def _whole(cells: Cells, column: str) -> Completed:
         )
     first = roles.index("assistant")
     end = len(roles) - roles[::-1].index("assistant")  # what follows teaches nothing
+    if end < len(roles):
+        cells.note(f"{column}[] after the assistant's last message")
     completion = talk.messages[first:end]
     untrained = frozenset(n for n, is_one in enumerate(talk.trained[first:end]) if not is_one)
     _check_trained(cells.where, completion, untrained)
@@ -726,6 +749,12 @@ def _dialogue(text: str) -> Messages:
     turns = zip(parts[::2], parts[1::2], strict=True)
     said = [{"role": ROLES[who.lower()], "content": what.strip()} for who, what in turns]
     return [] if before or len(said) < 2 else said
+
+
+def _is_dialogue_after(prompt: Any, side: Any) -> bool:
+    """Whether a side is a dialogue as a text that begins with the prompt's text."""
+    are_texts = isinstance(prompt, str) and isinstance(side, str)
+    return are_texts and side.strip().startswith(prompt.strip()) and bool(_dialogue(side))
 
 
 def _cut(where: str, sides: Mapping[str, str]) -> Row:

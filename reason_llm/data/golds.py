@@ -50,15 +50,27 @@ NO_VALUES = ("nan", "none", "null", "n/a", "undefined", "proof", "notfound")
 def has_answer(cells: Cells) -> bool:
     """Whether a row has a column of the gold answer."""
     named = cells.columns.answer
-    return cells.find(ANSWER_COLUMNS if named is None else (named,)) is not None
+    return cells.find(answer_columns(cells) if named is None else (named,)) is not None
+
+
+def answer_columns(cells: Cells) -> tuple[str, ...]:
+    """Usual names of the gold answer's column: SQuAD's, too, unless it holds xLAM's calls."""
+    is_squad = isinstance(cells.row.get("answers"), dict)
+    return (*ANSWER_COLUMNS, "answers") if is_squad else ANSWER_COLUMNS
 
 
 def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
     """The gold answer of a row, as the label of a choice where there are choices, and why it is in
     doubt: empty where it is not."""
+    tests = column_of_tests(cells.row)
+    if tests and cells.columns.answer is None and not has_answer(cells):
+        raise DataError(
+            f"{cells.where}: lacks a gold answer and has tests in column {tests!r}; make "
+            "code_tests the first reward, or set data.columns.answer"
+        )
     where, column = (
         cells.where,
-        cells.column(cells.columns.answer, ANSWER_COLUMNS, "data.columns.answer"),
+        cells.column(cells.columns.answer, answer_columns(cells), "data.columns.answer"),
     )
     given = cells[column]
     value = _value(where, column, given)
@@ -66,7 +78,15 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
         return choices.label(where, value), ""
     if isinstance(value, float) and len(repr(value)) > len(short := f"{value:.15g}") + 2:
         value = short  # 0.30000000000000004: digits of the computer's rounding, which nobody writes
-    is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
+    is_scalar = isinstance(value, str | int | float)
+    if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
+        count = len({*value})
+        raise DataError(
+            f"{where}: {column!r} holds "
+            + (f"{count} different answers, {shown(value)}" if value else "no answer")
+            + "; expected one gold answer: reduce it by data.preprocess, which returns None to "
+            "drop a row"
+        )
     if isinstance(value, str) and (tagged := last_answer_tags(value)) is not None:
         value = tagged  # R1-V's solution
     if not is_scalar or not (answer := gold_answer(str(value))):
@@ -102,6 +122,8 @@ def _doubt(text: str, answer: str) -> str:
     """The reason why a gold answer is ambiguous; empty where it is not."""
     if answer.casefold() in NO_VALUES:
         return "the gold answer is a word for no value"
+    if answer.startswith(("{'", "('")):
+        return "the gold answer is a value as Python prints it: only the same words are paid"
     if _DECIMAL_COMMA.fullmatch(answer):
         return (
             "a comma of the gold answer is read as one between two numbers, not as a decimal comma"
@@ -171,7 +193,7 @@ def read_tests(cells: Cells) -> str:
             f"{cells.where}: {problem}; fix the row, or set data.columns.answer to the column of "
             "the tests"
         ) from error
-    for name in (column_of_tests(row), *BESIDE):
-        if name in cells:
+    for name in (column_of_tests(row), *BESIDE, "metadata"):
+        if name in cells and (name != "metadata" or "func_name" in (row[name] or ())):
             cells[name]
     return found

@@ -47,7 +47,7 @@ from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import CHAT, MAY_LACK, ROW, Prompt
-from reason_llm.score.math import is_only_text
+from reason_llm.score.math import is_only_text, same_word
 from reason_llm.workers import within
 
 if TYPE_CHECKING:
@@ -64,7 +64,13 @@ _CHOICE = re.compile(r"\\(?:textbf|text|mathrm)\{\(([A-J])\)[ ~\\]*\}?+ ?\S")
 LEARNED: dict[str, Callable[[str, Row, ColumnsSection], Learned]] = {
     "texts": read_document, "preferences": read_preference, "labels": read_labelled,
 }  # fmt: skip
+_LETTERS = tuple("ABCDEFGHIJ")
+NOT_LISTED = "the gold answer has the letter of a choice that the question does not list"
 OWN_SYSTEM = "the row's system message replaces data.system_prompt"
+TURN_BY_TURN = (
+    "turns are trained as separate rows of tokens, because the chat template changes earlier turns "
+    "(Qwen3's drops their reasoning),"
+)
 PREPROCESS_SECONDS = 60.0
 """Seconds for one row."""
 
@@ -329,10 +335,12 @@ class _SetReader:
             data_set.origins.setdefault(example.origin)
         elsewhere = self._read_elsewhere(data_set, row)
         data_set.ignored.update(name for name in example.ignored if name not in elsewhere)
-        doubt = self._doubt(example) if isinstance(example, Problem) else ""
+        doubt = "" if isinstance(example, TextDocument) else example.doubt
+        if isinstance(example, Problem):
+            doubt = self._doubt(example)
         own = not isinstance(example, TextDocument) and example.messages[0]["role"] in SYSTEM_ROLES
         asked = OWN_SYSTEM if own and self.renderer.system_prompt is not None else ""
-        for each in filter(None, (doubt, asked)):
+        for each in filter(None, (doubt, asked, self._spelled(example))):
             data_set.doubts.setdefault(each, []).append(where)
         key = question_key(example)
         if not data_set.is_training:
@@ -347,15 +355,32 @@ class _SetReader:
         self.trained.add(key)
         return example
 
+    def _spelled(self, example: Example) -> str:
+        """What to say of control tokens that a row spells; empty where it spells none, and where no
+        template writes them."""
+        has_template = self.renderer.template.jinja or self.renderer.tokenizer.chat_template
+        if isinstance(example, TextDocument) or has_template is None:
+            return ""
+        said = example.completions if isinstance(example, Completed) else ()
+        named = self.renderer.controls_in([*example.messages, *(m for part in said for m in part)])
+        return f"control tokens that the row spells ({named[0]}) are read as text" if named else ""
+
     def _doubt(self, problem: Problem) -> str:
         """Why the gold answer may be another one, or may never be paid; empty where it is clear."""
         if problem.doubt or self.config.score.rewards[0].kind not in MATH_REWARDS:
             return problem.doubt
         if problem.answer.isdecimal():
             return ""
+        asked = problem.messages[-1]["content"]
+        letter = problem.answer.strip("(). ")
+        if letter in _LETTERS and re.search(rf"\b{letter}\b", asked) is None:
+            return NOT_LISTED
+        if problem.answer.casefold() in ("true", "false"):
+            is_paid = "is" if same_word(problem.answer, asked) else "is not"
+            return f"Yes or No {is_paid} paid for the gold answer True or False"
         choice = _CHOICE.match(problem.answer)
-        if choice is not None and f"({choice[1]})" not in problem.messages[-1]["content"]:
-            return "the gold answer has the letter of a choice that the question does not list"
+        if choice is not None and f"({choice[1]})" not in asked:
+            return NOT_LISTED
         if not is_only_text(problem.answer):
             return ""
         return "the gold answer is no mathematics, so that only the same words are paid"
@@ -537,6 +562,8 @@ class _SetReader:
                 "shorten or remove it, set data.max_tokens, which drops such training rows, or "
                 "raise model.context_tokens"
             )
+        if isinstance(example, Completed) and len(rows) > len(example.completions):
+            data_set.doubts.setdefault(TURN_BY_TURN, []).append(example.where)
         is_pair = data_set.form == "preferences"
         data_set.units += [rows] if is_pair else [(row,) for row in rows]
         return None

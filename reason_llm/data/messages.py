@@ -33,10 +33,18 @@ MOST_MESSAGES = 1000
 """Most messages of one conversation to learn from: its template is rendered for each turn."""
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the thought before an answer; chat templates read one of the first two."""
-TRAIN_FLAGS = ("weight", "train", "training", "loss", "trainable")
-"""Members that say whether a turn is trained: 0 or false leaves it out of the loss."""
-MEDIA = ("images", "image", "pictures", "picture", "videos", "video", "audios", "audio")
-WEIGHTS = ("loss_weight", "loss_scale", "loss_mask", "train_detail", "masked")
+THOUGHT_MEMBER = "messages[].reasoning_content"
+"""A thought, as it is noted where a template does not write it."""
+TRAIN_FLAGS = dict.fromkeys(
+    ("weight", "train", "training", "loss", "trainable", "train_on_turn", "loss_mask"), True
+) | dict.fromkeys(("mask", "masked"), False)
+"""Members that say whether a turn is trained, with the value that trains it: any other one leaves
+the turn out of the loss."""
+MEDIA = (
+    "images", "image", "pictures", "picture", "videos", "video", "audios", "audio",
+    "image_path", "image_url", "image_urls", "video_path", "audio_path",
+)  # fmt: skip
+WEIGHTS = ("loss_weight", "loss_scale", "train_detail")
 """Members that weigh a turn in a way that is not supported."""
 _KEPT = ("name", "tool_call_id")
 """Members that some chat templates write."""
@@ -91,7 +99,9 @@ def read_talk(where: str, column: str, value: Any, role: str, note: Note) -> Tal
         message = _message(place, column, each, note)
         if message["content"] is None:
             continue
-        is_trained = _is_trained(place, each)
+        flag, is_trained = _train_flag(place, each)
+        if flag and is_trained and message["role"] != "assistant":
+            note(f"{column}[].{flag} of a turn that is not the assistant's")
         if (
             messages
             and _is_of_role(each, CALL_ROLES)
@@ -247,9 +257,11 @@ def _is_of_role(value: Any, roles: Sequence[str]) -> bool:
     return role in roles
 
 
-def _is_trained(place: str, value: Mapping[str, Any]) -> bool:
-    """Whether the turn is trained, by the first of ``TRAIN_FLAGS`` that says no."""
-    for name in TRAIN_FLAGS:
+def _train_flag(place: str, value: Mapping[str, Any]) -> tuple[str, bool]:
+    """The first of ``TRAIN_FLAGS`` that leaves the turn out of the loss, or else the last one that
+    trains it, and whether it does: the turn is trained where there is none."""
+    last = ""
+    for name, trains in TRAIN_FLAGS.items():
         flag = value.get(name)
         if flag is None:
             continue
@@ -259,9 +271,10 @@ def _is_trained(place: str, value: Mapping[str, Any]) -> bool:
                 f"{place} has {name}={flag!r:.40}; expected 0 or 1, or false or true: other "
                 "weights of a turn are not supported"
             )
-        if not number:
-            return False
-    return True
+        last = name
+        if bool(number) is not trains:
+            return name, False
+    return last, True
 
 
 def _calls(place: str, value: Mapping[str, Any]) -> list[dict[str, Any]]:

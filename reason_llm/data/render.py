@@ -326,6 +326,12 @@ class Renderer:
             return True
         return controls.are_in(messages) and self.marked(messages) != list(messages)
 
+    def controls_in(self, messages: Messages) -> list[str]:
+        """Control tokens that the messages spell, each once."""
+        if not self.spells_controls(messages):
+            return []
+        return self._controls.names_in("".join(each["content"] for each in self.marked(messages)))
+
     def _as_written(self, where: str, marked: str, text: str) -> str:
         """Text that the template made of marks; DataError where it does not write their tokens as
         it wrote ``text``."""

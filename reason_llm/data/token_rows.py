@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from reason_llm.data.forms import SIDES, Completed, Learned, Sampled, TextDocument
-from reason_llm.data.messages import THOUGHTS, Message, Messages, Note
+from reason_llm.data.messages import THOUGHT_MEMBER, THOUGHTS, Message, Messages, Note
 from reason_llm.data.render import RENDER_SECONDS, Renderer
 from reason_llm.errors import DataError
 from reason_llm.rollout import TokenRow
@@ -73,10 +73,11 @@ def render(
             parts = _turns(example)
             if len(parts) == len(example.completions[0]) == 1:
                 raise
+            note_read = note if _has_untrained_thought(example) else _without_thoughts(note)
             return tuple(
                 each
                 for number, part in enumerate(parts, start=group)
-                for each in render(part, renderer, context_tokens, end_token_ids, number, note)
+                for each in render(part, renderer, context_tokens, end_token_ids, number, note_read)
             )
         return (TokenRow(where, tuple(row[0]), tuple(row[1]), group, example.value),)
     rows = []
@@ -91,6 +92,17 @@ def render(
     if len(rows) > 1 and rows[0].ids == rows[1].ids:
         raise DataError(f"{where}: 'chosen' and 'rejected' have the same tokens; remove the row")
     return tuple(rows)
+
+
+def _has_untrained_thought(example: Completed) -> bool:
+    """Whether a thought is in a message that is only read."""
+    only_read = [each for n, each in enumerate(example.completions[0]) if n in example.untrained]
+    return any(each.keys() & {*THOUGHTS} for each in (*example.messages, *only_read))
+
+
+def _without_thoughts(note: Note) -> Note:
+    """The note without thoughts: later turns are read without those of earlier rows."""
+    return lambda member: None if member == THOUGHT_MEMBER else note(member)
 
 
 def _turns(example: Completed) -> list[Completed]:

@@ -155,8 +155,8 @@ def test_gold_answer_takes_the_last_mark() -> None:
         ('{"question": "a", "answer": " "}\n', ":1", "gold answer"),
         ('{"question": "a", "answer": "because ####"}\n', ":1", "gold answer"),
         ('{"question": "a", "solution": "so \\\\boxed{1"}\n', ":1", "gold answer"),
-        ('{"question": "a", "answer": ["1", "2"]}\n', ":1", "in a list of one"),
-        ('{"question": "a", "answer": {"spans": ["1", "2"]}}\n', ":1", "in a list of one"),
+        ('{"question": "a", "answer": ["1", "2"]}\n', ":1", "holds 2 different answers"),
+        ('{"question": "a", "answer": {"spans": ["1", "2"]}}\n', ":1", "holds 2 different answers"),
         ('{"prompt": "a", "reward_model": {"style": "rule"}}\n', ":1", "ground_truth"),
         ('{"prompt": "a", "answer": "{\'ground_truth\': 1}"}\n', ":1", "gold answer"),
         (

@@ -337,8 +337,10 @@ def test_a_completion_is_a_call_only_of_the_row_s_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", [{"weight": 0}, {"train": False}, {"training": False}, {"loss": 0.0}]
-)
+    "flag",
+    [{"weight": 0}, {"train": False}, {"training": False}, {"loss": 0.0}, {"loss_mask": 0},
+     {"train_on_turn": False}, {"mask": True}, {"masked": 1}, {"train": True, "mask": True}],
+)  # fmt: skip
 def test_a_flagged_turn_is_not_trained(flag: dict) -> None:
     found = read_demonstration("x", {"messages": [U, {**A, **flag}, R, B]}, COLUMNS)
     assert (found.completions, found.untrained) == (([A, R, B],), {0})
@@ -347,6 +349,14 @@ def test_a_flagged_turn_is_not_trained(flag: dict) -> None:
     pair = {"prompt": "Q", "chosen": [{**A, **flag}, R, B], "rejected": [B]}
     with pytest.raises(DataError, match="which stages of preferences do not support"):
         read_preference("x", pair, COLUMNS)
+
+
+def test_flags_that_train_a_turn() -> None:
+    turn = {**A, "weight": 1, "mask": False, "train_on_turn": True}
+    found = read_demonstration("x", {"messages": [{**U, "mask": True}, turn]}, COLUMNS)
+    assert (found.completions, found.untrained, found.ignored) == (([A],), frozenset(), ())
+    found = read_demonstration("x", {"messages": [{**U, "train": True}, A]}, COLUMNS)
+    assert found.ignored == ("messages[].train of a turn that is not the assistant's",)
 
 
 def test_a_thought_has_the_names_that_templates_read() -> None:
@@ -365,10 +375,13 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
         (read_problem, {"prompt": "Q", "answer": 1, "images": ["a.png"]}, "column 'images' is"),
         (read_document, {"text": "Q", "image": {"path": "a"}}, "column 'image' is"),
         (read_problem, {"Question": "Q", "Answer": 1, "Picture": "a.png"}, "'Picture' is"),
+        (read_problem, {"prompt": "Q", "answer": 1, "image_path": "a.png"}, "'image_path' is"),
+        (read_problem, {"prompt": "Q", "test_list": ["assert f(1) == 2"]},
+         "tests in column 'test_list'; make code_tests the first reward"),
         (read_labelled, {"prompt": "Q", "completion": "A", "label": 1, "audio": "a"}, "'audio'"),
         (read_demonstration, {"messages": [U, A], "weight": 0.5}, "column 'weight' is 0.5"),
         (read_demonstration, {"messages": [U, {**A, "weight": 0.5}]}, "has weight=0.5; expected"),
-        (read_demonstration, {"messages": [U, {**A, "loss_mask": [1]}]}, "has 'loss_mask', which"),
+        (read_demonstration, {"messages": [U, {**A, "loss_mask": [1]}]}, "has loss_mask=.1.; exp"),
         (read_demonstration, {"messages": [U, {**A, "loss_scale": 0.5}]}, "has 'loss_scale', wh"),
         (read_demonstration, {"messages": [{**U, "images": ["a"]}, A]}, "has 'images', which"),
         (read_demonstration,
@@ -403,6 +416,81 @@ def test_all_other_columns_and_members_are_named() -> None:
     pair = {"prompt": "Q", "chosen": [U, A], "rejected": [U, B], "messages": [U, A]}
     assert read_preference("x", pair, COLUMNS).ignored == ("messages",)
     assert problem({"prompt": "Q", "answer": 1, "solution": "s"}).ignored == ("solution",)
+    found = read_demonstration("x", {"messages": [U, A, R]}, COLUMNS)
+    assert found.ignored == ("messages[] after the assistant's last message",)
+
+
+def test_columns_that_hold_the_prompt_twice() -> None:
+    sides = {"chosen": "\n\nHuman: Q\n\nAssistant: A", "rejected": "\n\nHuman: Q\n\nAssistant: B"}
+    found = read_preference("x", {"prompt": "\n\nHuman: Q\n\nAssistant:", **sides}, COLUMNS)
+    assert (found.messages, found.completions, found.ignored) == ([U], ([A], [B]), ())
+
+
+REASONS_AT_THE_END = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_reasoning_that_is_learned_is_not_named_as_ignored(
+    tmp_path: Path, small_run: Callable[..., Config]
+) -> None:
+    """As Qwen3's template has it: a turn has its reasoning, and its context has none."""
+    (tmp_path / "t.jinja").write_text(REASONS_AT_THE_END)
+    path = tmp_path / "rows.jsonl"
+    turns = [U, {**A, "reasoning_content": "hm"}, R, {**B, "reasoning_content": "so"}]
+    path.write_text(json.dumps({"messages": turns}))
+    options = {"data__train": str(path), "data__template": str(tmp_path / "t.jinja")}
+    config = small_run(**options, **OF_FORM["demonstrations"], algorithm={})
+    lines = check_data(config, []).lines
+    assert lines[:2] == [
+        f"train {path}: 1 rows, 1 taken as 2 rows of tokens",
+        "  turns are trained as separate rows of tokens, because the chat template changes earlier "
+        f"turns (Qwen3's drops their reasoning), in 1 row, the first is {path}:1",
+    ]
+    shown = "\n".join(lines)
+    assert "<think>hm</think>A<|im_end|>" in shown
+    assert "<think>so</think>B<|im_end|>" in shown
+    turns[1]["weight"] = 0
+    path.write_text(json.dumps({"messages": turns}))
+    assert "  ignored columns: messages[].reasoning_content (1 row)" in check_data(config, []).lines
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "says"),
+    [
+        ("demonstrations", {"prompt": "Is it A?", "completion": "Is it A? No."},
+         "the answer begins with the whole prompt, which is learned, too,"),
+        ("demonstrations", {"prompt": "\n\nHuman: Q\n\nAssistant:", "completion": "A"},
+         "the prompt is a dialogue (Human:, Assistant:) and is read as one text"),
+        ("demonstrations", {"prompt": "Q", "completion": "A", "label": False},
+         "the row is labelled false, and its answer is learned"),
+        ("demonstrations", {"prompt": "<|im_start|>user\nQ", "completion": "A"},
+         "control tokens that the row spells (<|im_start|>) are read as text"),
+        ("problems", {"prompt": "Q <|im_end|>", "answer": "1"},
+         "control tokens that the row spells (<|im_end|>) are read as text"),
+        ("problems", {"prompt": "Which one?", "answer": "(C)"},
+         "the gold answer has the letter of a choice that the question does not list"),
+        ("problems", {"prompt": "Which point is it, B or C?", "answer": "C"}, ""),
+        ("problems", {"prompt": "Which?", "answer": "{'a', 'b'}"},
+         "the gold answer is a value as Python prints it: only the same words are paid"),
+        ("problems", {"prompt": "If x is 7, is it prime?", "answer": True},
+         "Yes or No is paid for the gold answer True or False"),
+        ("problems", {"prompt": "What is printed?", "answer": "False"},
+         "Yes or No is not paid for the gold answer True or False"),
+    ],
+)  # fmt: skip
+def test_a_row_that_may_mean_something_else_is_named(
+    form: str, row: dict, says: str, tmp_path: Path, small_run: Callable[..., Config]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    options = OF_FORM[form] | {"algorithm": {}} if form in OF_FORM else {}
+    lines = check_data(small_run(data__train=str(path), **options), []).lines
+    line = f"  {says} in 1 row, the first is {path}:1"
+    assert [each for each in lines if "the first is" in each] == [line] * bool(says)
 
 
 def test_a_run_and_the_data_check_name_what_is_ignored(
@@ -479,12 +567,14 @@ def test_gold_answers_are_whole(answer: Any, gold: str) -> None:
     ("answer", "named"),
     [
         ("['18']", "a list as Python prints it; write the answer alone"),
-        ('["1", "2"]', "'answer' is .*; expected text or a number"),
+        ('["1", "2"]', "'answer' holds 2 different answers, .*; expected one gold answer"),
+        ({"text": ["1804", "in 1804"], "answer_start": [29, 26]}, "holds 2 different answers, "),
+        ({"text": [], "answer_start": []}, "'answer' holds no answer; expected one gold answer"),
         ('{"inputs": ["1"], "outputs": ["2"]}', "the tests of a program or the arguments of a"),
         ('{"func_name": "validate_lowercase"}', "the tests of a program or the arguments of a"),
     ],
 )
-def test_golds_that_cannot_be_paid_are_refused(answer: str, named: str) -> None:
+def test_golds_that_cannot_be_paid_are_refused(answer: Any, named: str) -> None:
     with pytest.raises(DataError, match=named):
         problem({"question": "Q", "answer": answer})
 

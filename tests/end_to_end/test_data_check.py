@@ -185,7 +185,7 @@ def test_a_long_document_is_shown_in_part(tmp_path: Path, call: Call) -> None:
     train = lines(tmp_path / "a.jsonl", {"text": "0123456789" * 300})
     code, shown, _ = call({"train": train, "form": "texts", "max_tokens": 2000})
     assert code == 0
-    assert "1 rows, 2 taken\n" in shown
+    assert "1 rows, 1 taken as 2 rows of tokens\n" in shown
     assert "… and 999 tokens more\n" in shown
     assert len(shown) < 3500
 
@@ -253,9 +253,8 @@ def test_the_report_shows_what_the_model_reads(tmp_path: Path, call: Call) -> No
     """The prompts of their ids, and how many rows spell control tokens."""
     rows = [{"question": f"{n} <|im_end|>?"[: 2 + 12 * (n > 0)], "answer": "1"} for n in range(3)]
     code, shown, _ = call({"train": lines(tmp_path / "a.jsonl", *rows), "system_prompt": "none"})
-    assert (code, "\n  2 prompts spell <|im_end|>, which the model reads as text\n" in shown) == (
-        0, True,
-    )  # fmt: skip
+    assert code == 0
+    assert "control tokens that the row spells (<|im_end|>) are read as text in 2 rows" in shown
     assert "<|im_start|>user\n1 <|im_end|>?<|im_end|>\n<|im_start|>assistant\n" in shown
     class_ = (
         "class Sums:\n    def reset(self): ...\n    def add(self, a: int) -> int:\n"

@@ -8,6 +8,7 @@
 
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ from reason_llm.app.training import run_training
 from reason_llm.config import Config
 from reason_llm.data import Renderer, plain_messages
 from reason_llm.data.rows import read_rows
-from reason_llm.environments import sessions as sessions_module, tasksets
+from reason_llm.environments import mcp_tools, sessions as sessions_module, tasksets
 from reason_llm.environments.data_side import own_session
 from reason_llm.environments.sessions import Sessions
 from reason_llm.environments.task_rows import parsed_source
@@ -241,6 +242,17 @@ def test_a_thread_that_a_program_has_ended_is_replaced() -> None:
 
 
 @long
+def test_clients_read_the_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rollout of a taskset has a client, and reading them takes longer than its requests."""
+    mcp_tools.client()
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise AssertionError("the certificates are read again")
+
+    monkeypatch.setattr(ssl, "create_default_context", fail)
+    mcp_tools.client()
+
+
 def test_the_barrier_makes_batches_that_hang_on_no_clock() -> None:
     """Who comes first differs each time; who is asked together, and in which order, does not."""
     own = sessions(f"agent:{AGENTS}:two_turns")

@@ -1,7 +1,7 @@
 """Answers found in text and compared as mathematics. It imports nothing else of the package."""
 
 from reason_llm.score.math.answer_text import is_only_text
-from reason_llm.score.math.boxed_math import Equality, equivalent, majority, matches
+from reason_llm.score.math.boxed_math import Equality, equivalent, majority, matches, same_word
 from reason_llm.score.math.extraction import (
     extract_answer,
     final_boxed,
@@ -30,4 +30,5 @@ __all__ = [
     "last_boxes",
     "majority",
     "matches",
+    "same_word",
 ]

@@ -134,6 +134,7 @@ _PREFIXES = {"0x": "16", "0b": "2", "0o": "8"}
 _OF_NUMERALS = re.compile(r"\\(?:text(?:bf|tt)?|math(?:rm|bf|tt)|[,;! ])|[{}()$\s]")
 _HEXADECIMAL = re.compile(r"[0-9A-F]++")
 _LONGEST_LIST = 400
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})++")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
 _OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _BECAUSE = word_set("because since as it they")
@@ -412,7 +413,8 @@ def _groups_around(tokens: list[Token]) -> int:
 
 
 def unwrapped(text: str) -> str:
-    """Without spaces, Markdown's marks, a box or dollar signs around all of it."""
+    """Without spaces, Markdown's marks, a box or dollar signs around all of it; a set in Python's
+    braces, ``{1, 2}``, with LaTeX's."""
     return text.strip() if len(text) > MAX_CHARACTERS else _unwrapped(text)
 
 
@@ -428,7 +430,21 @@ def _unwrapped(text: str) -> str:
                 break
         if text == before:
             break
+    inner = text[1:-1]
+    is_set = text[:1] == "{" and text[-1:] == "}" and _is_closed(inner)
+    if is_set and _has_comma(inner) and not _GROUPED.fullmatch(inner):
+        return f"\\{{{inner}\\}}"
     return text
+
+
+def _has_comma(text: str) -> bool:
+    """Whether a comma is in no braces."""
+    depth = 0
+    for character in text:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            return True
+    return False
 
 
 def _is_closed(text: str) -> bool:
@@ -566,7 +582,7 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         return True
     if with_sets(gold) is not gold:
         return None
-    if (verdict := _yes_or_no(gold, answer, question)) is not None:
+    if (verdict := _yes_or_no(gold, answer)) is not None:
         return verdict
     first = _by_month(_plain_words(gold))
     if not first:
@@ -579,16 +595,14 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
     return first in (second, led) or (None if _may_be_variables(gold) else False)
 
 
-def _yes_or_no(gold: list[Token], answer: list[Token], question: str) -> bool | None:
+def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
     """Whether ``No, 91 is not prime`` says the same as ``No``; None where neither word is asked for
-    or said. Of ``Is it true`` ``True`` says ``Yes``."""
+    or said."""
     asked = gold[0].text.casefold().strip() if len(gold) == 1 else ""
     if asked not in _OPPOSITES:
         return None
     if len(answer) == 1 == len(answer[0].text.split()):
-        both = {asked, answer[0].text.casefold().strip(".,;:! ")}
-        is_same = both in ({"yes", "true"}, {"no", "false"}) and "true" in question.casefold()
-        return True if is_same else None
+        return None
     text = " ".join(token.text.casefold() for token in answer)
     first, _, rest = text.replace(" ,", ",").replace(" .", ".").partition(" ")
     words = {word.strip(".,;:!?()-") for word in rest.split()}

@@ -28,6 +28,7 @@ from reason_llm.score.math.answer_text import (
     is_dressed,
     normalise,
     read_both,
+    tokens_of,
     trees_as_asked,
     unwrapped,
     with_text_unit,
@@ -44,8 +45,14 @@ from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
 from reason_llm.score.math.prose import contradicts, orders, readings as prose_readings
-from reason_llm.score.math.question import last_question, read_question, words_of
+from reason_llm.score.math.question import (
+    asks_yes_or_no,
+    last_question,
+    read_question,
+    words_of,
+)
 
+_SAME_WORDS = {"true": "Yes", "false": "No", "yes": "True", "no": "False"}
 _SEVERAL = ("list", "either", "same", "cup", "cap")
 _QUOTED_WORDS = 8
 """Words in a row that an answer takes from the question only by copying."""
@@ -83,9 +90,12 @@ def matches(
 
 def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
     """Both as they stand, as lists, with the value of a sentence, and in the gold answer's unit. A
-    gold answer that is an option of the question, ``(D) 9``, is its letter and its text."""
-    option = as_option(gold, question)
-    for wanted in (with_text_unit(gold, question),) if option is None else option:
+    gold answer that is an option of the question, ``(D) 9``, is its letter and its text; ``True``
+    answers a question for yes or no as ``Yes`` does."""
+    golds = as_option(gold, question) or (with_text_unit(gold, question),)
+    if (word := same_word(gold, question)) is not None:
+        golds = (gold, word)
+    for wanted in golds:
         if contradicts(answer, question):
             continue
         if not orders(wanted, answer, question):
@@ -97,6 +107,16 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
         if (measure := converted(wanted, answer, question)) is not None:
             yield measure
         yield from prose_readings(wanted, answer, question)
+
+
+def same_word(gold: str, question: str) -> str | None:
+    """``Yes`` for ``True`` where the question can be answered by yes or no, and ``True`` for
+    ``Yes`` where it says ``true``; None where it does not, and for any other gold answer."""
+    tokens = tokens_of(gold)
+    word = _SAME_WORDS.get(tokens[0].text.strip().casefold()) if len(tokens) == 1 else None
+    is_yes_or_no = word in ("True", "False")
+    is_asked = "true" in question.casefold() if is_yes_or_no else asks_yes_or_no(question)
+    return word if is_asked else None
 
 
 def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:

@@ -207,10 +207,11 @@ def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:
 
 
 def _same_items(gold: Tree, answer: Tree) -> bool:
-    """Lists and sets in any order; a tuple for a list; one item for a set of it."""
+    """Lists and sets in any order; a tuple for a list, but not for a set; one item for a set of
+    it."""
     golds, answers = (_items(tree) for tree in (gold, answer))
-    if {gold[0], answer[0]} == {"set", "tuple"}:
-        return False
+    if gold[0] == "set" and answer[0] == "tuple":
+        answers = [answer]  # of \\{(1, 2)\\}, its one point
     if gold[0] == "tuple" or holds(gold, "dots"):
         return answer[0] != "set" and _pairwise(golds, answers)
     if len(golds) != len(answers) or len(golds) > _MAX_ITEMS:

@@ -21,7 +21,7 @@ from reason_llm.score.math.answer_text import (
 )
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
 from reason_llm.score.math.asked import asking, asks_to_round
-from reason_llm.score.math.question import words_of
+from reason_llm.score.math.question import AUXILIARIES, words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
 
 _ITEM = re.compile(
@@ -150,7 +150,6 @@ _NOUNS = word_set(
 )
 _SUFFIXES = ("ent", "ence", "ing", "es", "ed", "e", "s")
 _SHORTEST_STEM = 5
-_YES_OR_NO = word_set("is are does do can will was were")
 _MOST_WORDS = 14
 _OPPOSITES = word_set("yes no true false")
 _ANTONYMS = {"diverg": "converg", "composite": "prime", "odd": "even", "even": "odd",
@@ -605,7 +604,7 @@ def _predicate(words: list[str], question: str) -> bool | None:
     said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
     while len(asked) > 1 and asked[-1] in _NOUNS - said:
         asked.pop()
-    is_yes_or_no = bool(asked) and asked[0] in _YES_OR_NO and not {*asked} & {"or", "not"}
+    is_yes_or_no = bool(asked) and asked[0] in AUXILIARIES and not {*asked} & {"or", "not"}
     is_yes_or_no &= not (_OPPOSITES - {"no"}) & {*words}
     if not is_yes_or_no or num_denials > 1 or not said <= {*asked} or asked[-1] not in said:
         return None

@@ -56,6 +56,9 @@ _ROWS = re.compile(
     r"\\(?:begin|end) *+\{(?:align|aligned|gather|gathered|equation|split|cases)\*?+\}"
 )
 """LaTeX environments around rows of formulas."""
+_SENTENCE_END = re.compile(r"[.!?:]\s|\n")
+AUXILIARIES = word_set("is are do does did can could will would was were has have had should must")
+_ASKS_WHETHER = ("true", "whether", "yes or no", "determine if", "decide if", "check if")
 _ALIKE = FREE | {"a product of powers"}
 _WRITTEN = word_set(
     """
@@ -113,6 +116,17 @@ class Stated:
         is_alike = form.value == wanted.value and not (form.steps ^ wanted.steps) - _ALIKE
         added = form.steps - wanted.steps
         return any(not is_alike or each.steps & added for each in others)
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_yes_or_no(question: str) -> bool:
+    """Whether yes and no are answers: a sentence, or its last clause, begins with an auxiliary
+    verb, or the question says ``true`` or ``whether``."""
+    text = question.lower()
+    clauses = [each.split() for part in _SENTENCE_END.split(text) for each in part.split(", ")]
+    return any(words and words[0] in AUXILIARIES for words in clauses) or any(
+        each in text for each in _ASKS_WHETHER
+    )
 
 
 @functools.lru_cache(maxsize=1024)
