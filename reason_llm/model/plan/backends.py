@@ -30,7 +30,6 @@ WITHOUT_VLLM = {
     "gpt_neox": "vLLM 0.31 has no adapters for it",
     "lfm2": "vLLM 0.31's log-probs of it are up to 1.1 nats off those of Transformers",
     **dict.fromkeys(("falcon_h1", "granitemoehybrid", "nemotron_h", "olmo_hybrid"), _RECURRENT),
-    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _RECURRENT),
 }
 """Families that vLLM does not sample, by the ``model_type`` of the text part, with the reason."""
 

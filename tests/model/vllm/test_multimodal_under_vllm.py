@@ -32,6 +32,7 @@ from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.model.plan.backends import IMPORTS
 from reason_llm.model.plan.shape import Shape
+from reason_llm.model.vllm import engine
 from reason_llm.model.vllm.engine import EngineSizes
 from reason_llm.run.store import metrics
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
@@ -73,6 +74,7 @@ def served(path: Path | str, row: Datum, adapter: Path | None = None) -> torch.T
     llm.llm_engine.engine_core.shutdown()
     del llm
     gc.collect()
+    engine.forget_configs()
     pairs = zip(found.prompt_logprobs[1:], row.ids[1:], strict=True)
     return torch.tensor([each[token].logprob for each, token in pairs])
 
