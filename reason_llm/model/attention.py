@@ -27,7 +27,18 @@ NAME = "reason_llm_sdpa"
 
 FAMILIES = (
     *("cohere2", "gemma3_text", "gemma4_text", "glm4", "gpt_neox", "granite", "llama"),
-    *("ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2"),
+    *(
+        "ministral3",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "olmo3",
+        "olmo_hybrid",
+        "olmoe",
+        "phi",
+        "phi3",
+        "qwen2",
+    ),
     *("qwen2_5_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next"),
     *("qwen3_vl_text", "smollm3", "starcoder2"),
 )
@@ -45,8 +56,7 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
         return f"packed rows are tested for {', '.join(FAMILIES)}, and this is {text.model_type}"
     if device.type != "cuda":
         return None
-    is_recurrent = "linear_attention" in (getattr(text, "layer_types", None) or ())
-    if is_recurrent and importlib.util.find_spec("fla") is None:
+    if has_delta_rule(text) and importlib.util.find_spec("fla") is None:
         return f"on a GPU the recurrent layers of packed rows need fla ({INSTALL_FLA})"
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     if dtype == torch.float32:
@@ -58,6 +68,11 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
     if getattr(text, "attention_dropout", 0.0):
         return f"attention_dropout={text.attention_dropout} is not in torch's FlashAttention"
     return None
+
+
+def has_delta_rule(text: PretrainedConfig) -> bool:
+    """Whether some layers keep a state in place of keys and values (``gated_delta``)."""
+    return "linear_attention" in (getattr(text, "layer_types", None) or ())
 
 
 @dataclass(frozen=True, slots=True)

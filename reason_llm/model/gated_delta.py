@@ -1,6 +1,6 @@
-"""Gated DeltaNet (Qwen3.5, Qwen3-Next) over rows that lie end to end in one: the state and the
-convolution begin anew with each row, and those at the end of a shared prompt start each of its
-completions. Source of the layer: arXiv:2412.06464.
+"""Gated DeltaNet (Qwen3.5, Qwen3-Next, OLMo Hybrid) over rows that lie end to end in one: the state
+and the convolution begin anew with each row, and those at the end of a shared prompt start each of
+its completions. Source of the layer: arXiv:2412.06464.
 
 Transformers 5.17 takes the lengths of such rows in two functions, and drops them where fla and
 causal-conv1d are not installed. Both are replaced by functions that compute the rows apart, with
@@ -33,12 +33,14 @@ CONVOLUTION, RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 class Rounds:
     """Order in which a recurrent layer reads the segments."""
 
-    first: tuple[slice, ...]
-    """Tokens of whole rows; where the prompt is shared, of the prompt alone."""
-    second: tuple[slice, ...]
-    """Tokens that follow a shared prompt."""
+    lengths: tuple[int, ...]
+    """Tokens of each part, in the order of the row; a row whose prompt is shared has two parts."""
+    first: tuple[int, ...]
+    """Parts that begin with no state: shared prompts and other rows."""
+    second: tuple[int, ...]
+    """Parts that follow a shared prompt."""
     parents_S: Tensor
-    """Number of that prompt in ``first``."""
+    """Place of that prompt in ``first``."""
     inputs_M: Tensor
     """The convolution's inputs, by place in the row plus one; 0 for a zero."""
     outputs_N: Tensor
@@ -52,25 +54,28 @@ def rounds(segments: Segments, before: int) -> Rounds:
     skipped = [keys - own for own, keys in lengths]
     starts = segments.prompt_starts
     shared = {start: n for start, n in zip(starts, skipped, strict=True) if start is not None}
-    first, second, parents = list[slice](), list[slice](), list[int]()
+    parts, first, second, parents = list[int](), list[int](), list[int](), list[int]()
     inputs, outputs, number = list[int](), list[int](), dict[int, int]()
     ends = accumulate(segments.query_lengths)
     for own, end, prompt, known in zip(segments.query_lengths, ends, starts, skipped, strict=True):
-        start, cut = end - own, end - own
+        start, rest = end - own, own
         if prompt is None:
-            prompt, cut = start, start + shared.get(start, own)
-            number[start] = len(first)
-            first.append(slice(start, cut))
-        if cut < end:
-            second.append(slice(cut, end))
+            prompt, whole = start, shared.get(start, own)
+            number[start], rest = len(first), own - whole
+            first.append(len(parts))
+            parts.append(whole)
+        if rest:
+            second.append(len(parts))
+            parts.append(rest)
             parents.append(number[prompt])
+        # The prompt's last tokens lie before each of its completions, zeros before other rows.
         seen = [*(0,) * before, *range(prompt + 1, prompt + known + 1)]
         inputs += seen[len(seen) - before :]
         outputs += range(len(inputs), len(inputs) + own)
         inputs += range(start + 1, end + 1)
     device = segments.query_ends.device
     numbers = (torch.tensor(each, device=device) for each in (parents, inputs, outputs))
-    return Rounds(tuple(first), tuple(second), *numbers)
+    return Rounds(tuple(parts), tuple(first), tuple(second), *numbers)
 
 
 def separate_rows(model: nn.Module) -> None:
@@ -105,34 +110,31 @@ def _rule(theirs: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if segments is None:
             return theirs(*qkv_1NHD, g=g, beta=beta, **kwargs)
-        plan, columns = rounds(segments, 0), (*qkv_1NHD, g, beta)
-        kwargs = {**kwargs, "output_final_state": True}
-        found, states = _one_round(theirs, columns, plan.first, kwargs)
+        plan = rounds(segments, 0)
+        parts = [each[0].split(plan.lengths) for each in (*qkv_1NHD, g, beta)]
+        kwargs["output_final_state"] = True
+        found, states = _one_round(theirs, [[c[i] for i in plan.first] for c in parts], kwargs)
         if plan.second:
             kwargs["initial_state"] = states.index_select(0, plan.parents_S)
-            found += _one_round(theirs, columns, plan.second, kwargs)[0]
-        places = sorted(range(len(found)), key=lambda i: (*plan.first, *plan.second)[i].start)
-        return torch.cat([found[i] for i in places])[None], None
+            found += _one_round(theirs, [[c[i] for i in plan.second] for c in parts], kwargs)[0]
+        in_order = dict(zip((*plan.first, *plan.second), found, strict=True))
+        return torch.cat([in_order[i] for i in range(len(found))])[None], None
 
     compute.reads_rows_apart = True  # type: ignore[attr-defined]
     return compute
 
 
 def _one_round(
-    theirs: Callable[..., Any],
-    columns: Sequence[Tensor],
-    parts: Sequence[slice],
-    options: dict[str, Any],
+    theirs: Callable[..., Any], columns: Sequence[Sequence[Tensor]], options: dict[str, Any]
 ) -> tuple[list[Tensor], Tensor]:
     """Outputs of each part, and the states (S, H, D, D) at their ends: by fla on a GPU, end to end
     (``attention.unfit``); by torch with zeros behind them, which change no state."""
-    lengths = [part.stop - part.start for part in parts]
-    cut = [[column[0, part] for part in parts] for column in columns]
-    if columns[0].device.type == "cuda":
-        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=columns[0].device)
-        q, k, v, g, beta = (torch.cat(each)[None] for each in cut)
+    lengths = [len(part) for part in columns[0]]
+    if columns[0][0].device.type == "cuda":
+        q, k, v, g, beta = (torch.cat(list(each))[None] for each in columns)
+        ends = torch.tensor([0, *accumulate(lengths)], device=q.device)
         out_1NHD, states = theirs(q, k, v, g=g, beta=beta, **options | {"cu_seqlens": ends})
         return list(out_1NHD[0].split(lengths)), states
-    q, k, v, g, beta = (pad_sequence(each, batch_first=True) for each in cut)
+    q, k, v, g, beta = (pad_sequence(list(each), batch_first=True) for each in columns)
     out_STHD, states = theirs(q, k, v, g=g, beta=beta, **options)
     return [each[:length] for each, length in zip(out_STHD, lengths, strict=True)], states

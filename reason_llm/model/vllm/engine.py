@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from reason_llm.errors import ModelError, OutOfMemory, one_line
 from reason_llm.model.adapters import SHARED_EXPERT_GATE
+from reason_llm.model.attention import has_delta_rule
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +201,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
         ) from error
     on_cpu = current_platform.is_cpu()
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    text = config.get_text_config(decoder=True)
-    is_recurrent = "linear_attention" in (getattr(text, "layer_types", None) or ())
+    is_recurrent = has_delta_rule(config.get_text_config(decoder=True))
     if on_cpu:
         _keep_linear_weights()
         _keep_expert_weights()

@@ -434,6 +434,12 @@ def test_a_rank_beyond_vllm_s_is_refused() -> None:
         engine.start(str(TINY), torch.float32, replace(SIZES, lora_rank=1000), 0)
 
 
+def test_a_layer_whose_adapter_vllm_drops_is_refused() -> None:
+    sizes = replace(SIZES, lora_targets=("q_proj", "shared_expert_gate"))
+    with pytest.raises(ModelError, match=r"shared_expert_gate: vLLM .* leave it out"):
+        engine.start(str(TINY), torch.float32, sizes, 0)
+
+
 def test_an_expert_of_a_checkpoint_is_a_part_of_a_fused_weight() -> None:
     up, down = torch.arange(48.0).view(3, 4, 4), torch.arange(24.0).view(3, 4, 2)
     held = {"m.mlp.experts.gate_up_proj": up, "m.mlp.experts.down_proj": down, "n": down[0]}
