@@ -207,19 +207,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
         _keep_expert_weights()
         if is_recurrent:
             _keep_delta_rule()
-    rank = next((r for r in MAX_LORA_RANKS if r >= sizes.lora_rank), None)
-    if rank is None:
-        raise ModelError(
-            f"model.adapter.rank={sizes.lora_rank} is more than vLLM's {MAX_LORA_RANKS[-1]}; "
-            "lower it, or set sample.engine to transformers"
-        )
-    if SHARED_EXPERT_GATE in sizes.lora_targets:
-        raise ModelError(
-            f"model.adapter.targets with {SHARED_EXPERT_GATE}: vLLM 0.31 applies no adapter "
-            "there; leave it out, or set sample.engine to transformers"
-        )
-    lora: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
-                            "lora_target_modules": list(sizes.lora_targets) or None}  # fmt: skip
+    adapter = _adapter_options(sizes)
     batches = [size for size in GRAPH_SIZES if size < sizes.max_sequences] + [sizes.max_sequences]
     graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": batches}
     preloaded = os.environ.get("LD_PRELOAD")
@@ -245,7 +233,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             language_model_only=True,  # towers that only images pass through are not loaded
             hf_overrides=_with_query_scale,
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
-            **(lora if sizes.lora_rank else {}),
+            **adapter,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",  # no sampling defaults of the model's own
             disable_log_stats=True,
@@ -278,6 +266,26 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
         else:
             os.environ["LD_PRELOAD"] = preloaded
     return Engine(llm, path, sizes.kv_cache_bytes)
+
+
+def _adapter_options(sizes: EngineSizes) -> dict[str, Any]:
+    """vLLM's options for the adapter, if there is one. Raises ModelError: vLLM has no such rank, or
+    drops the adapter of a target."""
+    if not sizes.lora_rank:
+        return {}
+    rank = next((r for r in MAX_LORA_RANKS if r >= sizes.lora_rank), None)
+    if rank is None:
+        raise ModelError(
+            f"model.adapter.rank={sizes.lora_rank} is more than vLLM's {MAX_LORA_RANKS[-1]}; "
+            "lower it, or set sample.engine to transformers"
+        )
+    if SHARED_EXPERT_GATE in sizes.lora_targets:
+        raise ModelError(
+            f"model.adapter.targets with {SHARED_EXPERT_GATE}: vLLM 0.31 applies no adapter there; "
+            "leave it out, or set sample.engine to transformers"
+        )
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
+            "lora_target_modules": list(sizes.lora_targets) or None}  # fmt: skip
 
 
 def forget_configs() -> None:
