@@ -43,6 +43,8 @@ LINEAR = (torch.nn.Linear, Conv1D)
 TAKEN_FOR_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 """Names in mixtures that PEFT 0.21 takes for parts of the experts' fused weights, as they were
 before Transformers 5, even where they are those of a shared expert."""
+SHARED_EXPERT_GATE = "shared_expert_gate"
+"""Layer of Qwen's mixtures with one output, for which vLLM 0.31 lists adapters and applies none."""
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
 ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
@@ -166,13 +168,13 @@ def _quiet_peft() -> Iterator[None]:
 def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
     """Targets for PEFT: ``all-linear`` or a list of names, each of a linear layer. A regular
     expression is replaced by the names that it matches; ``all-linear`` of a mixture of experts by
-    those that PEFT 0.21 does not take for the experts' weights. Raises ModelError: one is no layer,
-    or a regular expression matches none."""
+    those that PEFT 0.21 does not take for the experts' weights, and that vLLM applies. Raises
+    ModelError: one is no layer, or a regular expression matches none."""
     linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR)]
     if targets == "all-linear" and expert_weights(base):
         head = base.get_output_embeddings()
         ends = {name.rpartition(".")[2] for name in linear if base.get_submodule(name) is not head}
-        return sorted(ends - TAKEN_FOR_EXPERTS)
+        return sorted(ends - TAKEN_FOR_EXPERTS - {SHARED_EXPERT_GATE})
     if targets == "all-linear":
         return targets
     if isinstance(targets, str):

@@ -10,7 +10,9 @@ Shapes: N tokens of the row, M gathered keys, B rows, T tokens of a row, H query
 K key heads, D head size.
 """
 
+import importlib.util
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -25,12 +27,25 @@ NAME = "reason_llm_sdpa"
 
 FAMILIES = (
     *("cohere2", "gemma3_text", "gemma4_text", "glm4", "gpt_neox", "granite", "llama"),
-    *("ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2"),
-    *("qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_vl_text", "smollm3", "starcoder2"),
+    *(
+        "ministral3",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "olmo3",
+        "olmo_hybrid",
+        "olmoe",
+        "phi",
+        "phi3",
+        "qwen2",
+    ),
+    *("qwen2_5_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next"),
+    *("qwen3_vl_text", "smollm3", "starcoder2"),
 )
 """Families whose attention passes segments on and takes nothing but causality and a window from its
 mask; others may, and were not tried."""
 
+INSTALL_FLA = "pip install flash-linear-attention==0.6.0"
 MOST_KEYS_PER_TOKEN = 4
 """Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
 
@@ -48,12 +63,12 @@ def head_size(layer: PretrainedConfig) -> int:
 
 def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> str | None:
     """Reason why the rows of this model cannot lie end to end here; None if they can."""
-    if "linear_attention" in (getattr(text, "layer_types", None) or ()):
-        return "the state of its recurrent layers would go on from one row into the next"
     if text.model_type not in FAMILIES:
         return f"packed rows are tested for {', '.join(FAMILIES)}, and this is {text.model_type}"
     if device.type != "cuda":
         return None
+    if has_delta_rule(text) and importlib.util.find_spec("fla") is None:
+        return f"on a GPU the recurrent layers of packed rows need fla ({INSTALL_FLA})"
     size = max(map(head_size, layer_configs(text)))
     if dtype == torch.float32:
         return "on a GPU packed rows need FlashAttention, which has no float32"
@@ -64,6 +79,11 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
     if getattr(text, "attention_dropout", 0.0):
         return f"attention_dropout={text.attention_dropout} is not in torch's FlashAttention"
     return None
+
+
+def has_delta_rule(text: PretrainedConfig) -> bool:
+    """Whether some layers keep a state in place of keys and values (``gated_delta``)."""
+    return "linear_attention" in (getattr(text, "layer_types", None) or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +122,16 @@ class Places:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Segments:
     """Query and key ranges of the segments: the queries and the keys of segment s end together."""
 
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
     """At least as long as the segment's queries."""
+    prompt_starts: tuple[int | None, ...]
+    """Place at which the prompt of each segment begins, of which it has the keys but not the
+    queries; None for a whole row."""
     keys: Places | None
     """Position in the row of each gathered key; None: every segment sees only its own tokens."""
     query_ends: Tensor
@@ -130,9 +153,12 @@ class Segments:
             summed = torch.tensor([0, *lengths]).cumsum(0)
             return summed.to(device, torch.int32)
 
+        key_starts = accumulate(key_lengths, initial=0)
+        shared = zip(query_lengths, key_lengths, key_starts, strict=False)
         return cls(
             tuple(query_lengths),
             tuple(key_lengths),
+            tuple(key_index[at] if key_index and own < keys else None for own, keys, at in shared),
             None if key_index is None else Places.of(key_index, device),
             ends(query_lengths),
             ends(key_lengths),

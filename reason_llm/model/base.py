@@ -38,6 +38,7 @@ from reason_llm.model import (
     adapted_linear,
     adapters,
     folder,
+    gated_delta,
     multimodal,
     nf4,
     score_head,
@@ -128,12 +129,13 @@ class Model:
             if sizes is None:
                 loaded = _load_base(config, self.device)
             else:
-                described = read_config(config.path)  # vLLM registers its own config classes
+                described = read_config(config.path)
                 self.engine = engine.start(config.path, dtype, sizes, seed)
                 loaded = shared_weights.model_over(self.engine, described, dtype, config.attention)
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
             _disable_dropout(loaded)
+            gated_delta.separate_rows(loaded)
             torch.manual_seed(seed)
             self.policy = _policy_over(loaded, config)
         if self.engine is not None:

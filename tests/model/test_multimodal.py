@@ -6,16 +6,12 @@
 4. A run's plan; a run that is killed; what stays out is one line.
 """
 
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import torch
 from peft import PeftModel
@@ -24,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 import families
-from conftest import ROOT, TINY
+from conftest import TINY
 from marks import most_are_long
 from reason_llm.app.console import Console
 from reason_llm.app.export.export import ExportRequest, export
@@ -174,7 +170,7 @@ def test_a_weight_under_an_earlier_name_is_checked(tmp_path: Path) -> None:
 
 def test_the_plan_of_a_run(tmp_path: Path, script: Callable[..., tuple[int, str, str]]) -> None:
     path = families.make(tmp_path / "base", "qwen3_vl")
-    code, shown, error = script("train.py", *options(tmp_path / "runs", path), "--plan")
+    code, shown, error = script("train.py", *families.options(tmp_path / "runs", path), "--plan")
     assert code == 0, error
     assert "base weights" in shown
     assert "model_type=qwen3_vl also reads images; its text part alone is loaded" in shown + error
@@ -185,34 +181,7 @@ def test_a_run_that_is_killed_resumes_from_its_buffer(
     tmp_path: Path, script: Callable[..., tuple[int, str, str]]
 ) -> None:
     path = families.make(tmp_path / "base", "gemma3")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    code, _, error = script("train.py", *options(whole, path))
-    assert code == 0, error
-    place = ("reason_llm.train.learner:Learner._update", "2")  # the second step's
-    die_at = [sys.executable, str(ROOT / "tests" / "fixtures" / "die_at.py"), *place]
-    ended = subprocess.run([*die_at, *options(killed, path)], capture_output=True, text=True)
-    assert ended.returncode == -9, ended.stderr
-    groups = orjson.loads((killed / "buffer.json").read_bytes())["groups"]
-    code, _, error = script("train.py", *options(killed, path))
-    assert code == 0, error
-    assert orjson.loads((killed / "buffer.json").read_bytes())["groups"] == groups
-    adapter = Path("runs", "run", "adapter", adapters.WEIGHTS)
-    assert (whole / adapter).read_bytes() == (killed / adapter).read_bytes()
-
-
-def options(folder: Path, path: str) -> list[str]:
-    """Of a run of two steps, one update each."""
-    reward = "def mine(token_ids):\n    return sum(token_ids) % 7 / 7\n"
-    Path(f"{folder}.py").write_text(reward)
-    return [
-        *("--model.path", path, "--model.dtype", "float32", "--model.adapter.rank", "4"),
-        *("--model.context_tokens", "256", "--sample.max_new_tokens", "8", "--run.name", "run"),
-        *("--run.directory", str(folder / "runs"), "--run.buffer", str(folder / "buffer.json")),
-        *("--run.steps", "2", "--data.train", str(ROOT / "data" / "arithmetic_train.jsonl")),
-        *("--sample.prompts_per_step", "4", "--sample.completions_per_prompt", "4"),
-        *("--log.console", "plain"),
-        *("--score.rewards", json.dumps([{"custom": f"{folder}.py:mine"}])),
-    ]
+    families.killed_and_resumed(tmp_path, path, script)
 
 
 def test_all_weights_of_a_part_are_not_trained(tmp_path: Path) -> None:

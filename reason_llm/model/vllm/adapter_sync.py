@@ -59,9 +59,16 @@ def _pair_up(
     theirs: Any, policy: PeftModel, named: Callable[[str], str]
 ) -> list[tuple[Tensor, Tensor, Tensor, Tensor, slice, float]]:
     """(their A, their B, our A, our B, rows of our B, scaling) for every adapted layer. What is one
-    layer here may be several there, such as GLM 4's gate and up. ``named`` gives vLLM's names.
-    Raises ModelError: a layer of ours that vLLM does not adapt."""
+    layer here may be several slices there, such as GLM 4's gate and up, or q, k and v of Qwen3.5's
+    recurrent layers. ``named`` gives vLLM's names. Raises ModelError: a layer of ours that vLLM
+    does not adapt."""
     slot = theirs.lora_index_to_id.index(LORA_ID)
+    base = policy.get_base_model()
+    rows_of = {
+        named(name): module.out_features
+        for name, module in base.named_modules()
+        if hasattr(module, "out_features")
+    }
     ours = {
         named(name.removeprefix("base_model.model.")): module
         for name, module in policy.named_modules()
@@ -70,20 +77,20 @@ def _pair_up(
     renamed = {other: name for name in ours for other in names_in_vllm(name)}
     pairs, left = [], set(ours)
     for name, module in theirs.modules.items():
-        end = 0
-        for index, part in enumerate(theirs.packed_modules.get(name, [name])):
-            part = renamed.get(part, part)
-            rows = slice(None)
-            if part not in ours and name in ours:
-                start, end = end, end + module.output_slices[index]
-                part, rows = name, slice(start, end)
+        parts = [renamed.get(part, part) for part in theirs.packed_modules.get(name, [name])]
+        part, start = "", 0
+        for index, their_b in enumerate(module.lora_b_stacked):
+            if start >= rows_of.get(part, 0) and part != name:  # the next of our layers
+                part, start = name if name in ours or not parts else parts.pop(0), 0
+            end = start + their_b.shape[2]
             if part in ours:
                 layer = ours[part]
                 a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
                 their_a = module.lora_a_stacked[index][slot, 0, : len(a), :]
-                their_b = module.lora_b_stacked[index][slot, 0, :, : len(a)]
-                pairs.append((their_a, their_b, a, b, rows, float(layer.scaling["default"])))
+                pairs.append((their_a, their_b[slot, 0, :, : len(a)], a, b, slice(start, end),
+                              float(layer.scaling["default"])))  # fmt: skip
                 left.discard(part)
+            start = end
     if left:
         raise ModelError(f"vLLM does not adapt {sorted(left)[0]}; leave it out of the targets")
     return pairs

@@ -15,8 +15,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from reason_llm.errors import ModelError, OutOfMemory, one_line
+from reason_llm.model.adapters import SHARED_EXPERT_GATE
+from reason_llm.model.attention import has_delta_rule
 
 log = logging.getLogger(__name__)
 
@@ -197,17 +200,14 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             "install it (docs/gpu.md), or set sample.engine to transformers"
         ) from error
     on_cpu = current_platform.is_cpu()
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    is_recurrent = has_delta_rule(config.get_text_config(decoder=True))
     if on_cpu:
         _keep_linear_weights()
         _keep_expert_weights()
-    rank = next((r for r in MAX_LORA_RANKS if r >= sizes.lora_rank), None)
-    if rank is None:
-        raise ModelError(
-            f"model.adapter.rank={sizes.lora_rank} is more than vLLM's {MAX_LORA_RANKS[-1]}; "
-            "lower it, or set sample.engine to transformers"
-        )
-    lora: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
-                            "lora_target_modules": list(sizes.lora_targets) or None}  # fmt: skip
+        if is_recurrent:
+            _keep_delta_rule()
+    adapter = _adapter_options(sizes)
     batches = [size for size in GRAPH_SIZES if size < sizes.max_sequences] + [sizes.max_sequences]
     graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": batches}
     preloaded = os.environ.get("LD_PRELOAD")
@@ -228,11 +228,12 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             gpu_memory_utilization=0.01,  # the KV cache's size is given, so this only checks
             enforce_eager=on_cpu,
             compilation_config=None if on_cpu else graphs,
-            enable_prefix_caching=True,
+            # A recurrent state is cached at the ends of blocks, where a prompt must be cut.
+            enable_prefix_caching=not (on_cpu and is_recurrent),
             language_model_only=True,  # towers that only images pass through are not loaded
             hf_overrides=_with_query_scale,
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
-            **(lora if sizes.lora_rank else {}),
+            **adapter,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",  # no sampling defaults of the model's own
             disable_log_stats=True,
@@ -257,12 +258,42 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
             "set sample.engine to transformers"
         ) from error
-    finally:  # vLLM sets it for its workers; other programs must not inherit it
+    finally:
+        forget_configs()
+        # vLLM sets it for its workers; other programs must not inherit it
         if preloaded is None:
             os.environ.pop("LD_PRELOAD", None)
         else:
             os.environ["LD_PRELOAD"] = preloaded
     return Engine(llm, path, sizes.kv_cache_bytes)
+
+
+def _adapter_options(sizes: EngineSizes) -> dict[str, Any]:
+    """vLLM's options for the adapter, if there is one. Raises ModelError: vLLM has no such rank, or
+    drops the adapter of a target."""
+    if not sizes.lora_rank:
+        return {}
+    rank = next((r for r in MAX_LORA_RANKS if r >= sizes.lora_rank), None)
+    if rank is None:
+        raise ModelError(
+            f"model.adapter.rank={sizes.lora_rank} is more than vLLM's {MAX_LORA_RANKS[-1]}; "
+            "lower it, or set sample.engine to transformers"
+        )
+    if SHARED_EXPERT_GATE in sizes.lora_targets:
+        raise ModelError(
+            f"model.adapter.targets with {SHARED_EXPERT_GATE}: vLLM 0.31 applies no adapter there; "
+            "leave it out, or set sample.engine to transformers"
+        )
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
+            "lora_target_modules": list(sizes.lora_targets) or None}  # fmt: skip
+
+
+def forget_configs() -> None:
+    """Have Transformers read configs by its own classes again: vLLM 0.31 registers others for some
+    families, such as Qwen3.5, of which Transformers makes no model. Ends when vLLM keeps its
+    classes to itself."""
+    for name in CONFIG_MAPPING._extra_content.keys() & CONFIG_MAPPING._mapping.keys():
+        del CONFIG_MAPPING._extra_content[name]
 
 
 def _with_query_scale(config: Any) -> Any:
@@ -352,6 +383,60 @@ def _keep_expert_weights() -> None:
         output.copy_(total)
 
     TritonExperts.apply = apply
+
+
+def _keep_delta_rule() -> None:
+    """Compute Gated DeltaNet by Transformers' torch functions on a CPU, in any type, over the
+    weights as a GPU has them: vLLM 0.31's kernels there take bfloat16 alone, and of the newer CPUs
+    a convolution that is packed for them. Ends when vLLM offers a switch for it."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+    from vllm.forward_context import get_forward_context
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+    from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name
+
+    def core(
+        mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor, layer_name: LayerNameType
+    ) -> None:
+        context = get_forward_context()
+        layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
+        if context.attn_metadata is None:  # vLLM measures itself
+            return
+        meta = context.attn_metadata[layer.prefix]
+        tails, states = layer.kv_cache
+        tails = tails if is_conv_state_dim_first() else tails.transpose(1, 2)
+        states = states.view(*states.shape[:2], *states.shape[:1:-1])  # their keys come first here
+        ends, decoded = meta.non_spec_query_start_loc.tolist(), meta.num_decodes
+        # Sequences that get one token come first, and are computed together.
+        groups = [(0, decoded)] * (decoded > 0)
+        groups += [(i, i + 1) for i in range(decoded, decoded + meta.num_prefills)]
+        for first, last in groups:
+            tokens = slice(ends[first], ends[last])
+            slots = meta.non_spec_state_indices_tensor[first:last].long()
+            is_new = first >= decoded and not bool(meta.has_initial_state[first])
+            before = tails[slots] * (not is_new)
+            rows = mixed_qkv[tokens].unflatten(0, (last - first, -1)).mT
+            row = torch.cat([before, rows.to(before.dtype)], -1)
+            tails[slots] = row[..., -before.shape[-1] :]
+            weight = layer.conv1d.weight
+            mixed = nn.functional.conv1d(row.to(weight.dtype), weight, groups=row.shape[1])
+            mixed = nn.functional.silu(mixed).mT.to(mixed_qkv.dtype)
+            q, k, v = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
+            v = v.unflatten(-1, (-1, layer.head_v_dim))
+            q, k = (each.unflatten(-1, (-1, layer.head_k_dim)) for each in (q, k))
+            q, k = (each.repeat_interleave(v.shape[2] // k.shape[2], 2) for each in (q, k))
+            gates = nn.functional.softplus(a[tokens].float() + layer.dt_bias)
+            g = (-layer.A_log.float().exp() * gates).unflatten(0, (last - first, -1))
+            beta = b[tokens].sigmoid().unflatten(0, (last - first, -1))
+            kind = "recurrent" if first < decoded else "chunk"
+            found, after = getattr(qwen3_5, f"torch_{kind}_gated_delta_rule")(
+                q, k, v, g=g, beta=beta, initial_state=None if is_new else states[slots],
+                output_final_state=True, use_qk_l2norm_in_kernel=True,
+            )  # fmt: skip
+            core_attn_out[tokens] = found.flatten(0, 1)
+            states[slots] = after.to(states.dtype)
+
+    gdn_attention.cpu_gdn_attention_core = core
 
 
 def _keep_linear_weights() -> None:

@@ -73,16 +73,20 @@ def model_over(
     for each in engine.module.modules():  # InternVL's table is its language model's
         packed |= getattr(each, "packed_modules_mapping", None) or {}
     device = next(engine.module.parameters()).device
-    for name, parameter in list(model.named_parameters(remove_duplicate=True)):
+    parameters = dict(model.named_parameters(remove_duplicate=True))
+    for name, parameter in parameters.items():
         owner, _, attribute = name.rpartition(".")
-        module, part = find_owner(theirs, packed, named(name))
+        module, before = find_owner(theirs, packed, named(name))
         place = model.get_submodule(owner)
         if attribute == "weight" and hasattr(module.weight, "bnb_quant_state"):  # its plugin's mark
-            layer = nf4.linear_over(module.weight, part or 0, owner, place, dtype)
+            layer = nf4.linear_over(module.weight, len(before or ()), owner, place, dtype)
             model.set_submodule(owner, layer)
         else:
             is_transposed = parameter.dim() == 3 and getattr(place, "is_transposed", False)
-            view = shared_view(module, part, name, parameter.shape, is_transposed)
+            start, parent = None, owner.rpartition(".")[0]
+            if before is not None:  # vLLM may cut a fused layer into more parts, as Qwen3.5's
+                start = sum(len(parameters[f"{parent}.{each}.{attribute}"]) for each in before)
+            view = shared_view(module, start, name, parameter.shape, is_transposed)
             own = nn.Parameter(view, requires_grad=False)
             setattr(place, attribute, own)
     model.tie_weights()
@@ -117,7 +121,8 @@ def attention_for(config: PretrainedConfig, asked: str = "auto") -> str:
     if asked == "eager" or getattr(text, "attn_logit_softcapping", None) is not None:
         return "eager"
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-    if known is None or (known._supports_attention_backend and known._supports_sdpa):
+    takes_any = text.model_type in attention.FAMILIES  # Qwen3.5 does not say so
+    if known is None or takes_any or (known._supports_attention_backend and known._supports_sdpa):
         return attention.register()
     return "sdpa" if known._supports_sdpa else "eager"
 
@@ -139,15 +144,16 @@ def names_in_vllm(name: str) -> list[str]:
 
 def find_owner(
     theirs: dict[str, nn.Module], packed: dict[str, list[str]], name: str
-) -> tuple[Any, int | None]:
-    """vLLM's module that holds parameter ``name`` of the Transformers model, and the part of it.
+) -> tuple[Any, list[str] | None]:
+    """vLLM's module that holds parameter ``name`` of the Transformers model, and the layers whose
+    rows come before it there.
 
     Args:
         theirs: vLLM's modules by name.
         packed: which layers are fused into which, ``{"qkv_proj": ["q_proj", "k_proj", "v_proj"]}``.
 
     Returns:
-        The module under vLLM's LoRA wrapper; None as part if it holds that parameter alone.
+        The module under vLLM's LoRA wrapper; None as layers if it holds that parameter alone.
 
     Raises:
         ModelError: there is none.
@@ -159,16 +165,17 @@ def find_owner(
         parent, _, leaf = owner.rpartition(".")
         for fused, parts in packed.items():
             if leaf in parts and (module := theirs.get(f"{parent}.{fused}")) is not None:
-                return _without_lora(module), parts.index(leaf)
+                return _without_lora(module), parts[: parts.index(leaf)]
     raise ModelError(f"{name} cannot be shared: vLLM has no module of that name")
 
 
 def shared_view(
-    module: Any, part: int | None, name: str, shape: torch.Size, is_transposed: bool = False
+    module: Any, start: int | None, name: str, shape: torch.Size, is_transposed: bool = False
 ) -> Tensor:
     """The view of vLLM's storage that is parameter ``name`` of the Transformers model.
 
     Args:
+        start: its first row in a fused layer; None if the layer is not fused.
         is_transposed: experts (E, in, out), as gpt-oss has them; vLLM's are (E, out, in).
 
     Raises:
@@ -181,9 +188,8 @@ def shared_view(
             f"{name} cannot be shared: vLLM's {type(module).__name__} has no {attribute}"
         )
     view: Tensor = tensor.data.transpose(-1, -2) if is_transposed else tensor.data
-    if part is not None:
-        sizes = list(module.output_sizes)
-        view = view.narrow(0, sum(sizes[:part]), sizes[part])
+    if start is not None:
+        view = view.narrow(0, start, shape[0])
     elif view.dim() > 0 and view.shape[1:] == shape[1:] and view.shape[0] > shape[0]:
         view = view.narrow(0, 0, shape[0])  # vLLM pads the vocabulary
     if view.shape != shape:

@@ -165,6 +165,8 @@ def test_what_vllm_imports_for_a_model_that_reads_images(installed: set[str], aw
     )
     with pytest.raises(ConfigError, match=f"model_type=gemma3, .* imports {away}, which is not"):
         chosen(made("vllm"), CPU, described)
+    with pytest.raises(ConfigError, match=f"model_type=qwen3_5_text, .* imports {away}, which"):
+        chosen(made("vllm"), CPU, CONFIG_MAPPING["qwen3_5_text"]())
     assert chosen(made("vllm"), CPU)[0] == "vllm"  # a model of text
     installed.add(away)
     assert chosen(made(), GPU, described)[0] == "vllm"

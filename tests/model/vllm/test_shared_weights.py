@@ -42,7 +42,7 @@ from reason_llm.model import adapters, layout as layouts
 from reason_llm.model.base import Model, check_model, decode, load_tokenizer, read_config
 from reason_llm.model.datum import to_data
 from reason_llm.model.logprobs import policy_logprobs
-from reason_llm.model.plan.backends import WITHOUT_VLLM
+from reason_llm.model.plan.backends import IMPORTING, WITHOUT_VLLM
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.routing import routers
 from reason_llm.model.vllm import engine, shared_weights
@@ -148,7 +148,9 @@ def other_experts(router: Any, args: Any, output: tuple[Any, ...]) -> tuple[Any,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in TODAY if name not in WITHOUT_VLLM])
+@pytest.mark.parametrize(
+    "name", [name for name in TODAY if name not in WITHOUT_VLLM and name not in IMPORTING]
+)
 def test_the_families_of_today_share_and_agree(name: str, tmp_path: Path) -> None:
     """Every weight is vLLM's own and the checkpoint's, bitwise; the sampler's log-probs are the
     learner's, with an adapter that changes them."""
@@ -430,6 +432,12 @@ def test_sharing_adds_little_memory_and_a_sync_writes_the_adapter_alone(tmp_path
 def test_a_rank_beyond_vllm_s_is_refused() -> None:
     with pytest.raises(ModelError, match=r"rank=1000.*512"):
         engine.start(str(TINY), torch.float32, replace(SIZES, lora_rank=1000), 0)
+
+
+def test_a_layer_whose_adapter_vllm_drops_is_refused() -> None:
+    sizes = replace(SIZES, lora_targets=("q_proj", "shared_expert_gate"))
+    with pytest.raises(ModelError, match=r"shared_expert_gate: vLLM .* leave it out"):
+        engine.start(str(TINY), torch.float32, sizes, 0)
 
 
 def test_an_expert_of_a_checkpoint_is_a_part_of_a_fused_weight() -> None:

@@ -1,0 +1,140 @@
+"""Gated DeltaNet (Qwen3.5, Qwen3-Next, OLMo Hybrid) over rows that lie end to end in one: the state
+and the convolution begin anew with each row, and those at the end of a shared prompt start each of
+its completions. Source of the layer: arXiv:2412.06464.
+
+Transformers 5.17 takes the lengths of such rows in two functions, and drops them where fla and
+causal-conv1d are not installed. Both are replaced by functions that compute the rows apart, with
+Transformers' own: the convolution over rows with their prompts' last tokens before them, the rule
+in two rounds, of which the second begins with the states at the end of the first.
+
+Shapes: N tokens of the row, M of the same with those tokens before them, C channels, S segments,
+T tokens of the longest, H heads, D head size.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from reason_llm.model.attention import Segments
+
+CONVOLUTION, RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
+"""Names of the two functions in Transformers' modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Order in which a recurrent layer reads the segments."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each part, in the order of the row; a row whose prompt is shared has two parts."""
+    first: tuple[int, ...]
+    """Parts that begin with no state: shared prompts and other rows."""
+    second: tuple[int, ...]
+    """Parts that follow a shared prompt."""
+    parents_S: Tensor
+    """Place of that prompt in ``first``."""
+    inputs_M: Tensor
+    """The convolution's inputs, by place in the row plus one; 0 for a zero."""
+    outputs_N: Tensor
+    """Place of each token among them."""
+
+
+@lru_cache(maxsize=2)
+def rounds(segments: Segments, before: int) -> Rounds:
+    """Rounds of these segments, of whose tokens the convolution sees so many ``before`` each."""
+    lengths = zip(segments.query_lengths, segments.key_lengths, strict=True)
+    skipped = [keys - own for own, keys in lengths]
+    starts = segments.prompt_starts
+    shared = {start: n for start, n in zip(starts, skipped, strict=True) if start is not None}
+    parts, first, second, parents = list[int](), list[int](), list[int](), list[int]()
+    inputs, outputs, number = list[int](), list[int](), dict[int, int]()
+    ends = accumulate(segments.query_lengths)
+    for own, end, prompt, known in zip(segments.query_lengths, ends, starts, skipped, strict=True):
+        start, rest = end - own, own
+        if prompt is None:
+            prompt, whole = start, shared.get(start, own)
+            number[start], rest = len(first), own - whole
+            first.append(len(parts))
+            parts.append(whole)
+        if rest:
+            second.append(len(parts))
+            parts.append(rest)
+            parents.append(number[prompt])
+        # The prompt's last tokens lie before each of its completions, zeros before other rows.
+        seen = [*(0,) * before, *range(prompt + 1, prompt + known + 1)]
+        inputs += seen[len(seen) - before :]
+        outputs += range(len(inputs), len(inputs) + own)
+        inputs += range(start + 1, end + 1)
+    device = segments.query_ends.device
+    numbers = (torch.tensor(each, device=device) for each in (parents, inputs, outputs))
+    return Rounds(tuple(parts), tuple(first), tuple(second), *numbers)
+
+
+def separate_rows(model: nn.Module) -> None:
+    """Have the Gated DeltaNet layers of a Transformers model, if there are any, read packed rows
+    apart. Without ``segments`` they compute as before."""
+    kinds = {type(m).__module__ for m in model.modules() if type(m).__name__.endswith("DeltaNet")}
+    for module in (sys.modules[name] for name in kinds):
+        for name, replaced in ((CONVOLUTION, _convolution), (RULE, _rule)):
+            if not hasattr(theirs := getattr(module, name), "reads_rows_apart"):
+                setattr(module, name, replaced(theirs))
+
+
+def _convolution(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(theirs)
+    def convolve(
+        x_1CN: Tensor, weight: Tensor, *args: Any, segments: Segments | None = None, **kwargs: Any
+    ) -> Tensor:
+        if segments is None:
+            return theirs(x_1CN, weight, *args, **kwargs)
+        plan = rounds(segments, weight.shape[-1] - 1)
+        x_1CM = pad(x_1CN, (1, 0)).index_select(2, plan.inputs_M)
+        return theirs(x_1CM, weight, *args, **kwargs).index_select(2, plan.outputs_N)
+
+    convolve.reads_rows_apart = True  # type: ignore[attr-defined]
+    return convolve
+
+
+def _rule(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def compute(
+        *qkv_1NHD: Tensor, g: Tensor, beta: Tensor, segments: Segments | None = None, **kwargs: Any
+    ) -> Any:
+        if segments is None:
+            return theirs(*qkv_1NHD, g=g, beta=beta, **kwargs)
+        plan = rounds(segments, 0)
+        parts = [each[0].split(plan.lengths) for each in (*qkv_1NHD, g, beta)]
+        kwargs["output_final_state"] = True
+        found, states = _one_round(theirs, [[c[i] for i in plan.first] for c in parts], kwargs)
+        if plan.second:
+            kwargs["initial_state"] = states.index_select(0, plan.parents_S)
+            found += _one_round(theirs, [[c[i] for i in plan.second] for c in parts], kwargs)[0]
+        in_order = dict(zip((*plan.first, *plan.second), found, strict=True))
+        return torch.cat([in_order[i] for i in range(len(found))])[None], None
+
+    compute.reads_rows_apart = True  # type: ignore[attr-defined]
+    return compute
+
+
+def _one_round(
+    theirs: Callable[..., Any], columns: Sequence[Sequence[Tensor]], options: dict[str, Any]
+) -> tuple[list[Tensor], Tensor]:
+    """Outputs of each part, and the states (S, H, D, D) at their ends: by fla on a GPU, end to end
+    (``attention.unfit``); by torch with zeros behind them, which change no state."""
+    lengths = [len(part) for part in columns[0]]
+    if columns[0][0].device.type == "cuda":
+        q, k, v, g, beta = (torch.cat(list(each))[None] for each in columns)
+        ends = torch.tensor([0, *accumulate(lengths)], device=q.device)
+        out_1NHD, states = theirs(q, k, v, g=g, beta=beta, **options | {"cu_seqlens": ends})
+        return list(out_1NHD[0].split(lengths)), states
+    q, k, v, g, beta = (pad_sequence(list(each), batch_first=True) for each in columns)
+    out_STHD, states = theirs(q, k, v, g=g, beta=beta, **options)
+    return [each[:length] for each, length in zip(out_STHD, lengths, strict=True)], states
