@@ -31,9 +31,6 @@ FAMILIES = (
 """Families whose attention passes segments on and takes nothing but causality and a window from its
 mask; others may, and were not tried."""
 
-MOST_KEYS_PER_TOKEN = 4
-"""Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
-
 
 def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> str | None:
     """Reason why the rows of this model cannot lie end to end here; None if they can."""

@@ -127,5 +127,3 @@ class ReaderKind:
     """Those with separate weights, for the memory plan."""
     paths: tuple[str, ...] = ()
     """Options that name separate models."""
-    adapters: Callable[[Config], Mapping[str, Path | None]] = lambda config: {}
-    """Adapters of other runs that it reads, by the option that names each."""

@@ -1,7 +1,6 @@
 """Decision of everything that a config leaves open, once, in order, before a weight is read."""
 
 import hashlib
-import importlib.util
 import logging
 import math
 import os
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 
 from reason_llm.config import Config, file as config_file, installation
 from reason_llm.data import (
@@ -25,9 +23,7 @@ from reason_llm.data import (
 )
 from reason_llm.errors import (
     CheckpointError,
-    ConfigError,
     ModelError,
-    ReplicaError,
     RolloutBufferError,
     one_line,
 )
@@ -40,9 +36,10 @@ from reason_llm.model import (
     folder as model_folder,
 )
 from reason_llm.model.plan import Subject, look_at, with_start
-from reason_llm.readers import Base, Reader, RewardReader, open_readers, other_adapters, reference
+from reason_llm.readers import Base, Reader, RewardReader, open_readers, reference
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.dates import with_date
+from reason_llm.run.start.replicas import replicas_of, works_alone
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
@@ -97,7 +94,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             "replicas", "run.replicas, run.samplers, run.shards or run.max_staleness"
         )
     start = config.model.start
-    others = other_adapters(config)
+    others = config.other_adapters
     if others and (config.run.resume == "never" or not checkpoint.listing(folder)):
         for option, adapter in others.items():
             run_folder.check_ended(option, adapter)
@@ -148,54 +145,6 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             config, start, data, readers, saved, _reading(config, subject, renderer)
         ),
     ), data
-
-
-def replicas_of(config: Config) -> int:
-    """Number of replicas of the run; 0 with ``auto`` and a cluster to join, which decides.
-
-    Raises:
-        ConfigError: there are fewer GPUs.
-        ReplicaError: Ray is missing, or its cluster is open to everybody.
-    """
-    run, gpus = config.run, torch.cuda.device_count()
-    replicas = run.replicas
-    if replicas == "auto" and run.ray is None:
-        replicas = power_of_two(min(max(1, gpus - run.samplers), run.shards))
-    if replicas == 1 and not run.samplers:
-        return 1
-    if importlib.util.find_spec("ray") is None:
-        asks, without = f"run.replicas={run.replicas}", "run.replicas to 1"
-        if run.samplers:
-            asks, without = f"run.samplers={run.samplers}", "run.samplers to 0"
-        raise ReplicaError(
-            f"{asks} needs Ray, which is not installed; install it with: "
-            f"{installation.install('ray')}, or set {without}"
-        )
-    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
-        raise ReplicaError(
-            f"RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']:.40} lets anyone who reaches the cluster "
-            "run programs in it; unset it, and start the cluster with its token"
-        )
-    if replicas == "auto":
-        return 0
-    if run.ray is None and gpus and replicas + run.samplers > gpus:
-        raise ConfigError(
-            f"run.replicas={replicas} with run.samplers={run.samplers} contradicts the "
-            f"{gpus} GPU{'s' if gpus > 1 else ''} of this machine: each needs its own; lower them, "
-            "set run.replicas to auto, or name a cluster as run.ray"
-        )
-    return replicas
-
-
-def works_alone(config: Config, replicas: int) -> bool:
-    """Whether one process does all work of the run, one thing after the other, in one shard."""
-    run = config.run
-    return replicas == 1 and run.shards == 1 and not run.samplers and not run.max_staleness
-
-
-def power_of_two(most: int) -> int:
-    """The largest power of two up to ``most``."""
-    return 1 << (most.bit_length() - 1)
 
 
 @contextmanager
