@@ -17,7 +17,7 @@ from reason_llm.data import (
     Data,
     Renderer,
     check_ends,
-    load_data,
+    load_kept,
     own_sources,
     renderer_of,
 )
@@ -174,7 +174,7 @@ def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:
     """The run's data. Rows to learn from are checked for their end tokens."""
     config, tokenizer, context = subject.config, subject.tokenizer, subject.context_tokens
     ends = end_token_ids(config.model.path, tokenizer)
-    data = load_data(config, tokenizer, context, extra_columns=scorer.columns, end_token_ids=ends)
+    data = load_kept(config, tokenizer, context, scorer.columns, ends, watch.line)
     if not config.samples:
         for line in check_ends(data.imitated, ends, tokenizer):
             watch.line(line)
@@ -244,13 +244,15 @@ def _identity(
 ) -> dict[str, Any]:
     """The config, with the digests of what it names whose values count throughout the run;
     ``reading`` is what ``_reading`` gives."""
-    prompts = [
-        [
-            [(prompt.token_ids, prompt.answer) for prompt in data_set.prompts],
-            [(row.ids, sum(row.trained), row.value) for row in data_set.rows],
-        ]
-        for data_set in data.training
-    ]
+    prompts, columns = list[Any](), list[list[Any]]()
+    for data_set in data.training:
+        asked, extra = list[Any](), list[Any]()
+        for prompt in data_set.prompts:
+            asked.append((prompt.token_ids, prompt.answer))
+            extra.append(prompt.extra)
+        rows = [(row.ids, sum(row.trained), row.value) for unit in data_set.units for row in unit]
+        prompts.append([asked, rows])
+        columns.append(extra)
     sources = [source.source for source in config.data.sources]
     digests: dict[str, Any] = {
         **reading,
@@ -270,8 +272,7 @@ def _identity(
         for name, digest in reader.digests().items():
             several = isinstance(digest, dict)
             digests[name] = {**digests.get(name, {}), **digest} if several else digest
-    if any(prompt.extra for prompt in data.prompts):
-        columns = [[prompt.extra for prompt in each.prompts] for each in data.training]
+    if any(map(any, columns)):
         digests["data.columns_sha256"] = _sha256(columns)
     if saved:  # step by step: the folder may grow meanwhile, but may not lose its first file
         digests["run.first_buffer"] = saved[0].name
