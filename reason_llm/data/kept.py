@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -167,40 +168,37 @@ class Kept(Sequence[T]):
         return list, ([*self],)
 
 
-_PARTS = {"ids": np.int32, "trained": np.bool_, "text": np.uint8, "ends": np.int64,
-          "text_ends": np.int64, "unit_ends": np.int64}  # fmt: skip
+_PARTS = {"ids": "i", "trained": "?", "text": "B", "ends": "q", "text_ends": "q", "unit_ends": "q"}
 """Arrays of a set: token ids and flags end to end, the rest as JSON, and where each ends."""
+_Arrays = Mapping[str, Any]
 
 
-def _arrays(data_set: DataSet) -> dict[str, Any]:
-    rows = data_set.prompts or [row for unit in data_set.units for row in unit]
-    made: dict[str, list[Any]] = {name: [] for name in _PARTS}
-    for row in rows:
-        ids = row.token_ids if isinstance(row, Prompt) else row.ids
-        made["ids"].append(np.fromiter(ids, np.int32, len(ids)))
-        if isinstance(row, Prompt):
-            rest: list[Any] = [row.id, row.text, row.answer, row.extra]
-        else:
-            made["trained"].append(np.fromiter(row.trained, np.bool_, len(ids)))
-            rest = [row.name, row.group, row.value]
-        made["text"].append(orjson.dumps(rest))
-    ends = {"ends": made["ids"], "text_ends": made["text"], "unit_ends": data_set.units}
-    for name, parts in ends.items():
-        made[name] = [np.cumsum([0, *map(len, parts)])]
-    made["text"] = [np.frombuffer(b"".join(made["text"]), np.uint8)]
-    return {
-        name: np.concatenate(parts).astype(_PARTS[name]) if parts else np.empty(0, _PARTS[name])
-        for name, parts in made.items()
+def _arrays(data_set: DataSet) -> dict[str, bytes]:
+    rows = [row for unit in data_set.units for row in unit]
+    ids = [each.token_ids for each in data_set.prompts] or [row.ids for row in rows]
+    texts = [orjson.dumps([p.id, p.text, p.answer, p.extra]) for p in data_set.prompts]
+    texts = texts or [orjson.dumps([row.name, row.group, row.value]) for row in rows]
+    made = {
+        "ids": np.fromiter(chain.from_iterable(ids), np.int32),
+        "trained": np.fromiter(chain.from_iterable(row.trained for row in rows), np.bool_),
+        "text": b"".join(texts),
+        "ends": _ends(ids),
+        "text_ends": _ends(texts),
+        "unit_ends": _ends(data_set.units),
     }
+    return {name: made[name] if name == "text" else made[name].tobytes() for name in _PARTS}
 
 
-def _items(arrays: Mapping[str, Any]) -> tuple[Callable[[int], Prompt], Callable[[int], Any]]:
+def _ends(parts: Sequence[Sequence[Any]]) -> Any:
+    return np.cumsum([0, *map(len, parts)], dtype=np.int64)
+
+
+def _items(arrays: _Arrays) -> tuple[Callable[[int], Prompt], Callable[[int], Any]]:
     """Functions that make the prompt and the unit of a number."""
-    ids, trained, text = arrays["ids"], arrays["trained"], arrays["text"]
-    ends, text_ends, unit_ends = (arrays[n] for n in ("ends", "text_ends", "unit_ends"))
+    ids, trained, text, ends, text_ends, unit_ends = (arrays[name] for name in _PARTS)
 
     def rest(number: int) -> Any:
-        return orjson.loads(text[text_ends[number] : text_ends[number + 1]].tobytes())
+        return orjson.loads(text[text_ends[number] : text_ends[number + 1]])
 
     def prompt(number: int) -> Prompt:
         name, written, answer, extra = rest(number)
@@ -210,9 +208,8 @@ def _items(arrays: Mapping[str, Any]) -> tuple[Callable[[int], Prompt], Callable
     def row(number: int) -> TokenRow:
         name, group, value = rest(number)
         place = slice(ends[number], ends[number + 1])
-        return TokenRow(
-            name, tuple(ids[place].tolist()), tuple(trained[place].tolist()), group, value
-        )
+        flags = tuple(trained[place].tolist())
+        return TokenRow(name, tuple(ids[place].tolist()), flags, group, value)
 
     def unit(number: int) -> tuple[TokenRow, ...]:
         return tuple(map(row, range(unit_ends[number], unit_ends[number + 1])))
@@ -230,7 +227,7 @@ def _write(path: Path, key: str, data: Data) -> None:
     held = [] if data.held_out_rows is None else [data.held_out_rows]
     for data_set in (*data.training, *data.held_out, *held):
         arrays = _arrays(data_set)
-        parts += [array.tobytes() for array in arrays.values()]
+        parts += arrays.values()
         kept = {f.name: getattr(data_set, f.name) for f in fields(DataSet) if f.name not in _PACKED}
         sizes = [len(array) for array in arrays.values()]
         described.append([kept, sizes, len(data_set.prompts)])
@@ -262,10 +259,11 @@ def _read(path: Path, key: str) -> Data:
         raise ValueError("it holds other data")
     sets = []
     for kept, sizes, num_prompts in described:
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for (name, kind), size in zip(_PARTS.items(), sizes, strict=True):
-            arrays[name] = np.frombuffer(mapped, kind, size, place)
-            place += -(-arrays[name].nbytes // 8) * 8
+            part: Any = mapped[place : place + size]
+            arrays[name] = part.cast(kind)
+            place += -(-size // 8) * 8
         prompt, unit = _items(arrays)
         counters = {name: Counter(kept[name]) for name in ("dropped", "ignored")}
         prompts = Kept(prompt, range(num_prompts))
