@@ -57,7 +57,7 @@ def check_options(
     check(lambda: trackers.check_installed(config.log.trackers))
     check(lambda: replicas.replicas_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
-    check(lambda: table.extend(plan_only(config, _outside_models, ["teacher.model"]).table()))
+    check(lambda: table.extend(plan_only(config, _outside_models).table()))
     return config.with_options(without), columns, table
 
 

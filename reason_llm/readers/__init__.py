@@ -38,12 +38,8 @@ def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:
         yield from kind.plan(config, machine)
 
 
-PATHS = tuple(path for kind in KINDS.values() for path in kind.paths)
-"""Options that name separate models."""
-
 __all__ = [
     "KINDS",
-    "PATHS",
     "Base",
     "OutsideReader",
     "Progress",

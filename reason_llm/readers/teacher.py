@@ -286,4 +286,4 @@ def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
         )
 
 
-KIND = ReaderKind(_open, teacher_of, ("teacher.model",))
+KIND = ReaderKind(_open, teacher_of)

@@ -15,7 +15,7 @@ from reason_llm.errors import DataError, ModelError, ReasonError
 from reason_llm.model import base
 from reason_llm.model.plan import plan_only
 from reason_llm.model.plan.shipped import SHAPES
-from reason_llm.readers import PATHS, outside_models
+from reason_llm.readers import outside_models
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -61,7 +61,7 @@ def test_shipped_models_are_planned_from_their_numbers() -> None:
     tree = {"model": {"path": "Qwen/Qwen2.5-1.5B-Instruct"}, "data": {"train": "x"},
             "algorithm": {"name": "opd"}, "teacher": {"model": "Qwen/Qwen3-8B"},
             "memory": {"budget_gib": 80}}  # fmt: skip
-    plan = plan_only(Config.model_validate(tree), outside_models, PATHS)
+    plan = plan_only(Config.model_validate(tree), outside_models)
     sizes = {line.name: max(line.learning, line.scoring) / 2 for line in plan.lines}
     assert sizes["base weights (bfloat16)"] == pytest.approx(1.54e9, rel=0.01)
     assert sizes["teacher"] == pytest.approx(8.19e9, rel=0.01)

@@ -31,16 +31,15 @@ def no_models(config: Config, machine: Machine) -> Iterable[OutsideModel]:
     return ()
 
 
-def plan_only(config: Config, outside: Outside, paths: Sequence[str] = ()) -> Plan:
+def plan_only(config: Config, outside: Outside) -> Plan:
     """The memory plan from the model's config alone, on any machine: for a GPU of
     ``memory.budget_gib`` with vLLM, or for this machine. An adapter that an earlier run has yet to
     write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too.
 
     Args:
         outside: the models with weights of their own that read the rollouts.
-        paths: options that name them.
     """
-    options = {name: attrgetter(name)(config) for name in ("model.path", *paths)}
+    options = {name: attrgetter(name)(config) for name in ("model.path", "teacher.model")}
     sections = [config.model, *filter(None, [config.teacher_model])]
     if all(map(outline, sections)) and not (config.model.start and config.model.start.exists()):
         return _plan_only(config, outside)
