@@ -4,8 +4,9 @@ start that read neither weights nor rows.
 Not covered: the state of the run's folder and the headers of the weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from reason_llm.app import trackers
@@ -13,10 +14,8 @@ from reason_llm.config import Config, RewardSpec
 from reason_llm.data import chat_template, check_files, load_function, system_prompt
 from reason_llm.errors import ReasonError
 from reason_llm.files import check_writable
-from reason_llm.model import adapters
-from reason_llm.model.plan import plan_only
-from reason_llm.readers import PATHS, other_adapters, outside_models
-from reason_llm.run.start import resolve
+from reason_llm.model.plan import Machine, OutsideModel, plan_only, teacher_of
+from reason_llm.run.start import replicas
 from reason_llm.score import Scorer
 
 
@@ -50,13 +49,23 @@ def check_options(
     if data.preprocess is not None:
         check(partial(load_function, data.preprocess, "data.preprocess"), preprocess=None)
     check_files(config, mistakes.append)
-    for folder in other_adapters(config).values():
+    for folder in config.other_adapters.values():
         if is_plan and not folder.exists():
             table.append(f"{folder} does not exist yet: planned like the policy's adapter")
         else:
-            check(partial(adapters.read_config, folder))
+            check(partial(import_module("reason_llm.model.adapters").read_config, folder))
     check(lambda: trackers.check_installed(config.log.trackers))
-    check(lambda: resolve.replicas_of(config))
+    check(lambda: replicas.replicas_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
-    check(lambda: table.extend(plan_only(config, outside_models, PATHS).table()))
+    check(lambda: table.extend(plan_only(config, _outside_models).table()))
     return config.with_options(without), columns, table
+
+
+def _outside_models(config: Config, machine: Machine) -> Iterable[OutsideModel]:
+    """As ``readers.outside_models``, whose import is slow, where a reward model asks for it."""
+    if not config.outside_reward_models:
+        return teacher_of(config, machine)
+    found: Iterable[OutsideModel] = import_module("reason_llm.readers").outside_models(
+        config, machine
+    )
+    return found

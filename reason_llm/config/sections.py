@@ -566,6 +566,16 @@ class Config(Section):
         return {key: each.path for key, each in models if each.is_outside}
 
     @property
+    def other_adapters(self) -> dict[str, Path]:
+        """Adapters of other runs that the run begins from or reads, by the option of each."""
+        named = {"model.start": self.model.start, "teacher.adapter": self.teacher.adapter}
+        for key, model in self.score.reward_models.items():
+            if not model.is_outside:
+                named[f"path of the reward {key}"] = model.path
+        named["critic.start"] = self.critic.start
+        return {option: path for option, path in named.items() if path is not None}
+
+    @property
     def learns_pairs(self) -> bool:
         """Whether the stage trains on pairs of rows."""
         if self.stage == "preference":

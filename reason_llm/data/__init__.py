@@ -2,6 +2,7 @@
 
 from reason_llm.data.families import DATE_OPTION
 from reason_llm.data.forms import SIDES, read_demonstration
+from reason_llm.data.kept import load_kept
 from reason_llm.data.load import check_files, load_data, load_evaluation, renderer_of
 from reason_llm.data.messages import Messages
 from reason_llm.data.own_code import (

@@ -8,6 +8,7 @@ limit on its time and on the length of its text. Not limited: the memory of a si
 import hashlib
 import random
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -589,17 +590,20 @@ def order(
     to within one prompt for each set. Each pass over a set is a fresh permutation of it.
     """
     indices: list[int] = []
-    permutations: dict[tuple[int, int], list[int]] = {}
     for position in range(start, start + count):
         number, turn = _turn(weights, position)
         epoch, offset = divmod(turn, sizes[number])
-        if (number, epoch) not in permutations:
-            permutation = list(range(sizes[number]))
-            salt = f"/{number}" if number else ""  # two sets of one size are shuffled differently
-            random.Random(f"{seed}/{epoch}{salt}").shuffle(permutation)
-            permutations[number, epoch] = permutation
-        indices.append(sum(sizes[:number]) + permutations[number, epoch][offset])
+        salt = f"/{number}" if number else ""  # two sets of one size are shuffled differently
+        shuffled = _permutation(sizes[number], f"{seed}/{epoch}{salt}")
+        indices.append(sum(sizes[:number]) + shuffled[offset])
     return indices
+
+
+@lru_cache(maxsize=32)
+def _permutation(size: int, seed: str) -> "array[int]":
+    permutation = list(range(size))
+    random.Random(seed).shuffle(permutation)
+    return array("q", permutation)
 
 
 def _turn(weights: Sequence[float], position: int) -> tuple[int, int]:

@@ -116,11 +116,15 @@ class Data:
     @property
     def prompts(self) -> list[Prompt]:
         """Prompts of all training sets, one set after the other."""
+        if len(self.training) == 1:  # as it is, made when asked for
+            return self.training[0].prompts
         return [prompt for data_set in self.training for prompt in data_set.prompts]
 
     @property
     def units(self) -> list[tuple[TokenRow, ...]]:
         """Units of all training sets, one set after the other."""
+        if len(self.training) == 1:  # as it is, made when asked for
+            return self.training[0].units
         return [unit for data_set in self.training for unit in data_set.units]
 
     @property

@@ -1,29 +1,34 @@
-"""The one copy of the base and the adapters over it."""
+"""The one copy of the base and the adapters over it. Each name is imported on its
+first use, so that a plan needs no PyTorch."""
 
-from reason_llm.model import offload
-from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
-from reason_llm.model.base import (
-    Model,
-    Role,
-    base_digest,
-    decode,
-    default_device,
-    end_token_ids,
-    load_tokenizer,
-    meta_model,
-    quiet_libraries,
-)
-from reason_llm.model.canary import prove_logprobs, prove_packing, share_of_base
-from reason_llm.model.datum import Datum, to_data
-from reason_llm.model.layout import collate, collate_columns, lay_out
-from reason_llm.model.logprobs import (
-    chunk_bytes,
-    policy_logprobs,
-    row_scores,
-    target_logprobs,
-    token_values,
-)
-from reason_llm.model.sequence_classifier import SequenceClassifier
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from reason_llm.model.sizes import MOST_KEYS_PER_TOKEN, chunk_bytes
+
+if TYPE_CHECKING:
+    from reason_llm.model import offload
+    from reason_llm.model.base import (
+        Model,
+        Role,
+        base_digest,
+        decode,
+        default_device,
+        end_token_ids,
+        load_tokenizer,
+        meta_model,
+        quiet_libraries,
+    )
+    from reason_llm.model.canary import prove_logprobs, prove_packing, share_of_base
+    from reason_llm.model.datum import Datum, to_data
+    from reason_llm.model.layout import collate, collate_columns, lay_out
+    from reason_llm.model.logprobs import (
+        policy_logprobs,
+        row_scores,
+        target_logprobs,
+        token_values,
+    )
+    from reason_llm.model.sequence_classifier import SequenceClassifier
 
 __all__ = [
     "MOST_KEYS_PER_TOKEN",
@@ -52,3 +57,23 @@ __all__ = [
     "to_data",
     "token_values",
 ]
+
+_HOMES = {
+    "base": "Model Role base_digest decode default_device end_token_ids load_tokenizer meta_model"
+    " quiet_libraries",
+    "canary": "prove_logprobs prove_packing share_of_base",
+    "datum": "Datum to_data",
+    "layout": "collate collate_columns lay_out",
+    "logprobs": "policy_logprobs row_scores target_logprobs token_values",
+    "sequence_classifier": "SequenceClassifier",
+}
+"""The names of each module."""
+
+
+def __getattr__(name: str) -> Any:
+    """A name of another module, on its first use."""
+    home = next((home for home, names in _HOMES.items() if name in names.split()), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return globals()[name]

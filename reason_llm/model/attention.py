@@ -46,8 +46,6 @@ FAMILIES = (
 mask; others may, and were not tried."""
 
 INSTALL_FLA = "pip install flash-linear-attention==0.6.0"
-MOST_KEYS_PER_TOKEN = 4
-"""Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
 
 
 def layer_configs(text: PretrainedConfig) -> list[PretrainedConfig]:

@@ -14,9 +14,6 @@ from typing import Any
 
 from huggingface_hub import constants
 from safetensors import SafetensorError, safe_open
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
-from transformers.utils import find_adapter_config_file
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, one_line
@@ -144,6 +141,8 @@ def _is_weights(name: str) -> bool:
 
 def refuse_adapter(path: str) -> None:
     """Refuse an adapter next to the model, or instead of it: Transformers would follow it."""
+    from transformers.utils import find_adapter_config_file
+
     if find_adapter_config_file(path) is not None:
         raise ModelError(
             f"model.path={path} holds an adapter (adapter_config.json), which would be loaded over "
@@ -178,6 +177,9 @@ def header_shapes(file: Path) -> dict[str, list[int]]:
 def names_of(model: Any) -> Callable[[str], str]:
     """The model's name of a tensor, by the name in a checkpoint, which may be of an earlier version
     of Transformers."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
     table = get_model_conversion_mapping(model)
     renamings = [each for each in table if isinstance(each, WeightRenaming)]
     return lambda name: rename_source_key(name, renamings, [])[0]

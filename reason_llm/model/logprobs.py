@@ -167,18 +167,6 @@ def _chunk(
     return logprobs_C1[:, 0], entropy_C1[:, 0]
 
 
-def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False) -> int:
-    """Peak memory of a chunk in bytes per token: the logits and their temporaries.
-
-    Args:
-        element_bytes: of a head's weight; below 4 there is a copy of the weights in it.
-        adapted: the head is trained, or there is an adapter on it.
-    """
-    if adapted:  # autograd's, the entropy's gradient included
-        return vocabulary * 4 * (6 if softcap else 5)
-    return vocabulary * (4 * (3 if softcap else 2) + (element_bytes if element_bytes < 4 else 0))
-
-
 def policy_logprobs(
     model: Model,
     ids_BT: Tensor,

@@ -28,9 +28,6 @@ from transformers.pytorch_utils import Conv1D
 from reason_llm.errors import ModelError
 from reason_llm.model import adapters
 
-BLOCK_ELEMENTS = 64
-"""Number of weights that share one scale."""
-
 
 def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
     """Quantisation config for Transformers."""
@@ -179,14 +176,3 @@ def _scales(state: QuantState) -> Tensor:
     if state.nested:
         scales = dequantize_blockwise(scales, state.state2) + state.offset
     return scales.float()
-
-
-def packed_bytes(elements: int, nested: bool) -> int:
-    """Memory of one packed layer in bytes: half a byte per weight, and its scales.
-
-    Args:
-        nested: the scales are quantised themselves, in 8 bits with a float32 for each 256.
-    """
-    blocks = -(-elements // BLOCK_ELEMENTS)
-    tables = 16 * 4 + (256 * 4 if nested else 0)
-    return elements // 2 + tables + (blocks + -(-blocks // 256) * 4 if nested else blocks * 4)

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from reason_llm.config import Config
 from reason_llm.model.plan import Machine, OutsideModel, Subject
@@ -39,20 +38,8 @@ def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:
         yield from kind.plan(config, machine)
 
 
-def other_adapters(config: Config) -> dict[str, Path]:
-    """Adapters of other runs that the run begins from or reads, by the option that names each."""
-    named = {"model.start": config.model.start}
-    for kind in KINDS.values():
-        named |= kind.adapters(config)
-    return {option: path for option, path in named.items() if path is not None}
-
-
-PATHS = tuple(path for kind in KINDS.values() for path in kind.paths)
-"""Options that name separate models."""
-
 __all__ = [
     "KINDS",
-    "PATHS",
     "Base",
     "OutsideReader",
     "Progress",
@@ -62,7 +49,6 @@ __all__ = [
     "StopRequest",
     "critic",
     "open_readers",
-    "other_adapters",
     "outside_models",
     "reference",
     "reward_models",

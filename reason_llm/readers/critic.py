@@ -66,4 +66,4 @@ def _open(config: Config, subject: Subject, base: Base) -> Sequence[Critic]:
     return (Critic(start, *reward_models.paid_by(config, start)),)
 
 
-KIND = ReaderKind(_open, adapters=lambda config: {"critic.start": config.critic.start})
+KIND = ReaderKind(_open)

@@ -125,7 +125,3 @@ class ReaderKind:
     """The readers that a config asks for, checked; raises ReasonError."""
     plan: Callable[[Config, Machine], Sequence[OutsideModel]] = lambda config, machine: ()
     """Those with separate weights, for the memory plan."""
-    paths: tuple[str, ...] = ()
-    """Options that name separate models."""
-    adapters: Callable[[Config], Mapping[str, Path | None]] = lambda config: {}
-    """Adapters of other runs that it reads, by the option that names each."""

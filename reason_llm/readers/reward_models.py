@@ -178,11 +178,6 @@ def _checked(
     )  # fmt: skip
 
 
-def _adapters(config: Config) -> dict[str, Path | None]:
-    models = config.score.reward_models.items()
-    return {f"path of the reward {key}": each.path for key, each in models if not each.is_outside}
-
-
 def paid_by(config: Config, folder: Path) -> tuple[float, float]:
     """Slope and offset of the reward in the score of the reward model in this folder: what the run
     pays by it; where it pays nothing, the normalised score; raises ModelError."""
@@ -285,4 +280,4 @@ def _plan(config: Config, machine: Machine) -> Sequence[OutsideModel]:
     return [_planned(*each) for each in config.outside_reward_models.items()]
 
 
-KIND = ReaderKind(_open, _plan, adapters=_adapters)
+KIND = ReaderKind(_open, _plan)

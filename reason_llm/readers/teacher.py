@@ -3,11 +3,9 @@ adapter over the base, or the base with a prompt that says more; or another mode
 GPU between sampling and learning alone; or a vLLM server, which reads the rollouts' token ids."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,15 +20,13 @@ from reason_llm.model import (
     Model,
     adapters,
     base as model_base,
-    chunk_bytes,
     collate,
     digests,
     load_tokenizer,
-    meta_model,
     offload,
     policy_logprobs,
 )
-from reason_llm.model.plan import Machine, OutsideModel, Shape, Subject, bound, element_bytes
+from reason_llm.model.plan import Shape, Subject, naming_the_teacher, teacher_of
 from reason_llm.readers.reader import Base, OutsideReader, Progress, Reader, ReaderKind
 from reason_llm.score import service
 from reason_llm.train import (
@@ -251,7 +247,7 @@ def _checked(section: ModelSection, subject: Subject) -> TeacherModel:
     """A teacher that is another model; its weights unread. Raises ModelError: its files cannot be
     used, or it has another tokenizer or fewer token ids."""
     student = subject.config.model.path
-    with _naming_the_teacher():
+    with naming_the_teacher():
         tokenizer, policy = load_tokenizer(section.path), model_base.check_model(section)
         context = model_base.context_limit(section)
     if tokenizer.get_vocab() != subject.tokenizer.get_vocab():
@@ -265,38 +261,6 @@ def _checked(section: ModelSection, subject: Subject) -> TeacherModel:
             f"write {subject.vocabulary}; name another teacher"
         )
     return TeacherModel(section, context)
-
-
-@contextmanager
-def _naming_the_teacher() -> Iterator[None]:
-    """Context in which an error of a model's options names those of the teacher."""
-    try:
-        yield
-    except ModelError as error:
-        text = str(error).replace("model.path=", "teacher.model=")
-        raise ModelError(text.replace("model.quantize", "teacher.quantize")) from error
-
-
-def _plan(config: Config, machine: Machine) -> Sequence[OutsideModel]:
-    if (section := config.teacher_model) is None:
-        return ()
-    with _naming_the_teacher():
-        shape = Shape.of(meta_model(section))
-    kind = section.quantize
-    size = element_bytes(config, machine, kind)
-
-    def passing_bytes(tokens: int, chunk_tokens: int) -> int:
-        chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap) * chunk_tokens
-        widest = max(shape.packable) * 2 * 2 if kind == "nf4" else 0
-        return tokens * (4 * shape.intermediate + 8 * shape.hidden) * size + chunk + widest
-
-    model = OutsideModel(
-        f"teacher{' (NF4)' if kind == 'nf4' else ''}",
-        shape.weight_bytes(size, kind, under_vllm=False),
-        passing_bytes,
-        partial(bound.reading, "the teacher", kind, shape),
-    )
-    return (model,)
 
 
 def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
@@ -322,9 +286,4 @@ def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
         )
 
 
-KIND = ReaderKind(
-    _open,
-    _plan,
-    ("teacher.model",),
-    lambda config: {"teacher.adapter": config.teacher.adapter},
-)
+KIND = ReaderKind(_open, teacher_of)

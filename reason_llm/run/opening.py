@@ -16,7 +16,7 @@ from reason_llm.run import learners
 from reason_llm.run.run import Run
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.prepare import Job
-from reason_llm.run.start.resolve import works_alone
+from reason_llm.run.start.replicas import works_alone
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import checkpoint
 from reason_llm.run.store.archive import Archive

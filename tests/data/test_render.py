@@ -1,5 +1,6 @@
 """Many prompts at once; the order of prompts: shuffled, mixed by weight, drawn from anywhere."""
 
+import random
 from collections import Counter
 from math import factorial
 from typing import Any
@@ -34,6 +35,21 @@ def test_order_is_a_function_of_seed_and_position() -> None:
     assert order([10], [1.0], seed=1, start=7, count=6) == whole[7:13]
     assert order([10], [0.3], seed=1, start=0, count=35) == whole
     assert order([10], [1.0], seed=2, start=0, count=10) != whole[:10]
+
+
+def test_a_pass_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shuffled: list[int] = []
+    shuffle = random.Random.shuffle
+
+    def counted(self: random.Random, items: Any) -> None:
+        shuffled.append(len(items))
+        shuffle(self, items)
+
+    monkeypatch.setattr(random.Random, "shuffle", counted)
+    steps = [order([997, 499], [1.0, 1.0], seed=77, start=8 * n, count=8) for n in range(20)]
+    whole = order([997, 499], [1.0, 1.0], seed=77, start=0, count=160)
+    assert [each for step in steps for each in step] == whole
+    assert sorted(shuffled) == [499, 997]
 
 
 MIXES = [

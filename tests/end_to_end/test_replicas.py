@@ -22,7 +22,7 @@ from faults import RUNS, Fault, write_config
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ReplicaError
 from reason_llm.loop import train
-from reason_llm.run.start.resolve import replicas_of
+from reason_llm.run.start.replicas import replicas_of
 from replica_runs import SECONDS, Started, adapter, quick_start, records
 
 pytest.importorskip("ray", reason="the extra ray is not installed")

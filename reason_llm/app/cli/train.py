@@ -56,7 +56,6 @@ def train(
 def print_check(config: "Config", mistakes: list[ReasonError], is_plan: bool) -> int:
     """Print the memory plan or the data check of a run, and raise all mistakes in options,
     including ``mistakes``; return 2 if there are errors in the data."""
-    from reason_llm.app.data_check import check_data
     from reason_llm.app.option_check import check_options
 
     num_errors = 0
@@ -64,6 +63,8 @@ def print_check(config: "Config", mistakes: list[ReasonError], is_plan: bool) ->
     if is_plan:
         lines = check_options(config, mistakes, is_plan=True)[2]
     else:
+        from reason_llm.app.data_check import check_data  # imports PyTorch and Transformers
+
         report = check_data(config, mistakes)
         lines, num_errors = report.lines, report.num_errors
     for line in lines if not (is_plan and wrong) else ():

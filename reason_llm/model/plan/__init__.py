@@ -1,4 +1,8 @@
-"""Memory plan: bytes of each phase, before a weight is read."""
+"""Memory plan: bytes of each phase, before a weight is read. What needs PyTorch is imported on its
+first use."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import OutsideModel
@@ -10,9 +14,12 @@ from reason_llm.model.plan.memory import (
     Plan,
     element_bytes,
 )
-from reason_llm.model.plan.meter import Meter, peak_rss_mib
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.subject import Subject, look_at, plan_only, with_start
+from reason_llm.model.plan.unread import naming_the_teacher, plan_only, teacher_of
+
+if TYPE_CHECKING:
+    from reason_llm.model.plan.meter import Meter, peak_rss_mib
+    from reason_llm.model.plan.subject import Subject, look_at, with_start
 
 __all__ = [
     "GIB",
@@ -28,7 +35,21 @@ __all__ = [
     "bound",
     "element_bytes",
     "look_at",
+    "naming_the_teacher",
     "peak_rss_mib",
     "plan_only",
+    "teacher_of",
     "with_start",
 ]
+_HOMES = {
+    **dict.fromkeys(("Meter", "peak_rss_mib"), "meter"),
+    **dict.fromkeys(("Subject", "look_at", "with_start"), "subject"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A name of another module, on its first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return globals()[name]

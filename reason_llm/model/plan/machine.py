@@ -1,11 +1,12 @@
 """Memory to plan for: this machine's or an imagined GPU's."""
 
+import ctypes
+import importlib
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import torch
+from typing import Any, Literal, Protocol
 
 from reason_llm.config import Config
 
@@ -16,16 +17,44 @@ OTHERS_STEP_BYTES = GIB // 4
 """Other programs' use is rounded to these steps, so that small changes leave the plan the same."""
 
 
-def others_bytes(device: torch.device) -> int:
+class Device(Protocol):
+    """A ``torch.device``, or a stand-in where PyTorch is not loaded."""
+
+    @property
+    def type(self) -> str:
+        """Its kind: cuda or cpu."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The device of a machine without a GPU."""
+
+    type: str = "cpu"
+
+
+def may_have_gpu() -> bool:
+    """Whether a driver of GPUs can be loaded, without which PyTorch has none."""
+    for name in ("libcuda.so.1", "libamdhip64.so"):
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
+
+
+def _cuda() -> Any:
+    return importlib.import_module("torch").cuda
+
+
+def others_bytes(device: Device) -> int:
     """Bytes of the GPU held by other programs, such as a desktop, rounded up; 0 without a GPU.
 
     All that the driver calls in use, without what this process has taken by now.
     """
     if device.type != "cuda":
         return 0
-    free, total = torch.cuda.mem_get_info(device)
-    own = CONTEXT_BYTES + torch.cuda.memory_reserved(device)
-    return math.ceil(max(0, total - free - own) / OTHERS_STEP_BYTES) * OTHERS_STEP_BYTES
+    free, total = _cuda().mem_get_info(device)
+    own: int = CONTEXT_BYTES + _cuda().memory_reserved(device)
+    return math.ceil(max(0, int(total) - int(free) - own) / OTHERS_STEP_BYTES) * OTHERS_STEP_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +68,7 @@ class Machine:
     """Name of this machine's GPU; None for an imagined one."""
 
     @classmethod
-    def here(cls, config: Config, device: torch.device) -> "Machine":
+    def here(cls, config: Config, device: Device) -> "Machine":
         """This machine, within the config's limits. ``budget_gib: auto`` is all that other programs
         leave of the GPU; without one, of the host the part of each of the most possible replicas,
         so that the result does not depend on their number."""
@@ -47,7 +76,7 @@ class Machine:
         card = None
         if device.type == "cuda":
             kind: Literal["cuda", "cpu"] = "cuda"
-            properties = torch.cuda.get_device_properties(device)
+            properties = _cuda().get_device_properties(device)
             total, card = properties.total_memory, properties.name
             left = total - others_bytes(device)
         else:
@@ -61,7 +90,7 @@ class Machine:
         )
 
     @classmethod
-    def imagined(cls, config: Config, device: torch.device) -> "Machine":
+    def imagined(cls, config: Config, device: Device) -> "Machine":
         """A GPU with ``memory.budget_gib`` and ``memory.host_gib`` of host memory, on any machine;
         this machine if the former is auto."""
         here, memory = cls.here(config, device), config.memory

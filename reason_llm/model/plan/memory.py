@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
-from reason_llm.model import adapters
-from reason_llm.model.logprobs import chunk_bytes
 from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.vllm.engine import MAX_LORA_RANKS, EngineSizes
+from reason_llm.model.sizes import MAX_LORA_RANKS, EngineSizes, chunk_bytes
 
 USABLE_FRACTION = {"cuda": 0.95, "cpu": 0.75}
 """Usable part of the budget; the rest is fragmentation (GPU) or other programs (CPU)."""
@@ -239,7 +237,11 @@ class _Draft:
         config = self.config
         own = {"critic": config.critic.start, "teacher": config.teacher.adapter}
         folder = {**own, **config.reward_adapters}.get(role)
-        if folder is None or not (folder / adapters.WEIGHTS).exists():
+        if folder is None or not folder.exists():
+            return self.shape.adapter
+        from reason_llm.model import adapters
+
+        if not (folder / adapters.WEIGHTS).exists():
             return self.shape.adapter
         return adapters.num_parameters(folder)
 

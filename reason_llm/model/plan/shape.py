@@ -3,15 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.layer import ParamWrapper
-from transformers import DynamicCache
-
-from reason_llm.model import adapters, nf4, weights
-from reason_llm.model.attention import MOST_KEYS_PER_TOKEN, head_size, layer_configs
-from reason_llm.model.routing import routers
-from reason_llm.model.vllm.shared_weights import attention_for
+from reason_llm.model.sizes import MOST_KEYS_PER_TOKEN, packed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +80,14 @@ class Shape:
         Args:
             attention: ``model.attention``.
         """
+        from peft.tuners.lora import LoraLayer
+        from peft.tuners.lora.layer import ParamWrapper
+
+        from reason_llm.model import nf4, weights
+        from reason_llm.model.attention import head_size, layer_configs
+        from reason_llm.model.routing import routers
+        from reason_llm.model.vllm.shared_weights import attention_for
+
         base: Any = weights.base_of(policy)
         is_full = base is policy
         config = base.config.get_text_config(decoder=True)
@@ -148,7 +148,7 @@ class Shape:
         """Bytes of the base weights in memory."""
         if quantize == "none":
             return (sum(self.packable) + self.dense) * element_bytes
-        packed = sum(nf4.packed_bytes(count, nested=not under_vllm) for count in self.packable)
+        packed = sum(packed_bytes(count, nested=not under_vllm) for count in self.packable)
         return packed + self.dense * element_bytes
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
@@ -221,6 +221,8 @@ class Shape:
 
 def _lines(layer: Any) -> int:
     """Inputs and outputs of an adapted layer, of all its experts."""
+    from peft.tuners.lora.layer import ParamWrapper
+
     experts = layer.num_experts if isinstance(layer, ParamWrapper) else 1
     return int(experts * (layer.in_features + layer.out_features))
 
@@ -228,6 +230,11 @@ def _lines(layer: Any) -> int:
 def _widest_input(base: Any, config: Any) -> int:
     """Inputs of the decoder's widest linear layer, which is the down projection in every family; of
     a mixture those of all experts of one token."""
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
+
+    from reason_llm.model import adapters
+
     head = base.get_output_embeddings()
     weights = [
         (module.in_features if hasattr(module, "in_features") else module.weight.shape[0])
@@ -246,6 +253,9 @@ def _widest_input(base: Any, config: Any) -> int:
 def _cached(base: Any, otherwise: int) -> int:
     """Elements of the keys of one token in one layer, for a config that does not give the number of
     heads: by a pass on the meta device, or where that needs values, ``otherwise``."""
+    import torch
+    from transformers import DynamicCache
+
     cache = DynamicCache(config=base.config)
     ids_11 = torch.ones(1, 1, dtype=torch.long, device="meta")
     try:

@@ -2,9 +2,7 @@
 Hub. The numbers are those of the models' own config.json."""
 
 from pathlib import Path
-from typing import NamedTuple
-
-from transformers import CONFIG_MAPPING
+from typing import Any, NamedTuple
 
 
 class ShippedShape(NamedTuple):
@@ -20,6 +18,11 @@ class ShippedShape(NamedTuple):
     tie_word_embeddings: bool = False
     family: str = "qwen2"
     head_dim: int = 128
+
+    def described(self) -> dict[str, Any]:
+        """The keys of its config.json."""
+        sizes = self._asdict()
+        return {"model_type": sizes.pop("family"), "dtype": "bfloat16", **sizes}
 
 
 SHAPES = {
@@ -38,8 +41,10 @@ SHAPES = {
 
 def write_config(name: str, folder: Path) -> None:
     """Write the config.json of a model in ``SHAPES`` into ``folder``."""
-    sizes = SHAPES[name]._asdict()
-    family = sizes.pop("family")
+    from transformers import CONFIG_MAPPING
+
+    sizes = SHAPES[name].described()
+    family = sizes.pop("model_type")
     kind = f"{family.capitalize()}ForCausalLM"
-    made = CONFIG_MAPPING[family](**sizes, dtype="bfloat16", architectures=[kind])
+    made = CONFIG_MAPPING[family](**sizes, architectures=[kind])
     made.save_pretrained(folder)

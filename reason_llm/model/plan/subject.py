@@ -1,34 +1,20 @@
 """A model before a weight is read: tokenizer, engine, shapes, context, memory."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from reason_llm.config import Config
-from reason_llm.errors import ConfigError, ReasonError
-from reason_llm.files import cached
+from reason_llm.errors import ConfigError
 from reason_llm.model import adapters, base
 from reason_llm.model.plan import backends, memory
-from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.shipped import SHAPES, write_config
-
-Outside = Callable[[Config, Machine], Iterable[OutsideModel]]
-"""The models with weights of their own that a config asks for."""
-
-
-def no_models(config: Config, machine: Machine) -> Iterable[OutsideModel]:
-    """No models."""
-    return ()
+from reason_llm.model.plan.unread import Outside, no_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,49 +85,3 @@ def with_start(config: Config, start: Path) -> Config:
                 f"{name} is {there}; leave it out, and the run takes the adapter's"
             )
     return config.with_options({"model.adapter": section})
-
-
-def plan_only(config: Config, outside: Outside, paths: Sequence[str] = ()) -> Plan:
-    """The memory plan from the model's config alone, on any machine: for a GPU of
-    ``memory.budget_gib`` with vLLM, or for this machine. An adapter that an earlier run has yet to
-    write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too.
-
-    Args:
-        outside: the models with weights of their own that read the rollouts.
-        paths: options that name them.
-    """
-    options = {name: attrgetter(name)(config) for name in ("model.path", *paths)}
-    made: dict[str, str] = {}
-    with ExitStack() as folders:
-        for option, path in options.items():
-            is_shipped = path in SHAPES and not Path(path).is_dir()
-            if path and is_shipped and not cached(path, "config.json"):
-                made[option] = folders.enter_context(TemporaryDirectory())
-                write_config(path, Path(made[option]))
-        try:
-            return _plan_only(config.with_options(made), outside)
-        except ReasonError as error:
-            told = str(error)
-            for option, folder in made.items():
-                told = told.replace(folder, str(options[option]))
-            raise type(error)(told) from error
-
-
-def _plan_only(config: Config, outside: Outside) -> Plan:
-    base.quiet_libraries()
-    if config.model.start is not None and config.model.start.exists():
-        config = with_start(config, config.model.start)
-    device = base.default_device()
-    machine = Machine.imagined(config, device)
-    if not config.judges_answers:
-        config = config.with_options({"sample.engine": "transformers"})
-    elif config.sample.engine == "auto":
-        described = base.read_config(config.model.path, config.model.trust_remote_code)
-        can_share = backends.unfit_for_vllm(config, described) is None
-        on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
-        engine = "vllm" if on_gpu and can_share else "transformers"
-        config = config.with_options({"sample.engine": engine})
-    shape = Shape.of(base.meta_model(config.model), config.model.attention)
-    limit = base.context_limit(config.model)
-    found = [*outside(config, machine)]
-    return memory.plan(config, shape, machine, limit, learns=config.learns, outside=found)

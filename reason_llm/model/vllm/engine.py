@@ -10,8 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +19,10 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from reason_llm.errors import ModelError, OutOfMemory, one_line
 from reason_llm.model.adapters import SHARED_EXPERT_GATE
 from reason_llm.model.attention import has_delta_rule
+from reason_llm.model.sizes import MAX_LORA_RANKS, EngineSizes
 
 log = logging.getLogger(__name__)
 
-MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM accepts as max_lora_rank."""
 MOST_EMPTY_STEPS = 64
 """Engine steps that must suffice to clear what finished requests leave behind."""
 LEAST_RELEASED_FRACTION = 0.9
@@ -32,25 +30,6 @@ LEAST_RELEASED_FRACTION = 0.9
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
 """Batch sizes whose decoding is captured as a CUDA graph, besides the largest: vLLM 0.31 captures
 172, which keep their memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSizes:
-    """Sizes that vLLM is given."""
-
-    context_tokens: int
-    kv_cache_bytes: int
-    max_sequences: int
-    """Sequences decoded at once."""
-    lora_rank: int
-    """0: without adapters."""
-    lora_targets: tuple[str, ...] = ()
-    """Last names of the adapted layers, such as q_proj; (): all that vLLM can adapt."""
-    quantize: Literal["none", "nf4"] = "none"
-    prefill_tokens: int | None = None
-    """Tokens of one forward pass at most; None: vLLM's own choice."""
-    beside_kv_bytes: int = 0
-    """Weights and workspace, for an engine that takes the total (Unsloth's)."""
 
 
 class Engine:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -191,14 +192,17 @@ def _plan(subject: Subject, data: Data) -> Plan:
             such rows do not fit into the context.
     """
     config, context = subject.config, subject.context_tokens
-    prompts = [len(each.token_ids) for each in (*data.prompts, *data.held_out_prompts)]
+    longest = max((len(p.token_ids) for p in chain(data.prompts, data.held_out_prompts)), default=0)
     sets = [*data.training, *([data.held_out_rows] if data.held_out_rows else [])]
-    rows = [row for each in sets for row in each.rows]
-    longest_row = max((len(row.ids) for row in rows), default=0)
-    if config.stage == "preference" and not config.learns_pairs:
-        asked = [prompt_tokens(row) for row in rows]
-        answers = [len(row.ids) - prompt for row, prompt in zip(rows, asked, strict=True)]
-        mixed = max(asked) + max(answers)
+    mixes = config.stage == "preference" and not config.learns_pairs
+    longest_row = asked = answer = 0
+    for row in (row for each in sets for unit in each.units for row in unit):
+        longest_row = max(longest_row, len(row.ids))
+        if mixes:
+            prompt = prompt_tokens(row)
+            asked, answer = max(asked, prompt), max(answer, len(row.ids) - prompt)
+    if mixes:
+        mixed = asked + answer
         if mixed > context:
             raise DataError(
                 "kto passes each prompt with the completion of another row, and the longest of "
@@ -207,6 +211,6 @@ def _plan(subject: Subject, data: Data) -> Plan:
             )
         longest_row = max(longest_row, mixed)
     if data.teacher_prompts:  # the student's answer to each
-        longest = max(len(prompt) for prompt in data.teacher_prompts.values())
-        longest_row = longest + config.sample.max_new_tokens
-    return subject.plan(max(prompts, default=0), config.learns, longest_row, outside=outside_models)
+        of_teacher = max(len(prompt) for prompt in data.teacher_prompts.values())
+        longest_row = of_teacher + config.sample.max_new_tokens
+    return subject.plan(longest, config.learns, longest_row, outside=outside_models)

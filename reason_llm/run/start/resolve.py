@@ -1,7 +1,6 @@
 """Decision of everything that a config leaves open, once, in order, before a weight is read."""
 
 import hashlib
-import importlib.util
 import logging
 import math
 import os
@@ -12,22 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 
 from reason_llm.config import Config, file as config_file, installation
 from reason_llm.data import (
     Data,
     Renderer,
     check_ends,
-    load_data,
+    load_kept,
     own_sources,
     renderer_of,
 )
 from reason_llm.errors import (
     CheckpointError,
-    ConfigError,
     ModelError,
-    ReplicaError,
     RolloutBufferError,
     one_line,
 )
@@ -40,9 +36,10 @@ from reason_llm.model import (
     folder as model_folder,
 )
 from reason_llm.model.plan import Subject, look_at, with_start
-from reason_llm.readers import Base, Reader, RewardReader, open_readers, other_adapters, reference
+from reason_llm.readers import Base, Reader, RewardReader, open_readers, reference
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.dates import with_date
+from reason_llm.run.start.replicas import replicas_of, works_alone
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
@@ -97,7 +94,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             "replicas", "run.replicas, run.samplers, run.shards or run.max_staleness"
         )
     start = config.model.start
-    others = other_adapters(config)
+    others = config.other_adapters
     if others and (config.run.resume == "never" or not checkpoint.listing(folder)):
         for option, adapter in others.items():
             run_folder.check_ended(option, adapter)
@@ -150,54 +147,6 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     ), data
 
 
-def replicas_of(config: Config) -> int:
-    """Number of replicas of the run; 0 with ``auto`` and a cluster to join, which decides.
-
-    Raises:
-        ConfigError: there are fewer GPUs.
-        ReplicaError: Ray is missing, or its cluster is open to everybody.
-    """
-    run, gpus = config.run, torch.cuda.device_count()
-    replicas = run.replicas
-    if replicas == "auto" and run.ray is None:
-        replicas = power_of_two(min(max(1, gpus - run.samplers), run.shards))
-    if replicas == 1 and not run.samplers:
-        return 1
-    if importlib.util.find_spec("ray") is None:
-        asks, without = f"run.replicas={run.replicas}", "run.replicas to 1"
-        if run.samplers:
-            asks, without = f"run.samplers={run.samplers}", "run.samplers to 0"
-        raise ReplicaError(
-            f"{asks} needs Ray, which is not installed; install it with: "
-            f"{installation.install('ray')}, or set {without}"
-        )
-    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
-        raise ReplicaError(
-            f"RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']:.40} lets anyone who reaches the cluster "
-            "run programs in it; unset it, and start the cluster with its token"
-        )
-    if replicas == "auto":
-        return 0
-    if run.ray is None and gpus and replicas + run.samplers > gpus:
-        raise ConfigError(
-            f"run.replicas={replicas} with run.samplers={run.samplers} contradicts the "
-            f"{gpus} GPU{'s' if gpus > 1 else ''} of this machine: each needs its own; lower them, "
-            "set run.replicas to auto, or name a cluster as run.ray"
-        )
-    return replicas
-
-
-def works_alone(config: Config, replicas: int) -> bool:
-    """Whether one process does all work of the run, one thing after the other, in one shard."""
-    run = config.run
-    return replicas == 1 and run.shards == 1 and not run.samplers and not run.max_staleness
-
-
-def power_of_two(most: int) -> int:
-    """The largest power of two up to ``most``."""
-    return 1 << (most.bit_length() - 1)
-
-
 @contextmanager
 def _reading_start(start: Path, folder: Path) -> Iterator[None]:
     """Context in which damage of the run's own copy of ``model.start`` is a CheckpointError."""
@@ -225,7 +174,7 @@ def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:
     """The run's data. Rows to learn from are checked for their end tokens."""
     config, tokenizer, context = subject.config, subject.tokenizer, subject.context_tokens
     ends = end_token_ids(config.model.path, tokenizer)
-    data = load_data(config, tokenizer, context, extra_columns=scorer.columns, end_token_ids=ends)
+    data = load_kept(config, tokenizer, context, scorer.columns, ends, watch.line)
     if not config.samples:
         for line in check_ends(data.imitated, ends, tokenizer):
             watch.line(line)
@@ -295,13 +244,15 @@ def _identity(
 ) -> dict[str, Any]:
     """The config, with the digests of what it names whose values count throughout the run;
     ``reading`` is what ``_reading`` gives."""
-    prompts = [
-        [
-            [(prompt.token_ids, prompt.answer) for prompt in data_set.prompts],
-            [(row.ids, sum(row.trained), row.value) for row in data_set.rows],
-        ]
-        for data_set in data.training
-    ]
+    prompts, columns = list[Any](), list[list[Any]]()
+    for data_set in data.training:
+        asked, extra = list[Any](), list[Any]()
+        for prompt in data_set.prompts:
+            asked.append((prompt.token_ids, prompt.answer))
+            extra.append(prompt.extra)
+        rows = [(row.ids, sum(row.trained), row.value) for unit in data_set.units for row in unit]
+        prompts.append([asked, rows])
+        columns.append(extra)
     sources = [source.source for source in config.data.sources]
     digests: dict[str, Any] = {
         **reading,
@@ -321,8 +272,7 @@ def _identity(
         for name, digest in reader.digests().items():
             several = isinstance(digest, dict)
             digests[name] = {**digests.get(name, {}), **digest} if several else digest
-    if any(prompt.extra for prompt in data.prompts):
-        columns = [[prompt.extra for prompt in each.prompts] for each in data.training]
+    if any(map(any, columns)):
         digests["data.columns_sha256"] = _sha256(columns)
     if saved:  # step by step: the folder may grow meanwhile, but may not lose its first file
         digests["run.first_buffer"] = saved[0].name

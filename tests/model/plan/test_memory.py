@@ -41,7 +41,7 @@ from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES
-from reason_llm.readers import PATHS, outside_models
+from reason_llm.readers import outside_models
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, LearningSettings
 from reason_llm.train.micro_batches import packed_batches
@@ -322,7 +322,7 @@ def planned(path: Path, folder: Path) -> tuple[Config, Any]:
     config = load(path, {})
     model = config.model.model_copy(update={"path": write_config(config.model.path, folder)})
     config = config.model_copy(update={"model": model})
-    return config, plan_only(config, outside_models, PATHS)
+    return config, plan_only(config, outside_models)
 
 
 @pytest.mark.parametrize(

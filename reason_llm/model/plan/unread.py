@@ -1,0 +1,135 @@
+"""The memory plan from a model's config alone, without PyTorch where its shape is counted by
+``outline``."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from reason_llm.config import Config, ModelSection
+from reason_llm.errors import ModelError, ReasonError
+from reason_llm.files import cached
+from reason_llm.model.plan import bound, memory
+from reason_llm.model.plan.bound import OutsideModel
+from reason_llm.model.plan.machine import Device, Host, Machine, may_have_gpu
+from reason_llm.model.plan.memory import Plan, element_bytes
+from reason_llm.model.plan.outline import outline
+from reason_llm.model.plan.shape import Shape
+from reason_llm.model.plan.shipped import SHAPES, write_config
+from reason_llm.model.sizes import chunk_bytes
+
+Outside = Callable[[Config, Machine], Iterable[OutsideModel]]
+"""The models with weights of their own that a config asks for."""
+
+
+def no_models(config: Config, machine: Machine) -> Iterable[OutsideModel]:
+    """No models."""
+    return ()
+
+
+def plan_only(config: Config, outside: Outside) -> Plan:
+    """The memory plan from the model's config alone, on any machine: for a GPU of
+    ``memory.budget_gib`` with vLLM, or for this machine. An adapter that an earlier run has yet to
+    write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too.
+
+    Args:
+        outside: the models with weights of their own that read the rollouts.
+    """
+    options = {name: attrgetter(name)(config) for name in ("model.path", "teacher.model")}
+    sections = [config.model, *filter(None, [config.teacher_model])]
+    if all(map(outline, sections)) and not (config.model.start and config.model.start.exists()):
+        return _plan_only(config, outside)
+    made: dict[str, str] = {}
+    with ExitStack() as folders:
+        for option, path in options.items():
+            is_shipped = path in SHAPES and not Path(path).is_dir()
+            if path and is_shipped and not cached(path, "config.json"):
+                made[option] = folders.enter_context(TemporaryDirectory())
+                write_config(path, Path(made[option]))
+        try:
+            return _plan_only(config.with_options(made), outside)
+        except ReasonError as error:
+            told = str(error)
+            for option, folder in made.items():
+                told = told.replace(folder, str(options[option]))
+            raise type(error)(told) from error
+
+
+def _plan_only(config: Config, outside: Outside) -> Plan:
+    start = config.model.start
+    if start is not None and start.exists():
+        config = import_module("reason_llm.model.plan.subject").with_start(config, start)
+    found = outline(config.model, config.model.attention)
+    device: Device = Host()
+    if config.memory.budget_gib == "auto" and may_have_gpu():
+        device = _base().default_device()
+    machine = Machine.imagined(config, device)
+    if not config.judges_answers:
+        config = config.with_options({"sample.engine": "transformers"})
+    elif config.sample.engine == "auto":
+        on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
+        can_share = found is not None or _fits_vllm(config)
+        engine = "vllm" if on_gpu and can_share else "transformers"
+        config = config.with_options({"sample.engine": engine})
+    shape = shape_of(config.model, config.model.attention)
+    limit = _base().context_limit(config.model) if found is None else found.context_tokens
+    models = [*outside(config, machine)]
+    return memory.plan(config, shape, machine, limit, learns=config.learns, outside=models)
+
+
+def shape_of(section: ModelSection, attention: str = "auto") -> Shape:
+    """The shape of a model with what is trained, by its config.json or, built without storage, on
+    itself. Raises ModelError: as ``base.meta_model``."""
+    if (found := outline(section, attention)) is not None:
+        return found.shape
+    return Shape.of(_base().meta_model(section), attention)
+
+
+def _base() -> Any:
+    """The module that reads models by Transformers, which is slow to import."""
+    base = import_module("reason_llm.model.base")
+    base.quiet_libraries()
+    return base
+
+
+def _fits_vllm(config: Config) -> bool:
+    described = _base().read_config(config.model.path, config.model.trust_remote_code)
+    backends = import_module("reason_llm.model.plan.backends")
+    return backends.unfit_for_vllm(config, described) is None
+
+
+def teacher_of(config: Config, machine: Machine) -> Sequence[OutsideModel]:
+    """The teacher that is another model, if there is one. Raises ModelError: as ``shape_of``."""
+    if (section := config.teacher_model) is None:
+        return ()
+    with naming_the_teacher():
+        shape = shape_of(section)
+    kind = section.quantize
+    size = element_bytes(config, machine, kind)
+
+    def passing_bytes(tokens: int, chunk_tokens: int) -> int:
+        chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap) * chunk_tokens
+        widest = max(shape.packable) * 2 * 2 if kind == "nf4" else 0
+        return tokens * (4 * shape.intermediate + 8 * shape.hidden) * size + chunk + widest
+
+    model = OutsideModel(
+        f"teacher{' (NF4)' if kind == 'nf4' else ''}",
+        shape.weight_bytes(size, kind, under_vllm=False),
+        passing_bytes,
+        partial(bound.reading, "the teacher", kind, shape),
+    )
+    return (model,)
+
+
+@contextmanager
+def naming_the_teacher() -> Iterator[None]:
+    """Context in which an error of a model's options names those of the teacher."""
+    try:
+        yield
+    except ModelError as error:
+        text = str(error).replace("model.path=", "teacher.model=")
+        raise ModelError(text.replace("model.quantize", "teacher.quantize")) from error

@@ -1,0 +1,53 @@
+"""Sizes that the memory plan shares with what it plans, without PyTorch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+MOST_KEYS_PER_TOKEN = 4
+"""Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
+BLOCK_ELEMENTS = 64
+"""Number of weights that share one scale."""
+MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM accepts as max_lora_rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """Sizes that vLLM is given."""
+
+    context_tokens: int
+    kv_cache_bytes: int
+    max_sequences: int
+    """Sequences decoded at once."""
+    lora_rank: int
+    """0: without adapters."""
+    lora_targets: tuple[str, ...] = ()
+    """Last names of the adapted layers, such as q_proj; (): all that vLLM can adapt."""
+    quantize: Literal["none", "nf4"] = "none"
+    prefill_tokens: int | None = None
+    """Tokens of one forward pass at most; None: vLLM's own choice."""
+    beside_kv_bytes: int = 0
+    """Weights and workspace, for an engine that takes the total (Unsloth's)."""
+
+
+def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False) -> int:
+    """Peak memory of a chunk in bytes per token: the logits and their temporaries.
+
+    Args:
+        element_bytes: of a head's weight; below 4 there is a copy of the weights in it.
+        adapted: the head is trained, or there is an adapter on it.
+    """
+    if adapted:  # autograd's, the entropy's gradient included
+        return vocabulary * 4 * (6 if softcap else 5)
+    return vocabulary * (4 * (3 if softcap else 2) + (element_bytes if element_bytes < 4 else 0))
+
+
+def packed_bytes(elements: int, nested: bool) -> int:
+    """Memory of one packed layer in bytes: half a byte per weight, and its scales.
+
+    Args:
+        nested: the scales are quantised themselves, in 8 bits with a float32 for each 256.
+    """
+    blocks = -(-elements // BLOCK_ELEMENTS)
+    tables = 16 * 4 + (256 * 4 if nested else 0)
+    return elements // 2 + tables + (blocks + -(-blocks // 256) * 4 if nested else blocks * 4)

@@ -1,0 +1,160 @@
+"""Data that are kept between starts: the same prompts and rows, never those of other options."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from conftest import TINY
+from reason_llm.config import Config
+from reason_llm.data import Data, kept, load_data, load_kept
+from reason_llm.model import base
+from reason_llm.rollout import ROW
+
+ROWS = [{"question": f"What is {n} + 4?", "answer": f"#### {n + 4}"} for n in range(60)]
+TALKS: list[dict[str, Any]] = [
+    {"prompt": f"Say {n}.", "completion": "ja " * n, "note": n} for n in range(1, 30)
+]
+PAIRS = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache's folder; small files are kept, too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "LEAST_BYTES", 1)
+    return kept.folder()
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Callable[..., Config]:
+    def make(rows: list[dict[str, Any]], **options: Any) -> Config:
+        path = tmp_path / "rows.jsonl"
+        path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
+        tree = {"model": {"path": str(TINY)}, "data": {"train": str(path)}, **options}
+        if tree.get("stage") is None:
+            tree["sample"] = {"max_new_tokens": 8}
+        return Config.model_validate(tree)
+
+    return make
+
+
+def load(config: Config, lines: list[str] | None = None, **options: Any) -> Data:
+    tokenizer = base.load_tokenizer(config.model.path)
+    ends = base.end_token_ids(config.model.path, tokenizer)
+    given = {"extra_columns": [], **options}
+    if lines is None:
+        return load_data(config, tokenizer, 128, end_token_ids=ends, **given)
+    return load_kept(config, tokenizer, 128, given["extra_columns"], ends, lines.append)
+
+
+def content(data: Data) -> Any:
+    sets = [*data.training, *data.held_out, *filter(None, [data.held_out_rows])]
+    return [
+        [
+            *([*each.prompts], [*each.units], each.num_rows, each.dropped, each.skipped),
+            *(each.ignored, each.doubts, each.origins, each.name, each.form, each.is_training),
+        ]
+        for each in sets
+    ] + [data.weights, data.contamination, data.notes()]
+
+
+CASES: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
+    ([*ROWS, ROWS[0]], {}),
+    (TALKS, {"stage": "sft"}),
+    (PAIRS, {"stage": "preference"}),
+]
+
+
+@pytest.mark.parametrize(("rows", "options"), CASES, ids=["problems", "demonstrations", "pairs"])
+def test_kept_data_are_those_that_were_read(
+    asked: Callable[..., Config], rows: list[dict[str, Any]], options: dict[str, Any], home: Path
+) -> None:
+    config = asked(rows, **options)
+    lines: list[str] = []
+    expected = content(load(config))
+    assert content(load(config, lines)) == expected
+    again = load(config, lines)
+    assert content(again) == expected
+    assert [line.split(", from")[0].split(" in /")[0] for line in lines] == [
+        "data as read and tokenised are kept",
+        "data as read and tokenised before",
+    ]
+    assert content(pickle.loads(pickle.dumps(again))) == expected
+    (file,) = home.iterdir()
+    assert str(file) in lines[1]
+    one = again.training[0]
+    assert (one.prompts or one.units)[-1] == [*(one.prompts or one.units)][-1]
+    assert [*(one.prompts or one.units)[3:9:2]] == [*(one.prompts or one.units)][3:9:2]
+
+
+def test_columns_of_rewards_are_kept(asked: Callable[..., Config]) -> None:
+    rows = [{**row, "level": {"of": [n, None, "é"]}} for n, row in enumerate(ROWS)]
+    config = asked(rows)
+    lines: list[str] = []
+    for _ in range(2):
+        data = load(config, lines, extra_columns=["level"])
+        assert [each.extra for each in data.prompts] == [{"level": row["level"]} for row in rows]
+    assert "before" in lines[1]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:-9],
+    "empty": lambda content: b"",
+    "bit": lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
+    "foreign": lambda content: b"another program's file\n" * 50,
+    "head": lambda content: content[:18] + bytes(32) + content[50:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_made_again(
+    asked: Callable[..., Config], home: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    config = asked(ROWS)
+    lines: list[str] = []
+    expected = content(load(config, lines))
+    (file,) = home.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert content(load(config, lines)) == expected
+    assert "is damaged" in lines[1]
+    assert "are kept" in lines[2]
+    assert file.read_bytes() == whole
+
+
+def test_other_rows_or_options_are_read_anew(asked: Callable[..., Config], home: Path) -> None:
+    lines: list[str] = []
+    load(asked(ROWS), lines)
+    assert len(load(asked(ROWS[:50]), lines).prompts) == 50
+    changed = asked(ROWS).with_options({"data.limit": 7})
+    assert len(load(changed, lines).prompts) == 7
+    load(asked(ROWS).with_options({"run.name": "another", "train.learning_rate": 1e-4}), lines)
+    assert "before" in lines[-1]
+
+
+def test_rows_of_user_code_are_never_kept(
+    asked: Callable[..., Config], home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("def change(row):\n    return row\n")
+    changed = asked(ROWS).with_options({"data.preprocess": f"{tmp_path}/own.py:change"})
+    lines: list[str] = []
+    assert content(load(changed, lines)) == content(load(asked(ROWS)))
+    load(asked(ROWS), lines, extra_columns=[ROW])
+    assert not home.exists()
+    assert lines == []
+
+
+def test_the_folder_is_bounded(
+    asked: Callable[..., Config], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MOST_FILES", 2)
+    lines: list[str] = []
+    for count in (10, 20, 30):
+        load(asked(ROWS[:count]), lines)
+    assert len([*home.iterdir()]) == 2
+    load(asked(ROWS[:30]), lines)
+    assert "before" in lines[-1]

@@ -1,0 +1,111 @@
+"""The shape of a config.json without PyTorch is the one that Transformers and PEFT build."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT, TINY
+from reason_llm.config import AdapterSection, ModelSection
+from reason_llm.model import meta_model
+from reason_llm.model.base import context_limit
+from reason_llm.model.plan import Shape
+from reason_llm.model.plan.outline import outline
+from shapes import PARAMETERS, write_config
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "vocab_size": 200,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 128}  # fmt: skip
+COUNTED: list[dict[str, Any]] = [
+    {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3},
+    {"model_type": "llama", "head_dim": 32},
+    {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
+    {"model_type": "qwen2", "tie_word_embeddings": True},
+    {"model_type": "qwen3", "head_dim": 24, "attention_bias": True},
+]
+LEFT: list[dict[str, Any]] = [
+    {"model_type": "gpt_neox"},
+    {"model_type": "qwen3"},  # its heads are of 128 by default
+    {"model_type": "qwen2", "hidden_size": 66},
+    {"model_type": "qwen2", "layer_types": ["linear_attention"] * 3},
+    {"model_type": ["qwen2"]},
+    {"model_type": "llama", "rope_scaling": {"rope_type": ["yarn"]}},
+    {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}},
+    {"model_type": "llama", "num_hidden_layers": 0},
+]
+
+
+def section(folder: Path, described: dict[str, Any], **options: Any) -> ModelSection:
+    (folder / "config.json").write_text(json.dumps(SMALL | described))
+    return ModelSection(path=str(folder), **options)
+
+
+def check(model: ModelSection, attention: str = "auto") -> None:
+    found = outline(model, attention)
+    assert found is not None
+    assert found.shape == Shape.of(meta_model(model), attention)
+    assert found.context_tokens == context_limit(model)
+
+
+@pytest.mark.parametrize("described", COUNTED, ids=str)
+@pytest.mark.parametrize("train", ["adapter", "full"])
+def test_a_counted_shape_is_the_built_one(
+    described: dict[str, Any], train: str, tmp_path: Path
+) -> None:
+    check(section(tmp_path, described, train=train), "eager" if train == "full" else "auto")
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], ["o_proj"]], ids=str)
+def test_an_adapter_is_counted_as_peft_makes_it(targets: Any, tmp_path: Path) -> None:
+    adapter = AdapterSection(rank=101, targets=targets)
+    check(section(tmp_path, COUNTED[0], adapter=adapter, context_tokens=100))
+
+
+@pytest.mark.parametrize("described", LEFT, ids=str)
+def test_what_is_not_counted_is_left_to_transformers(
+    described: dict[str, Any], tmp_path: Path
+) -> None:
+    assert outline(section(tmp_path, described)) is None
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen3-8B"])
+def test_a_shipped_shape_is_that_of_its_config(name: str, tmp_path: Path) -> None:
+    assert name in PARAMETERS
+    model = ModelSection(path=write_config(name, tmp_path), quantize="nf4")
+    check(model)
+    found = outline(ModelSection(path=name, quantize="nf4"))
+    assert found == outline(model)
+
+
+@pytest.mark.parametrize(
+    "name", ["gsm8k_qwen2.5-7b_24gb", "distill_qwen2.5-1.5b_24gb", "quickstart"]
+)
+def test_a_plan_of_a_shipped_config_loads_no_heavy_library(name: str) -> None:
+    code = f"""
+import sys
+from reason_llm.app.cli import call
+assert call("plan", "plan", ["configs/{name}.yaml"]) == 0
+heavy = {{"torch", "transformers", "peft", "bitsandbytes", "vllm"}}
+print(sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_config_that_contradicts_itself_has_its_error(tmp_path: Path) -> None:
+    model = section(tmp_path, {"model_type": "llama"}, context_tokens=513)
+    assert outline(model) is None  # Transformers' way names the limit
+    assert outline(ModelSection(path=str(TINY), trust_remote_code=True)) is None
