@@ -227,4 +227,7 @@ def titles(blocks: Sequence[Block]) -> dict[str, str]:
     known = SYSTEMS | {name: variant[1] for name, variant in VARIANTS.items()}
     known |= {"nf4": "reason_llm, NF4", "under_24_gib": "8,192 tokens", "longest": "longest rows"}
     sides = dict.fromkeys(side for block in blocks for side in block.sides)
+    sides |= dict.fromkeys(
+        side for block in blocks for found in block.contexts.values() for side in found
+    )
     return {side: known.get(side, side.replace("_", " ")) for side in sides}
