@@ -170,14 +170,16 @@ def test_every_family_gives_the_same_end_to_end(
         stir(model)
         prove_packing(model)
         model.policy.train()
+        text = model.policy.config.get_text_config(decoder=True)
+        most = 3e-5 if packed_attention.has_delta_rule(text) else 1e-5  # states sum many keys
         padded, expected = passed(model, rows, is_packed=False)
         for reentrant in (None, False, True):
             if reentrant is not None:
                 model.policy.gradient_checkpointing_enable({"use_reentrant": reentrant})
                 model.policy.enable_input_require_grads()
             packed, found = passed(model, rows, is_packed=True)
-            assert (packed - padded).abs().max() < 1e-5
-            assert (found - expected).norm() / expected.norm() < 1e-5
+            assert (packed - padded).abs().max() < most
+            assert (found - expected).norm() / expected.norm() < most
         # The completions do depend on what stands before them in the row.
         alone, _ = passed(model, [rows[1]], is_packed=True)
         assert torch.allclose(alone, padded[5:29], atol=1e-5)
@@ -277,6 +279,7 @@ def test_the_kernel_for_a_gpu_takes_what_it_is_given() -> None:
     segments = Segments(
         segments.query_lengths,
         segments.key_lengths,
+        segments.prompt_starts,
         None,
         segments.query_ends.to("meta"),
         segments.key_ends.to("meta"),
