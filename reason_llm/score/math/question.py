@@ -129,6 +129,10 @@ def asks_yes_or_no(question: str) -> bool:
     )
 
 
+_ALONE = re.compile(r" ?\$\^(?:([23])|\{([23])\})\$")
+"""The exponent of a unit as a separate formula: ``cm$^2$``."""
+
+
 @functools.lru_cache(maxsize=1024)
 def last_question(prompt: str) -> str:
     """The question that a prompt ends with: of a rendered chat the user's last message, of
@@ -143,7 +147,7 @@ def last_question(prompt: str) -> str:
         labels.pop()
     if labels and sum(label[1].lower() == labels[-1][1].lower() for label in labels) > 1:
         prompt = _ANSWER_LABEL.split(prompt[labels[-1].end() :], maxsplit=1)[0]
-    return prompt[-MAX_CHARACTERS:]
+    return _ALONE.sub(lambda found: f"^{found[1] or found[2]}", prompt[-MAX_CHARACTERS:])
 
 
 @functools.lru_cache(maxsize=1024)
