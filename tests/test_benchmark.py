@@ -136,6 +136,7 @@ def test_nothing_to_measure_is_one_line() -> None:
 EARLY_END = """
 import sys, time
 answer = '{{"step_seconds": 2.5, "memory": {{"largest_gib": 1.0, "before_gib": 0.5}}}}'
+print("{{}}", flush=True)  # loaded
 print(answer, flush=True)
 print("first line of the error\\nlast line", file=sys.stderr, flush=True)
 {end}
@@ -159,7 +160,10 @@ def test_what_was_measured_before_an_end_is_kept(
     script.write_text(EARLY_END.format(end=end))
     monkeypatch.setattr(sides, "SCRIPT", script)
     work = Work("m", 1, 1, 8, 8, repeats=3, warmup=False)
-    settings = measure.Settings(("reason_llm", "vllm"), ("bf16",), work, 1, (), (), 2, 10)
+    settings = measure.Settings(
+        calls=("adapter",), systems=("vllm", "vllm_lora"), work=work, kinds=(), caps_gib=(),
+        ladder=(64,), group=2, most_seconds=10,
+    )  # fmt: skip
     told: list[str] = []
     kept: list[str] = []
 
@@ -168,15 +172,15 @@ def test_what_was_measured_before_an_end_is_kept(
         kept.append((tmp_path / "table.md").read_text())
 
     (block,) = measure.gpu(settings, told.append, keep)
-    (outcome,) = block.sides["reason_llm"]
+    (outcome,) = block.sides["vllm"]
     assert outcome.error == said
     assert outcome.values("step_seconds") == [2.5]
-    assert len(kept) == 2  # after the first system, the second is still unmeasured
-    assert "| bf16: a step, s | 2.50, then failed (1) | < TRL's |" in kept[0]
+    assert "| adapter: a step, s | 2.50 | - | < TRL's |" in kept[1]  # after the first turn
+    assert "| adapter: a step, s | 2.50, then failed (1) | 2.50 | < TRL's |" in kept[3]
     if "7" in said:
         assert any("first line of the error" in line for line in told)
     whole = json.loads((tmp_path / "table.json").read_text())
-    assert whole["blocks"][0]["sides"]["vllm"][0]["steps"] == [{"step_seconds": 2.5}]
+    assert whole["blocks"][0]["sides"]["vllm_lora"][0]["steps"] == [{"step_seconds": 2.5}]
 
 
 def test_the_ballast_leaves_the_cap_and_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:

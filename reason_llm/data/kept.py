@@ -27,7 +27,7 @@ from reason_llm.data.load import load_data, renderer_of
 from reason_llm.data.rows import READERS
 from reason_llm.data.sets import Data, DataSet
 from reason_llm.errors import ReasonError, one_line
-from reason_llm.files import MIB, open_regular, sha256, write_atomically
+from reason_llm.files import MIB, open_regular, read_bounded, sha256, write_atomically
 from reason_llm.rollout import ROW, Prompt, TokenRow
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _own_source() -> str:
     """Digest of this package's own source."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(file.read_bytes())
+        digest.update(read_bounded(file, MIB))
     return digest.hexdigest()
 
 

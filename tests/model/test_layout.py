@@ -4,9 +4,9 @@ import random
 
 import torch
 
-from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
 from reason_llm.model.datum import Datum
 from reason_llm.model.layout import collate, lay_out
+from reason_llm.model.sizes import MOST_KEYS_PER_TOKEN
 from reason_llm.train.micro_batches import packed_batches, padded_batches
 
 

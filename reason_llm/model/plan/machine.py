@@ -1,7 +1,6 @@
 """Memory to plan for: this machine's or an imagined GPU's."""
 
 import ctypes
-import importlib
 import math
 import os
 from contextlib import suppress
@@ -42,7 +41,9 @@ def may_have_gpu() -> bool:
 
 
 def _cuda() -> Any:
-    return importlib.import_module("torch").cuda
+    import torch
+
+    return torch.cuda
 
 
 def others_bytes(device: Device) -> int:

@@ -59,5 +59,6 @@ def power_of_two(most: int) -> int:
 
 def _count_gpus() -> int:
     """GPUs of this machine."""
-    count: int = importlib.import_module("torch").cuda.device_count()
-    return count
+    import torch
+
+    return torch.cuda.device_count()

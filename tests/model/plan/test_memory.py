@@ -36,11 +36,12 @@ from reason_llm.errors import ConfigError, ModelError
 from reason_llm.model import layout as layouts
 from reason_llm.model.base import Model, load_tokenizer, meta_model
 from reason_llm.model.datum import Datum
-from reason_llm.model.logprobs import chunk_bytes, policy_logprobs, target_logprobs
+from reason_llm.model.logprobs import policy_logprobs, target_logprobs
 from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES
+from reason_llm.model.sizes import chunk_bytes
 from reason_llm.readers import outside_models
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, LearningSettings
