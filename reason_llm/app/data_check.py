@@ -91,7 +91,7 @@ def _try_rewards(config: Config, data: Data, tokenizer: "PreTrainedTokenizerBase
     prompts = data.prompts or data.held_out_prompts
     if prompts and config.judges_answers:
         with Scorer(config.score, config.sample.max_new_tokens, runs_programs=False) as scorer:
-            scorer.try_custom(prompts[0], tokenizer, only_first=not config.samples)
+            scorer.try_custom(prompts, tokenizer, only_first=not config.samples)
 
 
 def _kind(error: str) -> str:

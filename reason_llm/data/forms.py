@@ -377,7 +377,7 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
             f"{cells.where}: {column!r} is {shown(cells[column])}{ends}; expected text, a message "
             '{"role": …, "content": …} or a list of such that ends with a user message; fix the row'
         )
-    history = _history(cells)
+    history = _history(cells, column)
     messages = _with_system(cells, [*history, *talk.messages])
     num_before = len(messages) - len(history) - len(talk.messages)
     start = num_before if history else len(messages) - 1
@@ -403,10 +403,11 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
     return asked
 
 
-def _history(cells: Cells) -> Messages:
-    """Earlier turns in LLaMA-Factory's column: pairs of a user's and an assistant's text."""
+def _history(cells: Cells, prompt: str) -> Messages:
+    """Earlier turns in LLaMA-Factory's column, unless it is the column of the prompt: pairs of a
+    user's and an assistant's text."""
     column = cells.find(("history",), filled=True)
-    if column is None:
+    if column in (None, prompt):
         return []
     found: Messages = []
     for pair in cells[column] if isinstance(cells[column], list) else [None]:

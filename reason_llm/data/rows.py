@@ -162,7 +162,7 @@ def _parquet_rows(path: Path) -> Read:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=PARQUET_BATCH_ROWS)
-            yield from _numbered(str(path), (row for batch in batches for row in batch.to_pylist()))
+            yield from _numbered(str(path), (row for batch in batches for row in _rows_of(batch)))
     except UnicodeDecodeError:
         raise  # a ValueError, too
     # ValueError, OverflowError: times that Python has none for, names that stand twice.
@@ -170,6 +170,21 @@ def _parquet_rows(path: Path) -> Read:
         raise DataError(
             f"{path}: not a whole Parquet file ({one_line(error)[:300]}); write it again"
         ) from error
+
+
+def _rows_of(batch: Any) -> Iterable[Row]:
+    """The rows of a batch of Arrow's; a number of single precision as it is written, 0.1, and not
+    as the nearest double, 0.10000000149."""
+    import numpy
+    import pyarrow
+
+    rows: list[Row] = batch.to_pylist()
+    for field in batch.schema:
+        if pyarrow.types.is_float32(field.type):
+            for row in rows:
+                if (value := row[field.name]) is not None:
+                    row[field.name] = float(str(numpy.float32(value)))
+    return rows
 
 
 READERS: dict[str, Callable[[Path], Read]] = {

@@ -271,6 +271,7 @@ def _spans(
     TRL's training template does, or, for one turn, as the model is sampled to write it."""
     messages = renderer.with_system_prompt(messages)
     talk, first = [*messages, *completion], len(messages)
+    _check_spelled_thoughts(where, talk, completion, renderer)
     problem: DataError | None = None
     written = None
     try:
@@ -307,6 +308,24 @@ def _spans(
         "has no training template that keeps them; give rows with one turn of the assistant, or "
         "a data.template that keeps the turns"
     )
+
+
+def _check_spelled_thoughts(
+    where: str, talk: Messages, completion: Messages, renderer: Renderer
+) -> None:
+    """Refuse an answer that speaks of ``</think>`` within a line, where the template takes what
+    stands before it for a thought. Raises DataError."""
+    for message in renderer.marked(completion):
+        content = message["content"].strip()
+        is_thought = content.startswith(THINK) or "</think>\n" in f"{content}\n"
+        if "</think>" not in content or is_thought:
+            continue
+        if content not in renderer.marked_text(where, talk, generation=False):
+            raise DataError(
+                f"{where}: the assistant's message spells </think> within a line, and "
+                f"{renderer.template.source} takes the text before it for a thought; begin the "
+                "message with <think>, end the thought's line with </think>, or reword it"
+            )
 
 
 def _as_written_by_the_model(

@@ -99,7 +99,7 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     with Scorer(scoring, request.config.eval_max_new_tokens) as scorer:
         stages, lines = _prepare(request, scorer)
         if not request.generate_only:
-            scorer.try_custom(stages[0].sets[0].prompts[0], stages[0].tokenizer)
+            scorer.try_custom(stages[0].sets[0].prompts, stages[0].tokenizer)
         check_writable(request.out)
         lock = request.out.parent / f".{request.out.name}.lock"
         with FileLock(lock, f"the evaluation {request.out}", "give this one another --out"):

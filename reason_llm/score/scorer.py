@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -167,15 +167,36 @@ class Scorer:
         return scored
 
     def try_custom(
-        self, prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", only_first: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        tokenizer: "PreTrainedTokenizerBase",
+        only_first: bool = False,
     ) -> None:
-        """Call the user's functions with two made-up completions of the prompt, a plain text and
-        the gold answer in ``<answer>`` tags and a box, so that one that cannot work fails before a
-        weight is read. Judges, reward models, programs and environments are not asked.
+        """Call the user's functions with made-up completions, so that one that cannot work fails
+        before a weight is read: of the first prompt, and of the first one with each set of columns
+        that are null. Judges, reward models, programs and environments are not asked.
 
         Raises:
             RewardError: a function raised, unless ``score.on_error`` is zero.
         """
+        if not any(weighted.reward.is_custom for weighted in self.rewards):
+            return
+        kinds: dict[frozenset[str], Prompt] = {}
+        for prompt in prompts:
+            missing = frozenset(name for name, value in prompt.extra.items() if value is None)
+            kinds.setdefault(missing, prompt)
+        for missing, prompt in kinds.items():
+            self._try_with(prompt, missing, tokenizer, only_first)
+
+    def _try_with(
+        self,
+        prompt: Prompt,
+        missing: Collection[str],
+        tokenizer: "PreTrainedTokenizerBase",
+        only_first: bool,
+    ) -> None:
+        """Call the user's functions with two completions of a prompt, a plain text and the gold
+        answer in ``<answer>`` tags and a box."""
         answer = prompt.answer[:MOST_ANSWER_CHARACTERS] or "42"
         texts = (
             "This is a completion without an answer.",
@@ -186,7 +207,8 @@ class Scorer:
         for text in texts:
             ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], *end]
             completions.append(Completion(tuple(ids), text, (0.0,) * len(ids), "stop"))
-        named = replace(prompt, id=f"a made-up completion of {prompt.id}")
+        null = f" ({', '.join(sorted(missing))}: null)" if missing else ""
+        named = replace(prompt, id=f"a made-up completion{null} of {prompt.id}")
         for weighted in self.rewards[:1] if only_first else self.rewards:
             if weighted.reward.is_custom:
                 made_up = Group(named, tuple(completions))

@@ -1,6 +1,7 @@
 """Rewards and rows that are given in Python: trained on, known again, and refused in one line."""
 
 import functools
+import json
 import linecache
 import pickle
 import threading
@@ -196,6 +197,21 @@ def test_a_reward_is_called_once_at_the_start_with_a_group_and_by_the_data_check
     calls = {*(tmp_path / "calls").read_text().split("\n")[:-1]}
     assert calls == {"0 True", "2 True"}  # of two threads, of which the first error ends both
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_column_that_is_null_in_a_later_row_is_tried_at_the_start(
+    tree: dict[str, Any], tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
+    (tmp_path / "mine.py").write_text("def f(completion, rubrics):\n    return len(rubrics)\n")
+    rows = [{"prompt": f"{n}?", "rubrics": ["a"] if n != 2 else None} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tmp_path / "config.yaml"
+    data = {"train": "rows.jsonl", "system_prompt": "none", "form": "prompts"}
+    rewards = [{"custom": "mine.py:f"}]
+    config.write_text(yaml.safe_dump(tree | {"data": data, "score": {"rewards": rewards}}))
+    code, shown, errors = script("train.py", config, "--data-check")
+    message = "f failed on a made-up completion (rubrics: null) of rows.jsonl:3#0"
+    assert (code, message in shown + errors) == (2, True), shown + errors
 
 
 def closed(count: int) -> Callable[..., float]:

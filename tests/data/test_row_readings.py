@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from reason_llm.app.data_check import check_data
@@ -19,6 +21,7 @@ from reason_llm.data.forms import (
     read_preference,
     read_problem,
 )
+from reason_llm.data.rows import READERS
 from reason_llm.errors import DataError
 from stages import OF_FORM
 
@@ -418,6 +421,21 @@ def test_all_other_columns_and_members_are_named() -> None:
     assert problem({"prompt": "Q", "answer": 1, "solution": "s"}).ignored == ("solution",)
     found = read_demonstration("x", {"messages": [U, A, R]}, COLUMNS)
     assert found.ignored == ("messages[] after the assistant's last message",)
+
+
+def test_a_prompt_column_is_no_history() -> None:
+    row = {"history": "Why is the dough sour?", "answer": "rye"}
+    assert problem(row, prompt="history").messages == [asked("Why is the dough sour?")]
+
+
+def test_single_precision_is_read_as_it_is_written(tmp_path: Path) -> None:
+    table = pyarrow.table({
+        "question": ["How much?", "And now?"],
+        "answer": pyarrow.array([0.1, 19.99], pyarrow.float32()),
+    })  # fmt: skip
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    rows = [row for _, row in READERS[".parquet"](tmp_path / "rows.parquet")]
+    assert [row["answer"] for row in rows] == [0.1, 19.99]
 
 
 def test_columns_that_hold_the_prompt_twice() -> None:

@@ -304,6 +304,17 @@ def test_trl_s_training_template_keeps_the_thinking_of_qwen3(tokenizer: Any) -> 
     assert learned(first, by) == ["<think>\n\n</think>\n\nA.<|im_end|>"]
 
 
+def test_an_answer_that_speaks_of_the_tag_is_no_thought(tokenizer: Any) -> None:
+    by = renderer(tokenizer, (Path(trl.__file__).parent / "chat_templates/qwen3.jinja").read_text())
+    spelled = "Write `</think>`, and the answer follows."
+    with pytest.raises(DataError, match="x: the assistant's message spells </think> within a line"):
+        render(demonstration("x", ASKED, [assistant(spelled)]), by, 400, [END])
+    assert learned(one(demonstration("x", ASKED, [assistant(THOUGHT)]), by), by)
+    plain = renderer(tokenizer, CHATML)
+    row = one(demonstration("x", ASKED, [assistant(spelled)]), plain)
+    assert learned(row, plain) == [f"{spelled}<|im_end|>"]
+
+
 @pytest.mark.parametrize(
     ("jinja", "example", "named"),
     [

@@ -80,7 +80,7 @@ class Job:
         prompts = self.data.prompts or self.data.held_out_prompts
         if self.config.judges_answers:
             only_first = not self.config.samples
-            self.scorer.try_custom(prompts[0], self.run.subject.tokenizer, only_first)
+            self.scorer.try_custom(prompts, self.run.subject.tokenizer, only_first)
 
     def finished(self, watch: Watch) -> dict[str, Any] | None:
         """Summary of the run if it is finished, else None; a run writes it last."""

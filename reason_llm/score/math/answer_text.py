@@ -87,6 +87,7 @@ _TIMES_OF_DAY = (
 )  # fmt: skip
 _LONGEST_DATE = 40
 _DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(am|pm)?+", re.ASCII)
+_NUMERIC_DATE = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2([12]\d{3})", re.ASCII)
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
 DIRECTIONS = tuple(
     (one, other)
@@ -168,6 +169,8 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
         return False
     if is_date(gold, question):
         return _is_same_date(gold, answer, question)
+    if (dated := _numeric_date(gold)) is not None:
+        return _is_numeric_date(dated, answer, question)
     if (pair := _numerals_of_base(gold, answer, question)) is not None:
         return pair[0] == pair[1]
     if (named := _named_date(gold)) is not None and _date(answer) is not None:
@@ -330,6 +333,8 @@ def are_words(gold: str, answer: str, question: str = "") -> bool:
     gold, answer = unwrapped(gold), unwrapped(answer)
     if is_date(gold, question) or _numerals_of_base(gold, answer, question) is not None:
         return True
+    if _numeric_date(gold) is not None:
+        return True
     is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
     return is_long or _words(tokens_of(gold), tokens_of(answer), question) is not None
 
@@ -337,7 +342,8 @@ def are_words(gold: str, answer: str, question: str = "") -> bool:
 def is_only_text(gold: str) -> bool:
     """Whether a gold answer with digits can be read neither as mathematics nor as a date, so that
     only an answer with the same words is right."""
-    if not any(map(str.isdecimal, gold)) or is_date(gold, "") or _named_date(gold) is not None:
+    dates = (is_date(gold, ""), _named_date(gold) is not None, _numeric_date(gold) is not None)
+    if not any(map(str.isdecimal, gold)) or any(dates):
         return False
     if any(letter.isalpha() and ord(letter) >= _FIRST_FOREIGN for letter in gold):
         return ord(max(filter(str.isalpha, gold))) < _FIRST_SYMBOL  # 12只, but not 𝜋
@@ -430,6 +436,7 @@ def _unwrapped(text: str) -> str:
                 break
         if text == before:
             break
+    text = text.replace("{}^", "^").replace("\\mathcal{O}(", "O(").replace("\\mathrm{O}(", "O(")
     inner = text[1:-1]
     is_set = text[:1] == "{" and text[-1:] == "}" and _is_closed(inner)
     if is_set and _has_comma(inner) and not _GROUPED.fullmatch(inner):
@@ -649,6 +656,26 @@ def _is_same_date(gold: str, answer: str, question: str) -> bool:
             return True
     hours = [_of_the_day(found) for found in (first, second)]
     return None not in hours and hours[0] == hours[1]
+
+
+def _numeric_date(text: str) -> list[int] | None:
+    """The numbers of ``02/11/1987``, which is a date and no quotient; None of another text."""
+    if len(text) > _LONGEST_DATE:
+        return None
+    found = _NUMERIC_DATE.fullmatch("".join(map(str, tokens_of(text))).replace(" ", "").strip("{}"))
+    numbers = [int(found[place]) for place in (1, 3, 4)] if found else []
+    is_date = bool(numbers) and 1 <= min(numbers[:2]) <= 12 and max(numbers[:2]) <= 31
+    return numbers if is_date else None
+
+
+def _is_numeric_date(gold: list[int], answer: str, question: str) -> bool:
+    """Whether the answer is the same date, its numbers in the same order; with the name of its
+    month where only one of them can be the month."""
+    if (numbers := _numeric_date(answer)) is not None:
+        return numbers == gold
+    first, second, year = gold
+    months = [[year, *pair] for pair in ((first, second), (second, first)) if pair[0] <= 12]
+    return len(months) == 1 and _date_in_any_form(answer, question) == months[0]
 
 
 def _of_the_day(time: re.Match[str]) -> list[int] | None:

@@ -7,6 +7,7 @@ part of the task. Not here: step-by-step marking, partial credit.
 
 import functools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -34,7 +35,7 @@ from reason_llm.score.math.answer_text import (
     with_text_unit,
     without_formulas,
 )
-from reason_llm.score.math.answer_tree import Tree, variables
+from reason_llm.score.math.answer_tree import MAX_CHARACTERS, Tree, variables
 from reason_llm.score.math.asked import (
     asks_for_curve,
     asks_for_percent,
@@ -52,6 +53,11 @@ from reason_llm.score.math.question import (
     words_of,
 )
 
+_INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|t)(?:slant)?(?![A-Za-z])")
+_MARKS_OF_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm)\{|\\[{}, ;]|[{}~]")
+_BETWEEN_ITEMS = re.compile(r",\s*+(?:and\s)?+|\sand\s")
+_IN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyz ,-'")
+_LONGEST_ITEM = 40
 _SAME_WORDS = {"true": "Yes", "false": "No", "yes": "True", "no": "False"}
 _SEVERAL = ("list", "either", "same", "cup", "cap")
 _QUOTED_WORDS = 8
@@ -76,8 +82,14 @@ def matches(
     if not answer:
         return 0.0
     question = last_question(question)
-    if is_quoted(gold, answer, question):
+    if is_quoted(gold, answer, question) or are_joined_otherwise(gold, answer):
         return 0.0
+    if (items := _items_of_words(gold)) is not None:
+        found_items, in_order = _items_of_words(answer), "order" in words_of(question)
+        if found_items == items or (
+            not in_order and found_items and Counter(found_items) == Counter(items)
+        ):
+            return 1.0
     is_percent = asks_for_percent(question)
     for wanted, found in _readings(gold, answer, question):
         if equality == "form" and not is_worked_out(wanted, found, question):
@@ -107,6 +119,28 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
         if (measure := converted(wanted, answer, question)) is not None:
             yield measure
         yield from prose_readings(wanted, answer, question)
+
+
+def are_joined_otherwise(gold: str, answer: str) -> bool:
+    """Whether one joins its inequalities by ``and`` where the other joins them by ``or``."""
+    joins = [
+        {word for word in ("and", "or") if word in re.split(r"[^A-Za-z]+", text)}
+        if len(text) <= MAX_CHARACTERS and len(_INEQUALITY.findall(text)) > 1
+        else set[str]()
+        for text in (gold, answer)
+    ]
+    return len(joins[0]) == len(joins[1]) == 1 and joins[0] != joins[1]
+
+
+def _items_of_words(text: str) -> list[str] | None:
+    """The items of a list of words, ``red, green and blue``, in lower case; None of another text,
+    and where one is a letter or as long as a sentence."""
+    if len(text) > MAX_CHARACTERS:
+        return None
+    plain = _MARKS_OF_TEXT.sub(" ", unwrapped(text)).casefold()
+    items = [" ".join(item.split()) for item in _BETWEEN_ITEMS.split(plain)]
+    is_list = len(items) > 1 and all(1 < len(each) < _LONGEST_ITEM for each in items)
+    return items if is_list and not set(plain) - _IN_WORDS else None
 
 
 def same_word(gold: str, question: str) -> str | None:
