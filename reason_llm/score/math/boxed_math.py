@@ -58,6 +58,10 @@ _MARKS_OF_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm)\{|\\[{}, ;]|[{}~]")
 _BETWEEN_ITEMS = re.compile(r",\s*+(?:and\s)?+|\sand\s")
 _IN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyz ,-'")
 _LONGEST_ITEM = 40
+_ORDER = re.compile(
+    r"\b(?:order|rank|arrang|sort|sequenc|chronolog|alphabet|first|respectiv|increas|decreas)"
+    r"|\bfrom [^.?]{1,30} to "
+)
 _SAME_WORDS = {"true": "Yes", "false": "No", "yes": "True", "no": "False"}
 _SEVERAL = ("list", "either", "same", "cup", "cap")
 _QUOTED_WORDS = 8
@@ -84,12 +88,8 @@ def matches(
     question = last_question(question)
     if is_quoted(gold, answer, question) or are_joined_otherwise(gold, answer):
         return 0.0
-    if (items := _items_of_words(gold)) is not None:
-        found_items, in_order = _items_of_words(answer), "order" in words_of(question)
-        if found_items == items or (
-            not in_order and found_items and Counter(found_items) == Counter(items)
-        ):
-            return 1.0
+    if _are_same_words(gold, answer, question):
+        return 1.0
     is_percent = asks_for_percent(question)
     for wanted, found in _readings(gold, answer, question):
         if equality == "form" and not is_worked_out(wanted, found, question):
@@ -130,6 +130,15 @@ def are_joined_otherwise(gold: str, answer: str) -> bool:
         for text in (gold, answer)
     ]
     return len(joins[0]) == len(joins[1]) == 1 and joins[0] != joins[1]
+
+
+def _are_same_words(gold: str, answer: str, question: str) -> bool:
+    """Whether two lists of words have the same items, in any order unless the question speaks of
+    one."""
+    items, own = _items_of_words(gold), _items_of_words(answer)
+    if items is None or own is None or items == own:
+        return items is not None and items == own
+    return sorted(items) == sorted(own) and _ORDER.search(question.casefold()) is None
 
 
 def _items_of_words(text: str) -> list[str] | None:
