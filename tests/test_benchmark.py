@@ -220,7 +220,7 @@ def test_the_check_of_a_card_runs_to_its_end_on_a_cpu(quantize: str, tmp_path: P
     assert lines[-1] == f"10 ok, {len(skipped)} skipped, 0 FAILS"
     if not torch.cuda.is_available():
         assert all(line.endswith("needs CUDA") for line in skipped)
-        assert len(skipped) == 7
+        assert len(skipped) == 9
 
 
 def test_a_check_that_fails_is_told_whole_and_ends_no_other() -> None:

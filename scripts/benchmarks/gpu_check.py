@@ -1,6 +1,7 @@
 """``benchmark.py gpu-check``: what this card can do of what the project needs, one verdict a line.
 
-1. vLLM's CUDA extensions load and compute.
+1. Triton's compiler, Python's headers and enough host memory are there; vLLM's CUDA extensions load
+   and compute.
 2. vLLM, views, adapter and learner start; every base weight lies in vLLM's pool of weights.
 3. Three rounds: wake, sync, canary, sample; then release and learn.
 4. Planned and measured memory; nothing stays in vLLM's pools after closing.
@@ -10,6 +11,11 @@ can still run.
 """
 
 import gc
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
 import time
 import traceback
 from collections import Counter
@@ -24,12 +30,14 @@ import torch
 from benchmarks import device, models, ours
 from benchmarks.work import Work, prompts
 from reason_llm.model import Model, default_device, load_tokenizer, to_data
+from reason_llm.model.attention import INSTALL_FLA
 from reason_llm.model.plan import Meter, Plan
 from reason_llm.rollout import Group
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.train import Learner, Learners, learning, with_advantages
 
 ROUNDS = 3
+LEAST_HOST_GIB = 8
 PROMPTS, COMPLETIONS, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 4, 200, 64
 Verdict = Literal["ok", "FAILS", "skipped"]
 
@@ -86,6 +94,12 @@ def run(
     """All checks on a random model of a shape made in ``folder``; the number that failed."""
     report = Report(say)
     report.note(device.describe())
+    report.check(
+        "a C compiler and Python's headers, which Triton needs", _compiler, needs_cuda=True
+    )
+    report.check(f"{LEAST_HOST_GIB} GiB of host memory", _host_memory, needs_cuda=True)
+    if importlib.util.find_spec("fla") is None:
+        report.note(f"fla is not installed: rows of Qwen3.5 are padded; {INSTALL_FLA}")
     report.check("vLLM's extensions load", _extensions, needs_cuda=True)
     report.check("vLLM's rms_norm computes", _rms_norm, needs_cuda=True)
     if report.check(f"a random {shape}", lambda: models.make(shape, folder)):
@@ -107,6 +121,25 @@ def _work(model: str, quantize: str) -> Work:
         repeats=ROUNDS,
         warmup=False,
     )
+
+
+def _compiler() -> str:
+    """The compiler that Triton calls at the first use of a kernel (triton/runtime/build.py)."""
+    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        raise AssertionError("neither gcc nor clang is there; apt install gcc")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise AssertionError(f"{header} is missing; apt install python{version}-dev")
+    return found
+
+
+def _host_memory() -> str:
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / device.GIB
+    if gib < LEAST_HOST_GIB:
+        raise AssertionError(f"it has {gib:.1f} GiB")
+    return f"{gib:.0f} GiB"
 
 
 def _extensions() -> str:
