@@ -142,7 +142,7 @@ def _own_source() -> str:
     return digest.hexdigest()
 
 
-class Kept(Sequence[T]):
+class MappedRows(Sequence[T]):
     """Items that are made from a mapped file when they are asked for."""
 
     def __init__(self, make: Callable[[int], T], places: range) -> None:
@@ -155,10 +155,10 @@ class Kept(Sequence[T]):
     @overload
     def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, index: slice) -> "Kept[T]": ...
-    def __getitem__(self, index: int | slice) -> "T | Kept[T]":
+    def __getitem__(self, index: slice) -> "MappedRows[T]": ...
+    def __getitem__(self, index: int | slice) -> "T | MappedRows[T]":
         if isinstance(index, slice):
-            return Kept(self._make, self._places[index])
+            return MappedRows(self._make, self._places[index])
         return self._make(self._places[index])
 
     def __iter__(self) -> Iterator[T]:
@@ -266,8 +266,8 @@ def _read(path: Path, key: str) -> Data:
             place += -(-size // 8) * 8
         prompt, unit = _items(arrays)
         counters = {name: Counter(kept[name]) for name in ("dropped", "ignored")}
-        prompts = Kept(prompt, range(num_prompts))
-        units = Kept(unit, range(len(arrays["unit_ends"]) - 1))
+        prompts = MappedRows(prompt, range(num_prompts))
+        units = MappedRows(unit, range(len(arrays["unit_ends"]) - 1))
         sets.append(
             DataSet(
                 **kept | counters,

@@ -25,7 +25,7 @@ class Device(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostDevice:
     """The device of a machine without a GPU."""
 
     type: str = "cpu"

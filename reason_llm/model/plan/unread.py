@@ -15,7 +15,7 @@ from reason_llm.errors import ModelError, ReasonError
 from reason_llm.files import cached
 from reason_llm.model.plan import bound, memory
 from reason_llm.model.plan.bound import OutsideModel
-from reason_llm.model.plan.machine import Device, Host, Machine, may_have_gpu
+from reason_llm.model.plan.machine import Device, HostDevice, Machine, may_have_gpu
 from reason_llm.model.plan.memory import Plan, element_bytes
 from reason_llm.model.plan.outline import outline
 from reason_llm.model.plan.shape import Shape
@@ -64,7 +64,7 @@ def _plan_only(config: Config, outside: Outside) -> Plan:
     if start is not None and start.exists():
         config = import_module("reason_llm.model.plan.subject").with_start(config, start)
     found = outline(config.model, config.model.attention)
-    device: Device = Host()
+    device: Device = HostDevice()
     if config.memory.budget_gib == "auto" and may_have_gpu():
         device = _base().default_device()
     machine = Machine.imagined(config, device)
