@@ -126,11 +126,11 @@ def test_the_bisection_finds_the_last_context_that_fits(longest: int) -> None:
 
 @pytest.mark.long
 def test_nothing_to_measure_is_one_line() -> None:
-    for option in ("--rounds", "--repeats"):
-        command = [sys.executable, str(SCRIPT), "gpu", "--dry-run", option, "0"]
+    for benchmark in ("gpu", "cpu", "replicas"):
+        command = [sys.executable, str(SCRIPT), benchmark, "--repeats", "0"]
         shown = subprocess.run(command, capture_output=True, text=True)
         assert shown.returncode == 2
-        assert f"{option}: 0: nothing would be measured; give 1 or more" in shown.stderr
+        assert "--repeats: 0: nothing would be measured; give 1 or more" in shown.stderr
 
 
 EARLY_END = """
