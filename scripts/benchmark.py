@@ -55,7 +55,7 @@ def main() -> int:
     add.add_argument("--trl-rows", type=int, help="rows of TRL's passes (default: the best found)")
     add.add_argument("--extras", nargs="*", choices=VARIANTS, help="other settings (default: all)")
     add = parts.add_parser("replicas", help="replicas and sampling ahead, on a CPU", parents=[out])
-    add.add_argument("--repeats", type=int, default=3, help="pairs of runs (default: 3)")
+    add.add_argument("--repeats", type=_one_or_more, default=3, help="pairs of runs (default: 3)")
     add.add_argument("--steps", type=int, default=5, help="of a run that count (default: 5)")
     add.add_argument("--replicas", type=int, default=2)
     add.add_argument("--small", action="store_true", help="tiny sizes, to see that it works")
