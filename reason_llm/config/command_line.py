@@ -1,9 +1,9 @@
 """Command line: ``--section.key value`` for every option of the config, and a command's own
-options; ``--help`` lists all."""
+options. ``--help`` lists the sections, ``--help SECTION`` a section's options."""
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -35,6 +35,9 @@ WITHOUT_CONFIG = (
 )
 
 CONSOLE_SCRIPT = "reason-llm"
+
+EVERYTHING = "all"
+"""Word after ``--help`` that asks for the options of all sections."""
 
 
 def command(name: str) -> str:
@@ -117,21 +120,26 @@ def read_command_line(
         what: name and help of the optional positional argument.
         values: the command's own options.
         with_config: whether options of the config are accepted.
-        in_force: whether ``--help`` also shows the values of the resulting config that differ from
-            the defaults.
+        in_force: whether ``--help SECTION`` also shows the values of the resulting config that
+            differ from the defaults.
 
     Raises:
         ConfigError: unknown or missing arguments.
     """
     here: Mapping[str, Any] = {}
-    asked = [word for word in arguments if word not in ("-h", "--help")]
-    if in_force and len(asked) < len(arguments):
-        with suppress(ConfigError):  # --help must work with a wrong config
-            line = read_command_line(program, description, what, asked, switches, values)
-            config = line.config()
-            here = {key: attrgetter(key)(config) for key, _ in leaves(Config)}
-            named = line.what or ("this command" if line.overrides else "the quick start")
-            description += f"\nOptions show their default and, where {named} differs, its value."
+    shown_sections: Sequence[str] = tuple(Config.model_fields)
+    if with_config:
+        arguments, asked = _without_help(arguments)
+        if asked is not None:
+            shown_sections = tuple(Config.model_fields) if asked == EVERYTHING else (asked,)
+        if asked and in_force:
+            with suppress(ConfigError):  # --help must work with a wrong config
+                line = read_command_line(program, description, what, arguments, switches, values)
+                here = _in_force(line)
+                named = line.what or ("this command" if line.overrides else "the quick start")
+                differs = f"Options show their default and, where {named} differs, its value."
+                description = f"{description}\n{differs}"
+        arguments = arguments if asked is None else ["--help"]
     usage = f"[{what[0]}]"
     usage += " [--option value ...]" if values else ""
     usage += " [--section.key value ...]" if with_config else ""
@@ -144,7 +152,8 @@ def read_command_line(
     for name, text in switches.items():
         parser.add_argument(f"--{name}", dest=name, action="store_true", help=text)
     if with_config:
-        _add_options_of_config(parser, here)
+        _add_options_of_config(parser, here, shown_sections)
+        parser.epilog = _section_lines(program) if shown_sections == ("",) else None
     known, unknown = parser.parse_known_args(arguments)
     options = [word for word in unknown if word.startswith("--")] or unknown[:1]
     mistakes = []
@@ -177,13 +186,46 @@ def read_command_line(
     return CommandLine(first, overrides, given, own)
 
 
-def _add_options_of_config(parser: Parser, here: Mapping[str, Any]) -> None:
-    """Add every option of the config, by section.
+def _in_force(line: CommandLine) -> dict[str, Any]:
+    """Return the value of each option of the config that ``line`` gives, by dotted name."""
+    config = line.config()
+    return {key: attrgetter(key)(config) for key, _ in leaves(Config)}
+
+
+def _without_help(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return ``arguments`` without ``--help``, and the section that follows it: a name, EVERYTHING,
+    or "" if none does; None if there is no ``--help``."""
+    left, section = [], None
+    for word in arguments:
+        if word in ("-h", "--help"):
+            section = section or ""
+        elif section == "" and (word in Config.model_fields or word == EVERYTHING):
+            section = word
+        else:
+            left.append(word)
+    return left, section
+
+
+def _section_lines(program: str) -> str:
+    """Return a line for each section of the config: its name and the first sentence about it."""
+    lines = [f"sections of --section.key (see {program} --help SECTION, or --help {EVERYTHING}):"]
+    for name, field in Config.model_fields.items():
+        first = " ".join((field.description or "").split()).partition(". ")[0].rstrip(".")
+        lines.append(f"  {name:<12}{first[:1].lower()}{first[1:]}")
+    return "\n".join(lines)
+
+
+def _add_options_of_config(
+    parser: Parser, here: Mapping[str, Any], sections: Container[str]
+) -> None:
+    """Add the config's options in ``sections``.
 
     Args:
         here: current values, by dotted name, that the help shows with the defaults.
     """
     for section, options in groupby(leaves(Config), lambda each: each[0].partition(".")[0]):
+        if section not in sections:
+            continue
         group = parser.add_argument_group(section, Config.model_fields[section].description)
         for key, option in options:
             default = "none; required" if option.is_required() else _shown(option.default)

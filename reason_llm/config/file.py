@@ -362,7 +362,7 @@ def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] 
     close = difflib.get_close_matches(_last_part(key), by_name, n=1, cutoff=0.7)
     near = [name for name in keys if key.startswith(f"{name}.")] or [by_name[n] for n in close]
     return f"{problem}; " + (
-        f"did you mean {dashes}{near[0]}?" if near else "see --help for all options"
+        f"did you mean {dashes}{near[0]}?" if near else "see --help for the sections of options"
     )
 
 

@@ -61,12 +61,25 @@ def test_a_config_s_path_and_overrides_that_are_read_as_yaml(tmp_path: Path) -> 
 
 def test_every_option_has_a_docstring_and_stands_in_help(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse("--help")
+        parse("--help", "all")
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     for key, option in leaves(Config):
         assert option.description, key
         assert f"--{key} " in shown
+    with pytest.raises(SystemExit):
+        parse("--help", "data")
+    shown = capsys.readouterr().out
+    of_data = {key for key, _ in leaves(Config) if key.startswith("data.")}
+    assert {key for key, _ in leaves(Config) if f"  --{key} " in shown} == of_data
+
+
+def test_help_is_one_screen_and_names_every_section(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        parse("configs/none.yaml", "--help")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert {line.split()[0] for line in lines if line} >= set(Config.model_fields)
 
 
 X = "data: {train: x}\n"
@@ -185,7 +198,7 @@ def test_the_help_tells_the_values_in_force(
 ) -> None:
     path = write(tmp_path, "data: {train: x}\ntrain: {learning_rate: 0.5}\n")
     with pytest.raises(SystemExit):
-        parse(*(each.format(path=path) for each in arguments), "--help")
+        parse(*(each.format(path=path) for each in arguments), "--help", "all")
     shown = " ".join(capsys.readouterr().out.split())
     options = {part.split(" ", 1)[0]: part for part in shown.split(" --")}
     assert rate in options["train.learning_rate"]
