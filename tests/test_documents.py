@@ -35,6 +35,19 @@ OWN_REWARDS = [
 OF_DATA = [block.text for block in PYTHON if block.where.startswith("data.md")]
 
 
+def test_the_site_has_every_page_once() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+    def pages(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [page for each in (entry.values() if isinstance(entry, dict) else entry)
+                for page in pages(each)]  # fmt: skip
+
+    found = [page for page in pages(site["nav"]) if page != "log/README.md"]
+    assert sorted(found) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
 @pytest.fixture
 def beside_my_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder where my_rewards.py holds the functions of the docs."""

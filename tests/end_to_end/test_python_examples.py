@@ -1,6 +1,9 @@
-"""The examples of docs/configs.md: as scripts in an empty folder, and as a notebook's cells."""
+"""The examples of docs/configs.md, as scripts in an empty folder and as a notebook's cells, and
+``examples/quickstart.ipynb``."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -131,3 +134,16 @@ def test_a_notebook_shows_progress_and_a_plot_and_stops_and_goes_on(kernel: Any)
     shown, displayed = run_cell(kernel, GO_ON)
     assert "True True" in shown
     assert "image/png" in displayed
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")  # of jupyter's own
+def test_the_quick_start_s_notebook_runs_from_top_to_bottom(kernel: Any, tmp_path: Path) -> None:
+    notebook = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())
+    assert all(cell.get("outputs", []) == [] for cell in notebook["cells"])
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    trained, *_ = [run_cell(kernel, text)[0] for text in cells]
+    before, after = (float(x) for x in re.findall(r"([0-9.]+)%", trained.splitlines()[-1]))
+    assert after > before + 10
+    assert (tmp_path / "runs" / "mine" / "report.html").is_file()
+    assert (tmp_path / "exported" / "notebook" / "config.json").is_file()

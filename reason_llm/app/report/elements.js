@@ -66,7 +66,7 @@ function shown(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   if (size < 1e-12) return "0";  // what rounding leaves of a sum that is 0
-  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(Math.max(0, digits - 1)).replace("e+", "e");
+  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(Math.max(0, digits - 1)).replace("e+", "e").replace(/\.?0+e/, "e");
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(digits)));
 }
