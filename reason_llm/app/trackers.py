@@ -1,9 +1,12 @@
 """Trackers of a run: TensorBoard, Weights & Biases, trackio.
 
-A tracker gets each record of metrics.jsonl once, also in a resumed run: it knows its last step. One
+A tracker gets each record of metrics.jsonl once, also in a resumed run: it knows its last step. It
+also gets the alarms and, with ``log.rollouts``, the texts of one group of each step. One
 that raises, or takes longer than ``LIMIT_SECONDS`` for a call, is dropped with one warning."""
 
+import contextlib
 import importlib.util
+import io
 import logging
 import math
 import os
@@ -25,6 +28,7 @@ from reason_llm.errors import (
     without_secrets,
 )
 from reason_llm.files import read_text
+from reason_llm.rollout import Group
 from reason_llm.run import Begun, Record
 from reason_llm.workers import within
 
@@ -32,8 +36,15 @@ LIMIT_SECONDS = 60.0
 """Longest time that one call of a tracker may take."""
 MOST_CHARACTERS = 500
 """Longest part of a tracker's message that is shown."""
+MOST_ROLLOUTS = 8
+"""Rollouts of a step that are sent."""
+MOST_TEXT = 4_000
+"""Characters of a prompt and of a completion that are sent."""
+COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
 PROJECT = "reason_llm"
 Values = dict[str, float]
+Rows = list[list[Any]]
+"""Rollouts of a step, with the columns COLUMNS."""
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -56,7 +67,9 @@ class Tracker(NamedTuple):
     """Command or address that shows them."""
     last_step: int
     """Step of the last record that it has; -1 for none."""
-    write: Callable[[int, Values], object]
+    write: Callable[[int, Values, Rows], object]
+    alert: Callable[[int, str, str], object]
+    """Called with the step, the title and the text of an alarm."""
     close: Callable[[], object]
 
 
@@ -80,9 +93,10 @@ class Trackers:
         for record in begun.records:
             self.write(record)
 
-    def write(self, record: Record) -> None:
-        """Give a record to each tracker that does not have it yet."""
+    def write(self, record: Record, group: Group | None = None) -> None:
+        """Give a record, and the rollouts of ``group``, to each tracker that does not have them."""
         step = int(record["step"])
+        rows = [] if group is None else _rows(step, group)
         values = {
             without_secrets(key): value
             for key, value in record.items()
@@ -90,7 +104,12 @@ class Trackers:
         }
         for name, tracker in list(self._trackers.items()):
             if step > tracker.last_step:
-                self._call(name, partial(tracker.write, step, values))
+                self._call(name, partial(tracker.write, step, values, rows))
+
+    def alert(self, step: int, title: str, text: str) -> None:
+        """Give an alarm to each tracker."""
+        for name, tracker in list(self._trackers.items()):
+            self._call(name, partial(tracker.alert, step, title, without_secrets(text)))
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +132,14 @@ class Trackers:
             return None
 
 
+def _rows(step: int, group: Group) -> Rows:
+    prompt = without_secrets(group.prompt.text[-MOST_TEXT:])
+    return [
+        [step, prompt, without_secrets(each.text[:MOST_TEXT]), each.reward, each.advantage]
+        for each in group.completions[:MOST_ROLLOUTS]
+    ]
+
+
 def _shown(text: str) -> str:
     return without_secrets(printable(text))[:MOST_CHARACTERS]
 
@@ -126,22 +153,33 @@ def _tensorboard(begun: Begun, config: dict[str, Any]) -> Tracker:
         old.unlink()
     # purge_step: an open TensorBoard forgets the steps of the old files.
     writer = SummaryWriter(str(folder), purge_step=0, flush_secs=5)
-    text = "    " + yaml.safe_dump(config, sort_keys=False).replace("\n", "\n    ")
-    writer.add_text("config", text)
+    writer.add_text("config", _verbatim(yaml.safe_dump(config, sort_keys=False)))
 
-    def write(step: int, values: Values) -> None:
+    def write(step: int, values: Values, rows: Rows) -> None:
         for key, value in values.items():
             writer.add_scalar(key, value, step)
+        for place, row in enumerate(rows):
+            lines = "\n".join(f"{name}: {value}" for name, value in zip(COLUMNS, row, strict=True))
+            writer.add_text(f"rollouts/{place}", _verbatim(lines), step)
         writer.flush()
 
-    return Tracker(f"tensorboard --logdir {shlex.quote(str(folder))}", -1, write, writer.close)
+    def alert(step: int, title: str, text: str) -> None:
+        writer.add_text("alarms", f"**{title}**\n\n{text}", step)
+
+    opens = f"tensorboard --logdir {shlex.quote(str(folder))}"
+    return Tracker(opens, -1, write, alert, writer.close)
+
+
+def _verbatim(text: str) -> str:
+    """Return ``text`` as a code block of Markdown."""
+    return "    " + text.replace("\n", "\n    ")
 
 
 WANDB_SETTINGS = {"console": "off", "silent": True, "init_timeout": 60, "x_service_wait": 60} | {
     **dict.fromkeys(("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True),
     "x_save_requirements": False,
 }
-"""Only the config and the records leave the machine."""
+"""The config, the records, the alarms and, with ``log.rollouts``, texts leave the machine."""
 
 
 def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
@@ -162,10 +200,14 @@ def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
             if old.name != folder.name:  # the service of a killed run may still write there
                 shutil.rmtree(old, ignore_errors=True)
 
-    def write(step: int, values: Values) -> None:
-        run.log(values, step=step, commit=True)  # now, not with the next record
+    def write(step: int, values: Values, rows: Rows) -> None:
+        tables = {"rollouts": wandb.Table(columns=COLUMNS, data=rows)} if rows else {}
+        run.log(values | tables, step=step, commit=True)  # now, not with the next record
 
-    return Tracker(opens, int(run.step) - 1, write, run.finish)
+    def alert(step: int, title: str, text: str) -> None:
+        run.alert(title[:63], f"Step {step}: {text}", "WARN")
+
+    return Tracker(opens, int(run.step) - 1, write, alert, run.finish)
 
 
 def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
@@ -176,11 +218,18 @@ def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
         project=project, name=f"{begun.folder.name}-{begun.id}", config=config, resume="allow",
         embed=False, auto_log_gpu=False, auto_log_cpu=False,
     )  # fmt: skip
-    return Tracker(
-        f"trackio show --project {shlex.quote(project)}",
-        int(run._next_step) - 1,  # there is no public name for it
-        lambda step, values: run.log(values, step), run.finish,
-    )  # fmt: skip
+
+    def write(step: int, values: Values, rows: Rows) -> None:
+        tables = {"rollouts": trackio.Table(columns=COLUMNS, data=rows)} if rows else {}
+        run.log(values | tables, step)
+
+    def alert(step: int, title: str, text: str) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints; the console has the alarm
+            run.alert(title, text, step=step)
+
+    last_step = int(run._next_step) - 1  # there is no public name for it
+    opens = f"trackio show --project {shlex.quote(project)}"
+    return Tracker(opens, last_step, write, alert, run.finish)
 
 
 def _project(config: dict[str, Any]) -> str:

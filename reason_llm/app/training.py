@@ -29,7 +29,7 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
     console, or what takes its place."""
     trackers.check_installed(config.log.trackers)
     with Trackers(config.log.trackers) as followers:
-        watch = _WatchAndTrackers(shown, followers)
+        watch = _WatchAndTrackers(shown, followers, config.log.rollouts)
         folder = config.run.directory / str(config.run.name)
         try:
             summary = train(config, watch)
@@ -53,9 +53,10 @@ def run_training(config: Config, shown: Watch) -> dict[str, Any]:
 class _WatchAndTrackers(Watch):
     """A watch and the trackers as one watch."""
 
-    def __init__(self, shown: Watch, followers: Trackers) -> None:
+    def __init__(self, shown: Watch, followers: Trackers, with_rollouts: bool) -> None:
         self._shown = shown
         self._followers = followers
+        self._with_rollouts = with_rollouts
         self.has_begun = False
         self._alarms: LiveAlarms | None = None
 
@@ -75,7 +76,7 @@ class _WatchAndTrackers(Watch):
 
     def step(self, record: Record, group: Group | None) -> None:
         self._shown.step(record, group)
-        self._followers.write(record)
+        self._followers.write(record, group if self._with_rollouts else None)
         raised: list[tuple[str, Finding]] = []
         try:
             if self._alarms is not None:
@@ -86,6 +87,7 @@ class _WatchAndTrackers(Watch):
         for title, finding in raised:
             told = (record["step"], title, finding.text, finding.advice)
             logger.warning("alarm at step %d: %s. %s %s", *told)
+            self._followers.alert(int(record["step"]), title, f"{finding.text} {finding.advice}")
 
 
 def write_report_of(folder: Path, shown: Watch) -> None:

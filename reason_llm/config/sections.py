@@ -374,6 +374,8 @@ class LogSection(Section):
     project: str | None = None
     """Project name in wandb and trackio. null: the environment variable WANDB_PROJECT for wandb,
     otherwise reason_llm."""
+    rollouts: bool = False
+    """Also send the texts of up to eight rollouts of each step to the trackers."""
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], ONE_IS_A_LIST] = []  # noqa: RUF012
     """Trackers that receive the records of metrics.jsonl: tensorboard, wandb, trackio; one or a
     list. A tracker that fails, or takes longer than a minute for a record, is dropped with a
@@ -806,6 +808,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "train.warmup_steps={c.train.warmup_steps} contradicts run.steps={c.run.steps}, in which the "
      "policy has {c.policy_optimizer_steps} optimizer steps: the learning rate would never be "
      "reached; lower it"),
+    (lambda c, row: c.log.rollouts and not c.log.trackers,
+     "log.rollouts=true contradicts log.trackers=[], which get them; name a tracker"),
     (lambda c, row: not c.evaluation_sets and c.eval.rows is None and c.eval != EvalSection(),
      "the eval section contradicts data.eval=null: nothing is evaluated; set data.eval or "
      "eval.sets"),

@@ -109,16 +109,22 @@ import sys, time
 from pathlib import Path
 from reason_llm.app import trackers as module
 from reason_llm.app.trackers import Trackers
+from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run import Begun
 folder, names, before, last = Path(sys.argv[1]), sys.argv[2].split(), *map(int, sys.argv[3:5])
 module.LIMIT_SECONDS = 600.0  # on a loaded machine the service of wandb takes its time
 def record(step):
     return {"step": step, "score/reward": step / 8, "time/total_seconds": 2.0}
+group = Group(
+    Prompt("row:1", "What is 1 + 2?", (1,), "3", {}),
+    (Completion((1, 2), "It is 3.", (-0.5, -0.5), "stop", reward=1.0, advantage=0.25),),
+)
 begun = Begun(folder, "RUN_ID", folder.name, before, 9, [record(step) for step in range(before)])
 with Trackers(names) as trackers:
     trackers.start(begun)
     for step in range(before, last):
-        trackers.write(record(step))
+        trackers.write(record(step), group)
+        trackers.alert(step, "No signal", "All rewards are equal.")
     if len(sys.argv) > 5:
         time.sleep(1000)
 """.replace("RUN_ID", RUN_ID)
@@ -143,6 +149,16 @@ def test_each_holds_each_step_once_also_after_a_kill(folder: Path) -> None:
     expected = [(step, step / 8) for step in range(6)]
     for name, read in READERS.items():
         assert read(folder) == expected, name
+    name = f"{folder.name}-{RUN_ID}"
+    rollout = {"prompt": "What is 1 + 2?", "completion": "It is 3.", "reward": 1, "advantage": 0.25}
+    logs = SQLiteStorage.get_logs("reason_llm", name)
+    assert logs[-1]["rollouts"]["_value"] == [{"step": 5, **rollout}]
+    alarms = SQLiteStorage.get_alerts("reason_llm", name)  # a kill loses those in its queue
+    assert {each["step"] for each in alarms if each["title"] == "No signal"} >= {3, 4, 5}
+    events = b"".join(file.read_bytes() for file in (folder / "tensorboard").glob("events*"))
+    assert b"completion: It is 3." in events and b"All rewards are equal." in events
+    (table,) = folder.glob(f"wandb/offline-run-*-{RUN_ID}/files/media/table/rollouts_5_*")
+    assert orjson.loads(table.read_bytes())["data"] == [[5, *rollout.values()]]
     config = orjson.dumps(SQLiteStorage.get_run_config("reason_llm", f"{folder.name}-{RUN_ID}"))
     for part in (b"prompts_per_step", b"think_answer_tags"):
         assert part in config
@@ -183,9 +199,13 @@ class Kept:
         self.steps: list[int] = []
         made.append(self)
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def write(self, step: int, values: dict[str, float], rows: list[list[Any]]) -> None:
         assert "step" not in values
         self.steps.append(step)
+        self.rows = rows
+
+    def alert(self, step: int, title: str, text: str) -> None:
+        self.alarms = [(step, title)]
 
     def close(self) -> None:
         self.steps.append(-1)
@@ -195,7 +215,7 @@ made: list[Kept] = []
 
 
 class Broken(Kept):
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def write(self, step: int, values: dict[str, float], rows: list[list[Any]]) -> None:
         raise RuntimeError(f"no\nway \x1b[2J {SECRET}")
 
 
