@@ -6,12 +6,12 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 # requirements/lock-*.txt holds the whole tested set, and make installs it. Lower bounds are versions
-# that were tested before. Upper bounds are the next release that breaks or may break us: the next
-# minor one for libraries whose internals we use, the next major one for the others. Move them only
-# as a set:
+# that were tested before; the lock has newer ones. Upper bounds are the next release that breaks or
+# may break us: the next minor one for libraries whose internals we use, the next major one for the
+# others. Move them only as a set:
 # - vllm 0.32.0 pins torch 2.13.0 and caps transformers below 5.20;
-# - unsloth 2026.10.9 caps transformers at 5.17.0, trl at 1.15.0 and datasets below 5: the lower
-#   bounds let it be installed, and the lock has the newest that vLLM takes.
+# - unsloth 2026.10.9 caps transformers at 5.17.0, trl at 1.15.0 and datasets below 5, so the lower
+#   bounds stay where it can be installed, as an extra of its own.
 BASE = [
     "torch>=2.13,<2.14",
     "transformers>=5.17,<5.20",
