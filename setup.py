@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
-# requirements/lock-*.txt holds the whole tested set, and make installs it. Lower bounds are versions
+# requirements/lock-*.txt holds the whole tested set, and make installs it. Lower bounds are ones
 # that were tested before; the lock has newer ones. Upper bounds are the next release that breaks or
 # may break us: the next minor one for libraries whose internals we use, the next major one for the
 # others. Move them only as a set:
