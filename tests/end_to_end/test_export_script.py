@@ -494,7 +494,10 @@ def test_pushed_to_the_hub_when_asked(
         assert code == 0, error
         monkeypatch.setenv("HF_TOKEN", "hf_wrong" + "x" * 29)
         code, _, refused = call(run, "--out", tmp_path / "other", *asked)
+    cut_code, _, cut = call(run, "--out", tmp_path / "other", *asked)  # nobody listens any more
     huggingface_hub.close_session()
+    assert (cut_code, cut.count("\n")) == (2, 1)
+    assert "leave --push out" in cut
     (created,) = server.created
     assert (created["name"], created["visibility"]) == ("sums", "private")
     assert server.files == {file.name: file.read_bytes() for file in out.iterdir()}

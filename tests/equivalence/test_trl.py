@@ -248,12 +248,11 @@ def reader(tokenizer: Any) -> Any:
 Rows = Callable[..., list[Datum]]
 
 
-@pytest.mark.parametrize("loss", most_are_long(["nll", "chunked_nll"], ["nll"]))
-def test_sft(policy: Model, rows: Rows, reader: Any, tmp_path: Path, loss: str) -> None:
+def test_sft(policy: Model, rows: Rows, reader: Any, tmp_path: Path) -> None:
     given = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in PAIRS]
     data = rows(given, "demonstrations")
     trainer = SFTTrainer(
-        base(), SFTConfig(**options(tmp_path, loss_type=loss, completion_only_loss=True)),
+        base(), SFTConfig(**options(tmp_path, completion_only_loss=True)),
         train_dataset=texts(reader, given), processing_class=reader, peft_config=lora(),
     )  # fmt: skip
     expected = theirs(trainer, policy.adapter_of("policy"), data)
@@ -271,7 +270,7 @@ def test_sft_of_several_turns(policy: Model, rows: Rows, reader: Any, tmp_path: 
                for d in data)  # fmt: skip
     reader.chat_template = MARKED
     trainer = SFTTrainer(
-        base(), SFTConfig(**options(tmp_path, loss_type="nll", assistant_only_loss=True)),
+        base(), SFTConfig(**options(tmp_path, assistant_only_loss=True)),
         train_dataset=Dataset.from_list(TURNS), processing_class=reader, peft_config=lora(),
     )  # fmt: skip
     after = reader.encode("\n")

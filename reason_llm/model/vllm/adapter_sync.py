@@ -1,7 +1,7 @@
 """Copying of the policy's LoRA adapter into vLLM's adapter slot, in place: its tensors' addresses
 never change, so vLLM's CUDA graphs see the new values.
 
-Read against vLLM 0.31.0: vllm/lora/worker_manager.py, vllm/lora/model_manager.py,
+Read against vLLM 0.32.0: vllm/lora/worker_manager.py, vllm/lora/model_manager.py,
 vllm/lora/layers/base_linear.py.
 """
 

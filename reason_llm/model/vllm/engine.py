@@ -1,7 +1,7 @@
 """vLLM in this process: started with the sizes of the plan, asleep while the learner learns. On a
 GPU that gives back the KV cache's memory; the weights stay, because the learner views them.
 
-Read against vLLM 0.31.0: vllm/v1/engine/core.py, vllm/v1/worker/gpu_worker.py,
+Read against vLLM 0.32.0: vllm/v1/engine/core.py, vllm/v1/worker/gpu_worker.py,
 vllm/device_allocator/cumem.py.
 """
 
@@ -28,7 +28,7 @@ MOST_EMPTY_STEPS = 64
 LEAST_RELEASED_FRACTION = 0.9
 """The part of the KV cache's memory that a release must give back."""
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
-"""Batch sizes whose decoding is captured as a CUDA graph, besides the largest: vLLM 0.31 captures
+"""Batch sizes whose decoding is captured as a CUDA graph, besides the largest: vLLM 0.32 captures
 172, which keep their memory."""
 
 
@@ -140,7 +140,7 @@ class Engine:
         """End the engine. Views of its weights must be gone before, or they outlive their pool."""
         gc.collect()
         if self.can_release:
-            try:  # or vLLM 0.31 would unmap the released KV cache once more as it ends
+            try:  # or vLLM 0.32 would unmap the released KV cache once more as it ends
                 self.wake()
             except (OutOfMemory, RuntimeError) as error:
                 log.warning("vLLM is closed while asleep: %s", one_line(error))
@@ -152,7 +152,7 @@ class Engine:
             torch.cuda.empty_cache()
 
     def _drain(self) -> None:
-        """Step until nothing is scheduled, before which vLLM 0.31 refuses to release ("requires a
+        """Step until nothing is scheduled, before which vLLM 0.32 refuses to release ("requires a
         completed pause first"): the last finished requests are cleared by a step more."""
         core = self.llm.llm_engine.engine_core.engine_core
         for _ in range(MOST_EMPTY_STEPS):
@@ -260,7 +260,7 @@ def _adapter_options(sizes: EngineSizes) -> dict[str, Any]:
         )
     if SHARED_EXPERT_GATE in sizes.lora_targets:
         raise ModelError(
-            f"model.adapter.targets with {SHARED_EXPERT_GATE}: vLLM 0.31 applies no adapter there; "
+            f"model.adapter.targets with {SHARED_EXPERT_GATE}: vLLM 0.32 applies no adapter there; "
             "leave it out, or set sample.engine to transformers"
         )
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
@@ -268,15 +268,15 @@ def _adapter_options(sizes: EngineSizes) -> dict[str, Any]:
 
 
 def forget_configs() -> None:
-    """Have Transformers read configs by its own classes again: vLLM 0.31 registers others for some
-    families, such as Qwen3.5, of which Transformers makes no model. Ends when vLLM keeps its
+    """Have Transformers read configs by its own classes again: vLLM 0.32 registers others for some
+    families, such as DeepSeek V3.2, of which Transformers makes no model. Ends when vLLM keeps its
     classes to itself."""
     for name in CONFIG_MAPPING._extra_content.keys() & CONFIG_MAPPING._mapping.keys():
         del CONFIG_MAPPING._extra_content[name]
 
 
 def _with_query_scale(config: Any) -> Any:
-    """The config with the growth of Ministral 3's queries with their position where vLLM 0.31 looks
+    """The config with the growth of Ministral 3's queries with their position where vLLM 0.32 looks
     for it (vllm/model_executor/models/mistral.py): it takes that from Mistral's own params.json and
     drops what config.json says. Ends when vLLM reads ``rope_parameters``."""
     text = config.get_text_config(decoder=True)
@@ -311,7 +311,7 @@ def unmapped_bytes() -> int:
 
 def _forget_slots() -> None:
     """Clear vLLM's tables of adapter slots, which it keeps by address for the whole process: vLLM
-    0.31 refuses to start again while they hold anything in the pool of the weights, and would take
+    0.32 refuses to start again while they hold anything in the pool of the weights, and would take
     a new slot at an old address for the old one. Ends when vLLM clears them as it shuts down."""
     import vllm.lora.ops.triton_ops.utils as kept
 
@@ -338,7 +338,7 @@ def on_default_stream() -> Iterator[None]:
 
 def _keep_expert_weights() -> None:
     """Compute experts in torch on a CPU, over the weights as a GPU has them: with adapters vLLM
-    0.31 takes its Triton kernel for experts on every machine, and a CPU has no Triton. Ends when
+    0.32 takes its Triton kernel for experts on every machine, and a CPU has no Triton. Ends when
     vLLM has experts with adapters there."""
     from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
@@ -366,7 +366,7 @@ def _keep_expert_weights() -> None:
 
 def _keep_delta_rule() -> None:
     """Compute Gated DeltaNet by Transformers' torch functions on a CPU, in any type, over the
-    weights as a GPU has them: vLLM 0.31's kernels there take bfloat16 alone, and of the newer CPUs
+    weights as a GPU has them: vLLM 0.32's kernels there take bfloat16 alone, and of the newer CPUs
     a convolution that is packed for them. Ends when vLLM offers a switch for it."""
     from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
     from vllm.forward_context import get_forward_context
@@ -419,7 +419,7 @@ def _keep_delta_rule() -> None:
 
 
 def _keep_linear_weights() -> None:
-    """Keep linear weights: on a CPU vLLM 0.31 would pack each layer for oneDNN and drop its weight.
+    """Keep linear weights: on a CPU vLLM 0.32 would pack each layer for oneDNN and drop its weight.
     Ends when vLLM offers a switch for it."""
     import vllm.model_executor.layers.utils as layers
 

@@ -1,7 +1,7 @@
 """Unsloth behind the interface of the native backend: its loader, kernels, checkpointing and
 Standby, through its public API only. Sampling, the adapter's slot and the checks are ours.
 
-Read against unsloth and unsloth_zoo 2026.10.7 with vLLM 0.31.0, never run without a GPU. Where a
+Read against unsloth and unsloth_zoo 2026.10.7 with vLLM 0.31.0; never run. Where a
 fact is from: [loader] unsloth/models/loader.py FastLanguageModel.from_pretrained, [llama]
 unsloth/models/llama.py FastLlamaModel, [zoo] unsloth_zoo/vllm_utils.py.
 """
@@ -27,6 +27,7 @@ from reason_llm.model.vllm.engine import MAX_LORA_RANKS, Engine, EngineSizes, is
 
 log = logging.getLogger(__name__)
 
+INSTALL = f"{installation.install('gpu,unsloth')}, which replaces Transformers by 5.17, its newest"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Families that [loader] sends to the hand-written kernels. gemma and gemma2 too, but those scale
 their embeddings and cap their logits, which is unread."""
@@ -61,7 +62,7 @@ def unfit(config: ModelSection, text: PretrainedConfig, device: torch.device) ->
     if torch.cuda.get_device_capability(device)[0] < 8:  # [llama] would fall back to float16
         return "this GPU has no bfloat16, which we need for Unsloth"
     if any(importlib.util.find_spec(name) is None for name in ("unsloth", "unsloth_zoo", "vllm")):
-        return f"Unsloth or vLLM is not installed; {installation.install('gpu')}"
+        return f"Unsloth or vLLM is not installed; {INSTALL}"
     if text.model_type not in FAMILIES:
         return f"Unsloth is used for {', '.join(FAMILIES)}, and this is {text.model_type}"
     if getattr(text, "sliding_window", None) is not None:
@@ -157,7 +158,7 @@ def _import() -> Any:
     except (ImportError, NotImplementedError, RuntimeError) as error:
         raise ModelError(
             f"model.backend=unsloth: Unsloth cannot be imported ({one_line(error)[:300]}); "
-            f"{installation.install('gpu')}, or set model.backend to native"
+            f"{INSTALL}, or set model.backend to native"
         ) from error
     if not _utils.HAS_FLASH_ATTENTION and _utils.xformers is None:  # it says so on stdout alone
         log.warning(

@@ -131,7 +131,7 @@ def test_contradictions_name_both(
     ("device", "away", "text", "model", "reason"),
     [
         (CPU, "", Qwen2Config(), {}, "there is no GPU"),
-        (GPU, "unsloth", Qwen2Config(), {}, r"not installed; pip install -e '\.\[gpu\]'"),
+        (GPU, "unsloth", Qwen2Config(), {}, r"not installed; pip install -e '\.\[gpu,unsloth\]'"),
         (GPU, "", GemmaConfig(), {}, "used for llama, mistral, qwen2, qwen3, and this is gemma"),
         (GPU, "", MistralConfig(sliding_window=4096), {}, "sliding_window=4096"),
         (GPU, "", Qwen2Config(), {"adapter": {"rank": 1024}}, "rank=1024 is more than 512"),

@@ -131,7 +131,7 @@ def test_the_text_part_is_shared_synced_served_and_merged(name: str, tmp_path: P
 
 
 def test_why_an_adapter_under_other_names_is_refused(tmp_path: Path) -> None:
-    """vLLM 0.31 serves the base without a word; once it does not, the refusal can go."""
+    """vLLM 0.32 serves the base without a word; once it does not, the refusal can go."""
     path = families.make(tmp_path / "base", "qwen3_vl")
     section = ModelSection(path=path, dtype="float32", adapter=AdapterSection(rank=8, alpha=16))
     with Model(section, load_tokenizer(path), 0) as model:
