@@ -47,6 +47,9 @@ class StandInLLM:
             )
         )
 
+    def apply_model(self, act: Any) -> list[Any]:
+        return [act(torch.nn.Module())]
+
     def sleep(self, level: int) -> None:
         self.asked.append("sleep")
 
