@@ -45,72 +45,41 @@ SHAPES = {
     "qwen2.5-7b": Shape(152064, 3584, 18944, 28, 28, 4, False, "bfloat16", 131072),
 }
 GEMMA4_E4B: dict[str, Any] = {
-    "vocab_size": 262144,
-    "hidden_size": 2560,
-    "intermediate_size": 10240,
-    "num_hidden_layers": 42,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "hidden_size_per_layer_input": 256,
-    "vocab_size_per_layer_input": 262144,
-    "num_kv_shared_layers": 18,
+    "vocab_size": 262144, "hidden_size": 2560, "intermediate_size": 10240,
+    "num_hidden_layers": 42, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+    "global_head_dim": 512, "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144, "num_kv_shared_layers": 18,
     "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 7,
-}
-SMALL_GEMMA4 = GEMMA4_E4B | {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "head_dim": 32,
-    "global_head_dim": 64,
-    "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": 512,
-    "num_kv_shared_layers": 2,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
+}  # fmt: skip
 QWEN35_4B: dict[str, Any] = {
-    "vocab_size": 248320,
-    "hidden_size": 2560,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
+    "vocab_size": 248320, "hidden_size": 2560, "intermediate_size": 9216,
+    "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "tie_word_embeddings": True,
     "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
-    "tie_word_embeddings": True,
     "rope_parameters": {
         "rope_type": "default", "rope_theta": 1e7, "mrope_interleaved": True,
         "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
     },
 }  # fmt: skip
-SMALL_QWEN35 = QWEN35_4B | {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"],
-    "rope_parameters": QWEN35_4B["rope_parameters"] | {"mrope_section": [3, 3, 2]},
-}
+SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 MULTIMODAL: dict[str, dict[str, Any]] = {
-    "gemma4-e4b": GEMMA4_E4B, "gemma4-tiny": SMALL_GEMMA4,
-    "qwen3.5-4b": QWEN35_4B, "qwen3.5-tiny": SMALL_QWEN35,
+    "gemma4-e4b": GEMMA4_E4B,
+    "gemma4-tiny": GEMMA4_E4B | SMALL | {
+        "num_hidden_layers": 4, "head_dim": 32, "global_head_dim": 64,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512,
+        "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "qwen3.5-4b": QWEN35_4B,
+    "qwen3.5-tiny": QWEN35_4B | SMALL | {
+        "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 64,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": QWEN35_4B["rope_parameters"] | {"mrope_section": [3, 3, 2]},
+    },
 }  # fmt: skip
-"""Text parts of models that also read images. Source: config.json of google/gemma-4-E4B-it and
-Qwen/Qwen3.5-4B. The tower is a small one, because it is not loaded."""
+"""Text parts of models that also read images, by the numbers of their model cards. The tower is a
+small one, because it is not loaded."""
 TOWERS: dict[str, dict[str, Any]] = {
     "gemma4": {
         "vision_config": {
@@ -123,7 +92,7 @@ TOWERS: dict[str, dict[str, Any]] = {
         "vision_config": {
             "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2,
             "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 16,
-            "patch_size": 16,
+            "patch_size": 16, "out_hidden_size": 64,
         },
         "image_token_id": 300, "video_token_id": 301, "vision_start_token_id": 302,
         "vision_end_token_id": 303, "tie_word_embeddings": True,
@@ -171,11 +140,7 @@ def _multimodal(shape: str) -> tuple[Any, int]:
     text, family = MULTIMODAL[shape], "gemma4" if shape.startswith("gemma4") else "qwen3_5"
     ends = {"bos_token_id": None, "eos_token_id": text["vocab_size"] - 1,
             "pad_token_id": text["vocab_size"] - 2}  # fmt: skip
-    whole = TOWERS[family]
-    if family == "qwen3_5":
-        tower = whole["vision_config"] | {"out_hidden_size": text["hidden_size"]}
-        whole = whole | {"vision_config": tower}
-    config = CONFIG_MAPPING[family](text_config=text | ends, **whole)
+    config = CONFIG_MAPPING[family](text_config=text | ends, **TOWERS[family])
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
     return model, text["vocab_size"]
 

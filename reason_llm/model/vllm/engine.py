@@ -144,9 +144,12 @@ class Engine:
                 self.wake()
             except (OutOfMemory, RuntimeError) as error:
                 log.warning("vLLM is closed while asleep: %s", one_line(error))
-        _unhook(self.module)
+        (worker,) = self.llm.collective_rpc(lambda worker: worker)
         allocators = _pool_allocators()
+        _unhook(self.module)
         self.llm.llm_engine.engine_core.shutdown()
+        # Its manager of adapters would hold the model as long as anything holds the engine.
+        vars(worker.model_runner).clear()
         del self.llm
         _forget_slots()
         gc.collect()
