@@ -152,7 +152,8 @@ class Engine:
         vars(worker.model_runner).clear()
         del self.llm
         _forget_slots()
-        gc.collect()
+        for _ in range(2):  # a parameter is freed after its views
+            gc.collect()
         if self.can_release:
             torch.cuda.empty_cache()
         del allocators
