@@ -64,7 +64,7 @@ def test_the_dry_run_of_every_call(tmp_path: Path) -> None:
     assert float(rows["nf4: a step, s"][0]) > 0
     assert float(rows["nf4: a step, s"][5]) > 0
     assert float(rows["memory: sampling measured, GiB"][6]) > 0
-    assert rows["memory: longest rows planned, tokens"][6] == "768"
+    assert rows["memory: longest rows planned, tokens"][6] == "512"
     assert rows["memory: longest rows learned, tokens"][6] == "768"
     # What needs a GPU is a cell with the reason.
     assert rows["peers: a step, s"][3:5] == ["failed (1)", "failed (1)"]
