@@ -124,6 +124,7 @@ def test_closing_clears_the_slots_that_vllm_keeps(
     assert "vLLM is closed while asleep: out of memory" in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_no_weight_outlives_its_engine(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real vLLM. On a GPU it compiles its model, for which Dynamo holds the compiled module."""
