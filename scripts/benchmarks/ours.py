@@ -20,9 +20,11 @@ from benchmarks import device
 from benchmarks.sides import Turns
 from benchmarks.work import TARGETS, Work, completions, lengths, prompts
 from reason_llm.config import Config, RewardSpec, ScoreSection, resolve
+from reason_llm.errors import ConfigError, OutOfMemory
 from reason_llm.model import (
     Datum,
     Model,
+    attention,
     base,
     default_device,
     load_tokenizer,
@@ -76,6 +78,9 @@ class ForcedLengths(TransformersSampler):
 def config_of(work: Work, backend: Literal["native", "unsloth"] = "native") -> Config:
     """The work as a config of a run."""
     is_vllm = work.engine == "vllm"
+    text = base.read_config(work.model).get_text_config(decoder=True)
+    dtype = torch.float32 if work.kind == "float32" else torch.bfloat16
+    is_padded = backend == "unsloth" or attention.unfit(text, dtype, default_device()) is not None
     tree: dict[str, Any] = {
         "run": {"seed": work.seed, "steps": work.steps},
         "model": {
@@ -89,7 +94,7 @@ def config_of(work: Work, backend: Literal["native", "unsloth"] = "native") -> C
         "train": {
             "learning_rate": work.learning_rate,
             "gradient_checkpointing": is_vllm,
-            "packing": "padded" if backend == "unsloth" else "varlen",
+            "packing": "padded" if is_padded else "varlen",
         },
         "memory": {"budget_gib": work.budget_gib or "auto"},
         "algorithm": ALGORITHM,
@@ -152,7 +157,10 @@ def measure(work: Work, turns: Turns, backend: Literal["native", "unsloth"] = "n
         steps = _Steps(work, plan, meter, model, Learner(model, settings_of(config, work, plan)))
         for step in range(work.steps):
             turns.wait()
-            turns.answer(steps.step(step, buffer))
+            answer = steps.step(step, buffer)
+            if work.longest_tokens:
+                answer |= steps.longest()
+            turns.answer(answer)
         del steps
 
 
@@ -227,6 +235,36 @@ class _Steps:
             "tokens": sum(sum(row.trained) for row in rows),
         }
 
+    def longest(self) -> dict[str, float]:
+        """Tokens of the longest rows that are planned and that are learned, by bisection in 16ths
+        of the planned number, which is tried first."""
+        work = replace(self.work, is_given=True, prompt_tokens=min(256, self.work.prompt_tokens))
+
+        def of_length(tokens: int) -> Work:
+            return replace(work, completion_tokens=tokens - work.prompt_tokens)
+
+        def is_planned(tokens: int) -> bool:
+            try:
+                plan_of(of_length(tokens))
+            except ConfigError:
+                return False
+            return True
+
+        def is_learned(tokens: int) -> bool:
+            rows = with_advantages(rewarded(work, given(of_length(tokens), 0)), ROW)
+            try:
+                self.learn(work.steps, to_data(rows))
+            except OutOfMemory:
+                return False
+            return True
+
+        ladder = range(2 * work.prompt_tokens, work.longest_tokens + 1, 2 * work.prompt_tokens)
+        planned = ladder[max(0, last_that_fits(ladder, is_planned))]
+        rungs = [n for n in (planned * k // 16 for k in range(8, 25)) if n <= work.longest_tokens]
+        index = last_that_fits(rungs, is_learned)
+        return {"longest_planned_tokens": planned,
+                "longest_tokens": rungs[index] if index >= 0 else 0}  # fmt: skip
+
     @contextmanager
     def _phase(self) -> Iterator[Peak]:
         """The peak of this process alone, where NVML says it. With Transformers there is none: the
@@ -242,6 +280,15 @@ class _Steps:
     def _keep_peak(self, found: dict[str, float], phase: str, peak: Any, planned: int) -> None:
         if self.work.engine == "vllm":
             found[f"{phase}_gib"], found[f"{phase}_planned_gib"] = peak.gib, planned / GIB
+
+
+def last_that_fits(ladder: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The index of the last rung that fits, if all below it do; -1 if none does."""
+    least, most = -1, len(ladder) - 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if fits(ladder[middle]) else (least, middle - 1)
+    return least
 
 
 def given(work: Work, step: int) -> list[Group]:

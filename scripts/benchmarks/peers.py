@@ -28,8 +28,6 @@ from benchmarks import device, ours
 from benchmarks.device import GIB
 from benchmarks.sides import Turns
 from benchmarks.work import TARGETS, Work, completions, lengths, prompts
-from reason_llm.model import meta_model
-from reason_llm.model.plan import Shape
 
 RUNTIME_BYTES = int(1.5 * GIB)
 """CUDA's context, and the trainer's memory without the model."""
@@ -43,9 +41,6 @@ def measure_trl(work: Work, turns: Turns) -> None:
     TRL has one memory saver for the log-probs, which comes with ``use_liger_kernel`` and therefore
     needs Triton; where it is not installed, the trainer's switch is set after its construction,
     which runs the same chunked log-probs without Liger's kernels.
-
-    Raises:
-        RuntimeError: the two copies leave no room.
     """
     from peft import LoraConfig
 
@@ -67,8 +62,6 @@ def measure_trl(work: Work, turns: Turns) -> None:
         turns.notes.append("chunked log-probs" if chunked else "full logits")
         if work.engine == "vllm":
             arguments |= _vllm_arguments(work) | {"use_liger_kernel": chunked}
-            if not work.has_ballast:
-                arguments["vllm_gpu_memory_utilization"] = _give_kv_cache(work)
             more["quantization_config"] = _nf4() if work.kind == "nf4" else None
         trainer = _grpo(work, arguments, more)
         trainer.use_liger_kernel = chunked
@@ -146,7 +139,7 @@ def _vllm_arguments(work: Work) -> dict[str, Any]:
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_enable_sleep_mode": True,
-        "vllm_gpu_memory_utilization": _trl_utilisation(work),
+        "vllm_gpu_memory_utilization": _give_kv_cache(work),
         "vllm_max_model_length": work.context,
     }
 
@@ -200,36 +193,18 @@ def _grpo(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
 
 
 def _rows(work: Work) -> int:
-    """Rows of a micro-batch: as many as ours holds, and a divisor of the step's rollouts; one where
-    the longest context is sought."""
+    """Rows of a micro-batch: as many as ours holds, and a divisor of the step's rollouts."""
     if work.trl_rows is not None:
         return work.trl_rows
-    if work.has_ballast:
-        return 1
     most = max(1, ours.plan_of(work).micro_batch_tokens // work.context)
     return max(rows for rows in range(1, most + 1) if work.rollouts % rows == 0)
 
 
-def _trl_utilisation(work: Work) -> float:
-    """The part of the GPU for vLLM's copy and its KV cache, while the learner's copy stays."""
-    config = ours.config_of(work).model
-    shape = Shape.of(meta_model(config))
-    learner = shape.weight_bytes(2, config.quantize, under_vllm=False) + shape.adapter * 16
-    left = USED_FRACTION * _budget_bytes(work) - learner - RUNTIME_BYTES
-    if left <= 0:
-        raise RuntimeError(f"its learner alone takes {learner / GIB:.1f} GiB")
-    return min(0.9, left / device.total_bytes())
-
-
 def _unsloth_utilisation(work: Work) -> float:
     """The part of what is free for the weights and the KV cache, which sleeps while learning."""
-    left = USED_FRACTION * _budget_bytes(work) - RUNTIME_BYTES
-    return min(0.95, left / device.free_bytes())
-
-
-def _budget_bytes(work: Work) -> float:
     total = device.total_bytes()
-    return total if work.budget_gib is None else min(total, work.budget_gib * GIB)
+    budget = total if work.budget_gib is None else min(total, work.budget_gib * GIB)
+    return min(0.95, (USED_FRACTION * budget - RUNTIME_BYTES) / device.free_bytes())
 
 
 class ForcedLengths(LogitsProcessor):

@@ -37,8 +37,8 @@ SYSTEMS = {
     "unsloth": "Unsloth",
 }
 """What can be measured, and its name in the table."""
-LEARNERS = ("reason_llm", "reason_llm_unsloth", "trl", "unsloth")
-"""Those that learn, too."""
+ALONE_FIRST = ("unsloth", "reason_llm_unsloth")
+"""Those that measure the GPU's free memory as they load, and so load before the others."""
 PEERS = ("trl", "unsloth")
 """Not ours, and with vLLM of no use without a GPU."""
 SCRIPT = ROOT / "scripts" / "benchmark.py"
@@ -241,7 +241,7 @@ def take_turns(
 ) -> dict[str, Outcome]:
     """Run systems at their work, a step each in turn, so that other load falls on all of them.
 
-    They load at the same time, but Unsloth first: it measures the GPU's free memory as it loads.
+    They load at the same time, but for those of ``ALONE_FIRST``.
 
     Args:
         given: by the name of a side, its system and its work; all have as many steps.
@@ -251,14 +251,14 @@ def take_turns(
     """
     with TemporaryDirectory() as folder, ExitStack() as stack:
         sides: dict[str, Side] = {}
-        alone_first = sorted(given.items(), key=lambda each: each[1][0] != "unsloth")
+        alone_first = sorted(given.items(), key=lambda each: each[1][0] not in ALONE_FIRST)
         for name, (system, work) in alone_first:
             sides[name] = Side(system, work, Path(folder) / name, most_seconds, threads)
             stack.callback(sides[name].close)
-            if system == "unsloth":
+            if system in ALONE_FIRST:
                 sides[name].load()
         for name, (system, _) in given.items():
-            if system != "unsloth":
+            if system not in ALONE_FIRST:
                 sides[name].load()
         sides = {name: sides[name] for name in given}
         outcomes = {name: side.outcome for name, side in sides.items()}

@@ -63,6 +63,9 @@ class Work:
     """GPU memory that may be used; None: all."""
     has_ballast: bool = False
     """The rest of the GPU is allocated first, so that nothing can take more."""
+    longest_tokens: int = 0
+    """After the steps, the longest rows that can be learned are searched, up to so many tokens; 0:
+    they are not."""
 
     @property
     def context(self) -> int:
@@ -83,18 +86,6 @@ class Work:
     def is_quickstart(self) -> bool:
         """Whether prompts, answers and rewards are the quick start's."""
         return self.model == str(TINY)
-
-    def at_context(self, tokens: int, budget_gib: float) -> "Work":
-        """One step with one group of rollouts of so many tokens, within so much memory."""
-        return replace(
-            self,
-            prompts=1,
-            completion_tokens=tokens - self.prompt_tokens,
-            repeats=1,
-            warmup=False,
-            budget_gib=budget_gib,
-            has_ballast=True,
-        )
 
     def smallest(self) -> "Work":
         """The smallest form, which shows that all of it runs and nothing else."""

@@ -1,6 +1,7 @@
 """What the engine does where memory runs out or something fails, with vLLM's parts stood in for.
 
 1. Closing clears what vLLM keeps for the process; a wake that fails does not hide the real error.
+   No weight outlives it, so that the pool is empty for a second engine, whoever holds the first.
 2. Waking without room is one line.
 3. Out of memory as vLLM starts names memory.budget_gib.
 """
@@ -8,6 +9,7 @@
 import types
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,6 +48,12 @@ class StandInLLM:
                 engine_core=core, shutdown=lambda: self.asked.append("shutdown")
             )
         )
+
+    def collective_rpc(self, act: Any) -> list[Any]:
+        return [act(types.SimpleNamespace(model_runner=types.SimpleNamespace()))]
+
+    def apply_model(self, act: Any) -> list[Any]:
+        return [act(torch.nn.Module())]
 
     def sleep(self, level: int) -> None:
         self.asked.append("sleep")
@@ -114,6 +122,29 @@ def test_closing_clears_the_slots_that_vllm_keeps(
     assert held() is None
     assert llm.asked == ["sleep", "wake", "wake", "shutdown"]
     assert "vLLM is closed while asleep: out of memory" in caplog.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_no_weight_outlives_its_engine(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real vLLM. On a GPU it compiles its model, for which Dynamo holds the compiled module."""
+    import vllm
+    from torch._dynamo import convert_frame
+
+    if is_compiled:  # as far as vLLM compiles on a CPU: without adapters
+        options = {"enforce_eager": False, "compilation_config": {"mode": 3}}
+        monkeypatch.setattr(vllm, "LLM", lambda real=vllm.LLM, **k: real(**(k | options)))
+        monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")  # by Dynamo alone, without a C++ compiler
+    sizes = replace(SIZES, lora_rank=0 if is_compiled else 8)
+    started = engine.start(str(TINY), torch.bfloat16, sizes, 0)
+    held = started.llm  # as a notebook may hold it
+    assert bool(convert_frame._bytecode_hooks) == is_compiled
+    weights = [weakref.ref(each) for each in started.module.parameters()]
+    started.close()
+    assert len(weights) > 20
+    assert [ref for ref in weights if ref() is not None] == []
+    assert not convert_frame._bytecode_hooks
+    del held
 
 
 BUDGET = r"as vLLM starts.*set memory\.budget_gib to"

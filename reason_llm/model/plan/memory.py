@@ -30,11 +30,17 @@ PREFILL_TOKENS = 2048
 """Tokens of one forward pass of vLLM on a GPU; at least one for each sequence."""
 READ_TOKENS = 8192
 """Tokens of all prompts together in one forward pass of the Transformers sampler."""
-RUNTIME_BYTES = {"cuda": 1.2 * GIB, "cpu": 0.7 * GIB}
-"""CUDA's context, kernels and workspaces; on a CPU Python and its libraries. Together
-with ``VLLM_BYTES`` 1.1 to 1.75 GiB at 7 B on an H100, 1.1 at 0.5 B (docs/gpu.md)."""
-VLLM_BYTES = {"cuda": 0.6 * GIB, "cpu": 0.7 * GIB}
+RUNTIME_BYTES = {"cuda": 0.85 * GIB, "cpu": 0.7 * GIB}
+"""CUDA's context (0.61 GiB), kernels and workspaces; on a CPU Python and its libraries."""
+VLLM_BYTES = {"cuda": 0.25 * GIB, "cpu": 0.7 * GIB}
 """Bytes that vLLM adds to that: CUDA graphs on a GPU, its libraries on a CPU."""
+NARROW = 896
+"""Hidden size of the model for which those of a GPU are."""
+WIDTH_BYTES = {"cuda": 0.35 * GIB / (3584 - NARROW), "cpu": 0.0}
+"""Bytes that each of the two grows by for each element of the hidden size above ``NARROW``, as
+workspaces, CUDA graphs and the allocator's reserve do: together 1.1 GiB at 0.5 B, 1.8 GiB at 7 B.
+Source: docs/gpu.md, 26 and 27 November 2026: measured, without all other lines of the plan, 1.0
+and 1.1 GiB at 0.5 B (hidden size 896), 1.1 to 1.75 GiB at 7 B (3,584). Others are not measured."""
 KERNELS_BYTES = int(0.25 * GIB)
 """oneDNN's kernels for products in bfloat16 on a CPU, one for each shape that occurs."""
 NCCL_BYTES = int(0.5 * GIB)
@@ -332,10 +338,11 @@ class _Draft:
 
     def resident(self) -> dict[str, int]:
         """Bytes that stay in all phases."""
-        model, shape = self.config.model, self.shape
-        is_gpu = self.machine.kind == "cuda"
+        model, shape, machine = self.config.model, self.shape, self.machine.kind
+        is_gpu = machine == "cuda"
         kind = "bfloat16" if self.element_bytes == 2 else "float32"
-        runtime = RUNTIME_BYTES[self.machine.kind]
+        width = WIDTH_BYTES[machine] * (shape.hidden - NARROW)
+        runtime = RUNTIME_BYTES[machine] + width
         base = shape.weight_bytes(self.element_bytes, model.quantize, self.under_vllm)
         sizes = {f"base weights ({'NF4' if model.quantize == 'nf4' else kind})": base}
         if not self.is_full:
@@ -349,7 +356,7 @@ class _Draft:
             rank = next((r for r in MAX_LORA_RANKS if r >= model.adapter.rank), MAX_LORA_RANKS[-1])
             if not self.is_full:
                 sizes["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
-            runtime += VLLM_BYTES[self.machine.kind]
+            runtime += VLLM_BYTES[machine] + width
             if is_gpu:
                 runtime += self.sequences * shape.vocabulary * 4  # its counts of tokens
         if is_gpu and self.config.run.replicas != 1:

@@ -144,12 +144,19 @@ class Engine:
                 self.wake()
             except (OutOfMemory, RuntimeError) as error:
                 log.warning("vLLM is closed while asleep: %s", one_line(error))
+        (worker,) = self.llm.collective_rpc(lambda worker: worker)
+        allocators = _pool_allocators()
+        _unhook(self.module)
         self.llm.llm_engine.engine_core.shutdown()
+        # Its manager of adapters would hold the model as long as anything holds the engine.
+        vars(worker.model_runner).clear()
         del self.llm
         _forget_slots()
-        gc.collect()
+        for _ in range(2):  # a parameter is freed after its views
+            gc.collect()
         if self.can_release:
             torch.cuda.empty_cache()
+        del allocators
 
     def _drain(self) -> None:
         """Step until nothing is scheduled, before which vLLM 0.32 refuses to release ("requires a
@@ -307,6 +314,28 @@ def unmapped_bytes() -> int:
 
     held = {} if CuMemAllocator.instance is None else CuMemAllocator.instance.pointer_to_data
     return sum(int(data.handle[1]) for data in held.values() if data.is_asleep)
+
+
+def _unhook(module: nn.Module) -> None:
+    """Remove the hooks through which Dynamo holds vLLM's compiled modules, and so the weights in
+    their pool, for the whole process. vLLM 0.31 does it when its engine is collected
+    (vllm/v1/engine/llm_engine.py, ``_cleanup_instance_caches``), by a weak reference to the model
+    around them, which may be collected first. Ends when vLLM removes them as it shuts down."""
+    from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
+
+    for each in module.modules():
+        if isinstance(each, TorchCompileWithNoGuardsWrapper):
+            each.cleanup()
+
+
+def _pool_allocators() -> list[Any]:
+    """Allocators of vLLM's pools. A pool does not own its allocator, and vLLM 0.31 drops both as it
+    shuts down (vllm/device_allocator/cumem.py, ``release_pools``), before the last tensors in the
+    pool are freed."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    found = CuMemAllocator.instance
+    return [] if found is None else [pair[1] for pair in found.allocator_and_pools.values()]
 
 
 def _forget_slots() -> None:

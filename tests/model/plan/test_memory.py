@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import orjson
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -40,7 +41,7 @@ from reason_llm.model.logprobs import policy_logprobs, target_logprobs
 from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.shipped import SHAPES
+from reason_llm.model.plan.shipped import SHAPES, ShippedShape
 from reason_llm.model.sizes import chunk_bytes
 from reason_llm.readers import outside_models
 from reason_llm.train import losses, optim
@@ -531,3 +532,43 @@ def test_plan_prints_and_writes_nothing(tmp_path: Path) -> None:
     assert shown.stdout.startswith("memory on a GPU of 40.0 GiB")
     assert re.search(r"base weights \(NF4\) +5\.4\d GiB", shown.stdout)
     assert not list((tmp_path / "empty").iterdir())
+
+
+HALF_BILLION = ShippedShape(896, 4864, 24, 14, 2, 151936, 4096, True, head_dim=64)
+"""The model of tests/gpu, in the configs of which it was measured."""
+SMALL_STEP = {"prompts_per_step": 16, "completions_per_prompt": 8, "max_new_tokens": 312}
+LARGE_STEP = {"prompts_per_step": 8, "completions_per_prompt": 8, "max_new_tokens": 768}
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "step", "prompt", "budget", "sampling", "learning"),
+    [
+        (HALF_BILLION, 8, SMALL_STEP, 200, 12, 3.6, 4.3),
+        (SHAPES["Qwen/Qwen2.5-7B-Instruct"], 32, LARGE_STEP, 256, 79, 21.8, 25.2),
+    ],
+    ids=["0.5B", "7B"],
+)
+def test_the_plan_is_what_two_models_took_on_a_card(
+    shape: ShippedShape, rank: int, step: dict[str, int], prompt: int, budget: int,
+    sampling: float, learning: float, tmp_path: Path,
+) -> None:  # fmt: skip
+    """docs/gpu.md: measured on an H100 and an H200, 26 and 27 November 2026."""
+    (tmp_path / "config.json").write_bytes(orjson.dumps(shape.described()))
+    config = Config.model_validate(
+        {
+            "model": {"path": str(tmp_path), "dtype": "bfloat16",
+                      "adapter": {"rank": rank, "alpha": 2 * rank, "targets": TARGETS}},
+            "data": {"train": "none.jsonl"},
+            "sample": {"engine": "vllm", **step},
+            "train": {"packing": "varlen"},
+            "memory": {"budget_gib": budget},
+        }
+    )  # fmt: skip
+    sizes = Shape.of(meta_model(config.model))
+    found = memory.plan(config, sizes, Machine("cuda", budget * GIB, 64 * GIB), 4096, prompt)
+    for planned, measured in (
+        (found.peak.sampling, sampling),
+        (found.peak.learning, learning),
+    ):
+        assert measured - 0.05 <= planned / GIB <= 1.03 * measured + 0.05

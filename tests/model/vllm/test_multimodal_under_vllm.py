@@ -4,6 +4,7 @@ real vLLM's weights on the CPU.
 1. Every weight is vLLM's own and the checkpoint's; sampler and learner agree after a sync.
 2. The adapter serves from disk, and the merged model, by vLLM: to the policy.
 3. NF4; two steps of GRPO; a run that is killed.
+4. The check of a card by the shapes of Gemma 4 and Qwen3.5.
 
 vLLM's classes of these models import torchvision and mistral_common, though no image is read. Both
 have to be on PYTHONPATH, before them tests/fixtures/torchvision_on_cpu where torch has no CUDA.
@@ -11,6 +12,8 @@ have to be on PYTHONPATH, before them tests/fixtures/torchvision_on_cpu where to
 
 import gc
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +25,7 @@ from bitsandbytes.nn import Linear4bit
 from safetensors.torch import load_file, save_file
 
 import families
+from conftest import ROOT
 from families import SIZES, prompts_of, quiet, randomize
 from reason_llm.app import training
 from reason_llm.app.console import Console
@@ -189,3 +193,19 @@ def test_a_run_that_is_killed_resumes_from_its_buffer(
 ) -> None:
     path = families.make(tmp_path / "base", "qwen3_5")
     families.killed_and_resumed(tmp_path, path, script, "--sample.engine", "vllm")
+
+
+@pytest.mark.parametrize("shape", ["gemma4-tiny", "qwen3.5-tiny"])
+def test_the_check_of_a_card_by_a_shape(shape: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "benchmark.py"),
+        "gpu-check",
+        "--shape",
+        shape,
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stdout + shown.stderr[-2000:]
+    lines = shown.stdout.splitlines()
+    assert lines[-1].startswith("10 ok, ") and lines[-1].endswith(", 0 FAILS")
+    assert any("ok       learner, rows end to end proven" in line for line in lines)

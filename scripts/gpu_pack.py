@@ -1,0 +1,208 @@
+"""Pack the GPU packages of the lock into one archive, for a machine with a GPU and no network.
+
+    python scripts/gpu_pack.py OUT [--arch 90] [--wheels FOLDER]
+
+It downloads the wheels of ``PACKED`` for Python 3.12 at the versions of requirements/lock-gpu.txt,
+leaves out files that a run of a dense model on one GPU never loads, keeps the GPU code of one
+architecture, and writes OUT/stack.tar.xz. The other machine needs what ``GIVEN`` names, with
+torch for CUDA 13. Unpack it there into a folder, and set PYTHONPATH to that folder.
+"""
+
+import argparse
+import mmap
+import re
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Mapping
+from email.parser import Parser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+LOCK = Path(__file__).resolve().parents[1] / "requirements" / "lock-gpu.txt"
+PACKED = """
+annotated-doc annotated-types apache-tvm-ffi astor bitsandbytes blake3 cachetools cbor2
+compressed-tensors cut-cross-entropy datasets depyf dill dnspython docstring-parser einops
+email-validator fastapi googleapis-common-protos hf-transfer httpcore2 httptools httpx2 ijson
+importlib-metadata interegular jiter jsonschema jsonschema-specifications lark llguidance
+lm-format-enforcer loguru mistral-common model-hosting-container-standards msgspec multiprocess
+nest-asyncio openai opentelemetry-api opentelemetry-exporter-http-transport
+opentelemetry-exporter-otlp opentelemetry-exporter-otlp-common
+opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc
+opentelemetry-exporter-otlp-proto-http opentelemetry-proto opentelemetry-sdk
+opentelemetry-semantic-conventions opentelemetry-semantic-conventions-ai orjson oss-harmony
+outlines-core partial-json-parser prometheus-fastapi-instrumentator pybase64 pycountry pydantic
+pydantic-core pydantic-extra-types pydantic-settings python-dotenv python-json-logger
+python-multipart pyzmq referencing rpds-py sentencepiece setproctitle sniffio starlette structlog
+torchao trl truststore typeguard typing-inspection tyro unsloth unsloth-zoo uvicorn vllm
+vllm-bnb-plugin watchfiles websockets xgrammar
+"""
+"""Distributions in the archive, all of them in the lock."""
+MORE = {
+    "antlr4-python3-runtime": "4.13.2", "flash-linear-attention": "0.6.0", "fla-core": "0.6.0",
+    "latex2sympy2-extended": "1.11.0", "liger-kernel": "0.8.5", "math-verify": "0.9.0",
+}  # fmt: skip
+"""Distributions in the archive that the lock does not have, with their versions."""
+GIVEN = """
+accelerate aiohttp anyio certifi charset-normalizer click cloudpickle filelock fsspec h11 hf-xet
+httpcore httpx huggingface-hub idna jinja2 markdown-it-py markupsafe matplotlib mpmath networkx
+numpy packaging pandas peft pillow prometheus-client protobuf psutil py-cpuinfo pyarrow pygments
+pyyaml regex requests rich safetensors setuptools six sympy tiktoken tokenizers torch tqdm
+transformers triton typer typing-extensions urllib3 xxhash
+"""
+"""Distributions that the machine has."""
+LEFT_OUT = {
+    "anthropic": "serving", "attrs": "sessions", "cryptography": "serving",
+    "cuda-python": "FlashInfer", "cuda-tile": "kernels of other models", "diffusers": "images",
+    "distro": "serving", "fastapi-cli": "serving", "fastsafetensors": "another loader",
+    "grpcio": "tracing", "flashinfer-python": "its sampler gives no processed log-probs",
+    "humming-kernels": "other quantisations", "instanttensor": "another loader",
+    "mcp": "tools", "nccl4py": "several GPUs", "ninja": "FlashInfer",
+    "numba": "speculative decoding",
+    "opencv-python-headless": "images", "quack-kernels": "kernels of other models",
+    "ray": "several machines", "supervisor": "serving", "tabulate": "reports",
+    "tilelang": "kernels of other models", "tokenspeed-mla": "kernels of other models",
+    "torch-c-dlpack-ext": "torch has it", "torchaudio": "audio", "torchcodec": "audio",
+    "torchvision": "built for the machine's torch; models that read images need it there",
+    "uvloop": "serving", "wheel": "installing", "xformers": "torch's own attention is used",
+}  # fmt: skip
+"""Distributions that no call imports, with what they are for; besides NVIDIA's, which come with
+torch."""
+DROPPED = (
+    "vllm/vllm-rs", "vllm/vllm_flash_attn/_vllm_fa2_C", "vllm/third_party/deep_gemm",
+    "vllm/third_party/fmha_sm100", "vllm/_moe_C", "vllm/_deepselect", "vllm/_fastsafetensors",
+    "vllm/_flashmla", "vllm/_qutlass", "vllm/_flashkda", "unsloth/studio", "studio/",
+    "vllm/model_executor/layers/fused_moe/configs/", "vllm/kernels/helion/configs/",
+)  # fmt: skip
+"""Files that a run of a dense model on one GPU never loads, by the start of their names."""
+DROPPED_PARTS = ("/include/", "/static/", "/tests/", "/test/", "/cutlass/")
+BITSANDBYTES = ("libbitsandbytes_cuda130", "libbitsandbytes_cpu")
+MOST_MIB = 60
+FATBIN, ELF, PTX = struct.pack("<I", 0xBA55ED50), 2, 1
+
+
+def locked() -> dict[str, str]:
+    """Versions of the packed distributions, by name."""
+    pairs = re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text(encoding="utf-8"), re.M)
+    versions = {canonicalize_name(name): version for name, version in pairs}
+    return {name: versions[name] for name in PACKED.split()} | MORE
+
+
+def uncovered(requirements: Mapping[str, Iterable[str]]) -> list[str]:
+    """Requirements of distributions, by their names, that are neither packed nor given nor left out
+    with a reason."""
+    known = {*PACKED.split(), *MORE, *GIVEN.split(), *LEFT_OUT}
+    platform = {"extra": "", "python_version": "3.12", "python_full_version": "3.12.0"}
+    missing = set()
+    for name, lines in requirements.items():
+        for each in map(Requirement, lines):
+            wanted = canonicalize_name(each.name)
+            applies = each.marker is None or each.marker.evaluate(platform)
+            if applies and wanted not in known and not wanted.startswith("nvidia-"):
+                missing.add(f"{name} needs {wanted}")
+    return sorted(missing)
+
+
+def download(folder: Path) -> list[Path]:
+    """Wheels of the packed distributions; those in the folder are not downloaded again."""
+    options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", "--implementation=cp",
+               *(f"--abi={abi}" for abi in ("cp312", "abi3", "none")), "--platform=any",
+               *(f"--platform=manylinux_2_{n}_x86_64" for n in (39, 35, 34, 31, 28, 27, 24, 17)),
+               "--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]  # fmt: skip
+    wanted = [f"{name}=={version}" for name, version in locked().items()]
+    command = [sys.executable, "-m", "pip", "download", "-q", "-d", str(folder), *options, *wanted]
+    subprocess.run(command, check=True)
+    return sorted(folder.glob("*.whl"))
+
+
+def unpack(wheels: Iterable[Path], site: Path) -> dict[str, list[str]]:
+    """Unpack the wheels into ``site`` without what is dropped, and return their requirements."""
+    found = {}
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            archive.extractall(site, filter(is_wanted, names))
+            metadata = next(n for n in names if n.endswith(".dist-info/METADATA"))
+            headers = Parser().parsestr(archive.read(metadata).decode())
+            found[headers["Name"]] = headers.get_all("Requires-Dist", [])
+    return found
+
+
+def is_wanted(name: str) -> bool:
+    """Whether a file of a wheel is packed."""
+    if name.startswith(DROPPED) or any(part in f"/{name}" for part in DROPPED_PARTS):
+        return False
+    file = Path(name).name
+    return not file.startswith("libbitsandbytes_") or file.startswith(BITSANDBYTES)
+
+
+def keep_one_architecture(path: Path, arch: int) -> None:
+    """Cut the code for other architectures out of every fat binary of a shared object.
+
+    The kept entries move to the front, the header has the new size, and zeros follow. One without
+    machine code for ``arch`` keeps the PTX that the driver can compile for it, or its smallest
+    entry.
+    """
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as image:
+        position = 0
+        while (position := image.find(FATBIN, position)) >= 0:
+            version, header, size = struct.unpack_from("<HHQ", image, position + 4)
+            start, end = position + header, position + header + size
+            is_fat = version == 1 and header == 16 and end <= len(image)
+            entries = _entries(image, start, end) if is_fat else []
+            if not entries:
+                position += 4
+                continue
+            kept = [e for e in entries if e[0] == ELF and e[1] == arch]
+            kept = kept or [e for e in entries if e[0] == PTX and e[1] <= arch]
+            kept = kept or [min(entries, key=lambda e: e[3] - e[2])]
+            packed = b"".join(image[first:last] for _, _, first, last in kept)
+            image[start:end] = packed + bytes(end - start - len(packed))
+            struct.pack_into("<Q", image, position + 8, len(packed))
+            position = end
+
+
+def _entries(image: mmap.mmap, at: int, end: int) -> list[tuple[int, int, int, int]]:
+    """Kind, architecture, start and end of each entry; [] if this is no fat binary."""
+    found = []
+    while at < end:
+        kind, _, header, payload = struct.unpack_from("<HHIQ", image, at)
+        if not 32 <= header <= 4096 or at + header + payload > end:
+            return []
+        arch = struct.unpack_from("<I", image, at + 28)[0]
+        found.append((kind, arch, at, at + header + payload))
+        at += header + payload
+    return found
+
+
+def main() -> int:
+    """Write the archive; 1 if a requirement is not covered, or the archive is too large."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--arch", type=int, default=90, help="90: Hopper, 89: Ada, 86: Ampere")
+    parser.add_argument("--wheels", type=Path, help="keep the wheels there")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as scratch:
+        wheels, site = given.wheels or Path(scratch) / "wheels", Path(scratch) / "site"
+        wheels.mkdir(parents=True, exist_ok=True)
+        if missing := uncovered(unpack(download(wheels), site)):
+            print("error: name these in PACKED, GIVEN or LEFT_OUT:", *missing, sep="\n  ")
+            return 1
+        for library in site.rglob("*.so"):
+            if library.stat().st_size > 1 << 20:
+                keep_one_architecture(library, given.arch)
+        archive = given.out / "stack.tar.xz"
+        subprocess.run(["tar", "cf", str(archive), "-I", "xz -6 -T2", "--sort=name", "--owner=0",
+                        "--group=0", "-C", str(site), "."], check=True)  # fmt: skip
+    mib = archive.stat().st_size / 2**20
+    print(f"{archive}: {mib:.1f} MiB ({MOST_MIB} at most)")
+    return int(mib > MOST_MIB)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
