@@ -243,6 +243,7 @@ class _SetReader:
             limit = self.config.eval.limit
 
         def no_row(error: DataError) -> None:
+            """Count what is no row, and note why."""
             data_set.num_rows += 1
             self._bad_row(data_set, error)
 

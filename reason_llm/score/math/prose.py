@@ -409,6 +409,12 @@ def _with_relations(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
     return found
 
 
+def as_number(words: list[str]) -> str | None:
+    """The numeral of a number in words in lower case; None of other words."""
+    number, length = _number_at(words) if words else ("", 0)
+    return number if length and length == len(words) else None
+
+
 def _number_at(words: list[str]) -> tuple[str, int]:
     """The number that words begin with, and how many words it has; 0 for none."""
     total = part = place = 0
