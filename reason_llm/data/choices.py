@@ -70,7 +70,7 @@ class Choices:
         elif is_index and int(text) < len(self.labels) and (isinstance(gold, int) or not found):
             found.add(self.labels[int(text)])
         if len(found) != 1:
-            what = "could be each of the choices" if found else "is none of the choices"
+            what = "could be any of the choices" if found else "is none of the choices"
             if self.numbers and not found:
                 what = "is neither the number of a choice's column, from 1 on, nor a choice of"
             raise DataError(
