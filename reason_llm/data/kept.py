@@ -65,9 +65,12 @@ def load_kept(
     def load() -> Data:
         """The data, read and tokenised anew."""
         return load_data(
-            config, tokenizer, context_tokens,
-            extra_columns=extra_columns, end_token_ids=end_token_ids,
-        )  # fmt: skip
+            config,
+            tokenizer,
+            context_tokens,
+            extra_columns=extra_columns,
+            end_token_ids=end_token_ids,
+        )
 
     files = _files(config, extra_columns)
     if files is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:

@@ -332,9 +332,11 @@ def _direction(angle: Tree) -> Tree:
 
 def _is_part(tree: Tree) -> bool:
     """Whether it can be a part of a union."""
-    return tree[0] == "interval" or (tree[0] == "tuple" and len(tree) == 3) or (
-        tree[0] == "rel" and set(tree[1].split()) <= {"<", "<=", ">", ">="}
-    )  # fmt: skip
+    return (
+        tree[0] == "interval"
+        or (tree[0] == "tuple" and len(tree) == 3)
+        or (tree[0] == "rel" and set(tree[1].split()) <= {"<", "<=", ">", ">="})
+    )
 
 
 def _with_names_of(gold: Tree, answer: Tree, question: str) -> Tree:

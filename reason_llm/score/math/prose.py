@@ -261,9 +261,11 @@ class _Splitter:
             return False
         small = word.lower()
         if len(word) == 1:
-            return word in "aAI" and text[position : position + 1] == " " and (
-                is_text or text[position + 1 : position + 4].isalpha()
-            )  # fmt: skip
+            return (
+                word in "aAI"
+                and text[position : position + 1] == " "
+                and (is_text or text[position + 1 : position + 4].isalpha())
+            )
         return len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
 
     def bracket(self, sign: str, text: str, position: int, is_text: bool) -> None:
