@@ -159,7 +159,7 @@ def same_word(gold: str, question: str) -> str | None:
     """``Yes`` for ``True`` where the question can be answered by yes or no, and ``True`` for
     ``Yes`` where it says ``true``; the numeral of a number in words; infinity for ``infinitely
     many``, where a number is asked for; None for any other gold answer."""
-    tokens = tokens_of(gold[:_LONGEST_ITEM])
+    tokens = tokens_of(gold) if len(gold) <= _LONGEST_ITEM else []
     words = " ".join(token.text for token in tokens).replace("-", " ").casefold().split()
     if (number := as_number(words)) is not None:
         return number
