@@ -113,6 +113,8 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
             continue
         if not orders(wanted, answer, question):
             yield wanted, answer
+        if (option := as_option(answer, question)) and len(option) > 1:  # (B) 56 for 56
+            yield wanted, option[1]
         if (lists := as_lists(wanted, answer)) is not None:
             yield lists
         if (short := without_formulas(wanted, answer)) != answer:
