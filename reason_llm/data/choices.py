@@ -70,13 +70,14 @@ class Choices:
         elif is_index and int(text) < len(self.labels) and (isinstance(gold, int) or not found):
             found.add(self.labels[int(text)])
         if len(found) != 1:
-            what = "could be any of" if found else "is none of"
+            what = "could be any of the choices" if found else "is none of the choices"
             if self.numbers and not found:
-                what = "is neither the number of a choice's column, from 1 on, nor any of"
+                what = "is neither the number of a choice's column, from 1 on, nor a choice of"
             raise DataError(
-                f"{where}: the gold answer {shown(gold)} {what} the choices "
-                f"{', '.join(self.labels)}; write the letter into the row, set data.columns.answer "
-                "to the column that has it, or name the choices in data.columns.ignore"
+                f"{where}: the gold answer {shown(gold)} {what} "
+                f"{', '.join(sorted(found) or self.labels)}; write the letter into the row, set "
+                "data.columns.answer to the column that has it, or name the choices in "
+                "data.columns.ignore"
             )
         return found.pop()
 

@@ -58,8 +58,10 @@ class ControlTokens:
     @cached_property
     def _spelled(self) -> dict[bool, re.Pattern[str]]:
         """Marks in a message; True: of the assistant."""
-        return {own: re.compile(_any([*names, OPEN, CLOSE]))
-                for own, names in ((False, [*self.ids]), (True, [*self.turns]))}  # fmt: skip
+        return {
+            own: re.compile(_any([*names, OPEN, CLOSE]))
+            for own, names in ((False, [*self.ids]), (True, [*self.turns]))
+        }
 
     @cached_property
     def _beginnings(self) -> frozenset[str]:
@@ -82,8 +84,9 @@ class ControlTokens:
                 lambda found: f"{OPEN}{self._names.index(found[0])}{CLOSE}", value
             )
         if isinstance(value, Mapping):
-            return {self.marked(k, of_assistant): self.marked(v, of_assistant)
-                    for k, v in value.items()}  # fmt: skip
+            return {
+                self.marked(k, of_assistant): self.marked(v, of_assistant) for k, v in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.marked(each, of_assistant) for each in value]
         return value

@@ -472,14 +472,17 @@ def _read_tools(cells: Cells) -> tuple[dict[str, Any], ...]:
     value = cells[column]
     if isinstance(value, str):
         value = _parsed(value)
-    items = [_parsed(each) if isinstance(each, str) else each for each in value or ()] if (
-        isinstance(value, list | None)
-    ) else [value]  # fmt: skip
+    items = (
+        [_parsed(each) if isinstance(each, str) else each for each in value or ()]
+        if isinstance(value, list | None)
+        else [value]
+    )
     schemas = [
-        each if isinstance(each, dict) and "function" in each
+        each
+        if isinstance(each, dict) and "function" in each
         else {"type": "function", "function": each}
         for each in items
-    ]  # fmt: skip
+    ]
     for each in schemas:
         function = each["function"]
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -615,9 +618,14 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
         _without_foreign_nulls(messages, asked.extras.tools)
     is_text = asked.is_text and len(asked.messages) == 1 and all(talk.is_text for talk in talks)
     return Completed(
-        cells.where, asked.messages, completions, is_text, extras=asked.extras,
-        untrained=untrained, doubt=_doubt_of_prompt(asked, talks),
-    )  # fmt: skip
+        cells.where,
+        asked.messages,
+        completions,
+        is_text,
+        extras=asked.extras,
+        untrained=untrained,
+        doubt=_doubt_of_prompt(asked, talks),
+    )
 
 
 def _doubt_of_prompt(asked: _Asked, talks: Sequence[Talk]) -> str:

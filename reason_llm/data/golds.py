@@ -24,9 +24,9 @@ ANSWER_COLUMNS = (
     "gt_answer", "answer", "final_answer", "expected_answer", "answerKey", "ground_truth",
     "solution", "reward_model",
 )  # fmt: skip
-ANSWER_KEYS = ("ground_truth", "spans", "text")
-"""Keys of the answer in an object: verl's and PRIME's reward_model, DROP's answers_spans, and
-SQuAD's answers."""
+ANSWER_KEYS = ("ground_truth", "target", "spans", "text")
+"""Keys of the answer in an object: verl's and PRIME's reward_model, Search-R1's in it, DROP's
+answers_spans, and SQuAD's answers."""
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
 _DECIMAL_COMMA = re.compile(
@@ -128,6 +128,8 @@ def _doubt(text: str, answer: str) -> str:
         return (
             "a comma of the gold answer is read as one between two numbers, not as a decimal comma"
         )
+    if "|||" in answer:
+        return "the gold answer is several in one text: only all of them, as written, are paid"
     if _QUANTITIES.search(answer) is not None:
         return "several quantities of the gold answer are several answers, not their sum"
     if (span := _RANGE.fullmatch(answer)) is not None and int(span[1]) < int(span[2]):

@@ -63,10 +63,14 @@ def load_kept(
     """
 
     def load() -> Data:
+        """The data, read and tokenised anew."""
         return load_data(
-            config, tokenizer, context_tokens,
-            extra_columns=extra_columns, end_token_ids=end_token_ids,
-        )  # fmt: skip
+            config,
+            tokenizer,
+            context_tokens,
+            extra_columns=extra_columns,
+            end_token_ids=end_token_ids,
+        )
 
     files = _files(config, extra_columns)
     if files is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
@@ -198,20 +202,24 @@ def _items(arrays: _Arrays) -> tuple[Callable[[int], Prompt], Callable[[int], An
     ids, trained, text, ends, text_ends, unit_ends = (arrays[name] for name in _PARTS)
 
     def rest(number: int) -> Any:
+        """What is kept as JSON of an item."""
         return orjson.loads(text[text_ends[number] : text_ends[number + 1]])
 
     def prompt(number: int) -> Prompt:
+        """The prompt of a number."""
         name, written, answer, extra = rest(number)
         tokens = ids[ends[number] : ends[number + 1]].tolist()
         return Prompt(name, written, tuple(tokens), answer, extra)
 
     def row(number: int) -> TokenRow:
+        """The row of tokens of a number."""
         name, group, value = rest(number)
         place = slice(ends[number], ends[number + 1])
         flags = tuple(trained[place].tolist())
         return TokenRow(name, tuple(ids[place].tolist()), flags, group, value)
 
     def unit(number: int) -> tuple[TokenRow, ...]:
+        """The rows that are trained together, by their unit's number."""
         return tuple(map(row, range(unit_ends[number], unit_ends[number + 1])))
 
     return prompt, unit

@@ -243,6 +243,7 @@ class _SetReader:
             limit = self.config.eval.limit
 
         def no_row(error: DataError) -> None:
+            """Count what is no row, and note why."""
             data_set.num_rows += 1
             self._bad_row(data_set, error)
 
@@ -439,8 +440,10 @@ class _SetReader:
                 logger.warning(
                     "%s: column %r holds %.60r, which the rollout buffer, JSON, cannot keep: "
                     "rewards of TRL's form do not get it; write it as text, a number or a list",
-                    problem.where, name, row[name],
-                )  # fmt: skip
+                    problem.where,
+                    name,
+                    row[name],
+                )
             prompt = talk if problem.prompt is None else problem.prompt
             there[ROW] = {"prompt": prompt, "columns": kept}
         environment = "" if self.played is None else self.played.name(problem.where, row)

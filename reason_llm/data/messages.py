@@ -70,9 +70,10 @@ class Talk:
 
 def is_empty(value: Any) -> bool:
     """Whether a column or a member says nothing: null, blank text, an empty list or object."""
-    return value is None or (isinstance(value, str | list | dict) and not (
-        value.strip() if isinstance(value, str) else value
-    ))  # fmt: skip
+    return value is None or (
+        isinstance(value, str | list | dict)
+        and not (value.strip() if isinstance(value, str) else value)
+    )
 
 
 def read_talk(where: str, column: str, value: Any, role: str, note: Note) -> Talk:

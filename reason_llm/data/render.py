@@ -158,7 +158,8 @@ class Renderer:
             for call in message.get("tool_calls", ()):
                 if call["function"]["name"] not in text:
                     raise DataError(
-                        f"{where}: {self.template.source} does not write tool calls, such as "
+                        f"{where}: {self.template.source} does not write tool calls of a message "
+                        "with an empty content and arguments as an object, such as "
                         f"{call['function']['name']!r:.60}; set data.template to one that does"
                     )
             for member in ("name", "reasoning_content"):
@@ -557,6 +558,7 @@ def _family(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> Fam
     """The family whose turns are those of the template."""
 
     def written(messages: Messages, tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation, as the template writes it."""
         renderer = Renderer(tokenizer, template, None, tuple(tools))
         return renderer.token_ids(_REPLY, renderer.text(_REPLY, messages))
 

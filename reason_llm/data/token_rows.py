@@ -445,8 +445,9 @@ def _holds_thought(where: str, message: Message, written: str, renderer: Rendere
     for call in message.get("tool_calls", ()):
         if call["function"]["name"] not in written:
             raise DataError(
-                f"{where}: {renderer.template.source} does not write tool calls; set data.template "
-                "to one that does, or write them into 'content' as the model should write them"
+                f"{where}: {renderer.template.source} does not write tool calls of a message with "
+                "an empty content and arguments as an object; set data.template to one that does, "
+                "or write them into 'content' as the model should write them"
             )
     if message.get("reasoning_content", "").strip() not in written:
         raise DataError(

@@ -213,7 +213,10 @@ def test_choices_with_labels_in_the_question_are_not_written_again(
             "the gold answer 0 is neither the number of a choice's column, from 1 on",
         ),
         ({"choices": TEXTS, "answer": -1}, "the gold answer -1 is none of the choices"),
-        ({"choices": ["1", "2"], "answer": 1}, "the gold answer 1 could be any of the choices"),
+        (
+            {"choices": ["4", "2", "1", "3"], "answer": 2},
+            "the gold answer 2 could be any of the choices B, C; write the letter into the row",
+        ),
         ({"choices": "Wood or Tin", "answer": "B"}, "column 'choices' is 'Wood or Tin'; expected"),
         ({"choices": ["Wood"], "answer": 0}, r"column 'choices' is \['Wood'\]; expected a list"),
     ],
@@ -571,6 +574,7 @@ def test_a_system_message_that_replaces_the_config_s_is_told(
         ({"ground_truth": '["18"]', "style": "rule"}, "18"),
         ('{"ground_truth": ["18"]}', "18"),
         ([{"ground_truth": '["18"]'}], "18"),
+        ({"ground_truth": {"target": ["18"]}, "style": "rule"}, "18"),
         ("[3]", "[3]"),
         ("007", "007"),
         ("1e3", "1e3"),
@@ -587,6 +591,7 @@ def test_gold_answers_are_whole(answer: Any, gold: str) -> None:
         ("['18']", "a list as Python prints it; write the answer alone"),
         ('["1", "2"]', "'answer' holds 2 different answers, .*; expected one gold answer"),
         ({"text": ["1804", "in 1804"], "answer_start": [29, 26]}, "holds 2 different answers, "),
+        ({"ground_truth": {"target": ["W", "Bush"]}}, "'answer' holds 2 different answers, "),
         ({"text": [], "answer_start": []}, "'answer' holds no answer; expected one gold answer"),
         ('{"inputs": ["1"], "outputs": ["2"]}', "the tests of a program or the arguments of a"),
         ('{"func_name": "validate_lowercase"}', "the tests of a program or the arguments of a"),
@@ -624,6 +629,7 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "\\textbf{(B) } 6",
         "π/6",
         "30 - 20",
+        "Cairo|||Giza",
     ]
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -641,4 +647,6 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"{path}:20",
         f"{path}: the gold answer has the letter of a choice that the question does not list in 1 "
         f"row, the first is {path}:22",
+        f"{path}: the gold answer is several in one text: only all of them, as written, are paid "
+        f"in 1 row, the first is {path}:25",
     ]

@@ -8,6 +8,8 @@ products. No sympy, no floating-point number decides a form; numbers are exact a
 bounded.
 """
 
+import functools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -75,8 +77,13 @@ class Form:
 
 def form_of(tree: Tree) -> Form:
     """The normal form of a tree."""
+    return _form_of(json.dumps(tree))
+
+
+@functools.lru_cache(maxsize=4096)
+def _form_of(tree: str) -> Form:
     work = _Normalising()
-    value = work.frozen(tree)
+    value = work.frozen(json.loads(tree))
     return Form(value, frozenset(work.steps), frozenset(work.operations), work.is_too_large)
 
 
@@ -133,7 +140,7 @@ def _allowed(tree: Tree, form: Form) -> set[str]:
     if tree[0] == "mul" and all(each[0] in ("num", "pow") for each in tree[1:]):  # 2 * 2 * 3
         allowed.add("a product of powers")
     if "fraction" in form.operations:
-        allowed.add("ratio")
+        allowed |= {"ratio", *(["root"] if "logarithm" in form.operations else [])}  # ln sqrt(2)
     if any(part[:2] == ["rel", "!="] for part in subtrees(tree)):  # a < 4, a \\neq 0
         allowed |= {"setminus", "backslash"}
     if variables(tree):

@@ -119,10 +119,11 @@ _CHOICE_MARKS = (")", ".", ":")
 _FIRST_FOREIGN, _FIRST_SYMBOL = 0x400, 0x1D400
 """Letters from Cyrillic on, up to those of mathematics, are no variables but words."""
 _WITH_UNIT = re.compile(
-    r"(-?+\d[\d.,]*+(?:[ ]?+\\times[ ]?+10\^\{?+-?+\d++\}?+)?+)(?:[ ~]|\\[ ,;])++"
+    r"(-?+\d[\d.,]*+(?:/\d++)?+(?:[ ]?+\\times[ ]?+10\^\{?+-?+\d++\}?+)?+)(?:[ ~]|\\[ ,;])++"
     r"([A-Za-z]++(?:/[A-Za-z]++)?+)((?:\^\{?+\d\}?+)?+)"
 )
 """A number, a unit and its exponent."""
+_END = re.compile(r"[.,?!]?+(?:\s|\Z)")
 _SIZED = word_set("s min h d week month yr cent usd")
 """Units of which a question's value is given without a name."""
 _LONGEST_NUMERAL = 100
@@ -633,6 +634,7 @@ def _by_month(words: list[str] | None) -> list[str] | None:
     return [month, *(word for word in words if word not in (month, "the", "of", "on"))]
 
 
+@functools.lru_cache(maxsize=1024)
 def is_date(gold: str, question: str) -> bool:
     """Whether it is a date, ``2024-01-05``, or a time, ``02:15``, and no difference or ratio;
     ``2:15`` is a time where the question asks for one."""
@@ -658,6 +660,7 @@ def _is_same_date(gold: str, answer: str, question: str) -> bool:
     return None not in hours and hours[0] == hours[1]
 
 
+@functools.lru_cache(maxsize=1024)
 def _numeric_date(text: str) -> list[int] | None:
     """The numbers of ``02/11/1987``, which is a date and no quotient; None of another text."""
     if len(text) > _LONGEST_DATE:
@@ -703,6 +706,7 @@ def _date_in_any_form(text: str, question: str) -> list[int] | None:
     return _named_date(text)
 
 
+@functools.lru_cache(maxsize=1024)
 def _named_date(text: str) -> list[int] | None:
     """Year, month and day of a date with the name of its month: ``March 5, 2024``; None of another
     text."""
@@ -885,12 +889,17 @@ def without_formulas(gold: str, answer: str) -> str:
 
 
 def with_text_unit(gold: str, question: str) -> str:
-    """``44.1\\text{ m}`` of ``44.1 m``, where the letter is no variable of the question."""
+    """``44.1\\text{ m}`` of ``44.1 m``, where the letter is no variable of the question, and
+    ``12\\text{ men}`` of ``12 men``, where the question has the word."""
     found = _WITH_UNIT.fullmatch(unwrapped(gold))
-    if found is None or not all(is_unit(part) for part in found[2].split("/")):
+    if found is None:
         return gold
-    letters = "".join(each for each in found[2].split("/") if len(each) == 1)
-    if not letters or re.search(rf"(?<![^\W_])(?<!\d )(?<!/)[{letters}](?![\w/²³^])", question):
+    parts = found[2].split("/")
+    letters = "".join(each for each in parts if len(each) == 1)
+    is_word = len(found[2]) > 2 and f" {found[2]} " in _END.sub(" ", question)
+    if not is_word and not (letters and all(map(is_unit, parts))):
+        return gold
+    if letters and re.search(rf"(?<![^\W_])(?<!\d )(?<!/)[{letters}](?![\w/²³^])", question):
         return gold
     return f"{found[1]}\\text{{ {found[2]}}}{found[3]}"
 

@@ -50,7 +50,10 @@ _QUANTITIES = {
     word: frozenset(units)
     for words, units in [
         ("area", _AREA),
-        ("volume capacity", _VOLUME | {(unit, "1") for unit in word_set("ml l gal")}),
+        (
+            "volume capacity",
+            _VOLUME | {(unit, "1") for unit in word_set("ml l gal qt pt cup tbsp tsp")},
+        ),
         (
             "length width height depth perimeter circumference radius diameter distance side "
             "altitude hypotenuse diagonal far tall wide deep high",

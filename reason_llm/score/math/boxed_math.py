@@ -38,6 +38,7 @@ from reason_llm.score.math.answer_text import (
 from reason_llm.score.math.answer_tree import MAX_CHARACTERS, Tree, variables
 from reason_llm.score.math.asked import (
     asks_for_curve,
+    asks_for_number,
     asks_for_percent,
     asks_for_simplest,
     has_asked_form,
@@ -45,7 +46,7 @@ from reason_llm.score.math.asked import (
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
-from reason_llm.score.math.prose import contradicts, orders, readings as prose_readings
+from reason_llm.score.math.prose import as_number, contradicts, orders, readings as prose_readings
 from reason_llm.score.math.question import (
     asks_yes_or_no,
     last_question,
@@ -112,6 +113,8 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
             continue
         if not orders(wanted, answer, question):
             yield wanted, answer
+        if (option := as_option(answer, question)) and len(option) > 1:  # (B) 56 for 56
+            yield wanted, option[1]
         if (lists := as_lists(wanted, answer)) is not None:
             yield lists
         if (short := without_formulas(wanted, answer)) != answer:
@@ -141,6 +144,7 @@ def _are_same_words(gold: str, answer: str, question: str) -> bool:
     return sorted(items) == sorted(own) and _ORDER.search(question.casefold()) is None
 
 
+@functools.lru_cache(maxsize=1024)
 def _items_of_words(text: str) -> list[str] | None:
     """The items of a list of words, ``red, green and blue``, in lower case; None of another text,
     and where one is a letter or as long as a sentence."""
@@ -152,11 +156,18 @@ def _items_of_words(text: str) -> list[str] | None:
     return items if is_list and not set(plain) - _IN_WORDS else None
 
 
+@functools.lru_cache(maxsize=1024)
 def same_word(gold: str, question: str) -> str | None:
     """``Yes`` for ``True`` where the question can be answered by yes or no, and ``True`` for
-    ``Yes`` where it says ``true``; None where it does not, and for any other gold answer."""
-    tokens = tokens_of(gold)
-    word = _SAME_WORDS.get(tokens[0].text.strip().casefold()) if len(tokens) == 1 else None
+    ``Yes`` where it says ``true``; the numeral of a number in words; infinity for ``infinitely
+    many``, where a number is asked for; None for any other gold answer."""
+    tokens = tokens_of(gold) if len(gold) <= _LONGEST_ITEM else []
+    words = " ".join(token.text for token in tokens).replace("-", " ").casefold().split()
+    if (number := as_number(words)) is not None:
+        return number
+    if words == ["infinitely", "many"]:
+        return "\\infty" if asks_for_number(question) else None
+    word = _SAME_WORDS.get(words[0]) if len(words) == 1 else None
     is_yes_or_no = word in ("True", "False")
     is_asked = "true" in question.casefold() if is_yes_or_no else asks_yes_or_no(question)
     return word if is_asked else None

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import reduce
 from itertools import permutations
 
-from reason_llm.score.math.answer_form import form_of
+from reason_llm.score.math.answer_form import form_of, work_left
 from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
 from reason_llm.score.math.asked import (
     asks_for_all,
@@ -37,6 +37,7 @@ _LONGEST_RESIDUE = 1000
 _GRAPHS = word_set("f g h f^-1 g^-1 h^-1")
 _UNIT_VECTORS = ("i", "j", "k")
 _ZERO = ["num", "0"]
+_REALS, _INTEGER_SET = ["const", "set R"], ["const", "set Z"]
 _I, _PI = ["const", "i"], ["const", "pi"]
 _GRAPH_NAMES = frozenset("xyz")
 _MAX_RENAMED = 3
@@ -60,37 +61,16 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
 
 
 def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
-    moduli = gold[0] == "mod", answer[0] == "mod"
-    if any(moduli) or answer[:2] == ["rel", "equiv"]:
-        if moduli[0] != moduli[1] and answer[:2] != ["rel", "equiv"]:
-            classes = gold, answer
-            of_residue, family = classes if moduli[0] else classes[::-1]
-            if _is_class(of_residue, family):
-                return gold, gold
-        if not any(moduli) and answer[2][0] != "var":
-            return _unnamed(gold, ["rel", "=", *answer[2:]], question)
-        modulus = answer[2][1] if moduli == (False, True) else ""
-        if moduli == (True, False) or not asks_for_remainder(question, modulus):
-            return None if any(moduli) else (gold, answer)
-        if all(moduli) and gold[2] != answer[2]:
-            return None
-        residue, found = _residue(gold), _residue(answer)
-        if all(moduli) and _is_whole_numeral(residue) and _is_whole_numeral(found):
-            first, second = (int(_unsigned(each)[1]) * _sign(each) for each in (residue, found))
-            size = int(gold[2][1]) if gold[2][1].isdigit() else 0
-            return (residue, residue) if size and (first - second) % size == 0 else None
-        return _unnamed(residue, found, question)
+    if "mod" in (gold[0], answer[0]) or answer[:2] == ["rel", "equiv"]:
+        return _congruent(gold, answer, question)
     if gold[0] != "based" or gold[2] == "10":
         gold, answer = _in_base_ten(gold), _in_base_ten(answer)
     gold, domain, name = _without_domain(gold)
     answer, said, own = _without_domain(answer)
-    if said not in (
-        domain,
-        None,
-        *((["const", "set R"], ["const", "set Z"]) if not domain else ()),
-    ):
+    allowed = [domain, None, *(() if domain else (_REALS, _INTEGER_SET))]
+    if said not in allowed:
         return None
-    is_numbered = ["const", "set Z"] in (domain, said)
+    is_numbered = _INTEGER_SET in (domain, said)
     if is_numbered:
         answer = _with_parameter(gold, name, answer, own)
     is_numbered |= "integer" in question.lower()
@@ -100,9 +80,8 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
     answer = _without_exclusion(gold, answer, question)
-    gold, answer = _as_vectors(gold, answer)
-    gold, answer = (_both_points(each) for each in (gold, answer))
-    has_parameter = "paramet" in question.lower() or ["const", "set R"] in (domain, said)
+    gold, answer = (_both_points(each) for each in _as_vectors(gold, answer))
+    has_parameter = "paramet" in question.lower() or _REALS in (domain, said)
     if has_parameter and _are_parallel(gold, answer):
         return gold, gold
     gold, answer = _set_named(gold), _set_named(answer)
@@ -111,6 +90,33 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
         answer = list(answer[-1])
     if gold in _EMPTY or answer in _EMPTY:  # no interval without numbers, and no 0
         return (gold, gold) if gold in _EMPTY and answer in _EMPTY else None
+    return _values(gold, answer, question)
+
+
+def _congruent(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
+    """Both without their modulus, where one has one or the answer is a congruence."""
+    moduli = gold[0] == "mod", answer[0] == "mod"
+    if moduli[0] != moduli[1] and answer[:2] != ["rel", "equiv"]:
+        of_residue, family = (gold, answer) if moduli[0] else (answer, gold)
+        if _is_class(of_residue, family):
+            return gold, gold
+    if not any(moduli) and answer[2][0] != "var":
+        return _unnamed(gold, ["rel", "=", *answer[2:]], question)
+    modulus = answer[2][1] if moduli == (False, True) else ""
+    if moduli == (True, False) or not asks_for_remainder(question, modulus):
+        return None if any(moduli) else (gold, answer)
+    if all(moduli) and gold[2] != answer[2]:
+        return None
+    residue, found = _residue(gold), _residue(answer)
+    if all(moduli) and _is_whole_numeral(residue) and _is_whole_numeral(found):
+        first, second = (int(_unsigned(each)[1]) * _sign(each) for each in (residue, found))
+        size = int(gold[2][1]) if gold[2][1].isdigit() else 0
+        return (residue, residue) if size and (first - second) % size == 0 else None
+    return _unnamed(residue, found, question)
+
+
+def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
+    """Both without the name before ``=``, where that is the same name or only one has one."""
     if gold[0] == "rel" and answer[0] == "rel":
         if _are_one_name(gold, answer):
             return _unnamed(list(gold[3]), list(answer[3]), question)
@@ -132,26 +138,33 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if gold[0] == "rel":
         return gold, answer
     if answer[0] == "rel":
-        if (
-            answer[1] in ("<", ">")
-            and not variables(answer)
-            and (sign := asks_for_larger(question))
-        ):
-            return gold, list(answer[2] if answer[1] == sign else answer[3])
-        if not is_equality(answer):
-            return gold, answer
-        names = answer[2:-1]
-        if gold[0] == "tuple" and len(names) > 1 and all(each[0] == "var" for each in names):
-            return gold, ["tuple", *([answer[-1]] * len(names))]  # x = y = 4
-        value = value_named(answer, question)
-        if value is not None and gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
-            names = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
-            return _unnamed(gold, ["tuple", *(each for _, each in names)], question)
-        if value is not None and gold[0] in ("list", "set") and holds(value, "pm", "mp"):
-            return _unnamed(gold, shown(value), question)
-        if value is not None and asks_to_round(question):
-            value = _as_rounded(gold, value)
-        return None if value is None else (gold, _with_constant_of(gold, value))
+        return _right_of(gold, answer, question)
+    return _members_of(gold, answer, question)
+
+
+def _right_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
+    """The gold value, and that of the answer's relation."""
+    is_comparison = answer[1] in ("<", ">") and not variables(answer)
+    if is_comparison and (sign := asks_for_larger(question)):
+        return gold, list(answer[2] if answer[1] == sign else answer[3])
+    if not is_equality(answer):
+        return gold, answer
+    names = answer[2:-1]
+    if gold[0] == "tuple" and len(names) > 1 and all(each[0] == "var" for each in names):
+        return gold, ["tuple", *([answer[-1]] * len(names))]  # x = y = 4
+    if (value := value_named(answer, question)) is None:
+        return None
+    if gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
+        pairs = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
+        return _unnamed(gold, ["tuple", *(each for _, each in pairs)], question)
+    if gold[0] in ("list", "set") and holds(value, "pm", "mp"):
+        return _unnamed(gold, shown(value), question)
+    value = _as_rounded(gold, value) if asks_to_round(question) else value
+    return gold, _with_constant_of(gold, value, question)
+
+
+def _members_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
+    """Both without the names of points and of several values."""
     answer = _without_point_names(gold, answer)
     if gold[0] in ("tuple", "interval") and answer[0] in _SEVERAL:
         is_named = any(member[0] == "rel" for member in answer[1:])
@@ -164,7 +177,7 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
             return _several(gold, answer)
         if gold[0] == "list" and holds(answer, "pm", "mp"):
             return _several(gold, ["list", answer])
-    return gold, _with_constant_of(gold, answer)
+    return gold, _with_constant_of(gold, answer, question)
 
 
 def _unsigned(tree: Tree) -> Tree:
@@ -319,9 +332,11 @@ def _direction(angle: Tree) -> Tree:
 
 def _is_part(tree: Tree) -> bool:
     """Whether it can be a part of a union."""
-    return tree[0] == "interval" or (tree[0] == "tuple" and len(tree) == 3) or (
-        tree[0] == "rel" and set(tree[1].split()) <= {"<", "<=", ">", ">="}
-    )  # fmt: skip
+    return (
+        tree[0] == "interval"
+        or (tree[0] == "tuple" and len(tree) == 3)
+        or (tree[0] == "rel" and set(tree[1].split()) <= {"<", "<=", ">", ">="})
+    )
 
 
 def _with_names_of(gold: Tree, answer: Tree, question: str) -> Tree:
@@ -329,12 +344,12 @@ def _with_names_of(gold: Tree, answer: Tree, question: str) -> Tree:
     does not have: ``A\\cos x + B\\sin x`` as ``C_1\\cos x + C_2\\sin x``."""
     names = variables(_right(gold)), variables(_right(answer))
     missing, added = names[0] - names[1], names[1] - names[0]
-    known = read_question(question).letters | _GRAPH_NAMES if question else None
     is_numbered = holds(gold, "rel") and ["const", "set Z"] in subtrees(gold)
     if is_numbered and ["const", "set Z"] not in subtrees(answer):
         return answer
-    if known is None or not 0 < len(missing) == len(added) <= _MAX_RENAMED:
+    if not question or not 0 < len(missing) == len(added) <= _MAX_RENAMED:
         return answer
+    known = read_question(question).letters | _GRAPH_NAMES
     if any(name.partition("_")[0] in known or name.startswith("?") for name in missing | added):
         return answer
     wanted = value_of(_right(gold))
@@ -433,6 +448,8 @@ def _of_base(tree: Tree) -> int | None:
 def _residue(tree: Tree) -> Tree:
     """Remainder modulo a number: 1 of ``7^{100} \\equiv 1 \\pmod{5}``."""
     tree = tree[1] if tree[0] == "mod" else tree
+    if tree[0] == "list":  # x \\equiv 1, 3 \\pmod 4
+        return ["list", *map(_residue, tree[1:])]
     return list(tree[-1]) if tree[0] == "rel" and set(tree[1].split()) == {"equiv"} else tree
 
 
@@ -758,10 +775,18 @@ def solved_for(tree: Tree) -> set[str]:
     return {each for each in alone if names.count(each) == 1}
 
 
-def _with_constant_of(gold: Tree, answer: Tree) -> Tree:
-    """``x^2 + K`` as ``x^2 + C``: a constant of integration has any of its names."""
+def _with_constant_of(gold: Tree, answer: Tree, question: str) -> Tree:
+    """``x^2 + K`` as ``x^2 + C``: a constant of integration has any of its names. The gold answer
+    for an antiderivative that differs from it by a number."""
     if gold[0] != answer[0] or gold[0] not in ("add", "mul"):
         return answer
+    is_integral = "\\int" in question or "antiderivative" in question
+    if is_integral and any(each[0] == "var" and each in gold for each in answer[1:]):
+        pairs = [(value_of(gold, point), value_of(answer, point)) for point in ("", "1", "2")]
+        differences = [a - b for a, b in pairs if is_one(a) and is_one(b)]
+        are_equal = len(differences) == 3 and all(is_near(differences[0], d) for d in differences)
+        if are_equal and abs(differences[0]) > TOLERANCE and not work_left(gold, answer):
+            return gold
     (own, *more), (other, *others) = (
         sorted(variables(a) - variables(b)) or [""] for a, b in ((gold, answer), (answer, gold))
     )

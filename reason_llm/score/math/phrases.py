@@ -106,6 +106,8 @@ def is_left_side(tokens: list[Token]) -> bool:
         return bool(is_call) and len(first) <= _LONGEST_OPERATOR
     if not _VECTORS.isdisjoint(names) and not {"\\cdot", "\\times"}.isdisjoint(names):
         return not any(map(str.isdigit, names))
+    if "\\circ" in names and "^" not in names and names[-1] == ")":  # (f \\circ g)(x)
+        return True
     if first == "[":  # the coefficient [x^3] of a polynomial
         return "]" in names
     if first.isdigit():  # 45_{10}

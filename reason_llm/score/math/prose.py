@@ -261,9 +261,11 @@ class _Splitter:
             return False
         small = word.lower()
         if len(word) == 1:
-            return word in "aAI" and text[position : position + 1] == " " and (
-                is_text or text[position + 1 : position + 4].isalpha()
-            )  # fmt: skip
+            return (
+                word in "aAI"
+                and text[position : position + 1] == " "
+                and (is_text or text[position + 1 : position + 4].isalpha())
+            )
         return len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
 
     def bracket(self, sign: str, text: str, position: int, is_text: bool) -> None:
@@ -407,6 +409,12 @@ def _with_relations(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
             if " < x < " in chunk:
                 found[-2:] = [(False, chunk.replace("<", "\\leq "))]
     return found
+
+
+def as_number(words: list[str]) -> str | None:
+    """The numeral of a number in words in lower case; None of other words."""
+    number, length = _number_at(words) if words else ("", 0)
+    return number if length and length == len(words) else None
 
 
 def _number_at(words: list[str]) -> tuple[str, int]:

@@ -17,6 +17,7 @@ from reason_llm.score.math.answer_tree import (
     UnreadableError,
     read,
     subtrees,
+    variables,
 )
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.numeric import Value, direction_of, is_near, value_of
@@ -114,6 +115,8 @@ class Stated:
         others = [form_of(part.tree) for part in self.like(gold)]
         others = [each for each in others if not each.is_same(wanted)]
         is_alike = form.value == wanted.value and not (form.steps ^ wanted.steps) - _ALIKE
+        if not variables(gold) and not any(each.is_same(form) for each in others):  # 3(√3 - 1)
+            is_alike |= (form.steps, form.operations) == (wanted.steps, wanted.operations)
         added = form.steps - wanted.steps
         return any(not is_alike or each.steps & added for each in others)
 
