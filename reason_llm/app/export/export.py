@@ -7,8 +7,11 @@ import logging
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
@@ -23,7 +26,7 @@ from huggingface_hub.errors import (
 )
 
 from reason_llm.app.console import Console
-from reason_llm.app.export import merging, model_card, parity, reward_model
+from reason_llm.app.export import merging, model_card, parity, patterns, reward_model
 from reason_llm.app.export.model_card import ModelCard
 from reason_llm.app.export.parity import Parity
 from reason_llm.app.export.reward_model import ScoreParity
@@ -110,7 +113,25 @@ def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | N
         ReasonError: anything that the user can fix. Unless it says otherwise nothing was written.
     """
     quiet_libraries()
-    job = _prepare(request)
+    with _without_patterns(request, console) as source:
+        return _export(request, _prepare(replace(request, source=source)), console)
+
+
+@contextmanager
+def _without_patterns(request: ExportRequest, console: Console) -> Iterator[Path]:
+    """The source; of an adapter with patterns a plain copy."""
+    if not patterns.are_in(request.source):
+        yield request.source
+        return
+    with TemporaryDirectory() as folder:
+        rank = patterns.write_plain(request.source, Path(folder))
+        console.line(
+            f"{' and '.join(patterns.PATTERNS)}: written as a plain adapter of rank {rank}"
+        )
+        yield Path(folder)
+
+
+def _export(request: ExportRequest, job: _Job, console: Console) -> Parity | ScoreParity | None:
     result: Parity | ScoreParity | None = None
     with replacing_folder(request.out, is_noted=False) as target:
         if request.adapter_only:
@@ -127,7 +148,9 @@ def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | N
             if file.is_file():
                 shutil.copyfile(regular(file), target / file.name)
         _describe(request, job, target, result)
-    console.line(f"exported {job.adapter} over {job.base} to {request.out}")
+    console.line(
+        f"exported {job.adapter if job.run else request.source} over {job.base} to {request.out}"
+    )
     if kind is not None:
         logger.warning(
             "Transformers %s reads the tokenizer in %s as %s, with other ids than those of "

@@ -149,6 +149,7 @@ def test_the_checkpoint_is_what_transformers_reads(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias='all'"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
     ],
 )
