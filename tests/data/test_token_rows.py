@@ -101,11 +101,8 @@ def test_each_text_is_tokenised_once_and_all_together(monkeypatch: pytest.Monkey
         assert not isinstance(found, DataError)
         whole = by.text("x", [*ASKED, *talk], generation=False).rstrip("\n")
         assert [row.ids for row in found] == [tuple(by.tokenizer(whole)["input_ids"])]
-        said = "".join(
-            by.tokenizer.decode(
-                [id for id, is_learned in zip(found[0].ids, found[0].trained) if is_learned]
-            )
-        )
+        pairs = zip(found[0].ids, found[0].trained, strict=True)
+        said = by.tokenizer.decode([id for id, is_learned in pairs if is_learned])
         assert said == f"{talk[0]['content']}<|im_end|>{talk[2]['content']}<|im_end|>"
 
 
