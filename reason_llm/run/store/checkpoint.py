@@ -272,7 +272,7 @@ def save(
             for name, content in files.items():
                 if isinstance(content, Path):
                     _link(regular(content), folder / name)
-                    with suppress(LookupError):
+                    with suppress(OSError, LookupError):  # else it is read
                         known[name] = noted_digest(content)
                 else:
                     save_file(dict(content), str(folder / name), metadata={"format": "pt"})
