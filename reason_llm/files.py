@@ -152,11 +152,14 @@ def open_to_append(path: Path) -> BufferedWriter:
 
 
 @contextmanager
-def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
+def replacing_folder(
+    target: Path, *, is_noted: bool = True, known: Mapping[str, str] = {}
+) -> Iterator[Path]:
     """A temporary folder to fill, which then takes its place: whole or not at all.
 
     Args:
         is_noted: with ``digests.json``, which ``check_digests`` reads.
+        known: digests of files, by name, that need not be read for them.
 
     Raises:
         WriteError: the disk is full, read-only or forbidden; ``target`` is as it was.
@@ -173,7 +176,10 @@ def replacing_folder(target: Path, *, is_noted: bool = True) -> Iterator[Path]:
         yield temporary
         if is_noted:  # except texts for users, who may edit them
             entries = {
-                file.name: {"bytes": file.stat().st_size, "sha256": sha256_of_pieces(file)}
+                file.name: {
+                    "bytes": file.stat().st_size,
+                    "sha256": known.get(file.name) or sha256_of_pieces(file),
+                }
                 for file in sorted(temporary.iterdir())
                 if file.suffix != ".md"
             }
@@ -327,6 +333,12 @@ def compare(what: str, found: str, expected: str) -> None:
             f"{what} is not what was written: its SHA-256 is {found:.12}..., and "
             f"{expected:.12}... was noted"
         )
+
+
+def noted_digest(file: Path) -> str:
+    """SHA-256 of a file by the ``digests.json`` of its folder, without reading the file; raises
+    OSError or KeyError without one."""
+    return str(read_object(file.parent / MANIFEST, MIB)["files"][file.name]["sha256"])
 
 
 def check_digests(

@@ -110,6 +110,7 @@ def small_config(folder: Path, **overrides: Any) -> Config:
             "directory": str(folder / "runs"),
             "buffer": str(folder / "buffer.json"),
             "steps": 3,
+            "save_every": 1,  # whatever a checkpoint takes
         },
         "model": {"path": str(TINY), "dtype": "float32", "adapter": {"rank": 8}},
         "data": {

@@ -73,8 +73,10 @@ class RunSection(Section):
     buffer: Path | None = None
     """File of the rollout buffer, written after every wave. null: data/buffer.json, or
     data/buffer.<name>.json while that one holds rollouts of another unfinished run."""
-    save_every: Count = 1
-    """Steps between checkpoints. A killed run repeats at most this many steps."""
+    save_every: Literal["auto"] | Count = "auto"
+    """Steps between checkpoints. A killed run repeats the steps since the last one from their saved
+    rollouts. auto: after each step, unless writing takes more than half a second and more than a
+    twentieth of the run's time; then so often that it takes a twentieth."""
     keep_checkpoints: Count = 2
     """Number of checkpoints to keep; older ones are deleted."""
     keep_best: bool = True

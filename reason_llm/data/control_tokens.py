@@ -8,7 +8,7 @@ rendering (``render``).
 
 import copy
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -67,21 +67,33 @@ class ControlTokens:
     def _beginnings(self) -> frozenset[str]:
         return frozenset(name[:2] for name in self._names)
 
+    @cached_property
+    def _spells(self) -> Callable[[str], bool]:
+        """Whether a text may spell one. A text is asked for with each rendering of its row."""
+        return lru_cache(512)(self._found_in)
+
+    def _found_in(self, text: str) -> bool:
+        # A first look that is fast: hundreds of names begin with few pairs of characters.
+        likely = any(begin in text for begin in self._beginnings)
+        return likely and self._spelled[False].search(text) is not None
+
     def are_in(self, value: Any) -> bool:
         """Whether a text in the value, a JSON tree, may spell one."""
         if isinstance(value, str):
-            # A first look that is fast: hundreds of names begin with few pairs of characters.
-            likely = any(begin in value for begin in self._beginnings)
-            return likely and self._spelled[False].search(value) is not None
+            return self._spells(value)
         if isinstance(value, Mapping):
-            return any(self.are_in(key) or self.are_in(each) for key, each in value.items())
+            value = [*value, *value.values()]
         return isinstance(value, list | tuple) and any(map(self.are_in, value))
 
     def marked(self, value: Any, of_assistant: bool = False) -> Any:
         """The value, a JSON tree, with a mark for each control token that a text of it spells."""
         if isinstance(value, str):
-            return self._spelled[of_assistant].sub(
-                lambda found: f"{OPEN}{self._names.index(found[0])}{CLOSE}", value
+            return (
+                value
+                if not self._spells(value)
+                else self._spelled[of_assistant].sub(
+                    lambda found: f"{OPEN}{self._names.index(found[0])}{CLOSE}", value
+                )
             )
         if isinstance(value, Mapping):
             return {

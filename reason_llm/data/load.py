@@ -46,7 +46,7 @@ from reason_llm.data.sets import Data, DataSet, question_key
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.errors import ConfigError, DataError, one_line
-from reason_llm.rollout import CHAT, MAY_LACK, ROW, Prompt
+from reason_llm.rollout import CHAT, MAY_LACK, ROW, Prompt, TokenRow
 from reason_llm.score.math import is_only_text, same_word
 from reason_llm.workers import within
 
@@ -283,12 +283,17 @@ class _SetReader:
                 made |= self.renderer.of(name).with_extras(extras[key]).prompts(part)
             except DataError as error:
                 made |= {where: DataError(f"{where}: {error}") for where, _, _ in part}
+        most = self.context_tokens
+        if data_set.is_training or data_set.form == "texts":
+            most = self.config.data.max_tokens or most
+        learned = [each for each in examples if not isinstance(each, Problem)]
+        rendered = render(learned, self.renderer, most, self.end_token_ids)
         for example in examples:
             try:
                 if isinstance(example, Problem):
                     option = self._add_prompt(data_set, example, made[example.where])
                 else:
-                    option = self._add_rows(data_set, example)
+                    option = self._add_rows(data_set, example, most, *next(rendered))
             except DataError as error:
                 self._bad_row(data_set, error)
                 continue
@@ -538,21 +543,21 @@ class _SetReader:
                 "set data.deduplicate=true"
             )
 
-    def _add_rows(self, data_set: DataSet, example: Learned) -> str | None:
+    def _add_rows(
+        self,
+        data_set: DataSet,
+        example: Learned,
+        most: int,
+        rows: tuple[TokenRow, ...] | DataError,
+        ignored: list[str],
+    ) -> str | None:
         """Add the rows of tokens of an example, or return the option that drops them."""
-        section, most = self.config.data, self.context_tokens
-        if data_set.is_training or data_set.form == "texts":
-            most = section.max_tokens or most
-        ignored: dict[str, None] = {}
-        rows = render(
-            example,
-            self.renderer,
-            most,
-            self.end_token_ids,
-            len(data_set.units),
-            ignored.setdefault,
-        )
-        data_set.ignored.update([*ignored])
+        section = self.config.data
+        if isinstance(rows, DataError):
+            raise rows
+        data_set.ignored.update({*ignored})
+        first = len(data_set.units)
+        rows = tuple(replace(row, group=first + row.group) for row in rows)
         most_asked = section.max_prompt_tokens if data_set.is_training else None
         if most_asked is not None and any(prompt_tokens(row) > most_asked for row in rows):
             return "data.max_prompt_tokens"

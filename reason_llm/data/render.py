@@ -9,11 +9,12 @@ import hashlib
 import random
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from math import floor
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ MOST_NAMED = 5
 """Control tokens that an error names."""
 AT_ONCE = 256
 """Conversations that share one time limit and one call of the tokenizer."""
+AT_ONCE_CHARACTERS = 1 << 20
+"""Characters after which a call of the tokenizer takes no further text."""
 
 _REPLY = "an environment's reply"
 _ANSWERS = {
@@ -299,6 +302,27 @@ class Renderer:
                 "tokenizer cannot read as text; remove them"
             ) from error
 
+    def pieces(self, text: str) -> list[str]:
+        """The text, cut before control tokens that the tokenizer finds before it reads what is
+        around them, so that the pieces' token ids, one after the other, are those of the text."""
+        cuts = _cuts(self.tokenizer, self._template)
+        return [piece for piece in cuts.split(text) if piece] if cuts and text else [text]
+
+    def ids_of(self, texts: Iterable[str]) -> dict[str, list[int]]:
+        """Token ids of texts that are tokenised together; without those that have marks or on
+        which the tokenizer fails."""
+        found: dict[str, list[int]] = {}
+        part, size = list[str](), 0
+        for text in chain((text for text in texts if OPEN not in text), [None]):
+            if text is not None:
+                part.append(text)
+                size += len(text)
+            if part and (text is None or size > AT_ONCE_CHARACTERS):
+                with suppress(TimeoutError, Panic, ValueError):
+                    found |= zip(part, self._encoded(part), strict=True)
+                part, size = [], 0
+        return found
+
     def check_tools(self, what: str) -> None:
         """Raise a ConfigError if the template does not write the tools that ``what`` offers."""
         if _writes_tools(self.tokenizer, self._template):
@@ -517,6 +541,30 @@ def _controls(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> C
     with suppress(TimeoutError, ValueError):  # said when a row is rendered
         ((text, _, _),) = Renderer(tokenizer, template, None)._rendered([TALK], False)
     return control_tokens(tokenizer, text or "")
+
+
+@lru_cache(maxsize=4)
+def _cuts(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> re.Pattern[str] | None:
+    """The places before those tokens of turns that are found in any text as it is, whatever is
+    around them, and share no characters with another token; None without any."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = [] if backend is None else [*backend.get_added_tokens_decoder().values()]
+    turns = _controls(tokenizer, template).turns
+    found = [
+        each.content
+        for each in added
+        if each.content in turns
+        and not (each.normalized or each.lstrip or each.rstrip or each.single_word)
+        and not any(_overlap(other.content, each.content) for other in added)
+    ]
+    return re.compile(f"(?={'|'.join(map(re.escape, found))})") if found else None
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Whether the second may begin inside of the first."""
+    return any(
+        second.startswith(first[n:]) or first.startswith(second, n) for n in range(1, len(first))
+    )
 
 
 @lru_cache(maxsize=4)

@@ -11,18 +11,20 @@ and not learned. Not covered: images.
 
 import copy
 import hashlib
-from collections.abc import Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 
+from reason_llm.data.control_tokens import OPEN
 from reason_llm.data.forms import SIDES, Completed, Learned, Sampled, TextDocument
 from reason_llm.data.messages import THOUGHT_MEMBER, THOUGHTS, Message, Messages, Note
-from reason_llm.data.render import RENDER_SECONDS, Renderer
+from reason_llm.data.render import AT_ONCE, RENDER_SECONDS, Renderer
 from reason_llm.errors import DataError
 from reason_llm.rollout import TokenRow
 from reason_llm.workers import within
@@ -30,11 +32,15 @@ from reason_llm.workers import within
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
 NUM_ROWS_CHECKED = 100
 THINK = "<think>"
 _PROBE = "Yes, indeed."
 _Row = tuple[list[int], list[bool]]
 _Span = tuple[int, int]
+_Rows = tuple[TokenRow, ...]
+_Asking = Generator[list[str], list[list[int]], T]
+"""Function that yields texts and is sent the token ids of each."""
 
 
 class _Rewritten(DataError):
@@ -42,43 +48,92 @@ class _Rewritten(DataError):
 
 
 def render(
+    examples: Sequence[Learned],
+    renderer: Renderer,
+    context_tokens: int,
+    end_token_ids: Collection[int],
+) -> Iterator[tuple[_Rows | DataError, list[str]]]:
+    """The rows of each example: one, of a preference two (chosen, rejected), of a document as many
+    of at most ``context_tokens`` as it needs; other rows are never cut. A demonstration whose
+    template changes earlier turns is one row per turn. Groups count from 0 in each example. The
+    texts of many examples are tokenised at once.
+
+    Args:
+        end_token_ids: the tokens that end an answer.
+
+    Yields:
+        The rows, or a DataError: a template that cannot be learned from, no end token or two of
+        them; and members of messages that the template does not write.
+
+    Raises:
+        ConfigError: the template is not valid.
+    """
+    for start in range(0, len(examples), AT_ONCE):
+        part = examples[start : start + AT_ONCE]
+        notes = [list[str]() for _ in part]
+        asking = [
+            _rows(example, renderer, context_tokens, end_token_ids, noted.append)
+            for example, noted in zip(part, notes, strict=True)
+        ]
+        yield from zip(_answered(part, asking, renderer), notes, strict=True)
+
+
+def _answered(
+    examples: Sequence[Learned], asking: Sequence[_Asking[_Rows]], renderer: Renderer
+) -> list[_Rows | DataError]:
+    """Run the generators side by side: the texts that they ask for are tokenised together."""
+    found: dict[int, _Rows | DataError] = {}
+    answers: dict[int, list[list[int]] | None] = dict.fromkeys(range(len(asking)))
+    while answers:
+        asked: dict[int, list[str]] = {}
+        for number, answer in answers.items():
+            try:
+                asked[number] = asking[number].send(answer)  # type: ignore[arg-type]
+            except StopIteration as ended:
+                found[number] = ended.value
+            except DataError as error:
+                found[number] = error
+        ids_of = renderer.ids_of(dict.fromkeys(chain.from_iterable(asked.values())))
+        answers = {}
+        for number, texts in asked.items():
+            try:
+                where = examples[number].where
+                answers[number] = [
+                    ids_of[text] if text in ids_of else renderer.marked_ids(where, text)
+                    for text in texts
+                ]
+            except DataError as error:
+                found[number] = error
+    return [found[number] for number in range(len(asking))]
+
+
+def _rows(
     example: Learned,
     renderer: Renderer,
     context_tokens: int,
     end_token_ids: Collection[int],
+    note: Note,
     group: int = 0,
-    note: Note = lambda member: None,
-) -> tuple[TokenRow, ...]:
-    """The rows of one example: one, of a preference two (chosen, rejected), of a document as many
-    of at most ``context_tokens`` as it needs; other rows are never cut. A demonstration whose
-    template changes earlier turns is one row per turn.
-
-    Args:
-        end_token_ids: the tokens that end an answer.
-        group: number of the first row; the rows of a document or of several turns count on.
-        note: takes members of messages that the template does not write.
-
-    Raises:
-        DataError: a template that cannot be learned from, no end token or two of them.
-        ConfigError: the template is not valid.
-    """
+) -> _Asking[_Rows]:
     where = example.where
     if isinstance(example, TextDocument):
-        return _document(example, renderer, context_tokens, end_token_ids, group)
+        return (yield from _document(example, renderer, context_tokens, end_token_ids))
     with_extras = renderer.with_extras(example.extras)
     if example.sampled is None and len(example.completions) == 1:
+        completion = example.completions[0]
         try:
-            row = _row(where, example, example.completions[0], with_extras, end_token_ids, note)
+            row = yield from _row(where, example, completion, with_extras, end_token_ids, note)
         except _Rewritten:
             parts = _turns(example)
-            if len(parts) == len(example.completions[0]) == 1:
+            if len(parts) == len(completion) == 1:
                 raise
             note_read = note if _has_untrained_thought(example) else _without_thoughts(note)
-            return tuple(
-                each
-                for number, part in enumerate(parts, start=group)
-                for each in render(part, renderer, context_tokens, end_token_ids, number, note_read)
-            )
+            made: list[TokenRow] = []
+            for number, part in enumerate(parts):
+                made += yield from _rows(
+                    part, renderer, context_tokens, end_token_ids, note_read, number
+                )
+            return tuple(made)
         return (TokenRow(where, tuple(row[0]), tuple(row[1]), group, example.value),)
     rows = []
     for number, completion in enumerate(example.completions):
@@ -86,7 +141,9 @@ def render(
         if example.sampled is not None:
             ids, trained = _as_sampled(name, example.sampled, number, renderer)
         else:
-            ids, trained = _row(name, example, completion, with_extras, end_token_ids, note)
+            ids, trained = yield from _row(
+                name, example, completion, with_extras, end_token_ids, note
+            )
         value = 0.0 if number else example.value
         rows.append(TokenRow(where, tuple(ids), tuple(trained), group, value))
     if len(rows) > 1 and rows[0].ids == rows[1].ids:
@@ -187,7 +244,7 @@ def _row(
     renderer: Renderer,
     end_token_ids: Collection[int],
     note: Note,
-) -> _Row:
+) -> _Asking[_Row]:
     tokenizer, messages = renderer.tokenizer, example.messages
     names = tokenizer.convert_ids_to_tokens(sorted(end_token_ids))
     ends = [name for name in names if name]  # None for an id beyond the vocabulary
@@ -211,7 +268,7 @@ def _row(
         )
     borders = [0, *(border for span in spans for border in span)]
     begin = len(ids)
-    pieces, stops = _joined(where, [text[a:b] for a, b in pairwise(borders)], renderer)
+    pieces, stops = yield from _joined(where, text, borders, renderer)
     ids += pieces
     trained = [False] * len(ids)
     turns = [n for n, message in enumerate(completion) if message["role"] == "assistant"]
@@ -248,10 +305,10 @@ def _document(
     renderer: Renderer,
     context_tokens: int,
     end_token_ids: Collection[int],
-    group: int,
-) -> tuple[TokenRow, ...]:
+) -> _Asking[_Rows]:
     """Rows of the context's length; a last row of one token is left out."""
-    ids = _begin(renderer.tokenizer) + renderer.token_ids(document.where, document.text)
+    (text_ids,) = yield [renderer.escaped(document.text)]
+    ids = _begin(renderer.tokenizer) + text_ids
     if ids[-1] not in end_token_ids:
         ids.append(renderer.tokenizer.eos_token_id)
     _check_begin(document.where, ids, _bos(renderer.tokenizer, end_token_ids))
@@ -259,7 +316,7 @@ def _document(
     flags = (False, *[True] * (min(len(ids), context_tokens) - 1))  # one object for all whole rows
     parts = [tuple(ids[start : start + context_tokens]) for start in starts]
     return tuple(
-        TokenRow(document.where, part, flags[: len(part)], group + number)
+        TokenRow(document.where, part, flags[: len(part)], number)
         for number, part in enumerate(parts)
     )
 
@@ -480,17 +537,38 @@ def _training(renderer: Renderer) -> Renderer | None:
     return replace(renderer, template=template)
 
 
-def _joined(where: str, pieces: Sequence[str], renderer: Renderer) -> tuple[list[int], list[int]]:
-    """Token ids of the pieces' whole text, and how many of them there are up to the end of each.
-    Where tokens reach over a border, the pieces are tokenised apart, as in sampling."""
-    encode, text = partial(renderer.marked_ids, where), "".join(pieces)
+def _joined(
+    where: str, text: str, borders: Sequence[int], renderer: Renderer
+) -> _Asking[tuple[list[int], list[int]]]:
+    """Token ids of a text up to the last border, and how many of them there are up to each border
+    after the first. Where tokens reach over one, the parts between are tokenised apart, as in
+    sampling."""
+    text = text[: borders[-1]]
+    if OPEN not in text:
+        # Each text once: its pieces together have the ids of the whole, and a border is one of the
+        # tokens where the beginning of its piece has ids with which the piece begins.
+        pieces = renderer.pieces(text)
+        starts = [0, *accumulate(map(len, pieces))]
+        places = [max(0, bisect_left(starts, border) - 1) for border in borders[1:]]
+        heads = [
+            pieces[place][: border - starts[place]]
+            for place, border in zip(places, borders[1:], strict=True)
+        ]
+        found = yield [*pieces, *heads]
+        made, begins = found[: len(pieces)], found[len(pieces) :]
+        if all(made[at][: len(ids)] == ids for at, ids in zip(places, begins, strict=True)):
+            firsts = [0, *accumulate(map(len, made))]
+            ends = [firsts[at] + len(ids) for at, ids in zip(places, begins, strict=True)]
+            return [*chain.from_iterable(made)], ends
+    encode = partial(renderer.marked_ids, where)
+    parts = [text[a:b] for a, b in pairwise(borders)]
     whole = encode(text)
-    apart = [encode(piece) for piece in pieces]
+    apart = [encode(part) for part in parts]
     ids, ends = [token for part in apart for token in part], list(accumulate(map(len, apart)))
     if ids == whole:
         return ids, ends
     # Some tokenizers put a space before each text, so a piece alone is not what it is in the text.
-    prefixes = [encode(text[:end]) for end in accumulate(map(len, pieces))]
+    prefixes = [encode(text[:end]) for end in accumulate(map(len, parts))]
     if all(whole[: len(prefix)] == prefix for prefix in prefixes):
         return whole, [len(prefix) for prefix in prefixes]
     decode = renderer.tokenizer.decode

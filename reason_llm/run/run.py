@@ -69,6 +69,7 @@ class Run:
         self.state = self._kept.restore(job.state)
         self._saved = None if job.is_new else self.state
         """The state in the run's newest checkpoint."""
+        self._pace = checkpoint.Pace()
 
     @property
     def config(self) -> Config:
@@ -161,9 +162,10 @@ class Run:
         self.phases.record["time/writing_seconds"] = self._writer.take_seconds()
         self._show(last)
         self._writer.submit(self._log.sync)
-        run = self.config.run
-        is_last = self.state.step == run.steps or self.job.ends_early(self.state)
-        if is_last or self.state.step % run.save_every == 0 or self._stop.requested:
+        every = self.config.run.save_every
+        is_due = self._pace.is_due if every == "auto" else self.state.step % every == 0
+        is_last = self.state.step == self.config.run.steps or self.job.ends_early(self.state)
+        if is_last or is_due or self._stop.requested:
             with timed(self.phases.record, "saving"):  # goes into the next step's record
                 self._save()
             self._stop.check()  # so that a later signal saves it
@@ -242,6 +244,7 @@ class Run:
             for version, adapter in self._team.adapters.items()
             if version < state.step
         }
+        self._writer.submit(self._pace.begin)
         self.state = self._saved = checkpoint.save(
             self.job.folder,
             state,
@@ -252,6 +255,7 @@ class Run:
             self._kept.files | versions,
         )
         self._kept.saved(self.state)
+        self._writer.submit(self._pace.end)
 
 
 def _archive(

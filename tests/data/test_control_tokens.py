@@ -8,11 +8,10 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers.normalizers import Replace
 
-from chat_templates import CHATML, END, renderer, with_spaces, without_template
+from chat_templates import CHATML, END, render, renderer, with_spaces, without_template
 from conftest import TINY
 from reason_llm.data.forms import Completed, TextDocument
 from reason_llm.data.render import Renderer
-from reason_llm.data.token_rows import render
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.model.base import load_tokenizer
 

@@ -16,11 +16,14 @@ from chat_templates import (
     ENDS_ONCE,
     NO_END,
     WITH_BOS,
+    render,
     renderer,
     with_bos,
     with_spaces,
     without_template,
 )
+from conftest import TINY
+from reason_llm.data import token_rows
 from reason_llm.data.forms import (
     Completed,
     Learned,
@@ -30,8 +33,9 @@ from reason_llm.data.forms import (
 from reason_llm.data.messages import Messages
 from reason_llm.data.render import Renderer
 from reason_llm.data.templates import shipped
-from reason_llm.data.token_rows import check_ends, prompt_tokens, render
+from reason_llm.data.token_rows import check_ends, prompt_tokens
 from reason_llm.errors import DataError
+from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import TokenRow
 
 
@@ -77,6 +81,31 @@ def learned(row: TokenRow, by: Renderer) -> list[str]:
 # --- what is learned
 
 
+def test_each_text_is_tokenised_once_and_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    by = renderer(load_tokenizer(str(TINY)))
+    kind, asked = type(by.tokenizer), list[list[str]]()
+    call = kind.__call__
+
+    def counted(self: Any, texts: list[str], **options: Any) -> Any:
+        asked.append(texts)
+        return call(self, texts, **options)
+
+    talks = [[assistant(f"{n} " * 40), user("R?"), assistant(f"{n + 3} " * 40)] for n in range(3)]
+    examples = [demonstration(f"x:{n}", ASKED, talk) for n, talk in enumerate(talks)]
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "__call__", counted)
+        rows = [rows for rows, _ in token_rows.render(examples, by, 4000, [END])]
+    (texts,) = asked
+    assert all(sum(f"{n} " * 40 in text for text in texts) == 1 for n in range(6))
+    for talk, found in zip(talks, rows, strict=True):
+        assert not isinstance(found, DataError)
+        whole = by.text("x", [*ASKED, *talk], generation=False).rstrip("\n")
+        assert [row.ids for row in found] == [tuple(by.tokenizer(whole)["input_ids"])]
+        pairs = zip(found[0].ids, found[0].trained, strict=True)
+        said = by.tokenizer.decode([id for id, is_learned in pairs if is_learned])
+        assert said == f"{talk[0]['content']}<|im_end|>{talk[2]['content']}<|im_end|>"
+
+
 def test_a_completion_and_its_end_token(tokenizer: Any) -> None:
     by = renderer(tokenizer, None)
     row = one(ONE, by)
@@ -119,13 +148,13 @@ def test_the_system_prompt_is_read_as_when_sampling(tokenizer: Any) -> None:
 def test_a_pair_has_one_prompt_and_one_group(tokenizer: Any) -> None:
     by = renderer(tokenizer)
     pair = Completed("x", ASKED, ([assistant("good one")], [assistant("bad")]), value=0.5)
-    chosen, rejected = render(pair, by, 200, [END], group=7)
+    chosen, rejected = render(pair, by, 200, [END])
     prompt = by.prompt("x", ASKED, "").token_ids
     for row in (chosen, rejected):
         assert row.ids[: prompt_tokens(row)] == prompt
     assert learned(chosen, by) == ["good one<|im_end|>"]
     assert learned(rejected, by) == ["bad<|im_end|>"]
-    assert [(row.group, row.value) for row in (chosen, rejected)] == [(7, 0.5), (7, 0.0)]
+    assert [(row.group, row.value) for row in (chosen, rejected)] == [(0, 0.5), (0, 0.0)]
 
 
 def test_a_label_and_a_score_are_the_value(tokenizer: Any) -> None:
@@ -192,13 +221,13 @@ def test_a_template_that_drops_earlier_thinking_makes_a_row_of_each_turn(tokeniz
     single = demonstration("x", ASKED, [assistant(THOUGHT)])
     assert learned(one(single, by), by) == [f"{THOUGHT}<|im_end|>"]
     turns = [assistant(THOUGHT), user("R?"), assistant("B.")]
-    first, second = render(demonstration("x:9", ASKED, turns), by, 400, [END], group=3)
+    first, second = render(demonstration("x:9", ASKED, turns), by, 400, [END])
     assert learned(first, by) == [f"{THOUGHT}<|im_end|>"]
     assert learned(second, by) == ["B.<|im_end|>"]
     asked = by.prompt("x", [*ASKED, *turns[:2]], "")
     assert second.ids[: prompt_tokens(second)] == asked.token_ids
     assert "hm" not in by.tokenizer.decode(second.ids)
-    assert [(row.name, row.group) for row in (first, second)] == [("x:9", 3), ("x:9", 4)]
+    assert [(row.name, row.group) for row in (first, second)] == [("x:9", 0), ("x:9", 1)]
     assert len(learned(one(TWO, by), by)) == 2  # nothing was thought, so nothing is dropped
 
 
@@ -401,11 +430,11 @@ def test_documents_are_cut_into_rows_of_the_context(tokenizer: Any) -> None:
     text = "0123456789" * 5
     ids = [*by.token_ids("x", text), END]
     assert len(ids) == 51
-    rows = render(TextDocument("x", text), by, 20, [END], group=3)
+    rows = render(TextDocument("x", text), by, 20, [END])
     assert [len(row.ids) for row in rows] == [20, 20, 11]
     assert [each for row in rows for each in row.ids] == ids
     assert all(row.trained == (False, *[True] * (len(row.ids) - 1)) for row in rows)
-    assert [row.group for row in rows] == [3, 4, 5]
+    assert [row.group for row in rows] == [0, 1, 2]
     assert (
         len(render(TextDocument("x", text), by, 25, [END])) == 2
     )  # one token alone teaches nothing

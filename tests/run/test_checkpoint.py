@@ -35,7 +35,7 @@ def save(model: Model, tmp_path: Path) -> Callable[..., RunState]:
     optimizer = optim.make_optimizer(parameters, TrainSection())
     state = checkpoint.fresh("small", CONFIG)
 
-    def save(step: int, keep: int = 9) -> RunState:
+    def save(step: int, keep: int = 9, extra: dict[str, Any] | None = None) -> RunState:
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, 0.01 * step)
         optimizer.step()
@@ -45,7 +45,8 @@ def save(model: Model, tmp_path: Path) -> Callable[..., RunState]:
             metrics_sha256=f"{step}",
         )  # fmt: skip
         with BackgroundWriter() as writer:
-            return checkpoint.save(tmp_path, now, model, {"policy": optimizer}, keep, writer)
+            optimizers = {"policy": optimizer}
+            return checkpoint.save(tmp_path, now, model, optimizers, keep, writer, extra or {})
 
     return save
 
@@ -259,6 +260,25 @@ def test_a_new_run_s_adapter_and_optimizer_are_of_the_checkpoint_s_kind(
     config = CONFIG | {section: CONFIG[section] | change}
     with nullcontext() if told is None else pytest.raises(CheckpointError, match=told):
         assert checkpoint.begin_from(tmp_path, "other", config).step == 3
+
+
+def test_an_earlier_checkpoint_s_file_is_one_file_of_both(
+    save: Callable[..., RunState], tmp_path: Path
+) -> None:
+    """And stays where the earlier checkpoint is removed."""
+    name = "best.adapter_model.safetensors"
+    first = save(1, extra={name: {"a": torch.ones(2)}}).folder
+    assert first is not None
+    file = first / name
+    number, noted = file.stat().st_ino, read_object(first / MANIFEST)["files"][name]
+    second = save(2, keep=1, extra={name: file}).folder
+    assert second is not None and not first.exists()
+    assert (second / name).stat().st_ino == number
+    assert read_object(second / MANIFEST)["files"][name] == noted
+    assert checkpoint.read(second).step == 2  # it is compared with its digest
+    (second / name).write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=f"{name} is not what was written"):
+        checkpoint.read(second)
 
 
 def test_the_one_that_is_written_and_a_user_s_link_are_kept(

@@ -129,6 +129,43 @@ def test_a_signal_saves_every_learned_step(
     assert [checkpoint.read(folder).step for folder in folders] == saved
 
 
+class Crash(Silent):
+    """Raises an error where the learning phase begins for the third time."""
+
+    left = 3
+
+    def phase(self, name: str, total: int) -> AbstractContextManager[Progress]:
+        self.left -= name == "learning"
+        if not self.left:
+            raise ArithmeticError
+        return super().phase(name, total)
+
+
+def test_by_time_there_are_fewer_checkpoints_and_the_same_adapter(
+    small_run: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a run that died two steps after its last checkpoint."""
+    config = small_run(**SHORT, run__save_every=1, run__keep_checkpoints=9)
+    run, weights = config.run.directory / "small", "adapter/adapter_model.safetensors"
+
+    def steps() -> list[int]:
+        return [checkpoint.read(folder).step for folder in checkpoint.listing(run)]
+
+    train(config)
+    assert steps() == [0, 1, 2, 3]
+    by_steps = (run / weights).read_bytes()
+    shutil.rmtree(run)
+    config = config.with_options({"run.save_every": "auto"})
+    monkeypatch.setattr(checkpoint, "FREE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "MOST_SHARE", 0.0)
+    with pytest.raises(ArithmeticError):
+        train(config, Crash())
+    assert steps() == [0]
+    train(config)
+    assert steps() == [0, 1, 3]  # a resumed run does not know yet what one costs
+    assert (run / weights).read_bytes() == by_steps
+
+
 def test_a_run_that_another_process_went_on_with_is_called_again(small_run: Small) -> None:
     job = prepare(small_run(), SILENT)
     (job.folder / "checkpoints" / "step-00000001").mkdir(parents=True)

@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,7 +33,14 @@ from torch import Tensor
 
 from reason_llm.config import file as config_file
 from reason_llm.errors import CheckpointError, ConfigError, one_line
-from reason_llm.files import MIB, check_digests, read_object, regular, replacing_folder
+from reason_llm.files import (
+    MIB,
+    check_digests,
+    noted_digest,
+    read_object,
+    regular,
+    replacing_folder,
+)
 from reason_llm.model import Model, Role, adapters, score_head, weights
 from reason_llm.rollout import Count, Number, Text, record_from_json
 from reason_llm.run.store.best import Best
@@ -45,6 +53,10 @@ FORMAT = 2
 MOST_STATE_BYTES = 64 * MIB
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
+MOST_SHARE = 1 / 20
+"""Part of a run's time in which checkpoints are written, with ``run.save_every: auto``."""
+FREE_SECONDS = 0.5
+"""Checkpoints that take less time are written after each step."""
 WRITTEN = (
     *("step", "drawn", "micro_batch_tokens", "kl_coefficient", "best", "metrics_sha256"),
     "run",
@@ -231,7 +243,8 @@ def save(
     Args:
         optimizers: by the role whose adapter each moves; the policy's among them.
         keep: how many checkpoints are kept.
-        extra_files: further files by name: tensors, or an earlier checkpoint's file to be copied.
+        extra_files: further files by name: tensors, or an earlier checkpoint's file, which is then
+            a file of both.
     """
     target = run_folder / "checkpoints" / f"step-{state.step:08d}"
     policy = model.snapshot()
@@ -253,11 +266,14 @@ def save(
     def write() -> None:
         for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
             shutil.rmtree(half, ignore_errors=True)
-        with replacing_folder(target) as folder:
+        known: dict[str, str] = {}
+        with replacing_folder(target, known=known) as folder:
             policy.write(folder)
             for name, content in files.items():
                 if isinstance(content, Path):
-                    shutil.copyfile(regular(content), folder / name)
+                    _link(regular(content), folder / name)
+                    with suppress(OSError, LookupError):  # else it is read
+                        known[name] = noted_digest(content)
                 else:
                     save_file(dict(content), str(folder / name), metadata={"format": "pt"})
             value = {"format": FORMAT} | {name: getattr(state, name) for name in WRITTEN}
@@ -270,6 +286,40 @@ def save(
     if model.is_full:
         writer.wait()
     return replace(state, folder=target)
+
+
+def _link(file: Path, name: Path) -> None:
+    """Give a file a second name, or a copy where the file system has no hard links."""
+    try:
+        os.link(file, name)
+    except OSError:
+        shutil.copyfile(file, name)
+
+
+class Pace:
+    """Time between checkpoints with ``run.save_every: auto``. The writer's thread calls ``begin``
+    before it writes one, and ``end`` after."""
+
+    def __init__(self) -> None:
+        self._began = self._seconds = 0.0
+        self._shortest: float | None = None
+
+    def begin(self) -> None:
+        """Note that a checkpoint is written from now on."""
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """Note that it is written."""
+        self._seconds = time.perf_counter() - self._began
+        self._shortest = min(self._seconds, self._shortest or self._seconds)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether another one leaves their share of the time within ``MOST_SHARE``, or costs less
+        than ``FREE_SECONDS``, a single slow one aside."""
+        if self._shortest is None or self._shortest < FREE_SECONDS:
+            return True
+        return self._seconds <= MOST_SHARE * (time.perf_counter() - self._began)
 
 
 def restore(
