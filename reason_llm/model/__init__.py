@@ -1,7 +1,7 @@
 """The one copy of the base and the adapters over it."""
 
-from reason_llm.model import offload
-from reason_llm.model.attention import MOST_KEYS_PER_TOKEN
+from reason_llm.model import offload, recompute
+from reason_llm.model.attention import most_keys
 from reason_llm.model.base import (
     Model,
     Role,
@@ -26,7 +26,6 @@ from reason_llm.model.logprobs import (
 from reason_llm.model.sequence_classifier import SequenceClassifier
 
 __all__ = [
-    "MOST_KEYS_PER_TOKEN",
     "Datum",
     "Model",
     "Role",

@@ -33,6 +33,13 @@ mask; others may, and were not tried."""
 
 MOST_KEYS_PER_TOKEN = 4
 """Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
+MOST_KEYS = 2**16
+"""The same of a micro-batch, unless it has more tokens."""
+
+
+def most_keys(tokens: int) -> int:
+    """Gathered keys of a micro-batch that may have so many tokens."""
+    return max(tokens, min(MOST_KEYS_PER_TOKEN * tokens, MOST_KEYS))
 
 
 def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> str | None:
