@@ -62,8 +62,8 @@ def lean(policy: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def without_outputs(layer: nn.Module) -> Iterator[None]:
-    """Context in which the base of an adapted layer gives no outputs but gradients alone, for a pass
-    backward that nobody reads the outputs of. A layer that has no ``parts`` gives both."""
+    """Context in which an adapted layer gives gradients but no outputs, as a backward pass needs
+    where nothing reads them. A layer that has no ``parts`` gives both."""
     before = vars(layer).get("forward")
     vars(layer)["forward"] = _of_adapted(layer, gives_outputs=False)
     try:

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ def _is_norm(part: nn.Module) -> bool:
 
 
 def _is_feed_forward(part: nn.Module) -> bool:
-    """Whether all weights of a part of a layer are those of linear layers, as a mixture's are not."""
+    """Whether a part of a layer has linear layers and no other weights, such as experts'."""
     holders = [m for m in part.modules() if any(True for _ in m.parameters(recurse=False))]
     are_linear = len(holders) > 1 and all(isinstance(m, adapters.LINEAR) for m in holders)
     return are_linear and _takes_one_tensor(part)
@@ -187,13 +188,12 @@ def _autocast(kind: str) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False)
 
 
-def keep_inputs(policy: Any, decoder: nn.Module, stride: int) -> None:
-    """Have layers keep their inputs alone, in training mode.
+def keep_inputs(decoder: nn.Module, stride: int) -> None:
+    """Have layers with gradient checkpointing keep their inputs in our way.
 
     Args:
         stride: 2: every second layer; the others' inputs are computed again from those.
     """
-    policy.gradient_checkpointing_enable({"use_reentrant": False})
     ours = _Checkpoints(stride)
     for layer in _layers(decoder):
         layer._gradient_checkpointing_func = ours  # type: ignore[assignment]
@@ -217,8 +217,10 @@ class _Checkpoints:
                 self._before[outputs] = remembered
             return outputs
 
+        replaced = ref(inputs)  # as the hooks live as long as what they return
+
         def pack(tensor: Tensor) -> Tensor | _Before:
-            return before if tensor is inputs else tensor
+            return before if tensor is replaced() else tensor
 
         def unpack(held: Tensor | _Before) -> Tensor:
             return held.outputs() if isinstance(held, _Before) else held

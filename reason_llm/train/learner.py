@@ -118,7 +118,9 @@ class Learner:
                 optim.allocate_average(self.optimizer)
         self.offloads = settings.train.gradient_checkpointing == "offload"
         if settings.train.gradient_checkpointing:
-            recompute.keep_inputs(model.policy, model.decoder, settings.checkpoint_stride)
+            model.policy.gradient_checkpointing_enable({"use_reentrant": False})
+            if not model.is_unsloth:
+                recompute.keep_inputs(model.decoder, settings.checkpoint_stride)
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
         """A step's rows with the columns that stay constant over the step."""
@@ -509,7 +511,7 @@ def learning(learner: Learner) -> Iterator[Learner]:
         model.engine.release()
     model.policy.train()
     try:
-        is_tiled = bool(learner.settings.train.gradient_checkpointing)
+        is_tiled = learner.settings.train.gradient_checkpointing and not model.is_unsloth
         tiled = recompute.tiled(model.decoder) if is_tiled else nullcontext()
         with on_default_stream(), model.fused_adapters(), tiled, model.repeatable():
             yield learner

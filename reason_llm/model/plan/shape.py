@@ -23,6 +23,9 @@ class Kept:
     """Vectors of the MLP's width."""
     hidden: float = 6.0
     """Vectors of the model's width."""
+    in_tiles: float = 2.0
+    """More vectors of the model's width, where the feed-forward passes in tiles; 2 where it was not
+    measured."""
     score_elements: float = 0.0
     """Elements that each attention score costs, in the base's type."""
     score_bytes: float = 0.0
@@ -33,6 +36,7 @@ class Kept:
 EAGER = Kept(score_bytes=12.0, passing_score_bytes=2.0)
 """Families that store all attention scores and were not measured."""
 KEPT = {
+    **dict.fromkeys(("llama", "mistral", "qwen2"), Kept(in_tiles=0.0)),
     "gpt2": Kept(intermediate=5.0),
     "opt": Kept(intermediate=1.0, hidden=5.0),
     "bloom": Kept(intermediate=1.0, score_bytes=4.0, passing_score_bytes=12.0),
@@ -113,7 +117,10 @@ class Shape:
         ):
             held = EAGER
         rank = sum(m.r["default"] for m in lora.values())
-        drops = any(type(m) is nn.Dropout for own in lora.values() for m in own.lora_dropout.values())
+        scores = held.score_bytes + held.score_elements > 0  # then they are the most
+        drops = any(
+            type(m) is nn.Dropout for own in lora.values() for m in own.lora_dropout.values()
+        )
         wrapped = [m for m in lora.values() if isinstance(m, ParamWrapper)]
         return cls(
             layers=config.num_hidden_layers,
@@ -135,7 +142,7 @@ class Shape:
             kept=held,
             has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
             routed=sum(router.num_experts for router in routers(base)),
-            is_tiled=recompute.is_tiled(base.get_decoder()) and not drops,
+            is_tiled=recompute.is_tiled(base.get_decoder()) and not (drops or scores),
         )
 
     def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:
@@ -174,17 +181,22 @@ class Shape:
         """
         held, size = self.kept, element_bytes
         keys = most_keys(tokens) / tokens if is_packed else 1
-        attention = 2 * self.query + 2 * self.key_value + self.adapter_outputs
-        if is_packed:
-            attention += 2 * keys * self.key_value
+        gathered = 2 * keys * self.key_value if is_packed else 0
+        attention = 2 * self.query + 2 * self.key_value + self.adapter_outputs + gathered
         heads = 2 * keys * (self.query + self.key_value) + 3 * self.query if is_flash else 0
         # In flight: gradients of a layer's widest vectors, and hidden states at both ends.
         if self.is_tiled and checkpointing and tile_tokens is not None and tile_tokens < tokens:
-            wide = (held.intermediate + 1.5) * self.intermediate * tile_tokens / tokens
-            one_layer = (attention + self.hidden) * size
-            passing = max(4 * self.hidden + wide, self.hidden + (heads or attention)) * size
+            wide = (held.intermediate + 1) * self.intermediate * tile_tokens / tokens
+            if not is_flash:  # keys and values, and their gradients, for every query head
+                attention += 0 if is_packed else 2 * (self.query - self.key_value)
+                heads = 4 * self.query + 2.5 * gathered
+            one_layer = (attention + (1 + held.in_tiles) * self.hidden) * size
+            one_layer += 1.5 * self.hidden if size < 4 else 0
+            passing = max(4 * self.hidden + wide, self.hidden + heads) * size
         else:
-            one_layer = attention + held.intermediate * self.intermediate + held.hidden * self.hidden
+            one_layer = (
+                attention + held.intermediate * self.intermediate + held.hidden * self.hidden
+            )
             one_layer = one_layer * size + (8 * self.hidden if size < 4 else 0)  # norms in float32
             passing = 1.5 * self.intermediate + 3 * self.hidden
             # The vectors between gate, up and down are gone by then.

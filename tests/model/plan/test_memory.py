@@ -226,16 +226,13 @@ def test_activations_are_planned_for_and_not_far_beyond(
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    most_are_long(
-        product(["qwen2", "llama", "phi3", "gemma2", "gpt2", "falcon", "gptj"], DTYPES),
-        [("llama", torch.float32)],
-    ),
+    most_are_long(product(["qwen2", "llama", "phi3", "gpt2"], DTYPES), [("qwen2", torch.float32)]),
 )
 def test_activations_in_tiles_are_planned_for(
     family: str, dtype: torch.dtype, stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2,048 tokens in tiles of 256."""
-    monkeypatch.setattr("reason_llm.model.recompute.TILE_TOKENS", {"cpu": 256})
+    """1,024 tokens in tiles of 128."""
+    monkeypatch.setattr("reason_llm.model.recompute.TILE_TOKENS", {"cpu": 128})
     name = str(dtype).removeprefix("torch.")
     section = ModelSection(
         path=make(tmp_path, family, dtype),
@@ -247,7 +244,7 @@ def test_activations_in_tiles_are_planned_for(
         PolicyGradient(ALGORITHMS["dapo"], 16), TrainSection(), 1.0, 4096, 0, 20,
         checkpoint_stride=stride,
     )  # fmt: skip
-    rows, tokens = 4, 512
+    rows, tokens = 2, 512
     with Model(section, load_tokenizer(section.path), 0) as model:
         learner = Learner(model, settings)
         learner._make_gradients()
@@ -262,10 +259,12 @@ def test_activations_in_tiles_are_planned_for(
         with learning(learner):
             call()
             found = peak_allocated(call)
-    options = {"tile_tokens": 256, "stride": stride}
-    planned = shape.activation_bytes(rows * tokens, tokens, dtype.itemsize, True, **options)
+    planned = shape.activation_bytes(
+        rows * tokens, tokens, dtype.itemsize, True, tile_tokens=128, stride=stride
+    )
     print(f"{family} {name} {stride}: {found:,} of {planned:,} = {found / planned:.2f}")
-    assert 0.75 * planned < found <= 1.02 * planned
+    untiled = shape.activation_bytes(rows * tokens, tokens, dtype.itemsize, True)
+    assert 0.85 * planned < found <= 1.02 * planned < untiled
 
 
 @pytest.mark.parametrize(
