@@ -123,6 +123,5 @@ def test_the_input_of_every_second_layer_is_freed(tmp_path: Path) -> None:
                 total = model.hidden_states(ids_11).sum()
                 assert [each() is not None for each in given] == alive
                 total.backward()
-            assert all(each() is None for each in given[1:])  # the first is a leaf
         for hook in hooks:
             hook.remove()

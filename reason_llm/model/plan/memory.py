@@ -405,6 +405,8 @@ class _Draft:
         chunks = 0 if config.of_stage.scores else self._chunk_bytes * self.chunk_tokens
         gradients = max(self.learned.values()) * self.trained_bytes
         gradients *= config.run.shards.bit_length()  # the sums that wait in the shards' tree
+        if self.is_full and self.tile_tokens is not None:  # a layer's gradients, and their sums
+            activations += sum(shape.packable) // shape.layers * (4 + size)
         if self.is_full:  # the head's gradient is summed over chunks, and waits for the embedding's
             head, kept = shape.vocabulary * shape.hidden * size, activations
             if again:
