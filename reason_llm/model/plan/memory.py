@@ -13,7 +13,7 @@ from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.sizes import MAX_LORA_RANKS, EngineSizes, chunk_bytes
+from reason_llm.model.sizes import MAX_LORA_RANKS, TILE_TOKENS, EngineSizes, chunk_bytes
 
 USABLE_FRACTION = {"cuda": 0.95, "cpu": 0.75}
 """Usable part of the budget; the rest is fragmentation (GPU) or other programs (CPU)."""
@@ -97,6 +97,10 @@ class Plan:
     """Steps of the run."""
     phases: tuple[bound.Phase, ...]
     """The least cost of a step on a card."""
+    checkpoint_stride: int = 1
+    """Layers of which one keeps its input."""
+    tile_tokens: int | None = None
+    """Tokens of a feed-forward's tile; None: all of a micro-batch."""
 
     @property
     def peak(self) -> Line:
@@ -119,7 +123,12 @@ class Plan:
             chosen.append(f"{min(most, whole)} sequences at once of full length{shorter}")
         if any(line.name == "KV cache" and line.sampling for line in self.lines):
             chosen.append(f"KV cache {self.cache_tokens:,} tokens")
-        chosen.append(f"micro-batches of {self.micro_batch_tokens:,} tokens")
+        micro_batches = f"micro-batches of {self.micro_batch_tokens:,} tokens"
+        if self.tile_tokens is not None:
+            micro_batches += f" (feed-forwards in tiles of {self.tile_tokens:,})"
+        chosen.append(micro_batches)
+        if self.checkpoint_stride > 1:
+            chosen.append("inputs of every second layer kept")
         chosen.append(f"checkpoints of {_shown(self.checkpoint_bytes)} on disk")
         rows.append(", ".join(chosen))
         if is_gpu:
@@ -164,6 +173,8 @@ def plan(
     """
     context = _context_tokens(config, limit, longest_prompt, longest_row)
     draft = _Draft(config, shape, machine, context, learns, tuple(outside))
+    if draft.least() > draft.usable and draft.can_skip:
+        draft = replace(draft, stride=2)
     if draft.least() > draft.usable:
         raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
 
@@ -213,6 +224,24 @@ class _Draft:
     context: int
     learns: bool
     outside: tuple[OutsideModel, ...] = ()
+    stride: int = 1
+    """Layers of which one keeps its input: 2 takes longer, and is for what fits in no other way."""
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether every second layer need not keep its input."""
+        return self.config.train.gradient_checkpointing is True and self._is_ours
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether layers are computed again by us, not by Unsloth."""
+        return self.config.model.backend != "unsloth" or not self.under_vllm
+
+    @property
+    def tile_tokens(self) -> int | None:
+        """Tokens of a feed-forward's tile; None: there are no tiles."""
+        is_tiled = self.shape.is_tiled and bool(self.config.train.gradient_checkpointing)
+        return TILE_TOKENS[self.machine.kind] if is_tiled and self._is_ours else None
 
     @property
     def usable(self) -> int:
@@ -369,16 +398,24 @@ class _Draft:
         passing = prefill + self.sequences * self._logit_bytes
         is_packed, again = config.train.packing != "padded", config.train.gradient_checkpointing
         is_flash = is_packed and self.machine.kind == "cuda"
-        activations = shape.activation_bytes(tokens, self.context, size, again, is_packed, is_flash)
+        activations = shape.activation_bytes(
+            tokens, self.context, size, again, is_packed, is_flash, self.tile_tokens, self.stride
+        )
         if config.train.router_aux_loss_coef:  # logits and probabilities
             activations += 8 * shape.routed * tokens
         chunks = 0 if config.of_stage.scores else self._chunk_bytes * self.chunk_tokens
         gradients = max(self.learned.values()) * self.trained_bytes
         gradients *= config.run.shards.bit_length()  # the sums that wait in the shards' tree
+        if self.is_full and self.tile_tokens is not None:  # a layer's gradients, and their sums
+            activations += sum(shape.packable) // shape.layers * (4 + size)
         if self.is_full:  # the head's gradient is summed over chunks, and waits for the embedding's
             head, kept = shape.vocabulary * shape.hidden * size, activations
             if again:
-                kept = 0 if again == "offload" else tokens * shape.kept_bytes_per_token(size)
+                kept = (
+                    0
+                    if again == "offload"
+                    else tokens * shape.kept_bytes_per_token(size, self.stride)
+                )
             chunks += head + max(0, head + kept - activations)
         step = self.update_bytes - activations - widest - chunks
         host = self._held_bytes if self.machine.kind == "cpu" else 0
@@ -440,7 +477,10 @@ class _Draft:
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
                 beside_kv_bytes=fixed,
             )
-        sizes = bound.Sizes(self.context, cache_tokens, micro_batch_tokens, self.sequences)
+        tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)
+        sizes = bound.Sizes(
+            self.context, cache_tokens, micro_batch_tokens, self.sequences, self.stride
+        )
         return Plan(
             machine=self.machine,
             context_tokens=self.context,
@@ -453,6 +493,8 @@ class _Draft:
             checkpoint_bytes=self._checkpoint_bytes,
             steps=self.config.run.steps,
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside)),
+            checkpoint_stride=self.stride,
+            tile_tokens=tile if tile is not None and tile < longest else None,
         )
 
     @property
@@ -535,7 +577,8 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     def fits(option: str, value: object) -> bool:
         other = config.with_options({option: value})
         context = _context_tokens(other, limit, longest_prompt, longest_row)
-        return replace(draft, config=other, context=context).least() <= draft.usable
+        tried = replace(draft, config=other, context=context)
+        return replace(tried, stride=2 if tried.can_skip else 1).least() <= draft.usable
 
     def least_of(context: int) -> int:
         return replace(draft, context=context).least()

@@ -12,7 +12,7 @@ from typing import Any
 from reason_llm.config import ModelSection
 from reason_llm.files import cached, read_bounded
 from reason_llm.model import folder
-from reason_llm.model.plan.shape import EAGER, Kept, Shape
+from reason_llm.model.plan.shape import EAGER, KEPT, Kept, Shape
 from reason_llm.model.plan.shipped import SHAPES
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -165,8 +165,9 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         adapted=tuple(sorted(adapted)),
         adapter_outputs=rank * len(adapted),
         adapted_experts=0,
-        kept=EAGER if attention == "eager" else Kept(),
+        kept=EAGER if attention == "eager" else KEPT.get(family, Kept()),
         has_softcap=False,
+        is_tiled=attention != "eager" and (is_full or adapter.dropout == 0),
     )
     return Outline(shape, section.context_tokens or positions)
 
