@@ -1,9 +1,9 @@
 """What the backward pass computes again instead of keeping it (``train.gradient_checkpointing``).
 
-A layer keeps its input alone. Where memory asks for it, every second layer keeps nothing: its input
-is computed again from that of the layer before. Within a layer, the parts that treat each token
-alone, norms and feed-forward, keep their input and pass backward in tiles of tokens, so that the
-wide vectors of a feed-forward exist for one tile at a time.
+A layer keeps its input alone. Where memory asks for it, one of two or three layers keeps nothing:
+its input is computed again from that of the layer before. Within a layer, the parts that treat each
+token alone, norms and feed-forward, keep their input and pass backward in tiles of tokens, so that
+the wide vectors of a feed-forward exist for one tile at a time.
 
 Shapes: N tokens of a pass, D hidden.
 """
@@ -11,6 +11,7 @@ Shapes: N tokens of a pass, D hidden.
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -28,10 +29,22 @@ from reason_llm.model.sizes import TILE_TOKENS
 Run = Callable[[Tensor], Tensor]
 
 
-def is_tiled(decoder: nn.Module) -> bool:
-    """Whether the feed-forward of every layer passes backward in tiles."""
-    layers = _layers(decoder)
-    return bool(layers) and all(any(map(_is_feed_forward, m.children())) for m in layers)
+def unfit(decoder: nn.Module) -> str | None:
+    """Reason why the feed-forwards of a model do not pass backward in tiles; None if they do. Other
+    wide parts of a layer, such as experts and recurrent ones, keep as much as a feed-forward."""
+    parts = [part for layer in _layers(decoder) for part in layer.children()]
+    others = {
+        type(part).__name__
+        for part in parts
+        if any(True for _ in part.parameters())
+        and not (_is_feed_forward(part) or _is_norm(part))
+        and not type(part).__name__.endswith("Attention")
+    }
+    if others:
+        return f"its layers have {', '.join(sorted(others))}"
+    if not any(map(_is_feed_forward, parts)):
+        return "its layers have no feed-forward of a known form"
+    return None
 
 
 def _layers(decoder: nn.Module) -> list[nn.Module]:
@@ -63,8 +76,9 @@ def _is_feed_forward(part: nn.Module) -> bool:
 @contextmanager
 def tiled(decoder: nn.Module) -> Iterator[None]:
     """Context in which norms and feed-forwards keep their input alone, in passes of more tokens
-    than a tile. One that drops values at random is as it was."""
-    parts = [part for part in _tokenwise(decoder) if "forward" not in vars(part)]
+    than a tile. Models that are ``unfit`` and parts that drop values at random stay as they are."""
+    found = _tokenwise(decoder) if unfit(decoder) is None else []
+    parts = [part for part in found if "forward" not in vars(part)]
     try:
         for part in parts:
             vars(part)["forward"] = _in_tiles(part)
@@ -186,33 +200,34 @@ def _autocast(kind: str) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False)
 
 
-def keep_inputs(decoder: nn.Module, stride: int) -> None:
-    """Have layers with gradient checkpointing keep their inputs in our way.
+def keep_inputs(decoder: nn.Module, skip_every: int) -> None:
+    """Have layers with gradient checkpointing keep their inputs.
 
     Args:
-        stride: 2: every second layer; the others' inputs are computed again from those.
+        skip_every: one of so many layers keeps none, which is computed again; 0: all keep theirs.
     """
-    ours = _Checkpoints(stride)
-    for layer in _layers(decoder):
-        layer._gradient_checkpointing_func = ours  # type: ignore[assignment]
+    before = WeakTensorKeyDictionary()
+    for place, layer in enumerate(_layers(decoder)):
+        is_before = skip_every > 0 and place % skip_every == skip_every - 2
+        layer._gradient_checkpointing_func = _Checkpoint(before, is_before)  # type: ignore[assignment]
 
 
-class _Checkpoints:
-    """Checkpointing, as Transformers' layers call it."""
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """Checkpointing of a layer, as Transformers' layers call it."""
 
-    def __init__(self, stride: int) -> None:
-        self._stride = stride
-        self._before = WeakTensorKeyDictionary()
-        """The layer before, by its outputs."""
+    before: WeakTensorKeyDictionary
+    """The layer before one that keeps no input, by its outputs."""
+    is_before: bool
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         inputs = args[0]
-        before: _Before | None = self._before.pop(inputs, None)
+        before: _Before | None = self.before.pop(inputs, None)
         if before is None:
-            remembered = _Before(function, args)
+            remembered = _Before(function, args) if self.is_before else None
             outputs = checkpoint(function, *args, use_reentrant=False)
-            if self._stride > 1 and isinstance(outputs, Tensor):
-                self._before[outputs] = remembered
+            if remembered is not None and isinstance(outputs, Tensor):
+                self.before[outputs] = remembered
             return outputs
 
         replaced = ref(inputs)  # as the hooks live as long as what they return

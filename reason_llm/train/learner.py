@@ -59,8 +59,8 @@ class LearningSettings:
     total_optimizer_steps: int
     chunk_tokens: int | None = None
     """Tokens whose logits exist at once; None as for ``logprobs``."""
-    checkpoint_stride: int = 1
-    """With checkpointing, layers of which one keeps its input."""
+    skip_every: int = 0
+    """With checkpointing, of so many layers one keeps no input; 0: all keep theirs."""
     first_step: int = 0
     """Step of the run in which the role begins to learn; the schedule begins there."""
     role: Role = "policy"
@@ -120,7 +120,10 @@ class Learner:
         if settings.train.gradient_checkpointing:
             model.policy.gradient_checkpointing_enable({"use_reentrant": False})
             if not model.is_unsloth:
-                recompute.keep_inputs(model.decoder, settings.checkpoint_stride)
+                # Transformers 5 has the embeddings require a gradient, for reentrant checkpoints;
+                # the first layer's input, and its gradient, would stay to the end of the pass.
+                model.policy.disable_input_require_grads()
+                recompute.keep_inputs(model.decoder, settings.skip_every)
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
         """A step's rows with the columns that stay constant over the step."""

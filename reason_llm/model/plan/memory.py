@@ -57,6 +57,8 @@ CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**25}
 """Logits of the log-probs that are computed at once; on a GPU in no more than
 ``CHUNK_FRACTION`` of its memory."""
 CHUNK_FRACTION = 1 / 50
+SKIPS = (3, 2)
+"""Values of ``skip_every``, tried in this order where the longest row does not fit otherwise."""
 SHORTEST_CONTEXT = 256
 """Shortest context in tokens that is recommended in an error."""
 BLOCK_TOKENS = 128
@@ -97,10 +99,12 @@ class Plan:
     """Steps of the run."""
     phases: tuple[bound.Phase, ...]
     """The least cost of a step on a card."""
-    checkpoint_stride: int = 1
-    """Layers of which one keeps its input."""
+    skip_every: int = 0
+    """Of so many layers one keeps no input; 0: all keep theirs."""
     tile_tokens: int | None = None
     """Tokens of a feed-forward's tile; None: all of a micro-batch."""
+    untiled: str | None = None
+    """Reason why there are no tiles where a micro-batch has more tokens."""
 
     @property
     def peak(self) -> Line:
@@ -126,9 +130,11 @@ class Plan:
         micro_batches = f"micro-batches of {self.micro_batch_tokens:,} tokens"
         if self.tile_tokens is not None:
             micro_batches += f" (feed-forwards in tiles of {self.tile_tokens:,})"
+        elif self.untiled is not None:
+            micro_batches += f" (feed-forwards not in tiles: {self.untiled})"
         chosen.append(micro_batches)
-        if self.checkpoint_stride > 1:
-            chosen.append("inputs of every second layer kept")
+        if self.skip_every:
+            chosen.append(f"of {self.skip_every} layers one keeps no input")
         chosen.append(f"checkpoints of {_shown(self.checkpoint_bytes)} on disk")
         rows.append(", ".join(chosen))
         if is_gpu:
@@ -173,8 +179,9 @@ def plan(
     """
     context = _context_tokens(config, limit, longest_prompt, longest_row)
     draft = _Draft(config, shape, machine, context, learns, tuple(outside))
-    if draft.least() > draft.usable and draft.can_skip:
-        draft = replace(draft, stride=2)
+    if draft.can_skip:  # no more than it takes, as each skipped input takes time
+        ways = (replace(draft, skip_every=each) for each in (0, *SKIPS))
+        draft = next((each for each in ways if each.least() <= draft.usable), draft)
     if draft.least() > draft.usable:
         raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
 
@@ -224,24 +231,25 @@ class _Draft:
     context: int
     learns: bool
     outside: tuple[OutsideModel, ...] = ()
-    stride: int = 1
-    """Layers of which one keeps its input: 2 takes longer, and is for what fits in no other way."""
+    skip_every: int = 0
+    """Of so many layers one keeps no input, which takes longer; 0: all keep theirs."""
 
     @property
     def can_skip(self) -> bool:
         """Whether every second layer need not keep its input."""
-        return self.config.train.gradient_checkpointing is True and self._is_ours
+        return self.config.train.gradient_checkpointing is True and self._recomputes
 
     @property
-    def _is_ours(self) -> bool:
-        """Whether layers are computed again by us, not by Unsloth."""
-        return self.config.model.backend != "unsloth" or not self.under_vllm
+    def _recomputes(self) -> bool:
+        """Whether layers are computed again in the backward pass, by us and not by Unsloth."""
+        is_ours = self.config.model.backend != "unsloth" or not self.under_vllm
+        return is_ours and bool(self.config.train.gradient_checkpointing)
 
     @property
     def tile_tokens(self) -> int | None:
         """Tokens of a feed-forward's tile; None: there are no tiles."""
-        is_tiled = self.shape.is_tiled and bool(self.config.train.gradient_checkpointing)
-        return TILE_TOKENS[self.machine.kind] if is_tiled and self._is_ours else None
+        is_tiled = self.shape.untiled is None and self._recomputes
+        return TILE_TOKENS[self.machine.kind] if is_tiled else None
 
     @property
     def usable(self) -> int:
@@ -399,7 +407,14 @@ class _Draft:
         is_packed, again = config.train.packing != "padded", config.train.gradient_checkpointing
         is_flash = is_packed and self.machine.kind == "cuda"
         activations = shape.activation_bytes(
-            tokens, self.context, size, again, is_packed, is_flash, self.tile_tokens, self.stride
+            tokens,
+            self.context,
+            size,
+            again,
+            is_packed,
+            is_flash,
+            self.tile_tokens,
+            self.skip_every,
         )
         if config.train.router_aux_loss_coef:  # logits and probabilities
             activations += 8 * shape.routed * tokens
@@ -414,7 +429,7 @@ class _Draft:
                 kept = (
                     0
                     if again == "offload"
-                    else tokens * shape.kept_bytes_per_token(size, self.stride)
+                    else tokens * shape.kept_bytes_per_token(size, self.skip_every)
                 )
             chunks += head + max(0, head + kept - activations)
         step = self.update_bytes - activations - widest - chunks
@@ -478,8 +493,9 @@ class _Draft:
                 beside_kv_bytes=fixed,
             )
         tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)
+        is_long = longest > TILE_TOKENS[self.machine.kind]
         sizes = bound.Sizes(
-            self.context, cache_tokens, micro_batch_tokens, self.sequences, self.stride
+            self.context, cache_tokens, micro_batch_tokens, self.sequences, self.skip_every
         )
         return Plan(
             machine=self.machine,
@@ -493,8 +509,9 @@ class _Draft:
             checkpoint_bytes=self._checkpoint_bytes,
             steps=self.config.run.steps,
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside)),
-            checkpoint_stride=self.stride,
+            skip_every=self.skip_every,
             tile_tokens=tile if tile is not None and tile < longest else None,
+            untiled=self.shape.untiled if is_long and self._recomputes else None,
         )
 
     @property
@@ -578,7 +595,7 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
         other = config.with_options({option: value})
         context = _context_tokens(other, limit, longest_prompt, longest_row)
         tried = replace(draft, config=other, context=context)
-        return replace(tried, stride=2 if tried.can_skip else 1).least() <= draft.usable
+        return replace(tried, skip_every=SKIPS[-1] if tried.can_skip else 0).least() <= draft.usable
 
     def least_of(context: int) -> int:
         return replace(draft, context=context).least()

@@ -26,6 +26,9 @@ class Kept:
 
 EAGER = Kept(score_bytes=12.0, passing_score_bytes=2.0)
 """Families that store all attention scores and were not measured."""
+SCORES = "all attention scores are kept"
+DROPS = "model.adapter.dropout is on"
+"""Reasons why the feed-forwards are not in tiles."""
 KEPT = {
     **dict.fromkeys(("llama", "mistral", "qwen2"), Kept(in_tiles=0.0)),
     "gpt2": Kept(intermediate=5.0),
@@ -76,8 +79,8 @@ class Shape:
     """The logits are soft-capped."""
     routed: int = 0
     """Experts of all routers together."""
-    is_tiled: bool = False
-    """The feed-forward passes backward in tiles (``recompute``)."""
+    untiled: str | None = None
+    """Reason why feed-forwards do not pass backward in tiles (``recompute``)."""
 
     @classmethod
     def of(cls, policy: Any, attention: str = "auto") -> "Shape":
@@ -127,10 +130,13 @@ class Shape:
         ):
             held = EAGER
         rank = sum(m.r["default"] for m in lora.values())
-        scores = held.score_bytes + held.score_elements > 0  # then they are the most
-        drops = any(
-            type(m) is nn.Dropout for own in lora.values() for m in own.lora_dropout.values()
+        untiled = (
+            DROPS
+            if any(type(m) is nn.Dropout for own in lora.values() for m in own.modules())
+            else None
         )
+        if held.score_bytes + held.score_elements > 0:
+            untiled = SCORES
         wrapped = [m for m in lora.values() if isinstance(m, ParamWrapper)]
         return cls(
             layers=config.num_hidden_layers,
@@ -153,7 +159,7 @@ class Shape:
             kept=held,
             has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
             routed=sum(router.num_experts for router in routers(base)),
-            is_tiled=recompute.is_tiled(base.get_decoder()) and not (drops or scores),
+            untiled=untiled or recompute.unfit(base.get_decoder()),
         )
 
     def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:
@@ -176,7 +182,7 @@ class Shape:
         is_packed: bool = False,
         is_flash: bool = False,
         tile_tokens: int | None = None,
-        stride: int = 1,
+        skip_every: int = 0,
     ) -> int:
         """Peak bytes of a forward and backward pass over so many tokens, fitted to what torch
         allocates with LoRA on every linear layer (``tests/model/plan/test_memory.py``).
@@ -188,7 +194,7 @@ class Shape:
             is_flash: FlashAttention 2's backward pass makes the gradients of keys and values for
                 every query head, and sums the queries' in float32. Read, not measured.
             tile_tokens: of a tile of feed-forwards, where they have any.
-            stride: layers of which one keeps its input.
+            skip_every: of so many layers one keeps no input; 0: all keep theirs.
         """
         held, size = self.kept, element_bytes
         keys = most_keys(tokens) / tokens if is_packed else 1
@@ -196,7 +202,12 @@ class Shape:
         attention = 2 * self.query + 2 * self.key_value + self.adapter_outputs + gathered
         heads = 2 * keys * (self.query + self.key_value) + 3 * self.query if is_flash else 0
         # In flight: gradients of a layer's widest vectors, and hidden states at both ends.
-        if self.is_tiled and checkpointing and tile_tokens is not None and tile_tokens < tokens:
+        if (
+            self.untiled is None
+            and checkpointing
+            and tile_tokens is not None
+            and tile_tokens < tokens
+        ):
             wide = (held.intermediate + 1) * self.intermediate * tile_tokens / tokens
             if not is_flash:  # keys and values, and their gradients, for every query head
                 attention += 0 if is_packed else 2 * (self.query - self.key_value)
@@ -221,13 +232,15 @@ class Shape:
         elif checkpointing == "offload":
             kept = one_layer
         else:
-            kept = self.kept_bytes_per_token(size, stride) + one_layer
+            kept = self.kept_bytes_per_token(size, skip_every) + one_layer
         merged *= 3 if checkpointing else self.layers + 2  # with a gradient, and their sum
         return int(tokens * (kept + passing)) + merged
 
-    def kept_bytes_per_token(self, element_bytes: int, stride: int = 1) -> int:
+    def kept_bytes_per_token(self, element_bytes: int, skip_every: int = 0) -> int:
         """Bytes per token of the layers' inputs, which gradient checkpointing keeps."""
-        inputs = -(-self.layers // stride) + (stride > 1)  # one is computed again
+        inputs = self.layers
+        if skip_every:
+            inputs += 1 - self.layers // skip_every  # one is computed again
         return inputs * self.hidden * element_bytes
 
     def pinned_bytes(self, tokens: int, element_bytes: int) -> int:

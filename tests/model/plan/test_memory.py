@@ -224,13 +224,17 @@ def test_activations_are_planned_for_and_not_far_beyond(
     assert 0.75 * planned < found <= 1.02 * planned
 
 
-@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("skip_every", [0, 2])
 @pytest.mark.parametrize(
     ("family", "dtype"),
     most_are_long(product(["qwen2", "llama", "phi3", "gpt2"], DTYPES), [("qwen2", torch.float32)]),
 )
 def test_activations_in_tiles_are_planned_for(
-    family: str, dtype: torch.dtype, stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    dtype: torch.dtype,
+    skip_every: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1,024 tokens in tiles of 128."""
     monkeypatch.setattr("reason_llm.model.recompute.TILE_TOKENS", {"cpu": 128})
@@ -243,7 +247,7 @@ def test_activations_in_tiles_are_planned_for(
     shape = Shape.of(meta_model(section))
     settings = LearningSettings(
         PolicyGradient(ALGORITHMS["dapo"], 16), TrainSection(), 1.0, 4096, 0, 20,
-        checkpoint_stride=stride,
+        skip_every=skip_every,
     )  # fmt: skip
     rows, tokens = 2, 512
     with Model(section, load_tokenizer(section.path), 0) as model:
@@ -261,9 +265,9 @@ def test_activations_in_tiles_are_planned_for(
             call()
             found = peak_allocated(call)
     planned = shape.activation_bytes(
-        rows * tokens, tokens, dtype.itemsize, True, tile_tokens=128, stride=stride
+        rows * tokens, tokens, dtype.itemsize, True, tile_tokens=128, skip_every=skip_every
     )
-    print(f"{family} {name} {stride}: {found:,} of {planned:,} = {found / planned:.2f}")
+    print(f"{family} {name} {skip_every}: {found:,} of {planned:,} = {found / planned:.2f}")
     untiled = shape.activation_bytes(rows * tokens, tokens, dtype.itemsize, True)
     assert 0.85 * planned < found <= 1.02 * planned < untiled
 
