@@ -4,10 +4,10 @@ first use, so that a plan needs no PyTorch."""
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.model.sizes import MOST_KEYS_PER_TOKEN, chunk_bytes
+from reason_llm.model.sizes import chunk_bytes, most_keys
 
 if TYPE_CHECKING:
-    from reason_llm.model import offload
+    from reason_llm.model import offload, recompute
     from reason_llm.model.base import (
         Model,
         Role,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from reason_llm.model.sequence_classifier import SequenceClassifier
 
 __all__ = [
-    "MOST_KEYS_PER_TOKEN",
     "Datum",
     "Model",
     "Role",
@@ -46,11 +45,13 @@ __all__ = [
     "lay_out",
     "load_tokenizer",
     "meta_model",
+    "most_keys",
     "offload",
     "policy_logprobs",
     "prove_logprobs",
     "prove_packing",
     "quiet_libraries",
+    "recompute",
     "row_scores",
     "share_of_base",
     "target_logprobs",

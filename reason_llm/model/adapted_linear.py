@@ -61,6 +61,20 @@ def lean(policy: nn.Module) -> AbstractContextManager[None]:
 
 
 @contextmanager
+def without_outputs(layer: nn.Module) -> Iterator[None]:
+    """Context in which an adapted layer gives gradients but no outputs, as a backward pass needs
+    where nothing reads them. A layer that has no ``parts`` gives both."""
+    before = vars(layer).get("forward")
+    vars(layer)["forward"] = _of_adapted(layer, gives_outputs=False)
+    try:
+        yield
+    finally:
+        vars(layer).pop("forward")
+        if before is not None:
+            vars(layer)["forward"] = before
+
+
+@contextmanager
 def _replaced(
     policy: nn.Module, forward_of: Callable[[nn.Module], Callable[..., Tensor] | None]
 ) -> Iterator[None]:
@@ -101,7 +115,7 @@ def _without_gradient(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
     return forward
 
 
-def _of_adapted(layer: nn.Module) -> Callable[..., Tensor]:
+def _of_adapted(layer: nn.Module, gives_outputs: bool = True) -> Callable[..., Tensor]:
     theirs: Callable[..., Tensor] = layer.forward
 
     def forward(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -117,7 +131,9 @@ def _of_adapted(layer: nn.Module) -> Callable[..., Tensor]:
             own = tuple(tensor.to(dtype) for tensor in own)  # as autocast does
         elif torch.is_autocast_enabled(kind) or any(tensor.dtype != dtype for tensor in own):
             return theirs(inputs)
-        outputs: Tensor = _AdaptedProduct.apply(*own, layer_parts.base, layer_parts.scaling)
+        outputs: Tensor = _AdaptedProduct.apply(
+            *own, layer_parts.base, layer_parts.scaling, gives_outputs
+        )
         return outputs
 
     return forward
@@ -128,11 +144,20 @@ class _AdaptedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, low_RI: Tensor, up_OR: Tensor, base: nn.Linear, scaling: float
+        ctx: Any,
+        inputs: Tensor,
+        low_RI: Tensor,
+        up_OR: Tensor,
+        base: nn.Linear,
+        scaling: float,
+        gives_outputs: bool,
     ) -> Tensor:
-        outputs = _of_base(base, inputs)
         between = linear(inputs, low_RI).mul_(scaling)
-        outputs.view(-1, len(up_OR)).addmm_(between.view(-1, len(low_RI)), up_OR.t())
+        if gives_outputs:
+            outputs = _of_base(base, inputs)
+            outputs.view(-1, len(up_OR)).addmm_(between.view(-1, len(low_RI)), up_OR.t())
+        else:
+            outputs = inputs.new_empty(1).expand(*inputs.shape[:-1], len(up_OR))
         ctx.save_for_backward(inputs, between, low_RI, up_OR)
         ctx.base, ctx.scaling = base, scaling
         return outputs
@@ -152,6 +177,7 @@ class _AdaptedProduct(torch.autograd.Function):
             inputs_gradient,
             between_NR.t() @ inputs.reshape(-1, low_RI.shape[1]) if of_low else None,
             gradient_NO.t() @ between.view(-1, len(low_RI)) if of_up else None,
+            None,
             None,
             None,
         )

@@ -97,6 +97,8 @@ class Model:
         """Whether the base's own weights are trained, without an adapter."""
         self.weights_file = weights.FILES[config.train]
         self.deterministic = config.deterministic
+        self.is_unsloth = sizes is not None and config.backend == "unsloth"
+        """Whether Unsloth's layers and checkpointing are in place of Transformers'."""
         self.tokenizer = tokenizer
         self.device = default_device()
         self.engine: Engine | None = None
@@ -123,7 +125,7 @@ class Model:
         if config.quantize == "nf4":
             nf4.make_tables(self.device)
         folder.check_weights(config.path)
-        if sizes is not None and config.backend == "unsloth":
+        if sizes is not None and self.is_unsloth:
             self.engine, self.policy = unsloth.load(config, sizes, dtype, seed, checkpointing)
         else:
             if sizes is None:

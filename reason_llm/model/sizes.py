@@ -5,10 +5,20 @@ from typing import Literal
 
 MOST_KEYS_PER_TOKEN = 4
 """Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
+MOST_KEYS = 2**16
+"""Limit of the same for a micro-batch with fewer tokens than that."""
+TILE_TOKENS = {"cpu": 2048, "cuda": 4096}
+"""Most tokens of a tile of a feed-forward (``recompute``), with which products still run at full
+speed. A weight in NF4 is unpacked for each tile."""
 BLOCK_ELEMENTS = 64
 """Number of weights that share one scale."""
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as max_lora_rank."""
+
+
+def most_keys(tokens: int) -> int:
+    """Gathered keys of a micro-batch that may have so many tokens."""
+    return max(tokens, min(MOST_KEYS_PER_TOKEN * tokens, MOST_KEYS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ def make(
         total_optimizer_steps=config.policy_optimizer_steps,
         first_step=config.first_policy_step,
         chunk_tokens=plan.chunk_tokens,
+        skip_every=plan.skip_every,
         readers=tuple(each for each in columns if each is not None),
     )
     policy = _learner(config, model, settings)

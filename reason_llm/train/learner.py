@@ -29,6 +29,7 @@ from reason_llm.model import (
     lay_out,
     policy_logprobs,
     prove_packing,
+    recompute,
     routing,
     row_scores,
     token_values,
@@ -58,6 +59,8 @@ class LearningSettings:
     total_optimizer_steps: int
     chunk_tokens: int | None = None
     """Tokens whose logits exist at once; None as for ``logprobs``."""
+    skip_every: int = 0
+    """With checkpointing, of so many layers one keeps no input; 0: all keep theirs."""
     first_step: int = 0
     """Step of the run in which the role begins to learn; the schedule begins there."""
     role: Role = "policy"
@@ -114,11 +117,13 @@ class Learner:
             if self._ema is not None:
                 optim.allocate_average(self.optimizer)
         self.offloads = settings.train.gradient_checkpointing == "offload"
-        if settings.train.gradient_checkpointing:  # takes effect in training mode only
-            # Only the reentrant kind keeps a layer's input where hooks can take it away.
-            model.policy.gradient_checkpointing_enable({"use_reentrant": self.offloads})
-            if self.offloads:
-                model.policy.enable_input_require_grads()  # else layers get no gradient
+        if settings.train.gradient_checkpointing:
+            model.policy.gradient_checkpointing_enable({"use_reentrant": False})
+            if not model.is_unsloth:
+                # Transformers 5 has the embeddings require a gradient, for reentrant checkpoints;
+                # the first layer's input, and its gradient, would stay to the end of the pass.
+                model.policy.disable_input_require_grads()
+                recompute.keep_inputs(model.decoder, settings.skip_every)
 
     def prepared(self, data: Sequence[Datum]) -> list[Datum]:
         """A step's rows with the columns that stay constant over the step."""
@@ -509,7 +514,9 @@ def learning(learner: Learner) -> Iterator[Learner]:
         model.engine.release()
     model.policy.train()
     try:
-        with on_default_stream(), model.fused_adapters(), model.repeatable():
+        is_tiled = learner.settings.train.gradient_checkpointing and not model.is_unsloth
+        tiled = recompute.tiled(model.decoder) if is_tiled else nullcontext()
+        with on_default_stream(), model.fused_adapters(), tiled, model.repeatable():
             yield learner
     finally:
         model.policy.eval()

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from reason_llm.errors import OutOfMemory
-from reason_llm.model import MOST_KEYS_PER_TOKEN, Datum
+from reason_llm.model import Datum, most_keys
 from reason_llm.model.vllm import is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> 
             own += sum(map(len, {data[i].prompt_ids for i in unit}))
             more = own - (len(prompt) if place else 0)  # which the unit before has
             fits = tokens + more <= budget_tokens
-            if batches and fits and keys + own_keys <= MOST_KEYS_PER_TOKEN * budget_tokens:
+            if batches and fits and keys + own_keys <= most_keys(budget_tokens):
                 batches[-1] += unit
                 tokens, keys = tokens + more, keys + own_keys
             else:

@@ -79,6 +79,7 @@ class Sizes:
     cache: int
     micro_batch: int
     at_once: int
+    skip_every: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,9 @@ def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
     tokens = prompts * prompt + rows * new
     pairs = prompts * prompt**2 / 2 + rows * (new * prompt + new**2 / 2)
     measured, epochs = _passes(config)
-    again = 1 if config.train.gradient_checkpointing else 0
+    again = 1.0 if config.train.gradient_checkpointing else 0.0
+    if sizes.skip_every:
+        again += 1 / sizes.skip_every
 
     def flops(backward: float) -> float:
         """Cost in forward passes, where a backward pass costs ``backward`` of them."""

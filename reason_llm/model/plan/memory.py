@@ -13,7 +13,7 @@ from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.sizes import MAX_LORA_RANKS, EngineSizes, chunk_bytes
+from reason_llm.model.sizes import MAX_LORA_RANKS, TILE_TOKENS, EngineSizes, chunk_bytes
 
 USABLE_FRACTION = {"cuda": 0.95, "cpu": 0.75}
 """Usable part of the budget; the rest is fragmentation (GPU) or other programs (CPU)."""
@@ -63,6 +63,8 @@ CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**25}
 """Logits of the log-probs that are computed at once; on a GPU in no more than
 ``CHUNK_FRACTION`` of its memory."""
 CHUNK_FRACTION = 1 / 50
+SKIPS = (3, 2)
+"""Values of ``skip_every``, tried in this order where the longest row does not fit otherwise."""
 SHORTEST_CONTEXT = 256
 """Shortest context in tokens that is recommended in an error."""
 BLOCK_TOKENS = 128
@@ -103,6 +105,12 @@ class Plan:
     """Steps of the run."""
     phases: tuple[bound.Phase, ...]
     """The least cost of a step on a card."""
+    skip_every: int = 0
+    """Of so many layers one keeps no input; 0: all keep theirs."""
+    tile_tokens: int | None = None
+    """Tokens of a feed-forward's tile; None: all of a micro-batch."""
+    untiled: str | None = None
+    """Reason why there are no tiles where a micro-batch has more tokens."""
 
     @property
     def peak(self) -> Line:
@@ -125,7 +133,14 @@ class Plan:
             chosen.append(f"{min(most, whole)} sequences at once of full length{shorter}")
         if any(line.name == "KV cache" and line.sampling for line in self.lines):
             chosen.append(f"KV cache {self.cache_tokens:,} tokens")
-        chosen.append(f"micro-batches of {self.micro_batch_tokens:,} tokens")
+        micro_batches = f"micro-batches of {self.micro_batch_tokens:,} tokens"
+        if self.tile_tokens is not None:
+            micro_batches += f" (feed-forwards in tiles of {self.tile_tokens:,})"
+        elif self.untiled is not None:
+            micro_batches += f" (feed-forwards not in tiles: {self.untiled})"
+        chosen.append(micro_batches)
+        if self.skip_every:
+            chosen.append(f"of {self.skip_every} layers one keeps no input")
         chosen.append(f"checkpoints of {_shown(self.checkpoint_bytes)} on disk")
         rows.append(", ".join(chosen))
         if is_gpu:
@@ -170,6 +185,9 @@ def plan(
     """
     context = _context_tokens(config, limit, longest_prompt, longest_row)
     draft = _Draft(config, shape, machine, context, learns, tuple(outside))
+    if draft.can_skip:  # no more than it takes, as each skipped input takes time
+        ways = (replace(draft, skip_every=each) for each in (0, *SKIPS))
+        draft = next((each for each in ways if each.least() <= draft.usable), draft)
     if draft.least() > draft.usable:
         raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
 
@@ -219,6 +237,25 @@ class _Draft:
     context: int
     learns: bool
     outside: tuple[OutsideModel, ...] = ()
+    skip_every: int = 0
+    """Of so many layers one keeps no input, which takes longer; 0: all keep theirs."""
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether every second layer need not keep its input."""
+        return self.config.train.gradient_checkpointing is True and self._recomputes
+
+    @property
+    def _recomputes(self) -> bool:
+        """Whether layers are computed again in the backward pass, by us and not by Unsloth."""
+        is_ours = self.config.model.backend != "unsloth" or not self.under_vllm
+        return is_ours and bool(self.config.train.gradient_checkpointing)
+
+    @property
+    def tile_tokens(self) -> int | None:
+        """Tokens of a feed-forward's tile; None: there are no tiles."""
+        is_tiled = self.shape.untiled is None and self._recomputes
+        return TILE_TOKENS[self.machine.kind] if is_tiled else None
 
     @property
     def usable(self) -> int:
@@ -376,16 +413,31 @@ class _Draft:
         passing = prefill + self.sequences * self._logit_bytes
         is_packed, again = config.train.packing != "padded", config.train.gradient_checkpointing
         is_flash = is_packed and self.machine.kind == "cuda"
-        activations = shape.activation_bytes(tokens, self.context, size, again, is_packed, is_flash)
+        activations = shape.activation_bytes(
+            tokens,
+            self.context,
+            size,
+            again,
+            is_packed,
+            is_flash,
+            self.tile_tokens,
+            self.skip_every,
+        )
         if config.train.router_aux_loss_coef:  # logits and probabilities
             activations += 8 * shape.routed * tokens
         chunks = 0 if config.of_stage.scores else self._chunk_bytes * self.chunk_tokens
         gradients = max(self.learned.values()) * self.trained_bytes
         gradients *= config.run.shards.bit_length()  # the sums that wait in the shards' tree
+        if self.is_full and self.tile_tokens is not None:  # a layer's gradients, and their sums
+            activations += sum(shape.packable) // shape.layers * (4 + size)
         if self.is_full:  # the head's gradient is summed over chunks, and waits for the embedding's
             head, kept = shape.vocabulary * shape.hidden * size, activations
             if again:
-                kept = 0 if again == "offload" else tokens * shape.kept_bytes_per_token(size)
+                kept = (
+                    0
+                    if again == "offload"
+                    else tokens * shape.kept_bytes_per_token(size, self.skip_every)
+                )
             chunks += head + max(0, head + kept - activations)
         step = self.update_bytes - activations - widest - chunks
         host = self._held_bytes if self.machine.kind == "cpu" else 0
@@ -447,7 +499,11 @@ class _Draft:
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
                 beside_kv_bytes=fixed,
             )
-        sizes = bound.Sizes(self.context, cache_tokens, micro_batch_tokens, self.sequences)
+        tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)
+        is_long = longest > TILE_TOKENS[self.machine.kind]
+        sizes = bound.Sizes(
+            self.context, cache_tokens, micro_batch_tokens, self.sequences, self.skip_every
+        )
         return Plan(
             machine=self.machine,
             context_tokens=self.context,
@@ -460,6 +516,9 @@ class _Draft:
             checkpoint_bytes=self._checkpoint_bytes,
             steps=self.config.run.steps,
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside)),
+            skip_every=self.skip_every,
+            tile_tokens=tile if tile is not None and tile < longest else None,
+            untiled=self.shape.untiled if is_long and self._recomputes else None,
         )
 
     @property
@@ -542,7 +601,8 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     def fits(option: str, value: object) -> bool:
         other = config.with_options({option: value})
         context = _context_tokens(other, limit, longest_prompt, longest_row)
-        return replace(draft, config=other, context=context).least() <= draft.usable
+        tried = replace(draft, config=other, context=context)
+        return replace(tried, skip_every=SKIPS[-1] if tried.can_skip else 0).least() <= draft.usable
 
     def least_of(context: int) -> int:
         return replace(draft, context=context).least()

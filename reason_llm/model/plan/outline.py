@@ -12,7 +12,7 @@ from typing import Any
 from reason_llm.config import ModelSection
 from reason_llm.files import cached, read_bounded
 from reason_llm.model import folder
-from reason_llm.model.plan.shape import EAGER, Kept, Shape
+from reason_llm.model.plan.shape import DROPS, EAGER, KEPT, SCORES, Kept, Shape
 from reason_llm.model.plan.shipped import SHAPES
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -145,6 +145,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
     lines, rank = sum(map(sum, adapted.values())), adapter.rank
     widths = [ends[name][0] for name in ends] + [rank] * bool(adapted)
     total = layers * sum(linear) + other
+    drops = not is_full and adapter.dropout > 0
     shape = Shape(
         layers=layers,
         hidden=hidden,
@@ -165,8 +166,9 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         adapted=tuple(sorted(adapted)),
         adapter_outputs=rank * len(adapted),
         adapted_experts=0,
-        kept=EAGER if attention == "eager" else Kept(),
+        kept=EAGER if attention == "eager" else KEPT.get(family, Kept()),
         has_softcap=False,
+        untiled=SCORES if attention == "eager" else DROPS if drops else None,
     )
     return Outline(shape, section.context_tokens or positions)
 

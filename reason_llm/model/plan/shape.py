@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from reason_llm.model.sizes import MOST_KEYS_PER_TOKEN, packed_bytes
+from reason_llm.model.sizes import most_keys, packed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,9 @@ class Kept:
     """Vectors of the MLP's width."""
     hidden: float = 6.0
     """Vectors of the model's width."""
+    in_tiles: float = 2.0
+    """More vectors of the model's width, where the feed-forward passes in tiles; 2 where it was not
+    measured."""
     score_elements: float = 0.0
     """Elements that each attention score costs, in the base's type."""
     score_bytes: float = 0.0
@@ -23,7 +26,11 @@ class Kept:
 
 EAGER = Kept(score_bytes=12.0, passing_score_bytes=2.0)
 """Families that store all attention scores and were not measured."""
+SCORES = "all attention scores are kept"
+DROPS = "model.adapter.dropout is on"
+"""Reasons why the feed-forwards are not in tiles."""
 KEPT = {
+    **dict.fromkeys(("llama", "mistral", "qwen2"), Kept(in_tiles=0.0)),
     "gpt2": Kept(intermediate=5.0),
     "opt": Kept(intermediate=1.0, hidden=5.0),
     "bloom": Kept(intermediate=1.0, score_bytes=4.0, passing_score_bytes=12.0),
@@ -72,6 +79,8 @@ class Shape:
     """The logits are soft-capped."""
     routed: int = 0
     """Experts of all routers together."""
+    untiled: str | None = None
+    """Reason why feed-forwards do not pass backward in tiles (``recompute``)."""
 
     @classmethod
     def of(cls, policy: Any, attention: str = "auto") -> "Shape":
@@ -82,8 +91,9 @@ class Shape:
         """
         from peft.tuners.lora import LoraLayer
         from peft.tuners.lora.layer import ParamWrapper
+        from torch import nn
 
-        from reason_llm.model import nf4, weights
+        from reason_llm.model import nf4, recompute, weights
         from reason_llm.model.attention import head_size, layer_configs
         from reason_llm.model.routing import routers
         from reason_llm.model.vllm.shared_weights import attention_for
@@ -120,6 +130,13 @@ class Shape:
         ):
             held = EAGER
         rank = sum(m.r["default"] for m in lora.values())
+        untiled = (
+            DROPS
+            if any(type(m) is nn.Dropout for own in lora.values() for m in own.modules())
+            else None
+        )
+        if held.score_bytes + held.score_elements > 0:
+            untiled = SCORES
         wrapped = [m for m in lora.values() if isinstance(m, ParamWrapper)]
         return cls(
             layers=config.num_hidden_layers,
@@ -142,6 +159,7 @@ class Shape:
             kept=held,
             has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
             routed=sum(router.num_experts for router in routers(base)),
+            untiled=untiled or recompute.unfit(base.get_decoder()),
         )
 
     def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:
@@ -163,6 +181,8 @@ class Shape:
         checkpointing: bool | str,
         is_packed: bool = False,
         is_flash: bool = False,
+        tile_tokens: int | None = None,
+        skip_every: int = 0,
     ) -> int:
         """Peak bytes of a forward and backward pass over so many tokens, fitted to what torch
         allocates with LoRA on every linear layer (``tests/model/plan/test_memory.py``).
@@ -173,44 +193,55 @@ class Shape:
             is_packed: a shared prompt's keys and values are copied for its completions.
             is_flash: FlashAttention 2's backward pass makes the gradients of keys and values for
                 every query head, and sums the queries' in float32. Read, not measured.
+            tile_tokens: of a tile of feed-forwards, where they have any.
+            skip_every: of so many layers one keeps no input; 0: all keep theirs.
         """
-        held = self.kept
-        one_layer = (
-            held.intermediate * self.intermediate
-            + held.hidden * self.hidden
-            + 2 * self.query
-            + 2 * self.key_value
-            + self.adapter_outputs
-        ) * element_bytes
+        held, size = self.kept, element_bytes
+        keys = most_keys(tokens) / tokens if is_packed else 1
+        gathered = 2 * keys * self.key_value if is_packed else 0
+        attention = 2 * self.query + 2 * self.key_value + self.adapter_outputs + gathered
+        heads = 2 * keys * (self.query + self.key_value) + 3 * self.query if is_flash else 0
         # In flight: gradients of a layer's widest vectors, and hidden states at both ends.
-        passing = (1.5 * self.intermediate + 3 * self.hidden) * element_bytes
-        if element_bytes < 4:
-            one_layer += 8 * self.hidden  # the norms' inputs in float32
-        if is_packed:
-            one_layer += 2 * MOST_KEYS_PER_TOKEN * self.key_value * element_bytes
-        if is_flash:
-            keys = MOST_KEYS_PER_TOKEN if is_packed else 1
-            heads = 2 * keys * (self.query + self.key_value) + 3 * self.query
-            # The vectors between gate, up and down are gone by then.
-            passing = max(
-                passing, (heads + 3 * self.hidden - 4 * self.intermediate) * element_bytes
-            )
-        scores = self.heads * row_tokens
-        one_layer += (held.score_elements * element_bytes + held.score_bytes) * scores
-        passing += held.passing_score_bytes * scores
-        merged = self.adapted_experts * element_bytes
-        if checkpointing == "offload":
-            kept = one_layer
-        elif checkpointing:
-            kept = self.kept_bytes_per_token(element_bytes) + one_layer
+        if (
+            self.untiled is None
+            and checkpointing
+            and tile_tokens is not None
+            and tile_tokens < tokens
+        ):
+            wide = (held.intermediate + 1) * self.intermediate * tile_tokens / tokens
+            if not is_flash:  # keys and values, and their gradients, for every query head
+                attention += 0 if is_packed else 2 * (self.query - self.key_value)
+                heads = 4 * self.query + 2.5 * gathered
+            one_layer = (attention + (1 + held.in_tiles) * self.hidden) * size
+            one_layer += 1.5 * self.hidden if size < 4 else 0
+            passing = max(4 * self.hidden + wide, self.hidden + heads) * size
         else:
+            one_layer = (
+                attention + held.intermediate * self.intermediate + held.hidden * self.hidden
+            )
+            one_layer = one_layer * size + (8 * self.hidden if size < 4 else 0)  # norms in float32
+            passing = 1.5 * self.intermediate + 3 * self.hidden
+            # The vectors between gate, up and down are gone by then.
+            passing = max(passing, heads and heads + 3 * self.hidden - 4 * self.intermediate) * size
+        scores = self.heads * row_tokens
+        one_layer += (held.score_elements * size + held.score_bytes) * scores
+        passing += held.passing_score_bytes * scores
+        merged = self.adapted_experts * size
+        if not checkpointing:
             kept = self.layers * one_layer
+        elif checkpointing == "offload":
+            kept = one_layer
+        else:
+            kept = self.kept_bytes_per_token(size, skip_every) + one_layer
         merged *= 3 if checkpointing else self.layers + 2  # with a gradient, and their sum
         return int(tokens * (kept + passing)) + merged
 
-    def kept_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes per token of each layer's input, which gradient checkpointing keeps."""
-        return self.layers * self.hidden * element_bytes
+    def kept_bytes_per_token(self, element_bytes: int, skip_every: int = 0) -> int:
+        """Bytes per token of the layers' inputs, which gradient checkpointing keeps."""
+        inputs = self.layers
+        if skip_every:
+            inputs += 1 - self.layers // skip_every  # one is computed again
+        return inputs * self.hidden * element_bytes
 
     def pinned_bytes(self, tokens: int, element_bytes: int) -> int:
         """Bytes of the same for so many tokens in pinned host memory, which torch hands out in

@@ -45,7 +45,7 @@ from reason_llm.model.plan.shipped import SHAPES, ShippedShape
 from reason_llm.model.sizes import chunk_bytes
 from reason_llm.readers import outside_models
 from reason_llm.train import losses, optim
-from reason_llm.train.learner import Learner, LearningSettings
+from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.micro_batches import packed_batches
 from reason_llm.train.objectives import PolicyGradient
 from shapes import PARAMETERS, write_config
@@ -223,6 +223,54 @@ def test_activations_are_planned_for_and_not_far_beyond(
     planned = shape.activation_bytes(rows * tokens, tokens, dtype.itemsize, checkpointing)
     print(f"{family} {name} {checkpointing}: {found:,} of {planned:,} = {found / planned:.2f}")
     assert 0.75 * planned < found <= 1.02 * planned
+
+
+@pytest.mark.parametrize("skip_every", [0, 2])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    most_are_long(product(["qwen2", "llama", "phi3", "gpt2"], DTYPES), [("qwen2", torch.float32)]),
+)
+def test_activations_in_tiles_are_planned_for(
+    family: str,
+    dtype: torch.dtype,
+    skip_every: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1,024 tokens in tiles of 128."""
+    monkeypatch.setattr("reason_llm.model.recompute.TILE_TOKENS", {"cpu": 128})
+    name = str(dtype).removeprefix("torch.")
+    section = ModelSection(
+        path=make(tmp_path, family, dtype),
+        dtype=name,  # type: ignore[arg-type]
+        adapter=AdapterSection(rank=16),
+    )
+    shape = Shape.of(meta_model(section))
+    settings = LearningSettings(
+        PolicyGradient(ALGORITHMS["dapo"], 16), TrainSection(), 1.0, 4096, 0, 20,
+        skip_every=skip_every,
+    )  # fmt: skip
+    rows, tokens = 2, 512
+    with Model(section, load_tokenizer(section.path), 0) as model:
+        learner = Learner(model, settings)
+        learner._make_gradients()
+        ids = torch.randint(3, 4096, (rows, tokens))
+        mask = torch.zeros(rows, tokens, dtype=torch.bool)
+        mask[:, -8:] = True  # few, so that the chunk of log-probs is small
+
+        def call() -> None:
+            logprobs, _ = policy_logprobs(model, ids, mask, 1.0)
+            losses.masked_sum(-logprobs, mask, "token_mean").backward()
+
+        with learning(learner):
+            call()
+            found = peak_allocated(call)
+    planned = shape.activation_bytes(
+        rows * tokens, tokens, dtype.itemsize, True, tile_tokens=128, skip_every=skip_every
+    )
+    print(f"{family} {name} {skip_every}: {found:,} of {planned:,} = {found / planned:.2f}")
+    untiled = shape.activation_bytes(rows * tokens, tokens, dtype.itemsize, True)
+    assert 0.85 * planned < found <= 1.02 * planned < untiled
 
 
 @pytest.mark.parametrize(
