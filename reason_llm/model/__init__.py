@@ -12,10 +12,12 @@ from reason_llm.model.base import (
     load_tokenizer,
     meta_model,
     quiet_libraries,
+    read_config,
+    reading,
 )
 from reason_llm.model.canary import prove_logprobs, prove_packing, share_of_base
 from reason_llm.model.datum import Datum, to_data
-from reason_llm.model.layout import collate, collate_columns, lay_out
+from reason_llm.model.layout import PlacedRow, collate, collate_columns, lay_out, placed
 from reason_llm.model.logprobs import (
     chunk_bytes,
     policy_logprobs,
@@ -23,12 +25,14 @@ from reason_llm.model.logprobs import (
     target_logprobs,
     token_values,
 )
+from reason_llm.model.multimodal import reads_images
 from reason_llm.model.sequence_classifier import SequenceClassifier
 
 __all__ = [
     "MOST_KEYS_PER_TOKEN",
     "Datum",
     "Model",
+    "PlacedRow",
     "Role",
     "SequenceClassifier",
     "base_digest",
@@ -42,10 +46,14 @@ __all__ = [
     "load_tokenizer",
     "meta_model",
     "offload",
+    "placed",
     "policy_logprobs",
     "prove_logprobs",
     "prove_packing",
     "quiet_libraries",
+    "read_config",
+    "reading",
+    "reads_images",
     "row_scores",
     "share_of_base",
     "target_logprobs",
