@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from reason_llm.config import Config, ModelSection
 from reason_llm.data import Example, Row
 from reason_llm.errors import ConfigError, DataError, ModelError
@@ -15,8 +17,6 @@ from reason_llm.images.files import Picture, pictures_of, placed
 from reason_llm.rollout import IMAGES, Image, Prompt, TokenRow
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from reason_llm.images.tower import Tower
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
@@ -42,10 +42,24 @@ class Images:
 
         self.path = path
         self.token_id = int(described.image_token_id)
+        self._tower_config = described.vision_config
         with reading(path, "image processor"):
             # Pillow's form needs no torchvision, and has the same pixels wherever it runs.
             self._processor = Qwen2VLImageProcessorPil.from_pretrained(path)
         self._pictures: dict[str, Picture] = {}
+
+    @property
+    def line(self) -> str:
+        """What the start of a run says."""
+        from transformers import AutoModel
+
+        with torch.device("meta"):
+            tower = AutoModel.from_config(self._tower_config)
+        count = sum(each.numel() for each in tower.parameters())
+        return (
+            f"images: {len(self._pictures):,} in the data; the {count / 1e6:,.1f} million weights "
+            "that read them stay as they are, and the memory plan leaves them out"
+        )
 
     def tower(self, base: Any) -> "Tower":
         """The part of the whole model that reads images."""
@@ -83,7 +97,7 @@ class Images:
         more = (False,) * (len(ids) - len(row.ids))
         return replace(row, ids=ids, trained=more + row.trained, images=images)
 
-    def pixels(self, image: Image) -> "tuple[Tensor, Tensor]":
+    def pixels(self, image: Image) -> tuple[torch.Tensor, torch.Tensor]:
         """The patches (N, values of a patch) of an image and its grid (1, 3). Raises DataError: it
         is not in the data of the run, or was changed."""
         picture = self._pictures.get(image.sha256)
