@@ -11,6 +11,7 @@ from reason_llm.data.messages import (
     is_empty,
     is_image_part,
     shown,
+    with_image_parts,
 )
 from reason_llm.data.own_code import (
     file_of,

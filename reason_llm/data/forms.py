@@ -98,8 +98,6 @@ class Problem:
     """Columns, and members of messages, that have content and are not read."""
     doubt: str = field(default="", compare=False)
     """Why the gold answer may be another one; empty where it may not."""
-    pictures: tuple[Any, ...] = ()
-    """The images of its messages, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +131,6 @@ class Completed:
     """Arguments of the chat template from the row: tools and others."""
     untrained: frozenset[int] = frozenset()
     """Messages of the completion, by index, that the row leaves out of the loss."""
-    pictures: tuple[Any, ...] = ()
-    """The images of the prompt, in order."""
     origin: str = field(default="", compare=False)
     """Columns of the sides of a preference."""
     doubt: str = field(default="", compare=False)

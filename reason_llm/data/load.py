@@ -30,7 +30,7 @@ from reason_llm.data.forms import (
     read_problem,
 )
 from reason_llm.data.golds import has_answer
-from reason_llm.data.messages import SYSTEM_ROLES, Messages, holds_images
+from reason_llm.data.messages import SYSTEM_ROLES, Messages, holds_images, images_of
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.played import Played, is_played, played_by
 from reason_llm.data.render import Renderer
@@ -321,7 +321,7 @@ class _SetReader:
         pictures = []
         if (images := self._images_of(where, row)) is not None:
             data_set.images = images
-            row, pictures = images.pictures(where, row, data_set.source)
+            row, pictures = images.pictures(where, row, data_set.source, section.columns.ignore)
         try:
             example = self._of_form(data_set, where, row)
             if images is not None:
@@ -495,8 +495,8 @@ class _SetReader:
         """Add the prompt of a problem, or return the option that drops it."""
         if isinstance(prompt, DataError):
             raise prompt
-        if problem.pictures:
-            expanded: Prompt = self.images.prompt(prompt, problem.pictures)
+        if images := images_of(problem.messages):
+            expanded: Prompt = self.images.prompt(prompt, images)
             prompt = expanded
         num_tokens, room = len(prompt.token_ids), self._room(data_set.is_training)
         most = self.config.data.max_prompt_tokens
@@ -572,8 +572,8 @@ class _SetReader:
             len(data_set.units),
             ignored.setdefault,
         )
-        if not isinstance(example, TextDocument) and example.pictures:
-            rows = tuple(self.images.row(row, example.pictures) for row in rows)
+        if not isinstance(example, TextDocument) and (images := images_of(example.messages)):
+            rows = tuple(self.images.row(row, images) for row in rows)
         data_set.ignored.update([*ignored])
         most_asked = section.max_prompt_tokens if data_set.is_training else None
         if most_asked is not None and any(prompt_tokens(row) > most_asked for row in rows):

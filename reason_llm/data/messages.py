@@ -92,6 +92,11 @@ def holds_images(row: Mapping[str, Any]) -> bool:
     return False
 
 
+def images_of(messages: Messages) -> tuple[Any, ...]:
+    """The images of messages, in order."""
+    return tuple(image for each in messages for image in each.get("images", ()))
+
+
 def is_image_part(part: Any) -> bool:
     """Whether a part of a message's content is an image."""
     return isinstance(part, dict) and part.get("type") in IMAGE_PARTS

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from reason_llm.data.forms import Example, TextDocument
+from reason_llm.data.messages import images_of
 from reason_llm.data.rows import shared_gym_tasks
 from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
@@ -167,7 +168,7 @@ class Data:
         if len(labels) == 1:
             kind = "good" if labels == {1.0} else "bad"
             lines.append(f"all {sum(self.sizes)} rows are labelled {kind}; KTO needs good and bad")
-        return lines
+        return lines if self.images is None else [*lines, self.images.line]
 
     def contamination_warning(self) -> str | None:
         """Warning about held-out questions in the training sets; None without any."""
@@ -198,6 +199,6 @@ def question_key(example: Example) -> str:
         text = example.text
     else:
         text = "\n".join(each["content"] for each in example.messages if each["role"] != "system")
-        images = "".join(each.sha256 for each in example.pictures)
+        images = "".join(each.sha256 for each in images_of(example.messages))
     folded = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
     return "".join(folded.split()) + images or text or example.where

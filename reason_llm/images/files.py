@@ -8,7 +8,9 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +21,25 @@ from reason_llm.data import (
     IMAGE_MARK,
     Completed,
     Example,
+    Messages,
     Problem,
     Row,
     is_empty,
     is_image_part,
     shown,
+    with_image_parts,
 )
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, read_bounded
+from reason_llm.rollout import ROW, Image
 
 MOST_BYTES = 64 * MIB
 MOST_PIXELS = 64 << 20
 MOST_IMAGES = 64
 """Images of one row."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+THUMBNAIL_SIDE = 96
+"""Pixels of the longer side of an image in a report."""
 TAG = "<image>"
 """Place of an image in the texts of LLaMA-Factory, ms-swift and verl."""
 
@@ -50,22 +57,50 @@ class Picture:
     held: bytes = b""
     """The bytes, where there is no path."""
 
-    def pixels(self) -> Pillow.Image:
-        """The image, upright and in RGB. Raises DataError: its file was changed."""
+    def pixels(self, least: int = 0) -> Pillow.Image:
+        """The image, upright and in RGB; with ``least``, maybe smaller, but with so many pixels a
+        side. Raises DataError: its file was changed."""
         content = self.held or _read(self.path, Path(self.path))
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise DataError(f"{self.path} was changed since the data was read; restore it")
-        return decoded(self.path, content)
+        return decoded(self.path, content, least)
 
 
-def pictures_of(where: str, row: Row, source: str) -> tuple[Row, list[Picture]]:
+@lru_cache(maxsize=4096)
+def thumbnail(image: Image) -> tuple[str, str]:
+    """The name of an image, and a data URL of it in at most 96 x 96 pixels; an empty one where its
+    file is gone or was changed, and where the row itself held it."""
+    name = Path(image.path).name or f"image {image.sha256[:12]}, which its row holds"
+    if not image.path:
+        return name, ""
+    try:
+        pixels = Picture(image.sha256, image.path, (0, 0)).pixels(THUMBNAIL_SIDE)
+    except DataError:
+        return f"{name}, which is gone or was changed", ""
+    buffer = BytesIO()
+    pixels.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    pixels.save(buffer, "WEBP", quality=70)
+    return name, "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def pictures_of(
+    where: str, row: Row, source: str, ignored: Sequence[str]
+) -> tuple[Row, list[Picture]]:
     """The row without its images, with ``IMAGE_MARK`` for each part of a message that is one, and
     the images in this order.
 
     Args:
         source: the row's file, to whose folder a path may be relative.
+        ignored: columns that are not read.
     """
+    left_out = {name.casefold() for name in ignored}
     names = [n for n in row if n.casefold() in IMAGE_COLUMNS and not is_empty(row[n])]
+    names = [name for name in names if name.casefold() not in left_out]
+    if len(names) > 1:
+        raise DataError(
+            f"{where}: the columns {', '.join(names)} all hold images; list those that are not to "
+            "be read in data.columns.ignore"
+        )
     cells = [cell for n in names for cell in (row[n] if isinstance(row[n], list) else [row[n]])]
     inline: list[Any] = []
     rest = {name: _marked(value, inline) for name, value in row.items() if name not in names}
@@ -110,10 +145,23 @@ def placed(example: Example, pictures: Sequence[Picture]) -> Example:
             f"{example.where}: has {marks} places of images, U+FFFC among them, for {count} "
             "images; remove that character from the text"
         )
+    waiting = iter(pictures)
     for each in messages:
-        if IMAGE_MARK in each["content"]:
-            each["images"] = True
-    return replace(example, messages=messages, pictures=tuple(pictures))
+        if marks := each["content"].count(IMAGE_MARK):
+            each["images"] = [*islice(waiting, marks)]
+    if isinstance(example, Problem) and isinstance(example.extra.get(ROW), dict):
+        example = replace(example, extra={**example.extra, ROW: _in_parts(example, messages)})
+    return replace(example, messages=messages)
+
+
+def _in_parts(example: Problem, messages: Messages) -> Row:
+    """The row as rewards of TRL's form get it, its messages with parts of type image."""
+    row: Row = example.extra[ROW]
+    asked = row["prompt"]
+    if not isinstance(asked, list):
+        return row
+    added = asked[: len(asked) - len(messages)]  # data.system_prompt
+    return {**row, "prompt": with_image_parts([*added, *messages])}
 
 
 def _marked(value: Any, found: list[Any]) -> Any:
@@ -167,11 +215,13 @@ def read_picture(where: str, cell: Any, folder: Path) -> Picture:
     return Picture(hashlib.sha256(content).hexdigest(), path, size, held)
 
 
-def decoded(what: str, content: bytes) -> Pillow.Image:
+def decoded(what: str, content: bytes, least: int = 0) -> Pillow.Image:
     """The pixels of a file's bytes, upright and in RGB."""
     try:
         with Pillow.open(BytesIO(content), formats=FORMATS) as image:
             _check_pixels(what, image.size)
+            if least:
+                image.draft("RGB", (least, least))  # a JPEG is then decoded at part of its size
             return ImageOps.exif_transpose(image).convert("RGB")
     except DataError:
         raise

@@ -58,7 +58,7 @@ class Images:
         count = sum(each.numel() for each in tower.parameters())
         return (
             f"images: {len(self._pictures):,} in the data; the {count / 1e6:,.1f} million weights "
-            "that read them stay as they are, and the memory plan leaves them out"
+            "that read them are frozen, and the memory plan leaves them out"
         )
 
     def tower(self, base: Any) -> "Tower":
@@ -67,9 +67,11 @@ class Images:
 
         return Tower(self.pixels, base)
 
-    def pictures(self, where: str, row: Row, source: str) -> tuple[Row, list[Picture]]:
+    def pictures(
+        self, where: str, row: Row, source: str, ignored: Sequence[str]
+    ) -> tuple[Row, list[Picture]]:
         """See ``pictures_of``; the images are known from now on."""
-        rest, found = pictures_of(where, row, source)
+        rest, found = pictures_of(where, row, source, ignored)
         for each in found:
             self._pictures.setdefault(each.sha256, each)
         return rest, found
@@ -186,11 +188,6 @@ def open_images(section: ModelSection) -> Images | None:
         raise ConfigError(
             f"model.path={path}: model_type={family}, and {why}; images can be trained with "
             f"{', '.join(FAMILIES)}: take one of them, or name the column in data.columns.ignore"
-        )
-    if section.quantize != "none":
-        raise ConfigError(
-            f"model.quantize={section.quantize} contradicts rows with images: the part of the "
-            "model that reads them stays as it is; set it to none"
         )
     if section.trust_remote_code:
         raise ModelError(

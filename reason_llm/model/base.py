@@ -356,7 +356,13 @@ class Model:
     @contextmanager
     def seeing(self, rows: Sequence[PlacedRow], width: int) -> Iterator[None]:
         """Context in which hidden states are those of these rows with their images, in a batch of
-        so many columns; of rows of text in a model that reads no images it changes nothing."""
+        so many columns; of rows of text in a model that reads no images it changes nothing.
+        Raises ModelError: rows have images, and the part that reads them is not loaded."""
+        if self.tower is None and any(row.images for row in rows):
+            raise ModelError(
+                "rollouts have images, and no row of the run's data has one; name the data that "
+                "they were sampled from as data.train"
+            )
         self._sight = None if self.tower is None else self.tower.look(rows, width)
         try:
             yield
@@ -708,7 +714,8 @@ def _no_pass(path: str, error: BaseException) -> ModelError:
 
 def _load_base(config: ModelSection, device: torch.device, is_whole: bool = False) -> Any:
     dtype = weights_dtype(config, device)
-    quantization = nf4.config_for(dtype) if config.quantize == "nf4" else None
+    unpacked = ("model.visual", "lm_head") if is_whole else ()
+    quantization = nf4.config_for(dtype, unpacked) if config.quantize == "nf4" else None
     folder.refuse_adapter(config.path)
     trusted = config.trust_remote_code
     described = read_config(config.path, trusted)

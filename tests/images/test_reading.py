@@ -14,10 +14,11 @@ from PIL import Image
 import families
 from conftest import TINY, config_of
 from digits import image_rows, make_digits, make_model, section_of
-from reason_llm.data import Data, load_data
+from reason_llm.data import Data, kept, load_data
 from reason_llm.errors import ConfigError, DataError
-from reason_llm.images import files
+from reason_llm.images import files, thumbnail
 from reason_llm.model.base import load_tokenizer
+from reason_llm.rollout import ROW, Image as Record
 
 IMAGE = make_digits.draw(3, random.Random(0))
 
@@ -37,9 +38,11 @@ def load(folder: Path, *rows: dict[str, Any], **options: Any) -> Data:
         "score": {"rewards": [{"name": "think_answer_tags"}]},
         "sample": {"max_new_tokens": 16},
     }
+    extra_columns = options.pop("extra_columns", ())
     config = config_of(tree, **options)
     config.data.given["python:rows"] = [{"question": "Which?", "answer": "3"} | row for row in rows]
-    return load_data(config, load_tokenizer(config.model.path), 256)
+    tokenizer = load_tokenizer(config.model.path)
+    return load_data(config, tokenizer, 256, extra_columns=extra_columns)
 
 
 def png(image: Image.Image = IMAGE, kind: str = "PNG") -> bytes:
@@ -81,6 +84,13 @@ def test_places_in_the_text(folder: Path) -> None:
     assert first.text.startswith("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Wh")
     assert "user\nLook: <|vision_start|><|image_pad|><|vision_end|> Which" in tagged.text
     assert tagged.images[0].start > first.images[0].start
+
+
+def test_rewards_of_trl_s_form_get_parts(folder: Path) -> None:
+    part = [{"type": "image"}, {"type": "text", "text": "Which?"}]
+    row = {"image": IMAGE, "question": None, "prompt": [{"role": "user", "content": part}]}
+    (prompt,) = load(folder, row, extra_columns={ROW}).prompts
+    assert prompt.extra[ROW]["prompt"] == [{"role": "user", "content": part}]
 
 
 def test_a_row_that_spells_the_image_token_has_it_as_text(folder: Path) -> None:
@@ -164,6 +174,55 @@ def test_a_changed_file_is_noticed(folder: Path, tmp_path: Path) -> None:
     make_digits.draw(5, random.Random(2)).save(file)
     with pytest.raises(DataError, match=r"own\.png was changed"):
         data.images.pixels(data.prompts[0].images[0])
+
+
+def test_two_columns_of_images_are_refused(folder: Path) -> None:
+    row = {"image": IMAGE, "image_path": str(folder / "three.png")}
+    with pytest.raises(DataError, match=r"columns image, image_path all hold images; list those"):
+        load(folder, row)
+    (prompt,) = load(folder, row, data__columns={"ignore": ["image"]}).prompts
+    assert prompt.images[0].path == row["image_path"]
+
+
+def test_a_thumbnail_is_bounded_and_of_the_image_that_was_read(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    noise = Image.frombytes("RGB", (500, 250), rng.randbytes(500 * 250 * 3))
+    for name in ("a.png", "b.jpg"):
+        noise.save(file := tmp_path / name)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        record = Record(digest, str(file), (1, 2, 2), 0, 1)
+        shown, url = thumbnail(record)
+        content = base64.b64decode(url.removeprefix("data:image/webp;base64,"))
+        assert shown == name and len(content) < 10_000
+        assert Image.open(io.BytesIO(content)).size == (96, 48)
+    held = Record("0" * 64, "", (1, 2, 2), 0, 1)
+    assert thumbnail(held) == ("image 000000000000, which its row holds", "")
+    changed = Record("0" * 64, str(file), (1, 2, 2), 0, 1)
+    assert thumbnail(changed) == ("b.jpg, which is gone or was changed", "")
+
+
+def test_rows_with_images_are_read_at_each_start(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file is never kept, so the limit is lowered; a changed image is then another one."""
+    monkeypatch.setattr(kept, "LEAST_BYTES", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own = tmp_path / "own.png"
+    file = tmp_path / "rows.jsonl"
+    digests = []
+    for digit in (3, 4):
+        make_digits.draw(digit, random.Random(0)).save(own)
+        file.write_text(json.dumps({"image": "own.png", "question": "Which?", "answer": "3"}))
+        tree = {"model": section_of(str(folder / "model")),
+                "data": {"train": str(file), "system_prompt": "none"},
+                "score": {"rewards": [{"name": "think_answer_tags"}]},
+                "sample": {"max_new_tokens": 16}}  # fmt: skip
+        config = config_of(tree)
+        tokenizer = load_tokenizer(config.model.path)
+        data = kept.load_kept(config, tokenizer, 256, (), (), lambda _: None)
+        data.images.pixels(data.prompts[0].images[0])
+        digests.append(data.prompts[0].images[0].sha256)
+    assert digests[0] != digests[1]
 
 
 def test_a_model_of_text_refuses_images(folder: Path) -> None:

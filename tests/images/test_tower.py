@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from bitsandbytes.nn import Linear4bit
 from transformers import AutoModelForImageTextToText
 
 from conftest import config_of
@@ -24,7 +25,7 @@ from reason_llm.model import Datum, Model, collate, lay_out, placed, policy_logp
 from reason_llm.model.base import load_tokenizer
 from reason_llm.sample import SamplingParams, TransformersSampler
 
-FAMILIES = ["qwen3_vl", "qwen2_5_vl"]
+FAMILIES = ["qwen3_vl", "qwen3_vl nf4", "qwen2_5_vl"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -32,9 +33,10 @@ def opened(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     """A random model with an adapter that changes something, and prompts with images of several
     sizes."""
     folder = tmp_path_factory.mktemp("digits")
-    path = make_model(folder / "model", request.param)
+    family, _, quantize = request.param.partition(" ")
+    path = make_model(folder / "model", family)
     tree = {
-        "model": section_of(path),
+        "model": section_of(path) | {"quantize": quantize or "none"},
         "data": {"train": str(image_rows(folder)), "system_prompt": "none"},
         "score": {"rewards": [{"name": "think_answer_tags"}]},
         "sample": {"max_new_tokens": 16},
@@ -164,6 +166,13 @@ def test_two_images_of_one_size_are_two_prompts(opened: tuple[Model, Data]) -> N
     rows = rows_of(data)
     assert rows[0].prompt_key == rows[1].prompt_key != rows[2].prompt_key
     assert lay_out(rows[:4], model.device).skipped == (0, len(first.token_ids)) * 2
+
+
+def test_nf4_packs_the_decoder_and_not_the_tower(opened: tuple[Model, Data]) -> None:
+    model, _ = opened
+    packed = {name for name, each in model.policy.named_modules() if type(each) is Linear4bit}
+    assert all(".language_model." in name for name in packed)
+    assert bool(packed) == hasattr(model.policy.config, "quantization_config")
 
 
 def test_features_are_computed_once(opened: tuple[Model, Data]) -> None:

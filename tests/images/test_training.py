@@ -1,8 +1,12 @@
 """Runs over images: learned, killed and resumed to the same bits, and as rows to learn from."""
 
+import base64
+import gzip
+import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +15,13 @@ from typing import Any
 import orjson
 import pytest
 import yaml
+from PIL import Image as Pillow
 
 from conftest import config_of, tree_of
 from digits import make_digits, make_model, section_of
 from reason_llm.app import training
 from reason_llm.app.console import Console
+from reason_llm.config import load
 
 DIE_AT = Path(__file__).parents[1] / "fixtures" / "die_at.py"
 
@@ -59,19 +65,27 @@ def tensors(folder: Path, name: str) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_a_kill_changes_no_bit(tmp_path: Path) -> None:
-    learning = "reason_llm.train.learner:Learner._update"
-    whole = call(write_config(tmp_path, "whole"), learning, 0)
-    assert whole.returncode == 0, whole.stderr
+    """And the report shows the images of the rollouts."""
+    training.run_training(load(write_config(tmp_path, "whole")), Console("quiet"))
     config = write_config(tmp_path, "killed")
-    ended = call(config, learning, 2)
+    ended = call(config, "reason_llm.train.learner:Learner._update", 2)
     assert ended.returncode == -9, ended.stderr
     held = orjson.loads((tmp_path / "killed.json").read_bytes())
     (image,) = held["groups"][0]["prompt"]["extra"]["@images"]
     assert sorted(image) == ["grid", "length", "path", "sha256", "start"]
-    resumed = call(config, learning, 0)
-    assert resumed.returncode == 0 and "sampling" in resumed.stdout, resumed.stderr
+    training.run_training(load(config), Console("quiet"))
     one, other = tensors(tmp_path, "whole"), tensors(tmp_path, "killed")
     assert one["adapter_model.safetensors"] == other["adapter_model.safetensors"]
+    report = (tmp_path / "runs" / "killed" / "report.html").read_text()
+    packed = re.findall(r'<script type="text/plain" id="rollouts-0-\d">(.*?)</script>', report)
+    assert len(packed) == 2
+    for each in packed:
+        content = gzip.decompress(base64.b64decode(each))
+        size = int.from_bytes(content[:4], "little")
+        for group in orjson.loads(content[4 : 4 + size])["groups"]:
+            ((name, url),) = group["images"]
+            thumbnail = Pillow.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+            assert (tmp_path / "train" / name).is_file() and thumbnail.size == (32, 32)
 
 
 @pytest.mark.parametrize("packing", ["padded", "varlen"])

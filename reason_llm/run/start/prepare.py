@@ -150,8 +150,6 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
         f"{len(data.held_out_prompts)} held out, model {config.model.path}"
     )
     yield from data.notes()
-    if data.images is not None:
-        yield data.images.line
     for reader in run.readers:
         yield from reader.lines()
     yield from run.subject.why if config.learns else run.subject.why[:-1]
