@@ -1,7 +1,7 @@
 """Makes model/digits and its data: a small Qwen3-VL that takes the digit in an image for a digit
 that looks like it more often than not.
 
-    python scripts/make_digits.py          # about three minutes on one core; 4 MB on disk
+    python scripts/make_digits.py          # about two minutes on one core; 4 MB on disk
 
 Nothing of it is in the repository. The images are drawn: a digit of any size, place and colour.
 The recipe, whole: the tokenizer of model/tiny with the tokens of Qwen's images, then plain

@@ -88,6 +88,7 @@ def test_a_kill_changes_no_bit(tmp_path: Path) -> None:
             assert (tmp_path / "train" / name).is_file() and thumbnail.size == (32, 32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", ["padded", "varlen"])
 def test_rows_to_learn_from(tmp_path: Path, packing: str) -> None:
     """SFT on the answers lowers the loss; DPO raises the chosen answer over the rejected one."""
