@@ -26,6 +26,7 @@ BASE = [
     "safetensors>=0.8",
     "pyarrow>=21",
     "numpy>=2",
+    "pillow>=12",
     "dill>=0.3.8",
     "jinja2>=3.1",
     "httpx>=0.28,<1",

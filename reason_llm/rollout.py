@@ -26,6 +26,8 @@ from. No column has such a name."""
 ROW = "@row"
 """Member of ``Prompt.extra``, where a reward in TRL's form asks for it: ``{"prompt": text or
 messages, "columns": {...}}``, the columns of the row by name."""
+IMAGES = "@images"
+"""Member of ``Prompt.extra`` with the records of the prompt's images."""
 MAY_LACK = "?"
 """End of the name of a column that a reward asks for and a row may lack."""
 LOGGED, SUM, COUNT = "logged/", "/sum", "/count"
@@ -55,6 +57,23 @@ _ROLES = {"assistant", "bot", "model", "user", "human", "system"}
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a prompt. Its pixels are in no record."""
+
+    __pydantic_config__ = KNOWN_FIELDS_ONLY
+    sha256: Text
+    """Of its file's bytes."""
+    path: Text
+    """Empty where the row itself holds the image."""
+    grid: tuple[Count, Count, Count]
+    """Patches over time, height and width."""
+    start: Count
+    """The first of its tokens in the prompt."""
+    length: Count
+    """Number of its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One row of the data, rendered with the chat template."""
 
@@ -67,6 +86,17 @@ class Prompt:
     """The gold answer as text; for code rewards, the tests as JSON."""
     extra: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
     """Columns of the row that a custom reward asks for by name."""
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The prompt's images, in order. Raises ValueError: they do not lie within it."""
+        if IMAGES not in self.extra:
+            return ()
+        found = record_from_json(tuple[Image, ...], self.extra[IMAGES])
+        ends = [0, *(n for each in found for n in (each.start, each.start + each.length))]
+        if ends != sorted(ends) or ends[-1] > len(self.token_ids):
+            raise ValueError(f"prompt {self.id!r}: its images do not lie within its tokens")
+        return found
 
     @property
     def opened(self) -> str:
@@ -234,6 +264,8 @@ class TokenRow:
     value: float = 0.0
     """Of a pair the margin, on the chosen row; of a labelled row its label: +1 for true, -1 for
     false, or the number that it has."""
+    images: tuple[Image, ...] = ()
+    """Those of the prompt."""
 
 
 def group_from_json(value: Any) -> Group:
@@ -250,6 +282,7 @@ def group_from_json(value: Any) -> Group:
 def check_lengths(group: Group) -> None:
     """Raises ValueError where a completion or conversation has not as many log-probs as tokens, its
     spans do not lie within, or its turns have not as many rewards and advantages, or none."""
+    group.prompt.images  # noqa: B018, it is checked
     for number, completion in enumerate(group.completions):
         where = f"prompt {group.prompt.id!r}, completion {number}"
         conversations: list[Completion | Conversation] = [completion, *completion.others]

@@ -228,6 +228,11 @@ class _Maker:
         section = self.section
         if not group.completions:
             return
+        if group.prompt.images:
+            raise DataError(
+                f"{group.prompt.id}: has images, which the rows of pairs cannot hold; take "
+                "rollouts of prompts of text"
+            )
         rewards = selection.rewards_of(group, section.reward)
         places: Sequence[tuple[int, ...]]
         if self.form in ("labels", "conditioned"):

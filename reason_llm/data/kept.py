@@ -2,8 +2,8 @@
 its resumption, neither parses nor tokenises a row.
 
 A file is found by the digest of all that its content follows from: rows, options, tokenizer,
-template and versions. Rows that user code makes or changes are always read anew, and so are small
-files. Prompts and rows are made when they are asked for."""
+template and versions. Rows that user code makes or changes are always read anew, and so are rows
+with images and small files. Prompts and rows are made when they are asked for."""
 
 import hashlib
 import logging
@@ -90,8 +90,8 @@ def load_kept(
             os.utime(path)
         return data
     data = load()
-    if _key(config, tokenizer, files, options) != key:
-        return data  # a file was changed meanwhile
+    if data.images is not None or _key(config, tokenizer, files, options) != key:
+        return data  # each start checks the images' files, or a file was changed meanwhile
     try:
         _write(path, key, data)
         _keep_bounds(path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from reason_llm.config import ColumnsSection, Config
+from reason_llm.config import ColumnsSection, Config, installation
 from reason_llm.data.cells import Cells
 from reason_llm.data.forms import (
     NO_EXTRAS,
@@ -30,7 +30,7 @@ from reason_llm.data.forms import (
     read_problem,
 )
 from reason_llm.data.golds import has_answer
-from reason_llm.data.messages import SYSTEM_ROLES, Messages
+from reason_llm.data.messages import SYSTEM_ROLES, Messages, holds_images, images_of
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.played import Played, is_played, played_by
 from reason_llm.data.render import Renderer
@@ -206,6 +206,9 @@ class _SetReader:
     reset_columns: Mapping[str, Collection[str]] = field(default_factory=dict)
     """What ``reset`` of each environment asks for, by the environment's name."""
     preprocess: Callable[..., Any] | None = field(init=False, default=None)
+    images: Any = None
+    """Reader of images, opened at the first row that has one; None: the model reads none."""
+    images_opened: bool = False
 
     def __post_init__(self) -> None:
         if (named := self.config.sample.environment) is not None:
@@ -321,8 +324,14 @@ class _SetReader:
             if made is None:
                 return "data.preprocess"
             row = made
+        pictures = []
+        if (images := self._images_of(where, row)) is not None:
+            data_set.images = images
+            row, pictures = images.pictures(where, row, data_set.source, section.columns.ignore)
         try:
             example = self._of_form(data_set, where, row)
+            if images is not None:
+                example = images.placed(example, pictures)
         except DataError as error:
             option = option_for(row, data_set.form, section.columns)
             if option is None:
@@ -370,6 +379,17 @@ class _SetReader:
         said = example.completions if isinstance(example, Completed) else ()
         named = self.renderer.controls_in([*example.messages, *(m for part in said for m in part)])
         return f"control tokens that the row spells ({named[0]}) are read as text" if named else ""
+
+    def _images_of(self, where: str, row: Row) -> Any:
+        """The reader of the row's images; None for a row without any, and for a model of text."""
+        ignored = {name.casefold() for name in self.config.data.columns.ignore}
+        if not holds_images({n: v for n, v in row.items() if n.casefold() not in ignored}):
+            return None
+        if not self.images_opened:
+            asked = f"{where}: a row with images"
+            self.images = installation.slice_for("images", asked).open_images(self.config.model)
+            self.images_opened = True
+        return self.images
 
     def _doubt(self, problem: Problem) -> str:
         """Why the gold answer may be another one, or may never be paid; empty where it is clear."""
@@ -483,6 +503,9 @@ class _SetReader:
         """Add the prompt of a problem, or return the option that drops it."""
         if isinstance(prompt, DataError):
             raise prompt
+        if images := images_of(problem.messages):
+            expanded: Prompt = self.images.prompt(prompt, images)
+            prompt = expanded
         num_tokens, room = len(prompt.token_ids), self._room(data_set.is_training)
         most = self.config.data.max_prompt_tokens
         if data_set.is_training and most is not None and num_tokens > most:
@@ -500,7 +523,7 @@ class _SetReader:
         data_set.ignored.update(
             renderer.check_written(problem.where, problem.messages, prompt.text)
         )
-        data_set.prompts.append(replace(prompt, extra=dict(problem.extra)))
+        data_set.prompts.append(replace(prompt, extra={**prompt.extra, **problem.extra}))
         return None
 
     def _room(self, is_training: bool) -> int:
@@ -558,6 +581,8 @@ class _SetReader:
         data_set.ignored.update({*ignored})
         first = len(data_set.units)
         rows = tuple(replace(row, group=first + row.group) for row in rows)
+        if not isinstance(example, TextDocument) and (images := images_of(example.messages)):
+            rows = tuple(self.images.row(row, images) for row in rows)
         most_asked = section.max_prompt_tokens if data_set.is_training else None
         if most_asked is not None and any(prompt_tokens(row) > most_asked for row in rows):
             return "data.max_prompt_tokens"

@@ -27,7 +27,7 @@ from reason_llm.data.control_tokens import (
 )
 from reason_llm.data.families import ANSWER, ASKED, PROBES, Family, family_of
 from reason_llm.data.forms import NO_EXTRAS, TemplateExtras
-from reason_llm.data.messages import SYSTEM_ROLES, Messages
+from reason_llm.data.messages import IMAGE_MARK, SYSTEM_ROLES, Messages, with_image_parts
 from reason_llm.data.templates import ChatTemplate, date_argument
 from reason_llm.data.tools import Call, calls_of
 from reason_llm.errors import ConfigError, DataError, one_line
@@ -150,7 +150,8 @@ class Renderer:
                 )
         for message in self.with_system_prompt(messages):
             role, content = message["role"], message["content"].strip()
-            if role not in ("assistant", "tool") and content not in text:
+            parts = content.split(IMAGE_MARK) if message.get("images") else [content]
+            if role not in ("assistant", "tool") and not all(part in text for part in parts):
                 fix = "set data.template to one that writes it"
                 if message == {"role": "system", "content": self.system_prompt}:
                     fix += ", or data.system_prompt=none"
@@ -477,7 +478,7 @@ class Renderer:
         return within(
             RENDER_SECONDS,
             self.template.source,
-            lambda: [_render(tokenizer, talk, arguments) for talk in talks],
+            lambda: [_render(tokenizer, with_image_parts(talk), arguments) for talk in talks],
         )
 
     def _encoded(self, texts: list[str], as_text: bool = False) -> list[list[int]]:

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 from reason_llm.data.forms import Example, TextDocument
+from reason_llm.data.messages import images_of
 from reason_llm.data.rows import shared_gym_tasks
 from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
@@ -48,6 +50,8 @@ class DataSet:
     """The prompts, of sets of the forms problems and prompts."""
     units: list[tuple[TokenRow, ...]] = field(default_factory=list)
     """Of the other forms: one row each, of preferences the chosen and the rejected one."""
+    images: Any = None
+    """Reader of the rows' images (``reason_llm.images``); None where no row has one."""
 
     @property
     def is_asked(self) -> bool:
@@ -114,6 +118,13 @@ class Data:
     """With teacher.prompt, the teacher's prompt for each training prompt; both as token ids."""
 
     @property
+    def images(self) -> Any:
+        """Reader of the images of all sets; None where no row has one."""
+        rows = [self.held_out_rows] if self.held_out_rows else []
+        sets = [*self.training, *self.held_out, *rows]
+        return next((each.images for each in sets if each.images is not None), None)
+
+    @property
     def prompts(self) -> list[Prompt]:
         """Prompts of all training sets, one set after the other."""
         if len(self.training) == 1:  # as it is, made when asked for
@@ -157,7 +168,7 @@ class Data:
         if len(labels) == 1:
             kind = "good" if labels == {1.0} else "bad"
             lines.append(f"all {sum(self.sizes)} rows are labelled {kind}; KTO needs good and bad")
-        return lines
+        return lines if self.images is None else [*lines, self.images.line]
 
     def contamination_warning(self) -> str | None:
         """Warning about held-out questions in the training sets; None without any."""
@@ -181,11 +192,13 @@ def _rows(count: int) -> str:
 def question_key(example: Example) -> str:
     """Key of a question, equal for two examples that ask the same: the text of their messages,
     without a system message, letter case, Unicode variants, and layout (white space, LaTeX's
-    formula marks, braces, punctuation outside of numbers). A row that leaves the question to its
-    environment asks like no other."""
+    formula marks, braces, punctuation outside of numbers); and their images. A row that leaves the
+    question to its environment asks like no other."""
+    images = ""
     if isinstance(example, TextDocument):
         text = example.text
     else:
         text = "\n".join(each["content"] for each in example.messages if each["role"] != "system")
+        images = "".join(each.sha256 for each in images_of(example.messages))
     folded = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return "".join(folded.split()) or text or example.where
+    return "".join(folded.split()) + images or text or example.where

@@ -138,6 +138,9 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         sets = load_evaluation(
             config, subject.tokenizer, subject.context_tokens, scorer.columns, answers,
         )  # fmt: skip
+        for each in sets:
+            if each.images is not None:
+                each.images.check(config)
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
         plan = subject.plan(longest, learns=False)
         renderer = renderer_of(config, subject.tokenizer)
@@ -237,7 +240,10 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     first = stages[0].config.model_dump(mode="json")
     rewards, played = request.config.score.rewards[:1], request.config.sample.environment
     content = [
-        [each.name, [(prompt.token_ids, prompt.answer) for prompt in each.prompts]]
+        [
+            each.name,
+            [(p.token_ids, p.answer, *(i.sha256 for i in p.images)) for p in each.prompts],
+        ]
         for stage in stages
         for each in stage.sets
     ]
@@ -274,7 +280,8 @@ def _run_stage(
 ) -> None:
     """Sample and judge these waves, one target's after another's."""
     config, plan = stage.config, stage.plan
-    with Model(config.model, stage.tokenizer, config.run.seed, plan.engine) as model:
+    images = next((each.images for each in stage.sets if each.images is not None), None)
+    with Model(config.model, stage.tokenizer, config.run.seed, plan.engine, images=images) as model:
         for target in stage.targets:
             todo = [wave for of, wave in waves if of is target]
             if not todo:

@@ -18,21 +18,25 @@ if TYPE_CHECKING:
         load_tokenizer,
         meta_model,
         quiet_libraries,
+        read_config,
+        reading,
     )
     from reason_llm.model.canary import prove_logprobs, prove_packing, share_of_base
     from reason_llm.model.datum import Datum, to_data
-    from reason_llm.model.layout import collate, collate_columns, lay_out
+    from reason_llm.model.layout import PlacedRow, collate, collate_columns, lay_out, placed
     from reason_llm.model.logprobs import (
         policy_logprobs,
         row_scores,
         target_logprobs,
         token_values,
     )
+    from reason_llm.model.multimodal import reads_images
     from reason_llm.model.sequence_classifier import SequenceClassifier
 
 __all__ = [
     "Datum",
     "Model",
+    "PlacedRow",
     "Role",
     "SequenceClassifier",
     "base_digest",
@@ -47,10 +51,14 @@ __all__ = [
     "meta_model",
     "most_keys",
     "offload",
+    "placed",
     "policy_logprobs",
     "prove_logprobs",
     "prove_packing",
     "quiet_libraries",
+    "read_config",
+    "reading",
+    "reads_images",
     "recompute",
     "row_scores",
     "share_of_base",
@@ -61,11 +69,12 @@ __all__ = [
 
 _HOMES = {
     "base": "Model Role base_digest decode default_device end_token_ids load_tokenizer meta_model"
-    " quiet_libraries",
+    " quiet_libraries read_config reading",
     "canary": "prove_logprobs prove_packing share_of_base",
     "datum": "Datum to_data",
-    "layout": "collate collate_columns lay_out",
+    "layout": "PlacedRow collate collate_columns lay_out placed",
     "logprobs": "policy_logprobs row_scores target_logprobs token_values",
+    "multimodal": "reads_images",
     "sequence_classifier": "SequenceClassifier",
 }
 """The names of each module."""

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import tokenizers
 import torch
@@ -45,9 +45,11 @@ from reason_llm.model import (
     weights,
 )
 from reason_llm.model.attention import Segments
+from reason_llm.model.layout import PlacedRow
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
+from reason_llm.rollout import Image, Prompt
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,32 @@ PROBE = "What is 3 + 4?"
 PROBES = [PROBE, "def f(x):\n    return 12345 * x\n\n\tx = [1,  2]", "Это 世界, café… مرحبا 🙂"]
 """Texts whose ids a tokenizer must have in common with its tokenizer.json."""
 TOKENIZER = "tokenizer.json"
+
+
+class Sight(Protocol):
+    """Interface of what a batch sees of images (``reason_llm.images``)."""
+
+    def inputs(self, ids_BT: Tensor, start: int) -> dict[str, Any]:
+        """Arguments of the decoder in the place of ids and positions, from a column on."""
+
+
+class Tower(Protocol):
+    """Interface of the part of a model that reads images."""
+
+    def look(self, rows: Sequence[PlacedRow], width: int) -> Sight:
+        """What a batch of so many columns sees."""
+
+    def shift(self, images: Sequence[Image]) -> int:
+        """Position of a token after these images, less its place in the row."""
+
+
+class Images(Protocol):
+    """Interface of the images of a run's data."""
+
+    def tower(self, base: Any) -> Tower:
+        """The part of the whole model that reads them, frozen."""
+
+
 Role = str
 """The model that the one base copy currently is: ``policy``; ``reference``, the base alone; or an
 added role, such as ``start``, ``critic``, ``teacher``, ``reward:<name>``: another adapter, some
@@ -79,6 +107,7 @@ class Model:
         seed: of the adapter's starting values.
         sizes: with them, vLLM holds the weights and the learner views them; None: without vLLM.
         checkpointing: whether activations are recomputed; Unsloth wants to know at loading.
+        images: opens the images of the data; with it, the part that reads them is loaded, too.
 
     Raises:
         ModelError: the weights, a target module or the head cannot be used.
@@ -91,6 +120,7 @@ class Model:
         seed: int,
         sizes: EngineSizes | None = None,
         checkpointing: bool = True,
+        images: "Images | None" = None,
     ) -> None:
         self.path = config.path
         self.is_full = config.train == "full"
@@ -105,16 +135,24 @@ class Model:
         self.sync: AdapterSync | None = None
         self.heads: dict[Role, nn.Linear] = {}
         """Heads of the roles that give one number per token, (1, D) in float32."""
+        self.tower: Tower | None = None
+        """The part that reads images, where the data has some."""
+        self._sight: Sight | None = None
         self._seed = seed
         self._adapter = adapters.POLICY
         try:
-            self._load(config, seed, sizes, checkpointing)
+            self._load(config, seed, sizes, checkpointing, images)
         except BaseException as error:  # Ctrl-C too: no engine may stay behind
             self._give_back(error)
             raise
 
     def _load(
-        self, config: ModelSection, seed: int, sizes: EngineSizes | None, checkpointing: bool
+        self,
+        config: ModelSection,
+        seed: int,
+        sizes: EngineSizes | None,
+        checkpointing: bool,
+        images: "Images | None",
     ) -> None:
         """Load everything in a separate frame, which is cleared on failure."""
         dtype = weights_dtype(config, self.device)
@@ -129,7 +167,7 @@ class Model:
             self.engine, self.policy = unsloth.load(config, sizes, dtype, seed, checkpointing)
         else:
             if sizes is None:
-                loaded = _load_base(config, self.device)
+                loaded = _load_base(config, self.device, images is not None)
             else:
                 described = read_config(config.path)
                 self.engine = engine.start(config.path, dtype, sizes, seed)
@@ -144,6 +182,7 @@ class Model:
             self.engine.use(self.tokenizer)
             self.sync = AdapterSync(self.engine, self.policy)
         base = weights.base_of(self.policy)
+        self.tower = None if images is None else images.tower(base)
         self.loader: str = multimodal.auto_class(base.config).__name__
         """Transformers' class that loads all of the checkpoint."""
         text: PretrainedConfig = base.config.get_text_config(decoder=True)
@@ -171,6 +210,7 @@ class Model:
         if self.sync is not None:
             self.sync.close()
             self.sync = None
+        self.tower = None
         for name in ("policy", "decoder", "head"):
             self.__dict__.pop(name, None)
         try:
@@ -288,14 +328,16 @@ class Model:
             cache: extended in place by these tokens; None to keep none.
             segments: of the one row that ids_BT then is, with position_ids and without a mask.
         """
-        options = {} if segments is None else {"segments": segments}
+        options: dict[str, Any] = {} if segments is None else {"segments": segments}
         if options:  # Transformers passes on a mask of four dimensions as it is
             attention_mask = ids_BT.new_empty(1, 1, 0, 0, dtype=torch.bool)
+        inputs: dict[str, Any] = {"input_ids": ids_BT, "position_ids": position_ids}
+        if self._sight is not None:
+            inputs = self._sight.inputs(ids_BT, 0 if cache is None else cache.get_seq_length())
         with self._autocast():
             output = self.decoder(
-                input_ids=ids_BT,
+                **inputs,
                 attention_mask=attention_mask,
-                position_ids=position_ids,
                 past_key_values=cache,
                 use_cache=cache is not None,
                 **options,
@@ -312,6 +354,27 @@ class Model:
         if self.softcap is None:
             return logits_NV
         return torch.tanh(logits_NV / self.softcap) * self.softcap
+
+    @contextmanager
+    def seeing(self, rows: Sequence[PlacedRow], width: int) -> Iterator[None]:
+        """Context in which hidden states are those of these rows with their images, in a batch of
+        so many columns; of rows of text in a model that reads no images it changes nothing.
+        Raises ModelError: rows have images, and the part that reads them is not loaded."""
+        if self.tower is None and any(row.images for row in rows):
+            raise ModelError(
+                "rollouts have images, and no row of the run's data has one; name the data that "
+                "they were sampled from as data.train"
+            )
+        self._sight = None if self.tower is None else self.tower.look(rows, width)
+        try:
+            yield
+        finally:
+            self._sight = None
+
+    def next_position(self, prompt: Prompt) -> int:
+        """Position of the token after a prompt."""
+        shift = 0 if self.tower is None else self.tower.shift(prompt.images)
+        return len(prompt.token_ids) + shift
 
     def decoding(self) -> AbstractContextManager[None]:
         """Context in which hidden states and logits come without gradient, faster for few tokens at
@@ -651,15 +714,17 @@ def _no_pass(path: str, error: BaseException) -> ModelError:
     )
 
 
-def _load_base(config: ModelSection, device: torch.device) -> Any:
+def _load_base(config: ModelSection, device: torch.device, is_whole: bool = False) -> Any:
     dtype = weights_dtype(config, device)
-    quantization = nf4.config_for(dtype) if config.quantize == "nf4" else None
+    unpacked = ("model.visual", "lm_head") if is_whole else ()
+    quantization = nf4.config_for(dtype, unpacked) if config.quantize == "nf4" else None
     folder.refuse_adapter(config.path)
     trusted = config.trust_remote_code
     described = read_config(config.path, trusted)
     attention = shared_weights.attention_for(described, config.attention)
     with reading(config.path, "weights"):
-        base, report = multimodal.text_class(described).from_pretrained(
+        kind = multimodal.auto_class if is_whole else multimodal.text_class
+        base, report = kind(described).from_pretrained(
             config.path,
             dtype=dtype,
             use_safetensors=True,

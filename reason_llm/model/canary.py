@@ -10,7 +10,7 @@ from torch import Tensor
 from reason_llm.errors import ModelError, TrainingError
 from reason_llm.model.base import Model
 from reason_llm.model.datum import Datum, to_data
-from reason_llm.model.layout import collate, lay_out
+from reason_llm.model.layout import collate, lay_out, placed
 from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.rollout import Group
 
@@ -58,7 +58,7 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     """
     data = to_data(sampled)
     ids_BT, mask_BT = collate(data, model.device)
-    with torch.no_grad():
+    with torch.no_grad(), model.seeing(placed(data, None), ids_BT.shape[1]):
         policy_N = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
         base_N = policy_N
         if not model.is_full:

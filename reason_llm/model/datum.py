@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from reason_llm.rollout import Group, TokenRow
+from reason_llm.rollout import Group, Image, TokenRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Datum:
     """False where every reward gave None: the row then teaches nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns by name: sampler_logprobs, old_logprobs, ref_logprobs, entropies, advantages, ..."""
+    images: tuple[Image, ...] = ()
+    """Those of the prompt."""
 
     @classmethod
     def of(
@@ -64,7 +66,8 @@ class Datum:
     @classmethod
     def of_row(cls, row: TokenRow) -> Self:
         """Datum of a row of an offline stage, whose number is its reward."""
-        return cls(row.name, row.ids, row.trained, row.group, reward=row.value)
+        images = row.images
+        return cls(row.name, row.ids, row.trained, row.group, reward=row.value, images=images)
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +83,11 @@ class Datum:
     def prompt_ids(self) -> tuple[int, ...]:
         """The tokens before the first trained one."""
         return self.ids[: self.trained.index(True)] if True in self.trained else self.ids
+
+    @property
+    def prompt_key(self) -> tuple[int | str, ...]:
+        """The prompt's ids and the digests of its images: two images may have the same ids."""
+        return (*self.prompt_ids, *(each.sha256 for each in self.images))
 
     def with_prompt(self, prompt_ids: tuple[int, ...]) -> Self:
         """A copy with another prompt and without columns."""
@@ -113,6 +121,7 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
         for i, completion in enumerate(group.completions)
     ]
     rows, others = list[Datum](), list[Datum]()
+    images = [group.prompt.images for group in groups]
     for rollout, (number, prompt, i, c) in enumerate(numbered):
         name, advantage = f"{prompt.id}#{i}", c.advantage or 0.0
         columns = {
@@ -125,9 +134,10 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
             Datum.of, group=number, rollout=rollout, reward=float(c.reward or 0.0),
             is_truncated=c.finish_reason == "length", has_reward=c.has_reward or c.reward is None,
         )  # fmt: skip
-        rows.append(
-            datum_of(prompt.token_ids, c.token_ids, name, columns=columns, is_sampled=c.is_sampled)
+        row = datum_of(
+            prompt.token_ids, c.token_ids, name, columns=columns, is_sampled=c.is_sampled
         )
+        rows.append(replace(row, images=images[number]))
         for n, o in enumerate(c.others, 1):
             told, wrote = f"{name}.{n}", o.is_sampled
             columns = {

@@ -7,12 +7,26 @@ tensor belongs to token t.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from reason_llm.model.attention import Segments
 from reason_llm.model.datum import Datum
+from reason_llm.rollout import Image
+
+
+class PlacedRow(NamedTuple):
+    """A row with its images, and its place in a batch."""
+
+    images: Sequence[Image]
+    tokens: int
+    row: int
+    column: int
+    """Place of the first token that is passed."""
+    skipped: int = 0
+    """Tokens before it, which are elsewhere in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +49,12 @@ def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
     """Rows end to end: each row whole, or only the tokens after a prompt that is already there."""
     ids, positions, predictors, ends, keys = (list[int]() for _ in range(5))
     query_lengths, key_lengths, skips = list[int](), list[int](), list[int]()
-    starts: dict[tuple[int, ...], int] = {}
+    starts: dict[tuple[int | str, ...], int] = {}
     for datum in data:
         prompt, start = datum.prompt_ids, len(ids)
-        skipped = len(prompt) if prompt in starts else 0
-        at = starts.setdefault(prompt, start)
+        key = datum.prompt_key
+        skipped = len(prompt) if key in starts else 0
+        at = starts.setdefault(key, start)
         skips.append(skipped)
         ids += datum.ids[skipped:]
         positions += range(skipped, datum.num_tokens)
@@ -60,6 +75,17 @@ def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
         segments=Segments.of(query_lengths, key_lengths, keys if is_shared else None, device),
         skipped=tuple(skips),
     )
+
+
+def placed(data: Sequence[Datum], layout: Layout | None) -> list[PlacedRow]:
+    """The rows of a batch, padded or end to end."""
+    if layout is None:
+        return [PlacedRow(row.images, row.num_tokens, i, 0) for i, row in enumerate(data)]
+    found, column = list[PlacedRow](), 0
+    for row, skipped in zip(data, layout.skipped, strict=True):
+        found.append(PlacedRow(row.images, row.num_tokens, 0, column, skipped))
+        column += row.num_tokens - skipped
+    return found
 
 
 def collate(data: Sequence[Datum], device: torch.device) -> tuple[Tensor, Tensor]:

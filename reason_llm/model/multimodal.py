@@ -1,6 +1,6 @@
 """Text training of a checkpoint that also reads images: the learner is the checkpoint's whole
 class, whose names Transformers, PEFT and vLLM share, without the modules that only images pass
-through. Not here: images.
+through. Not here: images (``reason_llm.images``), for which those modules are loaded.
 """
 
 import re
@@ -40,8 +40,8 @@ def note(path: str, config: PretrainedConfig) -> str:
             f"the text part of {', '.join(FAMILIES)} can be trained"
         )
     return (
-        f"model.path={path}: model_type={family} also reads images; its text part alone is loaded "
-        "and trained, and rows with images are refused"
+        f"model.path={path}: model_type={family} also reads images; its text part alone is "
+        "trained, and the part that reads images is loaded only for rows that have some"
     )
 
 

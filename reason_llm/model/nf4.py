@@ -9,7 +9,7 @@ the same for sampler and learner.
 """
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,13 +29,18 @@ from reason_llm.errors import ModelError
 from reason_llm.model import adapters
 
 
-def config_for(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Quantisation config for Transformers."""
+def config_for(dtype: torch.dtype, unpacked: Sequence[str] = ()) -> BitsAndBytesConfig:
+    """Quantisation config for Transformers.
+
+    Args:
+        unpacked: modules that keep their dtype, the head among them; empty: the head alone.
+    """
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=[*unpacked] or None,
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from reason_llm.errors import ConfigError, TrainingError
-from reason_llm.model import Model, decode
+from reason_llm.model import Model, PlacedRow, decode
 from reason_llm.model.plan import READ_TOKENS
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.sample.kv_cache import ReservedCache, filling
@@ -126,7 +126,7 @@ class _DecodingBatch:
     cache: ReservedCache
     hidden_BD: Tensor
     positions_B: Tensor
-    """(B,) tokens of each row so far, padding not counted."""
+    """(B,) position of each row's next token, padding not counted."""
     mask_BT: Tensor | None
     """(B, T) which cache entries are real; None if all are."""
 
@@ -147,14 +147,19 @@ class _DecodingBatch:
         ids_PT, mask_PT = ids_PT.to(model.device), mask_PT.to(model.device)
         cache = ReservedCache(model.text_config)
         positions_PT = (mask_PT.cumsum(-1) - 1).clamp(min=0)
+        rows = [
+            PlacedRow(prompt.images, length, row, longest - length)
+            for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+        ]
         for start in range(0, longest, size := max(1, READ_TOKENS // len(prompts))):
             part = slice(start, start + size)
-            hidden_PTD = model.hidden_states(
-                ids_PT[:, part],
-                attention_mask=mask_PT[:, : part.stop] if padded else None,
-                position_ids=positions_PT[:, part],
-                cache=cache,
-            )
+            with model.seeing(rows, longest):
+                hidden_PTD = model.hidden_states(
+                    ids_PT[:, part],
+                    attention_mask=mask_PT[:, : part.stop] if padded else None,
+                    position_ids=positions_PT[:, part],
+                    cache=cache,
+                )
         index = torch.tensor(of_prompt, device=model.device)
         cache.reserve(index, new_tokens)
         return cls(
@@ -162,7 +167,9 @@ class _DecodingBatch:
             rows=torch.arange(len(of_prompt), device=model.device),
             cache=cache,
             hidden_BD=hidden_PTD[:, -1][index],
-            positions_B=torch.tensor(lengths, device=model.device)[index],
+            positions_B=torch.tensor([*map(model.next_position, prompts)], device=model.device)[
+                index
+            ],
             mask_BT=mask_PT[index] if padded else None,
         )
 

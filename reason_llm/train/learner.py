@@ -27,6 +27,7 @@ from reason_llm.model import (
     collate,
     collate_columns,
     lay_out,
+    placed,
     policy_logprobs,
     prove_packing,
     recompute,
@@ -299,15 +300,17 @@ class Learner:
         tokens = (ids_BT if layout is None else layout.ids_1N).numel()
         if self._routing is not None:
             self._routing.begin(data, layout, ids_BT)
-        if output == "logprobs":
-            output_BT, entropies_BT = policy_logprobs(
-                model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
-                settings.chunk_tokens,
-            )  # fmt: skip
-        else:
-            read = {"values": token_values, "scores": row_scores}[output]
-            output_BT = read(model, role or settings.role, ids_BT, mask_BT, layout)
-            entropies_BT = torch.zeros_like(output_BT)
+        width = (ids_BT if layout is None else layout.ids_1N).shape[1]
+        with model.seeing(placed(data, layout), width):
+            if output == "logprobs":
+                output_BT, entropies_BT = policy_logprobs(
+                    model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
+                    settings.chunk_tokens,
+                )  # fmt: skip
+            else:
+                read = {"values": token_values, "scores": row_scores}[output]
+                output_BT = read(model, role or settings.role, ids_BT, mask_BT, layout)
+                entropies_BT = torch.zeros_like(output_BT)
         columns = collate_columns(data, model.device)
         rewards_B = torch.tensor([row.reward for row in data], device=model.device)
         return Batch(mask_BT, output_BT, entropies_BT, columns, rewards_B), tokens

@@ -70,6 +70,7 @@ ADDED = {
     "scripts/evaluate.py": "--eval.limit 2 --eval.max_new_tokens 24 --sample.max_new_tokens 24 "
     "--sample.engine transformers",
     "scripts/chat.py": "--max-new-tokens 16",
+    "scripts/make_digits.py": "--steps 3 --batch 8",
     "--k": "--k 2",
     "ppo": "--critic.warmup_steps 0",
     "--plan": "--model.path hub/Qwen2.5-7B-Instruct",

@@ -1,5 +1,6 @@
-"""The product without the folder ``reason_llm/environments`` or ``reason_llm/replicas``."""
+"""The product without the folder ``environments``, ``images`` or ``replicas`` of the package."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,10 @@ sys.path.insert(0, FOLDER)
 sys.argv = ["scripts/train.py", *sys.argv[1:]]
 runpy.run_path("scripts/train.py", run_name="__main__")
 """
+IMAGES = "rows.jsonl"
+"""A file of a row with an image."""
 ASKING = {
+    "images": (["--data.train", IMAGES],),
     "environments": (["configs/wordle_tiny.yaml"], ["--data.train", "environment?size=4"]),
     "replicas": (["--run.shards", "2"], ["--run.max_staleness", "1"]),
 }
@@ -40,6 +44,8 @@ def test_the_quick_start_runs_and_what_asks_for_the_folder_is_refused(
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "model").symlink_to(ROOT / "model")
     shutil.rmtree(tmp_path / "reason_llm" / without)
+    row = {"image": "a.png", "question": "Which?", "answer": "3"}
+    (tmp_path / IMAGES).write_text(json.dumps(row) + "\n")
     done = train(tmp_path, "--run.steps", "1", "--eval.limit", "8")
     assert done.returncode == 0, done.stderr
     for options in ASKING[without]:

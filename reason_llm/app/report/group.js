@@ -25,11 +25,12 @@ function drawGroup(state) {
   const back = new URLSearchParams(place);
   back.delete("group");
   const prompt = make("div", { class: "text-block prompt", dir: "auto", tabindex: "0" }, ...limited(opened.prompt, FIRST_CHARS));
+  const images = opened.images.length ? make("div", { class: "images" }, ...opened.images.map(([name, url]) => (url ? make("img", { src: url, alt: name, title: name }) : make("span", { class: "tag" }, ...visible(name))))) : "";
   const cards = make("div", { class: "cards" });
   detail.replaceChildren(
     make("a", { class: "button back", href: "#" + back }, "‹ Back to the list"),
     make("p", { class: "where" }, labels ? "" : `step ${groups.step[index] + 1} · `, ...visible(groups.prompt[index]), opened.answer ? " · gold answer " : "", opened.answer ? make("span", { class: "tag" }, ...visible(opened.answer.slice(0, 200))) : "", labels ? "" : ` · similarity ${shown(groups.similarity[index], 2)}`),
-    prompt, labels && labels.length < 2 ? "" : modeBar(state), cards);
+    images, prompt, labels && labels.length < 2 ? "" : modeBar(state), cards);
   const size = opened.completions.length;
   for (let i = 0; i < Math.min(size, state.cards); i++) cards.append(card(state, i));
   if (size > state.cards) cards.append(make("button", { class: "button", type: "button", onclick: () => { state.cards = size; drawGroup(state); } }, `Show all ${size} completions`));

@@ -61,7 +61,7 @@ def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
     style = _asset("page.css")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+        f"img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     runs = [each.run for each in examined]
     labels = " · ".join(run.label for run in runs)

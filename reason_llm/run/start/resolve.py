@@ -118,6 +118,8 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     environments = environments_of(config, renderer, subject.context_tokens)
     _check_start(subject, start, folder)
     data = _load(subject, scorer, watch)
+    if data.images is not None:
+        data.images.check(config, works_alone(config, replicas))
     for reader in readers:
         reader.take(data)
     config, saved = _with_steps_and_buffer(config, data, folder, watch)
@@ -125,6 +127,11 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     if saved:
         first = saved_rollouts.read(saved[0], subject)
         saved_run = first.run.name
+        if data.images is None and any(group.prompt.images for group in first.groups):
+            raise RolloutBufferError(
+                f"{saved[0]} holds rollouts of prompts with images, and the data has none; name "
+                "the data that it was sampled from as data.train"
+            )
         watch.line(
             f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
             f"the run {saved_run}"
@@ -250,7 +257,11 @@ def _identity(
         for prompt in data_set.prompts:
             asked.append((prompt.token_ids, prompt.answer))
             extra.append(prompt.extra)
-        rows = [(row.ids, sum(row.trained), row.value) for unit in data_set.units for row in unit]
+        rows = [
+            (row.ids, sum(row.trained), row.value, *(each.sha256 for each in row.images))
+            for unit in data_set.units
+            for row in unit
+        ]
         prompts.append([asked, rows])
         columns.append(extra)
     sources = [source.source for source in config.data.sources]

@@ -2,6 +2,7 @@
 nothing, and that no completion acts."""
 
 import gzip
+import hashlib
 import json
 import os
 import threading
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import orjson
 import pytest
+from PIL import Image
 
 from chromium import PROGRAM, Chromium
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.serve import make_server
-from reason_llm.rollout import Completion, Span
+from reason_llm.rollout import IMAGES, Completion, Span
 from reason_llm.run.store import metrics
 from report_runs import TOKENIZER, completion, group, record, write_run
 
@@ -196,6 +198,28 @@ def test_rollouts_are_filtered_searched_and_compared(page: Chromium, tmp_path: P
     assert text_of(page, ".card:nth-child(1) del") == "3"
     assert text_of(page, ".card:nth-child(1) ins") == "2"
     assert page.run("document.querySelector('.modes .button:nth-child(3)').disabled")  # no ratio
+    assert page.complaints == []
+
+
+def test_the_images_of_a_prompt_are_shown(page: Chromium, tmp_path: Path) -> None:
+    """The page's policy lets the thumbnail load; one that a row holds is named."""
+    file = tmp_path / "<b>seven.png"
+    Image.new("RGB", (300, 200), (10, 200, 90)).save(file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    usual = {"grid": [1, 2, 2], "length": 1}
+    records = [
+        {"sha256": digest, "path": str(file), "start": 0, **usual},
+        {"sha256": digest, "path": "", "start": 1, **usual},
+    ]
+    asked = group(["7"], [1.0])
+    asked = replace(asked, prompt=replace(asked.prompt, extra={IMAGES: records}))
+    folder = write_run(tmp_path / "run", [record(0), record(1)], [[asked]])
+    opened(page, folder, "view=rollouts")
+    page.wait("document.querySelector('.detail .images img')?.naturalWidth")
+    shown = "(({naturalWidth, naturalHeight, alt}) => [naturalWidth, naturalHeight, alt])"
+    image = page.run(f"{shown}(document.querySelector('.detail .images img'))")
+    assert image == [96, 64, "<b>seven.png"]
+    assert text_of(page, ".images .tag") == f"image {digest[:12]}, which its row holds"
     assert page.complaints == []
 
 
