@@ -26,21 +26,10 @@ from transformers.masking_utils import sdpa_mask
 NAME = "reason_llm_sdpa"
 
 FAMILIES = (
-    *("cohere2", "gemma3_text", "gemma4_text", "glm4", "gpt_neox", "granite", "llama"),
-    *(
-        "ministral3",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "olmo3",
-        "olmo_hybrid",
-        "olmoe",
-        "phi",
-        "phi3",
-        "qwen2",
-    ),
-    *("qwen2_5_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next"),
-    *("qwen3_vl_text", "smollm3", "starcoder2"),
+    *("cohere2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "glm4", "gpt_neox"),
+    *("granite", "llama", "ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmo_hybrid"),
+    *("olmoe", "phi", "phi3", "qwen2", "qwen2_5_vl_text", "qwen3", "qwen3_5_moe_text"),
+    *("qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "smollm3", "starcoder2"),
 )
 """Families whose attention passes segments on and takes nothing but causality and a window from its
 mask; others may, and were not tried."""

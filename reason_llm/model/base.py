@@ -658,6 +658,17 @@ def meta_base(path: str, trust_remote_code: bool) -> Any:
         return multimodal.drop_towers(model)
 
 
+def stored_bytes(path: str, trust_remote_code: bool) -> int:
+    """Size of a model's weights on the Hub, towers included. Raises ModelError: its config cannot
+    be read."""
+    described = read_config(path, trust_remote_code)
+    with reading(path, "config"), torch.device("meta"):
+        kind = multimodal.auto_class(described)
+        whole = kind.from_config(described, trust_remote_code=trust_remote_code)
+    dtype = getattr(described, "dtype", None) or torch.bfloat16
+    return sum(each.numel() for each in whole.parameters()) * int(dtype.itemsize)
+
+
 def check_model(config: ModelSection) -> Any:
     """``meta_model``, compared with the headers of the model's weights. Raises ModelError: also
     numbers with which no forward pass is possible, and weights that are missing, cut short or of

@@ -16,8 +16,8 @@ from transformers import (
 from reason_llm.errors import ModelError
 
 FAMILIES = (
-    *("gemma3", "gemma4", "internvl", "lfm2_vl", "mistral3", "qwen2_5_vl", "qwen3_5"),
-    *("qwen3_5_moe", "qwen3_vl", "smolvlm"),
+    *("gemma3", "gemma4", "gemma4_unified", "internvl", "lfm2_vl", "mistral3", "qwen2_5_vl"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "smolvlm"),
 )
 """Families whose text part is trained, by the ``model_type`` of the whole."""
 LLAMA4 = "vLLM permutes its weights for its rotary embedding, so that they cannot be shared"

@@ -138,6 +138,7 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:
     flops += 2 * head * rollouts * new
     weights = _weight_bytes(config.model.quantize, shape) + 2 * head
     cached = shape.kv_bytes_per_token(2) * rollouts * new**2 / 2
+    cached += 2 * shape.state_bytes(2) * rollouts * new  # read and written
     read = new * rollouts / at_once * weights + cached
     return Phase("sampling", flops, read, sample.prompts_per_step * prompt + rollouts * new)
 
@@ -148,7 +149,7 @@ def reading(name: str, quantize: str, shape: Shape, config: Config, sizes: Sizes
     rows, context = config.units_per_step, sizes.context
     new, tokens = min(config.sample.max_new_tokens, context), rows * context
     total = 2.0 * sum(shape.packable) * tokens + 2 * shape.vocabulary * shape.hidden * rows * new
-    total += 4 * shape.query * shape.layers * rows * context**2 / 2
+    total += 4 * shape.query * shape.attention_layers * rows * context**2 / 2
     batches = max(1.0, tokens / sizes.micro_batch)
     read = batches * _weight_bytes(quantize, shape, unpacked=True)
     return Phase(name, total, read, tokens)
@@ -175,7 +176,7 @@ def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
     base, head = sum(shape.packable), shape.vocabulary * shape.hidden
     is_full = config.model.train == "full"
     total = 2 * base * tokens * flops(1 + is_full) + 2 * shape.adapter * tokens * flops(2)
-    total += 4 * shape.query * shape.layers * pairs * flops(BACKWARD_OF_ATTENTION)
+    total += 4 * shape.query * shape.attention_layers * pairs * flops(BACKWARD_OF_ATTENTION)
     if not config.of_stage.scores:
         total += 2 * head * rows * new * (measured + (2 + 2 * is_full) * epochs)
     batches = max(1.0, tokens / sizes.micro_batch)

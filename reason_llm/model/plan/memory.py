@@ -68,7 +68,10 @@ SKIPS = (3, 2)
 SHORTEST_CONTEXT = 256
 """Shortest context in tokens that is recommended in an error."""
 BLOCK_TOKENS = 128
-"""Largest block in which vLLM hands out its KV cache, and one more for each sequence."""
+"""Largest block in which vLLM hands out its KV cache, and one more for each sequence; with
+recurrent layers ``Shape.block_tokens``, if that is more."""
+CACHES = ("KV cache", "recurrent states")
+"""Lines of the ledger that vLLM's cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class Plan:
     """Tokens of a feed-forward's tile; None: all of a micro-batch."""
     untiled: str | None = None
     """Reason why there are no tiles where a micro-batch has more tokens."""
+    downloads: tuple[tuple[str, int], ...] = ()
+    """Hub ids whose weights are not in the cache, and the bytes of these."""
 
     @property
     def peak(self) -> Line:
@@ -143,6 +148,7 @@ class Plan:
             chosen.append(f"of {self.skip_every} layers one keeps no input")
         chosen.append(f"checkpoints of {_shown(self.checkpoint_bytes)} on disk")
         rows.append(", ".join(chosen))
+        rows += [f"to download: {size / 1e9:.1f} GB of {name}" for name, size in self.downloads]
         if is_gpu:
             there = _gib(self.machine.host_bytes)
             rows.append(f"host memory: needs {_gib(self.host_bytes)} of {there} GiB")
@@ -365,7 +371,17 @@ class _Draft:
 
     @property
     def least_cache(self) -> int:
-        return self.context + 2 * BLOCK_TOKENS
+        if not self.under_vllm:
+            return self.context + 2 * BLOCK_TOKENS
+        return self.context + 2 * max(BLOCK_TOKENS, self.shape.block_tokens(self.element_bytes))
+
+    def state_bytes(self, cache_tokens: int) -> int:
+        """Bytes of the recurrent states of the sequences of full length that fit into the cache:
+        one for each, and with vLLM's prefix cache a second one, at the end of its last block."""
+        each = self.shape.state_bytes(self.element_bytes)
+        if self.under_vllm and self.machine.kind == "cuda":
+            each *= 2
+        return -(-cache_tokens // self.least_cache) * each
 
     @property
     def prefill_tokens(self) -> int:
@@ -407,6 +423,7 @@ class _Draft:
         """All lines of the ledger."""
         config, shape, size = self.config, self.shape, self.element_bytes
         tokens = max(micro_batch_tokens, self.unit_tokens)  # a longer unit is a separate batch
+        states = self.state_bytes(cache_tokens)
         widest = max(shape.packable) * 2 * 2 if config.model.quantize == "nf4" else 0
         # Each pass holds a few vectors of a layer; the decoder of Transformers keeps them in full.
         prefill = self.prefill_tokens * (3 * shape.intermediate + 4 * shape.hidden) * size
@@ -445,6 +462,7 @@ class _Draft:
         lines = [
             *(Line(n, each, each, each * is_scored) for n, each in self.resident().items()),
             Line("KV cache", sampling=cache_tokens * shape.kv_bytes_per_token(size)),
+            *([Line("recurrent states", states)] if states else []),
             Line("prompts and logits in flight", sampling=passing + widest),
             Line("gradients", learning=gradients),
             Line("activations", learning=activations + widest),
@@ -488,16 +506,15 @@ class _Draft:
         lines = tuple(self.lines(cache_tokens, micro_batch_tokens))
         engine = None
         if self.under_vllm:
-            fixed = sum(line.sampling for line in lines if line.name != "KV cache")
             engine = EngineSizes(
                 context_tokens=self.context,
-                kv_cache_bytes=cache_tokens * self.shape.kv_bytes_per_token(self.element_bytes),
+                kv_cache_bytes=sum(line.sampling for line in lines if line.name in CACHES),
                 max_sequences=self.sequences,
                 lora_rank=0 if self.is_full else self.config.model.adapter.rank,
                 lora_targets=self.shape.adapted,
                 quantize=self.config.model.quantize,
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
-                beside_kv_bytes=fixed,
+                beside_kv_bytes=sum(line.sampling for line in lines if line.name not in CACHES),
             )
         tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)
         is_long = longest > TILE_TOKENS[self.machine.kind]

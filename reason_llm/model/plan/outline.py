@@ -13,12 +13,8 @@ from reason_llm.config import ModelSection
 from reason_llm.files import cached, read_bounded
 from reason_llm.model import folder
 from reason_llm.model.plan.shape import DROPS, EAGER, KEPT, SCORES, Kept, Shape
-from reason_llm.model.plan.shipped import SHAPES
+from reason_llm.model.plan.shipped import FAMILIES, SHAPES, SIZES, known
 
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""Families that are counted here, and the beginning of their classes' names."""
-COUNTS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-          "num_key_value_heads", "vocab_size", "max_position_embeddings")  # fmt: skip
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 _LLAMA3 = {"factor", "low_freq_factor", "high_freq_factor"}
 _ROPE = {"rope_type", "type", "rope_theta", "original_max_position_embeddings", *_LLAMA3}
@@ -52,7 +48,7 @@ def _is_rope(value: Any) -> bool:
 
 
 KEYS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys((*COUNTS, "max_window_layers"), _is_count),
+    **dict.fromkeys((*SIZES, "max_window_layers"), _is_count),
     **dict.fromkeys(("rms_norm_eps", "rope_theta", "initializer_range"), _is_number),
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_cache", "use_sliding_window"), _is_bool),
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), _is_token),
@@ -79,6 +75,8 @@ class Outline:
     shape: Shape
     context_tokens: int
     """Longest prompt plus completion: the config's, or the model's limit."""
+    stored_bytes: int
+    """Size of the weights on the Hub."""
 
 
 def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
@@ -97,7 +95,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         return None
     if not all(KEYS[name](value) for name, value in described.items()):
         return None
-    family, counts = str(described.get("model_type")), [described.get(name) for name in COUNTS]
+    family, counts = str(described.get("model_type")), [described.get(name) for name in SIZES]
     kind = f"{FAMILIES.get(family)}ForCausalLM"
     if not all(counts) or described.get("architectures", [kind]) != [kind]:
         return None
@@ -153,6 +151,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         query=heads * size,
         key_value=key_heads * size,
         cached=layers * key_heads * size,
+        attention_layers=layers,
         heads=heads,
         vocabulary=vocabulary,
         packable=linear * layers,
@@ -170,7 +169,9 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         has_softcap=False,
         untiled=SCORES if attention == "eager" else DROPS if drops else None,
     )
-    return Outline(shape, section.context_tokens or positions)
+    kind = described.get("dtype") or described.get("torch_dtype")
+    stored = total * (4 if kind == "float32" else 2)
+    return Outline(shape, section.context_tokens or positions, stored)
 
 
 def _described(path: str) -> Mapping[str, Any] | None:
@@ -179,7 +180,8 @@ def _described(path: str) -> Mapping[str, Any] | None:
     if not Path(path).is_dir():
         found = cached(path, "config.json")
         if found is None:
-            return SHAPES[path].described() if path in SHAPES else None
+            name = known(path)
+            return None if name is None else SHAPES[name]
         file = found
     else:
         folder.check(path, "config.json")

@@ -54,6 +54,8 @@ class Shape:
     """Key heads times their size, likewise."""
     cached: int
     """Elements of the keys of one token in all layers that have a cache."""
+    attention_layers: int
+    """Layers that have keys, their own or an earlier layer's."""
     heads: int
     vocabulary: int
     packable: tuple[int, ...]
@@ -81,6 +83,12 @@ class Shape:
     """Experts of all routers together."""
     untiled: str | None = None
     """Reason why feed-forwards do not pass backward in tiles (``recompute``)."""
+    recurrent_layers: int = 0
+    """Layers that keep a state of a fixed size."""
+    state: int = 0
+    """Elements of these states of one sequence, in float32."""
+    conv_state: int = 0
+    """Elements of the inputs that their convolutions keep of one sequence."""
 
     @classmethod
     def of(cls, policy: Any, attention: str = "auto") -> "Shape":
@@ -115,14 +123,10 @@ class Shape:
         heads = config.num_attention_heads
         layers = layer_configs(config)
         query = max(heads * head_size(layer) for layer in layers)
-        keys = [
-            layer.num_key_value_heads * head_size(layer)
-            if getattr(layer, "num_key_value_heads", None)
-            else _cached(base, query)
-            for layer in (layers if config.is_heterogeneous else layers[:1])
-        ]
-        cached = keys * (len(layers) // len(keys))
-        shared = getattr(config, "num_kv_shared_layers", 0) or 0  # with an earlier layer's cache
+        key_heads = getattr(config, "num_key_value_heads", None)
+        size_of_keys = key_heads * head_size(layers[0]) if key_heads else query
+        cache = _cache_of(base) or [(size_of_keys, 0, 0)] * len(layers)
+        keys, states, conv_states = ([each[i] for each in cache if each[i]] for i in range(3))
         held = KEPT.get(config.model_type, Kept())
         if (
             attention_for(config, attention) == "eager"
@@ -143,8 +147,9 @@ class Shape:
             hidden=config.hidden_size,
             intermediate=_widest_input(base, config),
             query=query,
-            key_value=max(keys),
-            cached=sum(cached[: len(layers) - shared]),
+            key_value=max(keys, default=0),
+            cached=sum(keys),
+            attention_layers=len(layers) - len(cache) + len(keys),
             heads=heads,
             vocabulary=head.weight.shape[0],
             packable=tuple(linear.values()),
@@ -160,6 +165,9 @@ class Shape:
             has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
             routed=sum(router.num_experts for router in routers(base)),
             untiled=untiled or recompute.unfit(base.get_decoder()),
+            recurrent_layers=max(len(states), len(conv_states)),
+            state=sum(states),
+            conv_state=sum(conv_states),
         )
 
     def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:
@@ -170,8 +178,20 @@ class Shape:
         return packed + self.dense * element_bytes
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values of one token in every layer."""
+        """Bytes of keys and values of one token in all layers that have them."""
         return 2 * self.cached * element_bytes
+
+    def state_bytes(self, element_bytes: int) -> int:
+        """Bytes of the recurrent states of one sequence."""
+        return 4 * self.state + element_bytes * self.conv_state
+
+    def block_tokens(self, element_bytes: int) -> int:
+        """Tokens whose keys and values take as much of one layer as a recurrent state does: the
+        least block of vLLM's cache, which has pages of one size; 0 without such layers."""
+        if not self.recurrent_layers or not self.key_value:
+            return 0
+        page = self.state_bytes(element_bytes) // self.recurrent_layers
+        return page // (2 * self.key_value * element_bytes)
 
     def activation_bytes(
         self,
@@ -281,9 +301,9 @@ def _widest_input(base: Any, config: Any) -> int:
     return max(weights)
 
 
-def _cached(base: Any, otherwise: int) -> int:
-    """Elements of the keys of one token in one layer, for a config that does not give the number of
-    heads: by a pass on the meta device, or where that needs values, ``otherwise``."""
+def _cache_of(base: Any) -> list[tuple[int, int, int]]:
+    """Elements of the keys, states and convolution inputs that each layer keeps of one token, by a
+    pass on the meta device; empty where that needs values."""
     import torch
     from transformers import DynamicCache
 
@@ -293,5 +313,14 @@ def _cached(base: Any, otherwise: int) -> int:
         with torch.no_grad(), torch.device("meta"):
             base.get_decoder()(input_ids=ids_11, past_key_values=cache, use_cache=True)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError):
-        return otherwise
-    return int(cache.layers[0].keys.shape[1] * cache.layers[0].keys.shape[3])
+        return []
+    names = ("recurrent_states", "conv_states")
+    return [
+        (_elements([getattr(layer, "keys", None)]),
+         *(_elements(getattr(layer, name, {}).values()) for name in names))
+        for layer in cache.layers
+    ]  # fmt: skip
+
+
+def _elements(tensors: Any) -> int:
+    return sum(each.numel() for each in tensors if each is not None)

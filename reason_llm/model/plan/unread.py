@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
@@ -19,11 +20,13 @@ from reason_llm.model.plan.machine import Device, HostDevice, Machine, may_have_
 from reason_llm.model.plan.memory import Plan, element_bytes
 from reason_llm.model.plan.outline import outline
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.shipped import SHAPES, write_config
+from reason_llm.model.plan.shipped import known, write_config
 from reason_llm.model.sizes import chunk_bytes
 
 Outside = Callable[[Config, Machine], Iterable[OutsideModel]]
 """The models with weights of their own that a config asks for."""
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+"""Names of a model's weights, or of their list, on the Hub."""
 
 
 def no_models(config: Config, machine: Machine) -> Iterable[OutsideModel]:
@@ -34,7 +37,8 @@ def no_models(config: Config, machine: Machine) -> Iterable[OutsideModel]:
 def plan_only(config: Config, outside: Outside) -> Plan:
     """The memory plan from the model's config alone, on any machine: for a GPU of
     ``memory.budget_gib`` with vLLM, or for this machine. An adapter that an earlier run has yet to
-    write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too.
+    write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too. The
+    plan has the sizes of what a run would download.
 
     Args:
         outside: the models with weights of their own that read the rollouts.
@@ -42,16 +46,19 @@ def plan_only(config: Config, outside: Outside) -> Plan:
     options = {name: attrgetter(name)(config) for name in ("model.path", "teacher.model")}
     sections = [config.model, *filter(None, [config.teacher_model])]
     if all(map(outline, sections)) and not (config.model.start and config.model.start.exists()):
-        return _plan_only(config, outside)
+        return replace(_plan_only(config, outside), downloads=_downloads(config, config))
     made: dict[str, str] = {}
     with ExitStack() as folders:
         for option, path in options.items():
-            is_shipped = path in SHAPES and not Path(path).is_dir()
-            if path and is_shipped and not cached(path, "config.json"):
+            if not path or Path(path).is_dir() or cached(path, "config.json"):
+                continue
+            if (name := known(path)) is not None:
                 made[option] = folders.enter_context(TemporaryDirectory())
-                write_config(path, Path(made[option]))
+                write_config(name, Path(made[option]))
         try:
-            return _plan_only(config.with_options(made), outside)
+            readable = config.with_options(made)
+            plan = _plan_only(readable, outside)
+            return replace(plan, downloads=_downloads(config, readable))
         except ReasonError as error:
             told = str(error)
             for option, folder in made.items():
@@ -79,6 +86,28 @@ def _plan_only(config: Config, outside: Outside) -> Plan:
     limit = _base().context_limit(config.model) if found is None else found.context_tokens
     models = [*outside(config, machine)]
     return memory.plan(config, shape, machine, limit, learns=config.learns, outside=models)
+
+
+def _downloads(config: Config, readable: Config) -> tuple[tuple[str, int], ...]:
+    """Names and bytes of the models whose weights a run would download.
+
+    Args:
+        readable: the same config, with a folder for each model of ``SHAPES``.
+    """
+    sections = [(config.model, readable.model), (config.teacher_model, readable.teacher_model)]
+    return tuple(
+        (asked.path, _stored_bytes(section))
+        for asked, section in sections
+        if asked is not None and section is not None
+        if not Path(asked.path).is_dir() and asked.path.count("/") == 1
+        if not any(cached(asked.path, name) for name in WEIGHTS)
+    )
+
+
+def _stored_bytes(section: ModelSection) -> int:
+    if (found := outline(section)) is not None:
+        return found.stored_bytes
+    return int(_base().stored_bytes(section.path, section.trust_remote_code))
 
 
 def shape_of(section: ModelSection, attention: str = "auto") -> Shape:
