@@ -78,8 +78,8 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
         "rope_parameters": QWEN35_4B["rope_parameters"] | {"mrope_section": [3, 3, 2]},
     },
 }  # fmt: skip
-"""Text parts of models that also read images, by the numbers of their model cards. The tower is a
-small one, because it is not loaded."""
+"""Text parts of models that also read images, by the numbers that were published of them. The
+tower is a small one, because it is not loaded."""
 TOWERS: dict[str, dict[str, Any]] = {
     "gemma4": {
         "vision_config": {
