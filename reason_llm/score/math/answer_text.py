@@ -72,7 +72,7 @@ _SMALL_WORDS = word_set(
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
 """Words behind a value with which what the question knows begins: ``in the class``."""
 _JOINING = word_set("and to one ones or i")
-_ORDINALS = frozenset(["st", "nd", "rd", "th"])
+ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _MONTH_NAMES = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september",
     "october", "november", "december",
@@ -322,7 +322,11 @@ def is_dressed(gold: str, answer: str) -> bool:
 
 def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
     """Both with space behind commas, where one may be several numbers of three digits,
-    ``121,484``; None where none may."""
+    ``121,484``; the answer in brackets, too, where the gold one is a list in square brackets of
+    three or more; None for others."""
+    wanted, found = unwrapped(gold), unwrapped(answer)
+    if wanted[:1] == "[" and wanted.count(",") > 1 and not has_brackets(found) and "," in found:
+        return gold, f"[{found}]"
     if "," not in gold or not any(_THREES.fullmatch(unwrapped(text)) for text in (gold, answer)):
         return None
     return gold.replace(",", ", "), answer.replace(",", ", ")
@@ -762,7 +766,7 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
     """The words of an answer that is nothing but words (of a date or a time, numerals, too)."""
     words: list[str] = []
     for index, token in enumerate(tokens):
-        if token.text in _ORDINALS and words and words[-1].isdigit():
+        if token.text in ORDINALS and words and words[-1].isdigit():
             continue
         if token.kind in ("letters", "text"):
             words.extend(token.text.casefold().translate(_APART).split())
@@ -775,7 +779,7 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
             if max(map(len, around)) <= _LONGEST_PRODUCT:
                 return None
         elif token.text not in (",", ".", "{", "}") and not (
-            token.text == "^" and _ORDINALS & {t.text for t in tokens[index + 1 : index + 3]}
+            token.text == "^" and ORDINALS & {t.text for t in tokens[index + 1 : index + 3]}
         ):
             return None
     if any(len(word) > 1 for word in words if word != "and") or len(words) == 1:
@@ -787,6 +791,8 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
 
 def _choice(tokens: list[Token]) -> str:
     """The letter of ``C``, ``(C)``, ``C.``, ``Option C``; empty if it is none."""
+    is_led = len(tokens) > 1 and tokens[0].text.casefold() in ("option", "choice")
+    tokens = tokens[is_led:]
     text = "".join(token.text for token in tokens).strip()
     if len(tokens) == 1 and tokens[0].kind == "text":
         *lead, text = text.split() or [""]

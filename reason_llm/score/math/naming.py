@@ -52,6 +52,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         question: a whole formula in it may be the name.
     """
     answer = _with_names_of(gold, answer, question)
+    gold = _without_point_names(answer, gold)
     if _I in subtrees(gold):
         gold, answer = _in_exponential_form(gold), _in_exponential_form(answer)
     gold = _in_radians(gold, answer, question)
