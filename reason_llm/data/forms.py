@@ -471,7 +471,8 @@ def _read_tools(cells: Cells) -> tuple[dict[str, Any], ...]:
         return ()
     value = cells[column]
     if isinstance(value, str):
-        value = _parsed(value)
+        is_json = value.strip() == "null" or _parsed(value) is not None
+        value = _parsed(value) if is_json else [None]
     items = (
         [_parsed(each) if isinstance(each, str) else each for each in value or ()]
         if isinstance(value, list | None)

@@ -236,6 +236,13 @@ def test_choices_that_a_conversation_lacks_are_refused() -> None:
 # --- tools and template arguments
 
 
+def test_tools_that_are_no_json_are_refused() -> None:
+    with pytest.raises(DataError, match="^x:1: column 'tools' is 'get_tide'; expected a list of"):
+        problem({"question": "Q", "answer": "1", "tools": "get_tide"})
+    assert problem({"question": "Q", "answer": "1", "tools": "[]"}).extras.tools == ()
+    assert problem({"question": "Q", "answer": "1", "tools": "null"}).extras.tools == ()
+
+
 @pytest.mark.parametrize(
     "tools",
     [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]], TOOL,

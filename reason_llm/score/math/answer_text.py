@@ -120,7 +120,7 @@ _FIRST_FOREIGN, _FIRST_SYMBOL = 0x400, 0x1D400
 """Letters from Cyrillic on, up to those of mathematics, are no variables but words."""
 _WITH_UNIT = re.compile(
     r"(-?+\d[\d.,]*+(?:/\d++)?+(?:[ ]?+\\times[ ]?+10\^\{?+-?+\d++\}?+)?+)(?:[ ~]|\\[ ,;])++"
-    r"([A-Za-z]++(?:/[A-Za-z]++)?+)((?:\^\{?+\d\}?+)?+)"
+    r"([A-Za-z]++(?:/[A-Za-z]++)?+)((?:\^\{?+\d\}?+|[²³])?+)"
 )
 """A number, a unit and its exponent."""
 _END = re.compile(r"[.,?!]?+(?:\s|\Z)")
