@@ -410,7 +410,8 @@ def _history(cells: Cells, prompt: str) -> Messages:
     if column in (None, prompt):
         return []
     found: Messages = []
-    for pair in cells[column] if isinstance(cells[column], list) else [None]:
+    value = _parsed(cells[column]) if isinstance(cells[column], str) else cells[column]
+    for pair in value if isinstance(value, list) else [None]:
         if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
             raise DataError(
                 f"{cells.where}: column {column!r} is {shown(cells[column])}; expected pairs of a "

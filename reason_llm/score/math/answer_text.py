@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from reason_llm.score.math.answer_form import form_of, is_plain
 from reason_llm.score.math.answer_tree import (
+    FUNCTIONS,
     LABELS,
     MAX_CHARACTERS,
     Reading,
@@ -119,7 +120,8 @@ _CHOICE_MARKS = (")", ".", ":")
 _FIRST_FOREIGN, _FIRST_SYMBOL = 0x400, 0x1D400
 """Letters from Cyrillic on, up to those of mathematics, are no variables but words."""
 _WITH_UNIT = re.compile(
-    r"(-?+\d[\d.,]*+(?:/\d++)?+(?:[ ]?+\\times[ ]?+10\^\{?+-?+\d++\}?+)?+)(?:[ ~]|\\[ ,;])++"
+    r"(-?+\d[\d.,]*+(?:/\d++)?+(π|[ ]?+\\pi(?![A-Za-z]))?+"
+    r"(?:[ ]?+\\times[ ]?+10\^\{?+-?+\d++\}?+)?+)(?:[ ~]|\\[ ,;])++"
     r"([A-Za-z]++(?:/[A-Za-z]++)?+)((?:\^\{?+\d\}?+|[²³])?+)"
 )
 """A number, a unit and its exponent."""
@@ -900,14 +902,15 @@ def with_text_unit(gold: str, question: str) -> str:
     found = _WITH_UNIT.fullmatch(unwrapped(gold))
     if found is None:
         return gold
-    parts = found[2].split("/")
+    parts = found[3].split("/")
     letters = "".join(each for each in parts if len(each) == 1)
-    is_word = len(found[2]) > 2 and f" {found[2]} " in _END.sub(" ", question)
-    if not is_word and not (letters and all(map(is_unit, parts))):
+    is_word = len(found[3]) > 2 and f" {found[3]} " in _END.sub(" ", question)
+    is_open = bool(letters or found[2]) or found[3].lower() in FUNCTIONS  # 45 sec
+    if not is_word and not (is_open and all(map(is_unit, parts))):
         return gold
     if letters and re.search(rf"(?<![^\W_])(?<!\d )(?<!/)[{letters}](?![\w/²³^])", question):
         return gold
-    return f"{found[1]}\\text{{ {found[2]}}}{found[3]}"
+    return f"{found[1]}\\text{{ {found[3]}}}{found[4]}"
 
 
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
