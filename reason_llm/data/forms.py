@@ -410,7 +410,8 @@ def _history(cells: Cells, prompt: str) -> Messages:
     if column in (None, prompt):
         return []
     found: Messages = []
-    for pair in cells[column] if isinstance(cells[column], list) else [None]:
+    value = _parsed(cells[column]) if isinstance(cells[column], str) else cells[column]
+    for pair in value if isinstance(value, list) else [None]:
         if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
             raise DataError(
                 f"{cells.where}: column {column!r} is {shown(cells[column])}; expected pairs of a "
@@ -471,7 +472,8 @@ def _read_tools(cells: Cells) -> tuple[dict[str, Any], ...]:
         return ()
     value = cells[column]
     if isinstance(value, str):
-        value = _parsed(value)
+        is_json = value.strip() == "null" or _parsed(value) is not None
+        value = _parsed(value) if is_json else [None]
     items = (
         [_parsed(each) if isinstance(each, str) else each for each in value or ()]
         if isinstance(value, list | None)

@@ -70,6 +70,7 @@ def asked(text: str) -> dict[str, str]:
         ({"prompt": "Q", "starter_code": "def f():\n"},
          [asked("Q\n\nStart from this code:\n\n```python\ndef f():\n```")]),
         ({"instruction": "R", "history": [["Q", "A"]]}, [U, A, R]),
+        ({"instruction": "R", "history": '[["Q", "A"]]'}, [U, A, R]),
         ({"messages": json.dumps([S, U])}, [S, U]),
         ({"messages": {"role": ["system", "user"], "content": ["S", "Q"]}}, [S, U]),
         ({" Question ": "Q"}, [U]),
@@ -234,6 +235,13 @@ def test_choices_that_a_conversation_lacks_are_refused() -> None:
 
 
 # --- tools and template arguments
+
+
+def test_tools_that_are_no_json_are_refused() -> None:
+    with pytest.raises(DataError, match=r"^x:1: column 'tools' is 'get_tide'; expected"):
+        problem({"question": "Q", "answer": "1", "tools": "get_tide"})
+    assert problem({"question": "Q", "answer": "1", "tools": "[]"}).extras.tools == ()
+    assert problem({"question": "Q", "answer": "1", "tools": "null"}).extras.tools == ()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from reason_llm.score.math.answer_form import form_of, is_plain
 from reason_llm.score.math.answer_tree import (
+    FUNCTIONS,
     LABELS,
     MAX_CHARACTERS,
     Reading,
@@ -72,7 +73,7 @@ _SMALL_WORDS = word_set(
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
 """Words behind a value with which what the question knows begins: ``in the class``."""
 _JOINING = word_set("and to one ones or i")
-_ORDINALS = frozenset(["st", "nd", "rd", "th"])
+ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _MONTH_NAMES = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september",
     "october", "november", "december",
@@ -119,8 +120,9 @@ _CHOICE_MARKS = (")", ".", ":")
 _FIRST_FOREIGN, _FIRST_SYMBOL = 0x400, 0x1D400
 """Letters from Cyrillic on, up to those of mathematics, are no variables but words."""
 _WITH_UNIT = re.compile(
-    r"(-?+\d[\d.,]*+(?:/\d++)?+(?:[ ]?+\\times[ ]?+10\^\{?+-?+\d++\}?+)?+)(?:[ ~]|\\[ ,;])++"
-    r"([A-Za-z]++(?:/[A-Za-z]++)?+)((?:\^\{?+\d\}?+)?+)"
+    r"(-?+\d[\d.,]*+(?:/\d++)?+(π|[ ]?+\\pi(?![A-Za-z]))?+"
+    r"(?:[ ]?+\\times[ ]?+10\^\{?+-?+\d++\}?+)?+)(?:[ ~]|\\[ ,;])++"
+    r"([A-Za-z]++(?:/[A-Za-z]++)?+)((?:\^\{?+\d\}?+|[²³])?+)"
 )
 """A number, a unit and its exponent."""
 _END = re.compile(r"[.,?!]?+(?:\s|\Z)")
@@ -322,7 +324,11 @@ def is_dressed(gold: str, answer: str) -> bool:
 
 def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
     """Both with space behind commas, where one may be several numbers of three digits,
-    ``121,484``; None where none may."""
+    ``121,484``; the answer in brackets, too, where the gold one is a list in square brackets of
+    three or more; None for others."""
+    wanted, found = unwrapped(gold), unwrapped(answer)
+    if wanted[:1] == "[" and wanted.count(",") > 1 and not has_brackets(found) and "," in found:
+        return gold, f"[{found}]"
     if "," not in gold or not any(_THREES.fullmatch(unwrapped(text)) for text in (gold, answer)):
         return None
     return gold.replace(",", ", "), answer.replace(",", ", ")
@@ -762,7 +768,7 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
     """The words of an answer that is nothing but words (of a date or a time, numerals, too)."""
     words: list[str] = []
     for index, token in enumerate(tokens):
-        if token.text in _ORDINALS and words and words[-1].isdigit():
+        if token.text in ORDINALS and words and words[-1].isdigit():
             continue
         if token.kind in ("letters", "text"):
             words.extend(token.text.casefold().translate(_APART).split())
@@ -775,7 +781,7 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
             if max(map(len, around)) <= _LONGEST_PRODUCT:
                 return None
         elif token.text not in (",", ".", "{", "}") and not (
-            token.text == "^" and _ORDINALS & {t.text for t in tokens[index + 1 : index + 3]}
+            token.text == "^" and ORDINALS & {t.text for t in tokens[index + 1 : index + 3]}
         ):
             return None
     if any(len(word) > 1 for word in words if word != "and") or len(words) == 1:
@@ -787,6 +793,8 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
 
 def _choice(tokens: list[Token]) -> str:
     """The letter of ``C``, ``(C)``, ``C.``, ``Option C``; empty if it is none."""
+    is_led = len(tokens) > 1 and tokens[0].text.casefold() in ("option", "choice")
+    tokens = tokens[is_led:]
     text = "".join(token.text for token in tokens).strip()
     if len(tokens) == 1 and tokens[0].kind == "text":
         *lead, text = text.split() or [""]
@@ -894,14 +902,15 @@ def with_text_unit(gold: str, question: str) -> str:
     found = _WITH_UNIT.fullmatch(unwrapped(gold))
     if found is None:
         return gold
-    parts = found[2].split("/")
+    parts = found[3].split("/")
     letters = "".join(each for each in parts if len(each) == 1)
-    is_word = len(found[2]) > 2 and f" {found[2]} " in _END.sub(" ", question)
-    if not is_word and not (letters and all(map(is_unit, parts))):
+    is_word = len(found[3]) > 2 and f" {found[3]} " in _END.sub(" ", question)
+    is_open = bool(letters or found[2]) or found[3].lower() in FUNCTIONS  # 45 sec
+    if not is_word and not (is_open and all(map(is_unit, parts))):
         return gold
     if letters and re.search(rf"(?<![^\W_])(?<!\d )(?<!/)[{letters}](?![\w/²³^])", question):
         return gold
-    return f"{found[1]}\\text{{ {found[2]}}}{found[3]}"
+    return f"{found[1]}\\text{{ {found[3]}}}{found[4]}"
 
 
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:

@@ -20,6 +20,7 @@ from reason_llm.score.math.answer_form import (
     work_left,
 )
 from reason_llm.score.math.answer_text import (
+    ORDINALS,
     Question,
     are_words,
     as_lists,
@@ -165,6 +166,8 @@ def same_word(gold: str, question: str) -> str | None:
     words = " ".join(token.text for token in tokens).replace("-", " ").casefold().split()
     if (number := as_number(words)) is not None:
         return number
+    if len(words) == 2 and words[0].isdecimal() and words[1] in ORDINALS:  # 12th
+        return words[0]
     if words == ["infinitely", "many"]:
         return "\\infty" if asks_for_number(question) else None
     word = _SAME_WORDS.get(words[0]) if len(words) == 1 else None

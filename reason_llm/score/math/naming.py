@@ -52,6 +52,9 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         question: a whole formula in it may be the name.
     """
     answer = _with_names_of(gold, answer, question)
+    gold = _without_point_names(answer, gold)
+    if gold[0] == "rel" and gold[2][:2] == ["call", "abs"] and not holds(answer, "call"):
+        gold = _in_standard_form(["set"], gold)  # |x| < 3
     if _I in subtrees(gold):
         gold, answer = _in_exponential_form(gold), _in_exponential_form(answer)
     gold = _in_radians(gold, answer, question)
@@ -537,7 +540,9 @@ def _as_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """A matrix of one column and ``2i - 3j`` as a tuple, where the other one is a tuple; of a
     tuple times a number, both as columns."""
     gold, answer = (
-        (_of_units(tree) or tree) if other[0] in ("tuple", "matrix") else tree
+        (_of_units(tree) or _rows_of(tree, other) or tree)
+        if other[0] in ("tuple", "matrix")
+        else tree
         for tree, other in ((gold, answer), (answer, gold))
     )
     is_family = gold[0] in ("mul", "add") and bool(variables(gold))
@@ -554,6 +559,16 @@ def _as_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
         for tree, column in zip((gold, answer), is_column, strict=True)
     )
     return first, second
+
+
+def _rows_of(tree: Tree, other: Tree) -> Tree | None:
+    """The matrix of ``[[1, 2], [3, 4]]``, where the other one is a matrix; None for others."""
+    if other[0] != "matrix" or tree[0] not in ("tuple", "interval"):
+        return None
+    rows = [each for each in tree[1:] if isinstance(each, list)]
+    if not all(each[0] in ("tuple", "interval") for each in rows):
+        return None
+    return ["matrix", *([part for part in row[1:] if isinstance(part, list)] for row in rows)]
 
 
 def _as_columns(tree: Tree) -> Tree:

@@ -112,6 +112,8 @@ _UNITS = (
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _NUMBERS = {word: number for number, word in enumerate(_UNITS)}
 _NUMBERS |= {word: 20 + 10 * number for number, word in enumerate(_TENS)}
+_SHORT_WORDS = _SMALL | _DENIALS | _NUMBERS.keys()
+"""Words of up to three letters that are no product of variables."""
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6}
 _PARTS = {
     "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6,
@@ -266,7 +268,7 @@ class _Splitter:
                 and text[position : position + 1] == " "
                 and (is_text or text[position + 1 : position + 4].isalpha())
             )
-        return len(word) > 3 or small in _SMALL | _NUMBERS.keys() or small in self.asked
+        return len(word) > 3 or small in _SHORT_WORDS or small in self.asked
 
     def bracket(self, sign: str, text: str, position: int, is_text: bool) -> None:
         if sign in "([":
