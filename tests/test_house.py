@@ -55,7 +55,7 @@ OWNERS = {
     "wandb": {"app"},
     "trackio": {"app"},
     "ray": {"replicas"},
-    "aiohttp": {"environments"},
+    "aiohttp": {"app", "environments"},
     "mcp": {"environments"},
     "mcp_types": {"environments"},
     "httpx2": {"environments"},

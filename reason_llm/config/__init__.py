@@ -18,6 +18,8 @@ from reason_llm.config.command_line import (
     read_command_line,
 )
 from reason_llm.config.data import (
+    CODE_SETS,
+    EVALUATION_SETS,
     RESERVED_ARGUMENTS,
     ColumnsSection,
     DataSection,

@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator, model_validator
@@ -69,6 +70,28 @@ Sources = Annotated[
     | Annotated[list[WeightedSource], Field(min_length=1), Tag("many-sources")],
     Discriminator(_branch),
 ]
+
+
+EVALUATION_SETS = {
+    "gsm8k": "openai/gsm8k:main",
+    "math500": "HuggingFaceH4/MATH-500",
+    "aime2024": "math-ai/aime24",
+    "aime2025": "math-ai/aime25",
+    "humaneval+": "evalplus/humanevalplus",
+    "mbpp+": "evalplus/mbppplus",
+}
+"""Evaluation sets by name, their test splits on the Hub."""
+CODE_SETS = ("humaneval+", "mbpp+")
+"""Those whose answers are programs."""
+
+
+def evaluation_source(name: str, source: str) -> str:
+    """The source of a set: of a known name its own, and of a folder that holds a copy of it the
+    subset which counts."""
+    known = EVALUATION_SETS.get(name, "")
+    if Path(source).is_dir() and ":" in known:
+        return f"{source}:{known.partition(':')[2]}"
+    return EVALUATION_SETS.get(source, source)
 
 
 class DataSection(Section):

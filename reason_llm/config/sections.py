@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
-from reason_llm.config.data import DataSection
+from reason_llm.config.data import EVALUATION_SETS, DataSection, evaluation_source
 from reason_llm.config.matching import matching
 from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.score import RewardModelOptions, ScoreSection
@@ -339,9 +339,10 @@ class EvalSection(Section):
     every: Whole = 10
     """Steps between evaluations, in addition to one before the first step and one after the last.
     0: only those two."""
-    sets: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")], str] = {}  # noqa: RUF012
-    """Additional held-out sets, {name: file or Hub id}, reported by name. Without data.eval, the
-    first one is also the main held-out set."""
+    sets: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")], str] = {}  # noqa: RUF012
+    """Additional held-out sets, {name: file, folder or Hub id}, reported by name; or a list of
+    gsm8k, math500, aime2024, aime2025, humaneval+ and mbpp+, which are on the Hub. Without
+    data.eval, the first one is also the main held-out set."""
     rows: str | None = None
     """Held-out rows of the same form as the training rows, for the loss and the pair accuracy of
     stages that train on a set of rows. null: none."""
@@ -355,6 +356,23 @@ class EvalSection(Section):
     greedy decoding."""
     max_new_tokens: Count | None = None
     """Max tokens of a completion. null: sample.max_new_tokens."""
+
+    @field_validator("sets", mode="before")
+    @classmethod
+    def _of_names(cls, sets: object) -> object:
+        names = [sets] if isinstance(sets, str) else sets
+        if isinstance(names, list):
+            unknown = [each for each in names if str(each) not in EVALUATION_SETS]
+            if unknown:
+                known = ", ".join(EVALUATION_SETS)
+                raise ValueError(f"{unknown[0]!r:.60} is none of {known}; give {{name: source}}")
+            return {each: EVALUATION_SETS[each] for each in names}
+        if not isinstance(names, dict):
+            return names
+        return {
+            name: evaluation_source(name, each) if isinstance(each, str) else each
+            for name, each in names.items()
+        }
 
 
 class MemorySection(Section):

@@ -174,6 +174,7 @@ def read_problem(
     gold, doubt = "", ""
     if tests and answer:
         gold = read_tests(cells)
+        asked = _with_first_test(cells, asked)
     elif answer:
         gold, doubt = read_gold(cells, asked.choices)
         if asked.choices is not None:
@@ -365,6 +366,17 @@ class _Asked:
         *earlier, last = self.messages
         parts = (text, last["content"]) if is_before else (last["content"], text)
         return replace(self, messages=[*earlier, {**last, "content": "\n\n".join(parts)}])
+
+
+def _with_first_test(cells: Cells, asked: _Asked) -> _Asked:
+    """The prompt with the first of MBPP's tests, by which alone the function's name is known.
+    Source: ``mbpp_plus_instruct`` of lm_eval 0.4.13."""
+    listed = cells.row.get("test_list")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    if not isinstance(first, str) or first.strip() in asked.messages[-1]["content"]:
+        return asked
+    cells["test_list"]
+    return asked.with_text(f"Your code should satisfy the following assertion:\n{first.strip()}")
 
 
 def _read_prompt(cells: Cells, column: str) -> _Asked:

@@ -125,7 +125,7 @@ def check_files(config: Config, fault: Fault) -> None:
     sources = [*(each.source for each in section.sources), *config.evaluation_sets.values()]
     for source in filter(None, [*sources, config.eval.rows]):
         try:
-            if Path(source).suffix.lower() in READERS or Path(source).exists():
+            if Path(source).suffix.lower() in READERS or Path(source).is_file():
                 next(read_rows(source, "", lambda error: None, section.given), None)
         except DataError as error:
             fault(error)

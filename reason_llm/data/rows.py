@@ -82,9 +82,10 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
     path = Path(source)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        if path.exists():
+        if path.is_file():
             raise DataError(
-                f"{source} is of no known kind; give a {', '.join(READERS)} file or a Hub id"
+                f"{source} is of no known kind; give a {', '.join(READERS)} file, a data set's "
+                "folder or a Hub id"
             )
         yield from _hub_rows(source, split)
         return
@@ -229,6 +230,8 @@ def _hub_rows(source: str, split: str) -> Read:
 
     try:
         name, _, subset = source.partition(":")
+        if subset and Path(name, subset).is_dir():  # a folder as on the Hub, one for each subset
+            name, subset = str(Path(name, subset)), ""
         rows = datasets.load_dataset(name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         problem = one_line(error)

@@ -29,11 +29,11 @@ from pydantic import Field
 
 from reason_llm.config import installation
 from reason_llm.environments.data_side import command_words
-from reason_llm.environments.openai_api import MODEL
 from reason_llm.environments.token_server import Endpoint, Play, Plays, Session, TokenServer
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import read_object
 from reason_llm.rollout import KNOWN_FIELDS_ONLY, record_from_json
+from reason_llm.sample import openai_api
 
 UseTool = Callable[[str, dict[str, Any]], Awaitable[str]]
 START_SECONDS = 60.0
@@ -71,7 +71,11 @@ async def converse(
     while True:
         answer = await http.post(
             f"{base_url}/chat/completions",
-            json={"model": MODEL, "messages": messages, **({"tools": tools} if tools else {})},
+            json={
+                "model": openai_api.MODEL,
+                "messages": messages,
+                **({"tools": tools} if tools else {}),
+            },
             headers={"Authorization": f"Bearer {key}"},
         )
         if answer.status_code == httpx.codes.BAD_REQUEST:

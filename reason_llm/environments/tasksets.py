@@ -33,7 +33,6 @@ from reason_llm.data import (
 from reason_llm.environments.mcp_tools import client, converse
 from reason_llm.environments.task_rows import TASKSET, parsed_source, tasks_of
 from reason_llm.environments.token_server import (
-    MODEL,
     Branch,
     Endpoint,
     Play,
@@ -43,6 +42,7 @@ from reason_llm.environments.token_server import (
 )
 from reason_llm.errors import ConfigError, ReasonError, one_line
 from reason_llm.model import decode, end_token_ids
+from reason_llm.sample import openai_api
 from reason_llm.score.code import CheckerError, Mode, Subject, checkers_of, finite
 
 HARNESS = "reason_llm_chat"
@@ -94,7 +94,7 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
     @asynccontextmanager
     async def plays(server: TokenServer) -> AsyncIterator[Play]:
         context = ModelContext(
-            MODEL,
+            openai_api.MODEL,
             TrainClientConfig(
                 base_url=server.url,
                 api_key_var="REASON_LLM_HAS_NO_SUCH_VARIABLE",  # the header has the key

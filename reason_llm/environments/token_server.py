@@ -37,28 +37,12 @@ import orjson
 from aiohttp import web
 
 from reason_llm.config import SampleSection
-from reason_llm.data import Messages, Renderer, plain_messages, said_before
-from reason_llm.environments.openai_api import (
-    FORMS,
-    MODEL,
-    ChatAnswer,
-    ChatRequest,
-    Draw,
-    body_of,
-    check_members,
-    draw_of,
-    limited,
-)
+from reason_llm.data import Messages, Renderer, plain_messages
 from reason_llm.errors import ReasonError, one_line
-from reason_llm.files import MIB
 from reason_llm.model import decode
 from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
+from reason_llm.sample import openai_api
 
-MOST_BYTES = 8 * MIB
-"""Largest request."""
-MOST_TOKEN_CHARACTERS = 256
-"""A longer text for each token of the context is refused before it is encoded, which holds up all
-rollouts: longest tokens have about 128."""
 MOST_CONNECTIONS = 1024
 """Connections allowed in addition to one for each rollout."""
 GENERATE = "/inference/v1/generate"
@@ -200,7 +184,7 @@ class Endpoint:
     api_key: str
     messages: Messages
     """The row's prompt, its system prompt included."""
-    model: str = MODEL
+    model: str = openai_api.MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +331,9 @@ class TokenServer:
 
     def answer(self, asked: Sequence[tuple[Session, Ask]], answers: Sequence[Completion]) -> None:
         """Give each of these the model's answer; it is nothing to a client that has gone."""
-        answers = [limited(c, ask.most) for c, (_, ask) in zip(answers, asked, strict=True)]
+        answers = [
+            openai_api.limited(c, ask.most) for c, (_, ask) in zip(answers, asked, strict=True)
+        ]
         rows = [list(each.token_ids) for each in answers]
         texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
         for (session, ask), completion, text in zip(asked, answers, texts, strict=True):
@@ -396,9 +382,9 @@ class TokenServer:
     # In the server's own thread
 
     async def _open(self) -> None:
-        app = web.Application(client_max_size=MOST_BYTES)
+        app = web.Application(client_max_size=openai_api.MOST_BYTES)
         app.router.add_post(GENERATE, self._answered(self._generate))
-        for path in FORMS:
+        for path in openai_api.FORMS:
             app.router.add_post(path, self._answered(self._chat))
         app.router.add_get("/v1/models", self._answered(self._models))
         app.router.add_route("*", "/{path:.*}", self._answered(self._other))
@@ -434,7 +420,7 @@ class TokenServer:
             except _NotOffered as error:
                 status, text = 404, one_line(error)
             except web.HTTPRequestEntityTooLarge:
-                status, text = 413, f"a request has at most {MOST_BYTES:,} bytes"
+                status, text = 413, f"a request has at most {openai_api.MOST_BYTES:,} bytes"
             except (ReasonError, ValueError) as error:
                 status, text = 400, one_line(error)
             except Exception as error:  # noqa: BLE001  (whatever a request holds, the run continues)
@@ -458,25 +444,27 @@ class TokenServer:
         return session
 
     async def _other(self, session: Session, request: web.Request) -> Any:
-        offered = ", ".join(["GET /v1/models", *(f"POST {path}" for path in (*FORMS, GENERATE))])
+        offered = ", ".join(
+            ["GET /v1/models", *(f"POST {path}" for path in (*openai_api.FORMS, GENERATE))]
+        )
         raise _NotOffered(f"{request.method} {request.path} is not offered; there is {offered}")
 
     async def _models(self, session: Session, request: web.Request) -> Any:
-        model = {"id": MODEL, "object": "model", "max_model_len": self.context_tokens}
+        model = {"id": openai_api.MODEL, "object": "model", "max_model_len": self.context_tokens}
         return {"object": "list", "data": [model]}
 
     async def _generate(self, session: Session, request: web.Request) -> Any:
-        body = body_of(await request.read())
+        body = openai_api.body_of(await request.read())
         given = body.pop("sampling_params", {})
         if not isinstance(given, dict):
             raise ValueError(f"sampling_params={given!r:.100} is no object")
         params = {name: value for name, value in given.items() if value is not None}
         if params.get("logprobs", 1) not in (0, 1):
             raise ValueError("logprobs is not offered: only the sampled token's log-prob is known")
-        check_members(body, ("token_ids",), self.section)
+        openai_api.check_members(body, ("token_ids",), self.section)
         read = ("max_tokens", "stop", "stop_token_ids", "seed", "logprobs")
-        check_members(params, read, self.section)
-        draw, ends = draw_of(params), params.get("stop_token_ids", ())
+        openai_api.check_members(params, read, self.section)
+        draw, ends = openai_api.draw_of(params), params.get("stop_token_ids", ())
         asked = record_from_json(_Generate, {**body, "stop_token_ids": ends})
         if not set(asked.stop_token_ids) <= set(self.end_token_ids):
             raise ValueError(
@@ -501,8 +489,8 @@ class TokenServer:
         }]}  # fmt: skip
 
     async def _chat(self, session: Session, request: web.Request) -> web.Response:
-        read, write = FORMS[request.path]
-        asked = read(body_of(await request.read()), self.section)
+        read, write = openai_api.FORMS[request.path]
+        asked = read(openai_api.body_of(await request.read()), self.section)
         answer = await self._chat_answer(session, asked)
         whole, lines = write(answer)
         if not asked.stream:
@@ -510,10 +498,12 @@ class TokenServer:
         content = b"".join(line + b"\n\n" for line in lines)
         return web.Response(body=content, content_type="text/event-stream")
 
-    async def _chat_answer(self, session: Session, asked: ChatRequest) -> ChatAnswer:
-        messages, tokenizer = asked.messages, self.renderer.tokenizer
+    async def _chat_answer(
+        self, session: Session, asked: openai_api.ChatRequest
+    ) -> openai_api.ChatAnswer:
+        messages = asked.messages
         size = sum(len(message["content"]) for message in messages)
-        if size > MOST_TOKEN_CHARACTERS * self.context_tokens:
+        if size > openai_api.MOST_TOKEN_CHARACTERS * self.context_tokens:
             raise self._no_room(session, f"{size:,} characters")
         renderer = replace(self.renderer, tools=asked.tools)
         if asked.tools:
@@ -529,31 +519,19 @@ class TokenServer:
         else:
             branch.prompt = renderer.prompt("a chat", messages, "").token_ids
         completion, ask = await self._sampled(session, branch, tuple(added), asked.draw)
-        text, calls = completion.text, list[dict[str, Any]]()
-        if asked.tools and asked.may_call:
-            found = renderer.calls(text, completion.token_ids)
-            notes, unreadable = session.notes, found.count(None)
-            if found:
-                notes["calls"] = notes.get("calls", 0) + len(found)
-            if unreadable:
-                notes["failed_calls"] = notes.get("failed_calls", 0) + unreadable
-            calls = [
-                {"id": f"call_{notes['turns']}_{number}", "type": "function", "function": {
-                    "name": name, "arguments": orjson.dumps(arguments).decode(),
-                }} for number, (name, arguments) in enumerate(filter(None, found))
-            ]  # fmt: skip
-            text = said_before(text) if calls else renderer.content_of(text)
-        else:
-            text = renderer.content_of(text)
-        tokens = []
-        if asked.logprobs:
-            tokens = [tokenizer.decode([id]) for id in completion.token_ids]
-        answer = ChatAnswer(asked, completion, tokens, calls, text, len(ask.ids))
+        notes = session.notes
+        answer, found = openai_api.chat_answer(
+            asked, renderer, completion, len(ask.ids), notes["turns"]
+        )
+        if found:
+            notes["calls"] = notes.get("calls", 0) + len(found)
+        if unreadable := found.count(None):
+            notes["failed_calls"] = notes.get("failed_calls", 0) + unreadable
         ask.branch.messages = [*messages, *plain_messages([answer.message])]
         return answer
 
     async def _sampled(
-        self, session: Session, branch: Branch, added: tuple[int, ...], draw: Draw
+        self, session: Session, branch: Branch, added: tuple[int, ...], draw: openai_api.Draw
     ) -> tuple[Completion, Ask]:
         """The model's answer, once all rollouts wait."""
         section, own = self.section, self.most_tokens - len(branch.ids) - len(added)

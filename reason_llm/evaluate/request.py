@@ -2,24 +2,19 @@
 says how problems are asked and judged; ``--model`` and ``--compare`` name the models, ``--sets``
 the problems."""
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import CommandLine, Config, file as config_file
+from reason_llm.config import CODE_SETS, EVALUATION_SETS, CommandLine, Config, file as config_file
 from reason_llm.data import GYM, is_played
 from reason_llm.errors import ConfigError
 from reason_llm.model import adapters, folder
 from reason_llm.run.store import folder as run_folder
 
-PRESETS = {
-    "gsm8k": "openai/gsm8k:main",
-    "math500": "HuggingFaceH4/MATH-500",
-    "aime2024": "math-ai/aime24",
-    "aime2025": "math-ai/aime25",
-}
-"""Sets by name, their test splits on the Hub."""
+log = logging.getLogger(__name__)
 HELD_OUT = "held_out"
 """The name of the set that ``data.eval`` gives."""
 OF_A_RUN = {"adapter", *run_folder.KEPT} - {"last"}
@@ -84,7 +79,7 @@ def make_request(line: CommandLine) -> Request:
     sets = _sets(line.values.get("sets"), config)
     tree = config.model_dump(mode="json")
     tree["score"]["rewards"] = list(config.score.rewards)  # with functions given in Python
-    overrides = {"data.eval": None, "eval.sets": sets} | later
+    overrides = {"data.eval": None, "eval.sets": sets, **_judged(sets, config, line)} | later
     config = config_file.build(tree, Path(str(config.run.name)), overrides)
     samples = line.one("k") or "0"
     if not samples.isdecimal() or len(samples) > 4 or int(samples) > 4096:
@@ -103,6 +98,30 @@ def make_request(line: CommandLine) -> Request:
         afresh=line.overrides.get("run.resume") == "never",
         may_move_aside=out is None,
     )
+
+
+def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str, Any]:
+    """The reward and the prompt of known sets: programs are judged by their tests whatever the run
+    learns, and a model without a config is asked for a box around a number."""
+    is_run = run_folder.is_run(Path(str(line.what))) or str(line.what).endswith((".yaml", ".yml"))
+    code = [name for name in sets if name in CODE_SETS]
+    judges_code = config.score.rewards[0].kind.startswith("code_tests")
+    if "score.rewards" in line.overrides or "generate-only" in line.given:
+        return {}
+    if code and len(code) < len(sets):
+        raise ConfigError(
+            f"--sets {' '.join(sets)} mixes programs and other answers, which no reward judges "
+            f"together; evaluate {' and '.join(code)} alone"
+        )
+    name = "code_tests" if code and not judges_code else None
+    if not is_run and not code and sets.keys() <= EVALUATION_SETS.keys():
+        name = "boxed"
+    if name is None:
+        return {}
+    if is_run:
+        log.warning("%s: judged by %s, not by the run's reward", ", ".join(code), name)
+    prompt = {} if "data.system_prompt" in line.overrides else {"data.system_prompt": "auto"}
+    return {"score.rewards": [{"name": name}], **prompt}
 
 
 def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tuple[Config, Target]:
@@ -169,15 +188,15 @@ def _sets(names: list[str] | None, config: Config) -> dict[str, str]:
     if names is None:
         if not own:
             raise ConfigError(
-                f"no set to evaluate on; name some with --sets: {', '.join(PRESETS)}, or a file"
+                f"no set to evaluate on; name some with --sets: {', '.join(EVALUATION_SETS)}, or a "
+                "file"
             )
         return own
     found: dict[str, str] = {}
     for name in names:
         label, equals, source = name.partition("=")
         if not equals or "?" in label:  # verifiers:TASKSET?size=200
-            known = own | {k: v for k, v in PRESETS.items() if k not in own}
-            label, source = _of_name(name, known)
+            label, source = _of_name(name, EVALUATION_SETS | own)
         if label in found:
             raise ConfigError(f"--sets names {label} twice; give one of them another name, as in "
                               f"other={source}")  # fmt: skip

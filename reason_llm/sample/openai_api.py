@@ -1,4 +1,4 @@
-"""Requests and answers of the token server, in the forms of OpenAI's API.
+"""Requests and answers in the forms of OpenAI's API, of the token server and of ``serve``.
 
     POST /v1/chat/completions   messages in, a message out
     POST /v1/responses          items in, items out; the form that the OpenAI Agents SDK sends
@@ -11,6 +11,7 @@ Source: the types of ``openai`` 3.57 (``types/chat``, ``types/responses``).
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -19,14 +20,19 @@ import orjson
 from pydantic import Field
 
 from reason_llm.config import SampleSection
-from reason_llm.data import Messages, plain_messages
-from reason_llm.files import check_nesting
+from reason_llm.data import Messages, Renderer, plain_messages, said_before
+from reason_llm.files import MIB, check_nesting
 from reason_llm.rollout import Completion, Number, record_from_json
 
 log = logging.getLogger(__name__)
 MODEL = "policy"
 Members = dict[str, Any]
 
+MOST_BYTES = 8 * MIB
+"""Largest request."""
+MOST_TOKEN_CHARACTERS = 256
+"""A longer text for each token of the context is refused before it is encoded, which holds up all
+others: longest tokens have about 128."""
 MOST_STOPS = 16
 MOST_STOP_CHARACTERS = 256
 """Longest string of ``stop``."""
@@ -102,6 +108,9 @@ class ChatAnswer:
     text: str
     """Text of the message before its calls."""
     prompt_tokens: int
+    model: str = MODEL
+    likely: Sequence[Mapping[str, float]] = ()
+    """The likeliest tokens at each one's place, with their log-probs."""
 
     @property
     def message(self) -> Members:
@@ -256,11 +265,17 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _logprobs(answer: ChatAnswer) -> list[Members]:
+    each = zip(answer.tokens, answer.completion.logprobs, strict=True)
+    likely = answer.likely or [{}] * len(answer.tokens)
     return [
-        {"token": token, "logprob": logprob, "top_logprobs": [],
-         "bytes": None if "\ufffd" in token else list(token.encode())}
-        for token, logprob in zip(answer.tokens, answer.completion.logprobs, strict=True)
-    ]  # fmt: skip
+        _token(*own) | {"top_logprobs": [_token(*other) for other in others.items()]}
+        for own, others in zip(each, likely, strict=True)
+    ]
+
+
+def _token(token: str, logprob: float) -> Members:
+    written = None if "\ufffd" in token else list(token.encode())
+    return {"token": token, "logprob": logprob, "bytes": written}
 
 
 def _usage(answer: ChatAnswer, read: str, wrote: str) -> Members:
@@ -268,6 +283,25 @@ def _usage(answer: ChatAnswer, read: str, wrote: str) -> Members:
     return {
         read: answer.prompt_tokens, wrote: tokens, "total_tokens": answer.prompt_tokens + tokens,
     }  # fmt: skip
+
+
+def chat_answer(
+    asked: ChatRequest, renderer: Renderer, completion: Completion, prompt_tokens: int, turn: int
+) -> tuple[ChatAnswer, list[Any]]:
+    """The answer that a completion is, and the calls in it: None for one that cannot be read."""
+    ids, found = completion.token_ids, list[Any]()
+    calls: list[Members] = []
+    if asked.tools and asked.may_call:
+        found = renderer.calls(completion.text, ids)
+        calls = [
+            {"id": f"call_{turn}_{number}", "type": "function", "function": {
+                "name": name, "arguments": orjson.dumps(arguments).decode(),
+            }} for number, (name, arguments) in enumerate(filter(None, found))
+        ]  # fmt: skip
+    text = completion.text
+    text = said_before(text) if calls else renderer.content_of(text)
+    tokens = [renderer.tokenizer.decode([id]) for id in ids] if asked.logprobs else []
+    return ChatAnswer(asked, completion, tokens, calls, text, prompt_tokens), found
 
 
 def chat_completion(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
@@ -281,8 +315,8 @@ def chat_completion(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     if answer.request.logprobs:
         choice["logprobs"] = {"content": _logprobs(answer), "refusal": None}
     whole: Members = {
-        "id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": 0,
-        "model": MODEL, "choices": [choice],
+        "id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion",
+        "created": int(time.time()), "model": answer.model, "choices": [choice],
         "usage": _usage(answer, "prompt_tokens", "completion_tokens"),
     }  # fmt: skip
     delta = dict(answer.message)
@@ -319,8 +353,9 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     usage |= {"output_tokens_details": {"reasoning_tokens": 0}}
     request = answer.request
     whole: Members = {
-        "id": f"resp_{number}", "object": "response", "created_at": 0, "model": MODEL,
-        "status": status, "output": output, "usage": usage, "error": None, "instructions": None,
+        "id": f"resp_{number}", "object": "response", "created_at": int(time.time()),
+        "model": answer.model, "status": status, "output": output, "usage": usage, "error": None,
+        "instructions": None,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None, "metadata": {},
         "parallel_tool_calls": True, "tool_choice": "auto" if request.may_call else "none",
         "tools": [{"type": "function", "strict": False, "parameters": None, **tool["function"]}

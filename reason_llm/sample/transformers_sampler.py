@@ -8,7 +8,7 @@ Shapes: P prompts, B rows in the batch, N rows in all, T prompt tokens, L longes
 vocabulary, D hidden.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -226,7 +226,9 @@ def stop_strings(
 
 
 @torch.inference_mode()
-def stream(model: Model, prompt: Prompt, params: SamplingParams, seed: int) -> Iterator[int]:
+def stream(
+    model: Model, prompt: Prompt, params: SamplingParams, seed: int
+) -> Generator[int, None, None]:
     """Tokens of one completion as they are drawn, the same as from ``sample`` for one prompt and
     ``num_completions=1``, including the end-of-sequence token."""
     completes_string = stop_strings(model.tokenizer, params.stop)

@@ -44,9 +44,9 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["trian"], "error: unknown command 'trian'; did you mean train?\n"),
         (["\x1b[31m"], "error: unknown command '\\x1b[31m'; name one of train, plan, evaluate, "
-         "chat, export, report, rescore, pairs\n"),
-        ([], "error: no command; name one of train, plan, evaluate, chat, export, report, rescore, "
-         "pairs, or see reason-llm --help\n"),
+         "chat, serve, export, report, rescore, pairs\n"),
+        ([], "error: no command; name one of train, plan, evaluate, chat, serve, export, report, "
+         "rescore, pairs, or see reason-llm --help\n"),
         (["report"], "error: the following arguments are required: RUN; see --help\n"),
         (["plan", "--run.stesp", "3"], "error: unknown argument '--run.stesp'; did you mean "
          "--run.steps?\n"),

@@ -36,6 +36,7 @@ EXEMPT = {
     "scripts/benchmark.py replicas": "needs Ray and minutes; likewise",
     "scripts/benchmark.py symbols": "for what is installed on a GPU machine; likewise",
     "hf auth login": "needs the Hub",
+    "scripts/serve.py": "ends with Ctrl-C; tests/app/test_serve.py serves",
     "examples/minimal.py": "test_minimal.py runs it",
     "scripts/train.py my_config.yaml --run.replicas": "starts Ray; test_replicas.py does",
 }
@@ -56,6 +57,8 @@ STAND_INS = {
     "math500": "math500=hub/math.jsonl",
     "aime2024": "aime2024=hub/math.jsonl",
     "aime2025": "aime2025=hub/math.jsonl",
+    "humaneval+": "humaneval+=hub/leetcode.jsonl",
+    "mbpp+": "mbpp+=hub/leetcode.jsonl",
 }
 """For whole words of commands and values in configs."""
 

@@ -17,8 +17,7 @@ import yaml
 
 from conftest import ROOT, TINY, tree_of
 from marks import most_are_long
-from reason_llm.config import AdapterSection
-from reason_llm.evaluate.request import PRESETS
+from reason_llm.config import EVALUATION_SETS, AdapterSection
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
 
@@ -267,7 +266,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     ),
     "the sets' hub is out of reach": (
         lambda run: [str(run), "--sets", "aime2025"],
-        [PRESETS["aime2025"], "give a .jsonl"],
+        [EVALUATION_SETS["aime2025"], "give a .jsonl"],
     ),
 }
 

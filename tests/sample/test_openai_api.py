@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from test_sessions import END, TOKENIZER, call, ids_of, qwen
 from test_token_server import ASKED, PROMPT, WHY, Direct, direct
 
-from reason_llm.environments.openai_api import _HARMLESS, _ONLY
 from reason_llm.rollout import Span
+from reason_llm.sample.openai_api import _HARMLESS, _ONLY
 
 __all__ = ["direct"]
 RESPONSES = "/v1/responses"
@@ -131,7 +131,7 @@ def test_a_conversation_of_responses_goes_on_from_the_ids_so_far(direct: Any) ->
 def test_a_filter_that_is_ignored_is_warned_of_once(
     direct: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reason_llm.environments.openai_api._WARNED", set())
+    monkeypatch.setattr("reason_llm.sample.openai_api._WARNED", set())
     own = direct()
     for temperature in (1.0, 0.2, 0.3):
         assert own.ask({"messages": ASKED, "temperature": temperature}, "5")[0] == 200

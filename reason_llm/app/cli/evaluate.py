@@ -26,8 +26,9 @@ def run(program: str, arguments: Sequence[str]) -> None:
     values = {
         "sets": Value(
             "SET",
-            "sets to evaluate: gsm8k, math500, aime2024, aime2025 (from the Hub), held_out or "
-            "another set of the config by name, a file, or NAME=FILE (default: the config's sets)",
+            "sets to evaluate: gsm8k, math500, aime2024, aime2025, humaneval+, mbpp+ (from the "
+            "Hub, or a copy of it by NAME=FOLDER), held_out or another set of the config by name, "
+            "a file, or NAME=FILE (default: the config's sets)",
             nargs="+",
         ),
         "k": Value("N", "also sample N answers per problem at sample.temperature (default: 0)"),

@@ -48,7 +48,7 @@ def write_plain(folder: Path, out: Path) -> int:
         layers = sorted({*matches.values()})
         ranks = _by_layer(layers, config.get(PATTERNS[0]), plain.r)
         alphas = _by_layer(layers, config.get(PATTERNS[1]), plain.lora_alpha)
-        rank = max(ranks.values(), default=plain.r)
+        rank: int = max(ranks.values(), default=plain.r)
         for name, layer in matches.items():
             own, is_a = ranks[layer], ".lora_A." in name
             factor = tensors[name].float()

@@ -1,0 +1,78 @@
+"""Serve: ``reason-llm serve RUN|CONFIG.yaml|ADAPTER|MODEL [--port N]``."""
+
+import os
+import shlex
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+DESCRIPTION = """\
+Serve a run's adapter and its base, or a model, by OpenAI's API: chat completions, completions,
+models, streaming, log-probs. On a GPU with vLLM this is vLLM's server; its command is printed in
+every case. Requests without a system message get the run's, but not with vLLM.
+
+  {program} runs/quickstart
+  {program} runs/quickstart --which best --port 8001
+  {program} exported/sums"""
+
+
+def run(program: str, arguments: Sequence[str]) -> None:
+    """Run the command."""
+    from reason_llm.app.console import Console
+    from reason_llm.errors import ConfigError
+
+    Console("quiet")  # libraries show warnings only
+    given = _parser(program).parse_args(arguments)
+    from reason_llm.app import chat as chats, serve as serving  # heavy: after --help
+    from reason_llm.model import default_device
+    from reason_llm.run.store import folder as run_folder
+
+    key = serving.key_for(given.host)
+    subject = chats.find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
+    asked = {f"data.{name}": getattr(given, name) for name in ("system_prompt", "template")}
+    asked = {name: text for name, text in asked.items() if text is not None}
+    config = subject.config.with_options(asked)
+    subject = subject._replace(config=config)
+    engine = given.engine or config.sample.engine
+    has_vllm = default_device().type == "cuda" and find_spec("vllm") is not None
+    if engine == "vllm" and not has_vllm:
+        raise ConfigError("sample.engine=vllm needs a GPU and vLLM; set it to transformers")
+    template = serving.own_template(config)
+    command = serving.vllm_command(subject, given.target, given.host, given.port, template)
+    say = partial(print, flush=True)
+    say(f"with vLLM: {shlex.join(command)}")
+    if has_vllm and engine != "transformers":
+        if key is not None:
+            os.environ["VLLM_API_KEY"] = key
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "vllm.entrypoints.cli.main", *command[1:]])
+    chat = chats.ChatSession(subject, chats.options_of(subject, {}))
+    if (prompt := chat.renderer.system_prompt) is not None:
+        say(f"requests without a system message get {prompt!r}")
+    names = serving.names_of(subject, given.target)
+    serving.serve(serving.PolicyServer(chat, names, key), given.host, given.port, say)
+
+
+def _parser(program: str) -> ArgumentParser:
+    from reason_llm.config import Parser
+    from reason_llm.run.store import folder as run_folder
+
+    parser = Parser(program, DESCRIPTION.format(program=program))
+    parser.add_argument(
+        "target", help="folder of a run, an adapter or a model; a config file; a Hub id"
+    )
+    parser.add_argument(
+        "--adapter", type=Path, metavar="FOLDER", help="adapter that replaces the run's own"
+    )
+    parser.add_argument("--which", metavar=run_folder.WHICH, help=run_folder.WHICH_HELP)
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0: any)")
+    told = "option of the config (default: the run's)"
+    for name in ("system_prompt", "template"):
+        parser.add_argument(f"--data.{name}", dest=name, metavar="TEXT", help=told)
+    engines = ("auto", "transformers", "vllm")
+    parser.add_argument("--sample.engine", dest="engine", choices=engines, help=told)
+    return parser
