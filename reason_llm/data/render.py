@@ -138,7 +138,7 @@ class Renderer:
         text = self._controls.plain(text)
         if self.template.arguments:
             jinja = self.tokenizer.get_chat_template(self.template.jinja)
-            names = set(re.findall(r"\w+", jinja))
+            names = _names_in(jinja)
             unused = [name for name, _ in self.template.arguments if name not in names]
             ignored |= dict.fromkeys(f"the template argument {name}" for name in unused)
         for tool in self.tools:
@@ -344,6 +344,9 @@ class Renderer:
 
     @property
     def _controls(self) -> ControlTokens:
+        own = self.tokenizer.chat_template
+        if isinstance(own, str):  # asked for with each message
+            return _controls_with(self.tokenizer, self.template, own)
         return _controls(self.tokenizer, self._template)
 
     def spells_controls(self, messages: Messages) -> bool:
@@ -542,6 +545,19 @@ def _controls(tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate) -> C
     with suppress(TimeoutError, ValueError):  # said when a row is rendered
         ((text, _, _),) = Renderer(tokenizer, template, None)._rendered([TALK], False)
     return control_tokens(tokenizer, text or "")
+
+
+@lru_cache(maxsize=4)
+def _controls_with(
+    tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate, own: str
+) -> ControlTokens:
+    """``_controls`` of a template, or else of the tokenizer's own."""
+    return _controls(tokenizer, Renderer(tokenizer, template, None)._template)
+
+
+@lru_cache(maxsize=4)
+def _names_in(jinja: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", jinja))
 
 
 @lru_cache(maxsize=4)

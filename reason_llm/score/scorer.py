@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -35,6 +36,9 @@ MOST_ERROR_CHARACTERS = 500
 """Longest text of a reward's own error that a message quotes."""
 MOST_ANSWER_CHARACTERS = 1000
 """Longest gold answer in a made-up completion: the tests of a code row may be long."""
+MOST_READ, MOST_TRIED = 10_000, 16
+"""Prompts that are looked through for a try-out of the user's functions, and those of them with
+which the functions are called."""
 NO_SIGNALS = "signal only works in main thread"
 """Text of Python's error where a thread sets a signal's handler, as math_verify's time limits
 do."""
@@ -174,7 +178,8 @@ class Scorer:
     ) -> None:
         """Call the user's functions with made-up completions, so that one that cannot work fails
         before a weight is read: of the first prompt, and of the first one with each set of columns
-        that are null. Judges, reward models, programs and environments are not asked.
+        that are null, at most ``MOST_TRIED`` among the first ``MOST_READ`` prompts. Judges, reward
+        models, programs and environments are not asked.
 
         Raises:
             RewardError: a function raised, unless ``score.on_error`` is zero.
@@ -182,9 +187,11 @@ class Scorer:
         if not any(weighted.reward.is_custom for weighted in self.rewards):
             return
         kinds: dict[frozenset[str], Prompt] = {}
-        for prompt in prompts:
+        for prompt in islice(prompts, MOST_READ):
             missing = frozenset(name for name, value in prompt.extra.items() if value is None)
             kinds.setdefault(missing, prompt)
+            if len(kinds) == MOST_TRIED:
+                break
         for missing, prompt in kinds.items():
             self._try_with(prompt, missing, tokenizer, only_first)
 

@@ -214,6 +214,28 @@ def test_a_column_that_is_null_in_a_later_row_is_tried_at_the_start(
     assert (code, message in shown + errors) == (2, True), shown + errors
 
 
+def test_as_many_sets_of_null_columns_are_tried(
+    tree: dict[str, Any], tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def f(completion, a, b, c, d, e):\n"
+        f"    open({str(tmp_path / 'calls')!r}, 'a').write(f'{{a}}{{b}}{{c}}{{d}}{{e}} ')\n"
+        "    return 1.0\n"
+    )
+    rows = [
+        {"prompt": f"{n}?"} | {name: n >> k & 1 or None for k, name in enumerate("abcde")}
+        for n in range(32)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tmp_path / "config.yaml"
+    data = {"train": "rows.jsonl", "system_prompt": "none", "form": "prompts"}
+    score = {"rewards": [{"custom": "mine.py:f"}]}
+    config.write_text(yaml.safe_dump(tree | {"data": data, "score": score}))
+    assert script("train.py", config, "--data-check")[0] == 0
+    calls = (tmp_path / "calls").read_text().split()
+    assert (len(calls), len({*calls})) == (32, 16)  # with two completions each
+
+
 def closed(count: int) -> Callable[..., float]:
     def inner(completion: str) -> float:
         return count
