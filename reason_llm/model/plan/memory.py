@@ -180,8 +180,8 @@ def plan(
     context = _context_tokens(config, limit, longest_prompt, longest_row)
     draft = _Draft(config, shape, machine, context, learns, tuple(outside))
     if draft.can_skip:  # no more than it takes, as each skipped input takes time
-        ways = (replace(draft, skip_every=each) for each in (0, *SKIPS))
-        draft = next((each for each in ways if each.least() <= draft.usable), draft)
+        ways = [replace(draft, skip_every=each) for each in (0, *SKIPS)]
+        draft = next((each for each in ways if each.least() <= draft.usable), ways[-1])
     if draft.least() > draft.usable:
         raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
 
