@@ -1,9 +1,10 @@
 """What the backward pass computes again gives the gradients of what is kept.
 
 1. Tiles of feed-forwards and norms, and inputs of every second layer alone: to rounding, in each
-   family, with an adapter, over NF4, and of all weights; twice the same bits.
-2. With dropout in the adapter, the same values are dropped.
-3. The inputs of layers that are not kept are freed in the forward pass, the others in the backward
+   family, with an adapter, over NF4, and of all weights; rows padded and end to end.
+2. Which inputs are kept changes no bit, so a run may resume where fewer fit.
+3. With dropout in the adapter, the same values are dropped.
+4. The inputs of layers that are not kept are freed in the forward pass, the others in the backward
    pass.
 """
 
@@ -109,10 +110,10 @@ def test_they_do_over_nf4_and_in_all_weights(options: dict[str, str], tmp_path: 
     """NF4 computes in bfloat16, where sums of other tiles are rounded otherwise."""
     with model_of(tmp_path, "qwen3", **options) as model:
         kept = gradient(model, False)
-        found = [gradient(model, True, each) for each in (0, 2, 2)]
+        found = [gradient(model, True, each) for each in (0, 3, 2)]
         bound = 2e-6 if model.is_full else 2e-2
         assert max(differ(each, kept) for each in found) < bound
-        assert torch.equal(found[1], found[2])
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 def test_dropout_in_the_adapter_drops_the_same_values(tmp_path: Path) -> None:

@@ -192,8 +192,8 @@ def plan(
     context = _context_tokens(config, limit, longest_prompt, longest_row)
     draft = _Draft(config, shape, machine, context, learns, tuple(outside))
     if draft.can_skip:  # no more than it takes, as each skipped input takes time
-        ways = (replace(draft, skip_every=each) for each in (0, *SKIPS))
-        draft = next((each for each in ways if each.least() <= draft.usable), draft)
+        ways = [replace(draft, skip_every=each) for each in (0, *SKIPS)]
+        draft = next((each for each in ways if each.least() <= draft.usable), ways[-1])
     if draft.least() > draft.usable:
         raise ConfigError(_refusal(draft, limit, longest_prompt, longest_row))
 
@@ -431,15 +431,9 @@ class _Draft:
         is_packed, again = config.train.packing != "padded", config.train.gradient_checkpointing
         is_flash = is_packed and self.machine.kind == "cuda"
         activations = shape.activation_bytes(
-            tokens,
-            self.context,
-            size,
-            again,
-            is_packed,
-            is_flash,
-            self.tile_tokens,
+            tokens, self.context, size, again, is_packed, is_flash, self.tile_tokens,
             self.skip_every,
-        )
+        )  # fmt: skip
         if config.train.router_aux_loss_coef:  # logits and probabilities
             activations += 8 * shape.routed * tokens
         chunks = 0 if config.of_stage.scores else self._chunk_bytes * self.chunk_tokens
@@ -449,12 +443,10 @@ class _Draft:
             activations += sum(shape.packable) // shape.layers * (4 + size)
         if self.is_full:  # the head's gradient is summed over chunks, and waits for the embedding's
             head, kept = shape.vocabulary * shape.hidden * size, activations
-            if again:
-                kept = (
-                    0
-                    if again == "offload"
-                    else tokens * shape.kept_bytes_per_token(size, self.skip_every)
-                )
+            if again == "offload":
+                kept = 0
+            elif again:
+                kept = tokens * shape.kept_bytes_per_token(size, self.skip_every)
             chunks += head + max(0, head + kept - activations)
         step = self.update_bytes - activations - widest - chunks
         host = self._held_bytes if self.machine.kind == "cpu" else 0

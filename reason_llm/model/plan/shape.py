@@ -222,13 +222,9 @@ class Shape:
         attention = 2 * self.query + 2 * self.key_value + self.adapter_outputs + gathered
         heads = 2 * keys * (self.query + self.key_value) + 3 * self.query if is_flash else 0
         # In flight: gradients of a layer's widest vectors, and hidden states at both ends.
-        if (
-            self.untiled is None
-            and checkpointing
-            and tile_tokens is not None
-            and tile_tokens < tokens
-        ):
-            wide = (held.intermediate + 1) * self.intermediate * tile_tokens / tokens
+        in_tiles = tile_tokens is not None and tile_tokens < tokens and self.untiled is None
+        if in_tiles and checkpointing:
+            wide = (held.intermediate + 1) * self.intermediate * (tile_tokens or 0) / tokens
             if not is_flash:  # keys and values, and their gradients, for every query head
                 attention += 0 if is_packed else 2 * (self.query - self.key_value)
                 heads = 4 * self.query + 2.5 * gathered
