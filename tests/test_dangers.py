@@ -92,6 +92,7 @@ OPEN_BY_PATH = {
 }
 """They open by themselves, so they are given ``regular(path)``."""
 OPENED_OTHERWISE = {  # where, what: why
+    ("reason_llm/images/files.py", ".open"): "Pillow's, of bytes in memory",
     ("reason_llm/files.py", "os.open"): "the one way to read a file, and to write one",
     ("reason_llm/files.py", "os.fdopen"): "the one way to read a file, and to write one",
     ("reason_llm/model/adapters.py", "shutil.copyfile"): "of a file that regular looked at",

@@ -54,7 +54,7 @@ class Images:
         from transformers import AutoModel
 
         with torch.device("meta"):
-            tower = AutoModel.from_config(self._tower_config)
+            tower = AutoModel.from_config(self._tower_config, trust_remote_code=False)
         count = sum(each.numel() for each in tower.parameters())
         return (
             f"images: {len(self._pictures):,} in the data; the {count / 1e6:,.1f} million weights "
