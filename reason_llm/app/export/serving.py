@@ -18,16 +18,13 @@ from safetensors.torch import load_file
 from reason_llm.app.export.parity import Gap
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import regular
-from reason_llm.model import adapters, base, default_device, multimodal
+from reason_llm.model import adapters, base, multimodal
 from reason_llm.model.plan import backends
-from reason_llm.model.sizes import EngineSizes
 
 MOST_SECONDS = 600
 MOST_BYTES_ON_CPU = 4 << 30
 """Largest weights that are tried without a GPU."""
-KV_CACHE_BYTES = 256 << 20
-MOST_TOKENS = 256
-"""Longest text."""
+PROGRAM = "reason_llm.model.vllm.served"
 
 
 def prove(base_folder: Path, adapter: Path, tokenizer: Any) -> str | None:
@@ -43,7 +40,7 @@ def prove(base_folder: Path, adapter: Path, tokenizer: Any) -> str | None:
     if (why_not := _why_not(base_folder, adapter, described)) is None:
         texts = [tokenizer.encode(text, add_special_tokens=False) for text in base.PROBES]
         try:
-            gap = _measure(base_folder, adapter, [ids[:MOST_TOKENS] for ids in texts])
+            gap = _measure(base_folder, adapter, texts)
         except (subprocess.SubprocessError, OSError, ValueError) as error:
             why_not = one_line(error)[:300]
         else:
@@ -83,45 +80,11 @@ def _why_not(base_folder: Path, adapter: Path, described: Any) -> str | None:
 def _measure(base_folder: Path, adapter: Path, texts: list[list[int]]) -> Gap:
     asked = orjson.dumps([str(base_folder), str(adapter), texts])
     ended = subprocess.run(
-        [sys.executable, "-m", __name__], input=asked, capture_output=True, timeout=MOST_SECONDS
+        [sys.executable, "-m", PROGRAM], input=asked, capture_output=True, timeout=MOST_SECONDS
     )
     lines = ended.stdout.splitlines()
     if ended.returncode != 0 or not lines:
         said = ended.stderr.decode(errors="replace").strip().splitlines()
         raise ValueError(said[-1] if said else f"vLLM ended with {ended.returncode}")
-    return Gap(*orjson.loads(lines[-1]))
-
-
-def effect(base_folder: str, adapter: str, texts: list[list[int]]) -> Gap:
-    """Difference of the texts' log-probs under vLLM with and without the adapter. Raises
-    ModelError: vLLM cannot load one of them."""
-    from reason_llm.model.vllm import engine
-
-    rank = int(adapters.read_config(Path(adapter)).r)
-    dtype = torch.bfloat16 if default_device().type == "cuda" else torch.float32
-    sizes = EngineSizes(2 * MOST_TOKENS, KV_CACHE_BYTES, max_sequences=1, lora_rank=rank)
-    started = engine.start(base_folder, dtype, sizes, seed=0)
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-
-    def logprobs(request: Any) -> torch.Tensor:
-        found = []
-        for ids in texts:  # one at a time, so that both passes compute the same shapes
-            (out,) = started.llm.generate(
-                [{"prompt_token_ids": ids}], params, lora_request=request, use_tqdm=False
-            )
-            pairs = zip(out.prompt_logprobs[1:], ids[1:], strict=True)
-            found += [each[token].logprob for each, token in pairs]
-        return torch.tensor(found)
-
-    try:
-        return Gap.between(logprobs(LoRARequest("exported", 1, adapter)), logprobs(None))
-    finally:
-        started.close()
-
-
-if __name__ == "__main__":
-    measured = effect(*orjson.loads(sys.stdin.buffer.read()))
-    sys.stdout.write(orjson.dumps([measured.tokens, measured.largest, measured.mean]).decode())
+    with_adapter, without = orjson.loads(lines[-1])
+    return Gap.between(torch.tensor(with_adapter), torch.tensor(without))
