@@ -66,6 +66,8 @@ def unfit(
     other = "take the unquantised model and set model.quantize to nf4"
     if is_mixture:
         other = "take the same weights in bfloat16 (the experts of a mixture have no NF4 here)"
+    if method == "mxfp4":
+        other = "write them in bfloat16 once, by scripts/export.py MODEL --out FOLDER"
     if method != "bitsandbytes":
         return f"its weights are quantised by {method}, which cannot be trained over; {other}"
     kind = quantized.get("bnb_4bit_quant_type", "fp4")

@@ -14,7 +14,7 @@ from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError, ModelError, ReasonError
 from reason_llm.model import base
 from reason_llm.model.plan import plan_only
-from reason_llm.model.plan.shipped import SHAPES
+from reason_llm.model.plan.shipped import SHAPES, known
 from reason_llm.readers import outside_models
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -85,4 +85,15 @@ def test_the_shipped_shapes_are_those_of_the_shipped_configs() -> None:
         for line in path.read_text().splitlines()
         if line.strip().startswith("path:") and "/" in line and len(line.split()) > 1
     }
-    assert {name for name in named if name[0].isupper() or name.startswith("meta-")} == set(SHAPES)
+    on_the_hub = ("Qwen/", "google/", "meta-llama/")
+    assert {name for name in named if name.startswith(on_the_hub)} <= set(SHAPES)
+    assert known("QWEN3.5-4b") == known("org/qwen3.5-4B") == "Qwen/Qwen3.5-4B"
+    assert known("model/gpt-oss-20b") == "model/gpt-oss-20b"
+    assert known("Qwen/Qwen3.5") is None
+
+
+def test_a_plan_of_weights_in_mxfp4_says_how_they_are_unpacked() -> None:
+    tree = {"model": {"path": "openai/gpt-oss-20b"}, "data": {"train": "x"},
+            "memory": {"budget_gib": 80}}  # fmt: skip
+    with pytest.raises(ModelError, match=r"openai/gpt-oss-20b.*mxfp4.*scripts/export\.py MODEL"):
+        plan_only(Config.model_validate(tree), outside_models)

@@ -108,7 +108,9 @@ def test_over_the_whole_model_the_towers_are_not_adapted(tmp_path: Path) -> None
     assert len([m for m in again.modules() if isinstance(m, LoraLayer)]) == 4 * 7
 
 
-def test_an_adapter_under_the_names_of_another_class_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_under_the_names_of_another_class_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = families.make(tmp_path / "base", "qwen3_vl")
     with Model(text_only(path), load_tokenizer(path), seed=0) as model:
         model.snapshot().write(tmp_path / "adapter")
@@ -117,7 +119,10 @@ def test_an_adapter_under_the_names_of_another_class_is_refused(tmp_path: Path) 
         source=tmp_path / "adapter", out=tmp_path / "out", base=path, adapter_only=True,
         dtype="float32", shard_bytes=2**30, rollouts=None, push=None, gguf=None,
     )  # fmt: skip
-    export(whole, Console("quiet"))
+    export(whole, Console("plain"))
+    assert (
+        "serves the adapter is not proven: it is untrained and changes" in capsys.readouterr().out
+    )
     renamed = {n.replace(".language_model.", "."): t for n, t in load_file(file).items()}
     save_file(renamed, file)
     for request, said in (

@@ -37,7 +37,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
             const="convert_hf_to_gguf.py",
         ),
     }
-    what = ("RUN|ADAPTER", "a run's folder, or an adapter's")
+    what = ("RUN|ADAPTER", "a run's folder, an adapter's, or a model in MXFP4 to unpack")
     description = DESCRIPTION.format(program=program)
     line = read_command_line(
         program, description, what, arguments, SWITCHES, values, with_config=False

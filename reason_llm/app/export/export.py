@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import torch
 import transformers
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import (
     HFValidationError,
     HTTPError,
@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
 )
 
 from reason_llm.app.console import Console
-from reason_llm.app.export import merging, model_card, parity, patterns, reward_model
+from reason_llm.app.export import merging, model_card, parity, patterns, reward_model, serving
 from reason_llm.app.export.model_card import ModelCard
 from reason_llm.app.export.parity import Parity
 from reason_llm.app.export.reward_model import ScoreParity
@@ -70,7 +70,7 @@ class ExportRequest:
     """Options of an export."""
 
     source: Path
-    """A run's folder or an adapter's."""
+    """A run's folder, an adapter's, or a model in MXFP4, which is written in 16 or 32 bits."""
     out: Path
     base: str | None
     """None: what the run or the adapter names."""
@@ -107,12 +107,16 @@ class _Job:
 
 
 def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | None:
-    """Write the folder and return the result of the parity check; None for an adapter alone.
+    """Write the folder and return the result of the parity check; None for an adapter alone, and
+    for a model that is written in another type.
 
     Raises:
         ReasonError: anything that the user can fix. Unless it says otherwise nothing was written.
     """
     quiet_libraries()
+    if _is_packed_model(request.source):
+        _unpack(request, console)
+        return None
     with _without_patterns(request, console) as source:
         return _export(request, _prepare(replace(request, source=source)), console)
 
@@ -138,6 +142,9 @@ def _export(request: ExportRequest, job: _Job, console: Console) -> Parity | Sco
             heads = [name for name in HEAD_FILES if (job.adapter / name).is_file()]
             for name in (*ADAPTER_FILES, *heads):
                 shutil.copyfile(regular(job.adapter / name), target / name)
+            line = None if heads else serving.prove(job.base_folder, target, job.tokenizer)
+            if line is not None:
+                console.line(line)
         else:
             merge = _merge_reward_model if reward_model.is_one(job.adapter) else _merge
             result = merge(request, job, target, console)
@@ -164,13 +171,45 @@ def _export(request: ExportRequest, job: _Job, console: Console) -> Parity | Sco
     return result
 
 
+def _is_packed_model(source: Path) -> bool:
+    """Whether this is a model in MXFP4, in a folder or on the Hub."""
+    if run_folder.is_run(source) or run_folder.is_adapter(source) or source.is_file():
+        return False
+    file = source / "config.json"
+    if not source.exists() and len(source.parts) == 2 and not source.parent.exists():
+        try:
+            file = Path(hf_hub_download(str(source), file.name))
+        except PUSH_ERRORS:
+            return False
+    return file.is_file() and merging.is_mxfp4(merging.read_json(file))
+
+
+def _unpack(request: ExportRequest, console: Console) -> None:
+    """Write a model in MXFP4 in 16 or 32 bits, bit by bit the numbers that Transformers reads:
+    ``save_pretrained`` of Transformers 5.17 would lose the experts of all layers but one."""
+    options = ("adapter_only", "base", "gguf", "push", "rollouts")
+    if given := [name for name in options if getattr(request, name)]:
+        raise ConfigError(
+            f"--{given[0].replace('_', '-')} contradicts {request.source}, a model in MXFP4, which "
+            "is only written in another type; leave it out"
+        )
+    _check_dtype(request)
+    _check_out(request)
+    folder, dtype = merging.downloaded(str(request.source)), DTYPES[request.dtype]
+    _check_room(request, merging.merged_bytes(folder, None, dtype))
+    with replacing_folder(request.out, is_noted=False) as target:
+        merging.merge(folder, None, target, dtype, request.shard_bytes)
+        for file in sorted({each for pattern in merging.FILES for each in folder.glob(pattern)}):
+            is_weights = ".safetensors" in file.name
+            if file.is_file() and not is_weights and not (target / file.name).exists():
+                shutil.copyfile(regular(file), target / file.name)
+    console.line(f"wrote {request.source} in {request.dtype} to {request.out}")
+
+
 def _prepare(request: ExportRequest) -> _Job:
     """Check everything that can be checked before anything is written."""
     source, run, config = request.source, None, None
-    if request.dtype not in DTYPES:
-        raise ConfigError(
-            f"--dtype {request.dtype} is none of {', '.join(DTYPES)}; give one of these"
-        )
+    _check_dtype(request)
     if run_folder.is_run(source):
         run, config = source, run_folder.read_config(source)
         adapter = run_folder.find_adapter(source, request.which)
@@ -193,12 +232,7 @@ def _prepare(request: ExportRequest) -> _Job:
             f"--gguf: {request.gguf} is neither on PATH nor a file; install llama.cpp and name its "
             f"{CONVERTER}"
         )
-    out = request.out
-    if out.is_symlink():
-        raise WriteError(f"--out {out} is a link to {out.readlink()}; name a new folder")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise WriteError(f"--out {out} exists and is not empty; name a new folder, or remove it")
-    check_writable(out)
+    _check_out(request)
     if request.push is not None:
         _check_login(request.push)
     folder = merging.base_folder(name)
@@ -358,6 +392,22 @@ def _read_fitting(path: Path, config: Config | None, base_folder: Path) -> Docum
     limit = getattr(text_config, "max_position_embeddings", None)
     saved_rollouts.check_fits(path, document, limit, text_config.vocab_size)
     return document
+
+
+def _check_dtype(request: ExportRequest) -> None:
+    if request.dtype not in DTYPES:
+        raise ConfigError(
+            f"--dtype {request.dtype} is none of {', '.join(DTYPES)}; give one of these"
+        )
+
+
+def _check_out(request: ExportRequest) -> None:
+    out = request.out
+    if out.is_symlink():
+        raise WriteError(f"--out {out} is a link to {out.readlink()}; name a new folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise WriteError(f"--out {out} exists and is not empty; name a new folder, or remove it")
+    check_writable(out)
 
 
 def _check_room(request: ExportRequest, needed: int) -> None:

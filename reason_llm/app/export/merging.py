@@ -8,7 +8,7 @@ arXiv:2106.09685 section 4.1; the scale alpha / sqrt(r) of rank-stabilised LoRA:
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
 """Files of a Hub model that are downloaded."""
 HEAD = "lm_head.weight"
 SCORE = "score.weight"
+BLOCKS, SCALES = "_blocks", "_scales"
+"""Endings of the two tensors that a weight in MXFP4 is stored as."""
 _KEPT = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
 """PEFT also saves whole embeddings if an embedding or the head is adapted."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -68,25 +70,47 @@ class _Source:
     name: str
     shape: list[int]
     num_bytes: int
+    scales: "_Source | None" = None
+    """Scales of a weight in MXFP4, whose blocks this is."""
 
     def read(self) -> Tensor:
-        """The tensor as it is stored."""
+        """The tensor as it is stored; in bfloat16, which holds all its values, if in MXFP4."""
         with safe_open(regular(self.file), framework="pt") as opened:
-            return torch.as_tensor(opened.get_tensor(self.name))
+            tensor = torch.as_tensor(opened.get_tensor(self.name))
+        if self.scales is None:
+            return tensor
+        from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+        unpacked: Tensor = convert_moe_packed_tensors(tensor, self.scales.read())
+        return unpacked
 
 
-def base_folder(path: str) -> Path:
-    """Folder of a base model; a Hub id is downloaded first. Raises a ModelError if it is neither,
-    or its weights are quantised already."""
+def is_mxfp4(config: dict[str, Any]) -> bool:
+    """Whether a config.json is of weights in MXFP4, as gpt-oss is published."""
+    quantized = config.get("quantization_config")
+    return isinstance(quantized, dict) and quantized.get("quant_method") == "mxfp4"
+
+
+def downloaded(path: str) -> Path:
+    """Folder of a model; a Hub id is downloaded first. Raises a ModelError if it is neither."""
     folder = Path(path)
     if not folder.is_dir():
-        try:
-            folder = Path(snapshot_download(path, allow_patterns=list(FILES)))
+        try:  # gpt-oss has its weights once more in folders
+            folder = Path(
+                snapshot_download(path, allow_patterns=list(FILES), ignore_patterns=["*/*"])
+            )
         except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
             raise ModelError(
                 f"{path} is neither a folder here nor a model on the Hub that can be read "
                 f"({one_line(error)[:200]}); name the base with --base"
             ) from error
+    return folder
+
+
+def base_folder(path: str) -> Path:
+    """Folder of a base model, as ``downloaded``. Raises a ModelError also if its weights are
+    quantised already."""
+    folder = downloaded(path)
     if read_json(folder / "config.json").get("quantization_config"):
         raise ModelError(
             f"{path} is quantised itself, and merging into rounded weights would lose what was "
@@ -188,6 +212,8 @@ def merge(
     config = read_json(base / "config.json") | {"dtype": str(dtype).removeprefix("torch.")}
     if "torch_dtype" in config:  # of Transformers before 5
         config["torch_dtype"] = config["dtype"]
+    if is_mxfp4(config):
+        del config["quantization_config"]
     if HEAD in to_add:  # the embedding stays as it is, so the two are tied no longer
         config["tie_word_embeddings"] = False
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
@@ -226,6 +252,8 @@ def _plan(
                     sources[name] = _Source(file, name, shape, math.prod(shape) * size)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} is damaged ({one_line(error)}); copy it again") from error
+    if is_mxfp4(read_json(base / "config.json")):
+        sources = dict(_unpacked(sources, dtype))
     model = base_model.meta_base(str(base), trust_remote_code=False)
     prefix, own_name = f"{model.base_model_prefix}.", model_folder.names_of(model)
     earlier = {own_name(name): name for name in sources}
@@ -261,6 +289,23 @@ def _plan(
                 "resized with the adapter; merge it with the library that made it"
             )
     return to_add, sources
+
+
+def _unpacked(sources: dict[str, _Source], dtype: torch.dtype) -> Iterator[tuple[str, _Source]]:
+    """The sources, with one weight (E, I, O) for each pair of blocks (E, O, I / 32, 16), of two
+    four-bit numbers a byte, and scales."""
+    for name, source in sources.items():
+        weight = name.removesuffix(BLOCKS)
+        scales = sources.get(f"{weight}{SCALES}")
+        if name != weight:
+            if scales is None or scales.shape != source.shape[:-1] or len(source.shape) != 4:
+                raise ModelError(f"{source.file}: {name} has no scales; download the model again")
+            experts, outputs, groups, size = source.shape
+            shape = [experts, groups * size * 2, outputs]
+            num_bytes = math.prod(shape) * dtype.itemsize
+            yield weight, replace(source, shape=shape, num_bytes=num_bytes, scales=scales)
+        elif not name.endswith(SCALES):
+            yield name, source
 
 
 def _files(base: Path) -> list[Path]:

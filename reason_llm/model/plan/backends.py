@@ -65,7 +65,7 @@ def choose(
     lines = [why]
     if engine == "vllm":
         _check_dtype(config, device)
-        if missing := _missing_imports(described):
+        if missing := missing_imports(described):
             raise ConfigError(
                 f"sample.engine=vllm contradicts model_type={described.model_type}, whose class in "
                 f"vLLM imports {missing}, which is not installed; {INSTALL_IMPORTS}, or set "
@@ -145,7 +145,7 @@ def _packing(
 
 
 def _engine(config: Config, described: PretrainedConfig, device: torch.device) -> tuple[str, str]:
-    engine, installed = config.sample.engine, _is_installed("vllm")
+    engine, installed = config.sample.engine, is_installed("vllm")
     if not config.judges_answers:
         return "transformers", f"without vLLM: stage={config.stage} samples nothing here"
     if (why_not := unfit_for_vllm(config, described)) is not None:
@@ -167,12 +167,12 @@ def _engine(config: Config, described: PretrainedConfig, device: torch.device) -
         (not installed, f"vLLM is not installed; {INSTALL_VLLM}"),
         (config.model.dtype == "float32", "vLLM's adapters have no float32"),
         (
-            _missing_imports(described) is not None,
-            f"vLLM's class of this model imports {_missing_imports(described)}, which is not "
+            missing_imports(described) is not None,
+            f"vLLM's class of this model imports {missing_imports(described)}, which is not "
             f"installed; {INSTALL_IMPORTS}",
         ),
         (
-            config.model.quantize == "nf4" and not _is_installed("vllm_bnb_plugin"),
+            config.model.quantize == "nf4" and not is_installed("vllm_bnb_plugin"),
             "vllm-bnb-plugin is not installed",
         ),
     ):
@@ -209,7 +209,7 @@ def _check_dtype(config: Config, device: torch.device) -> None:
             "16 bits only; set model.dtype to bfloat16, or sample.engine to transformers"
         )
     if config.model.quantize == "nf4":
-        if not _is_installed("vllm_bnb_plugin"):
+        if not is_installed("vllm_bnb_plugin"):
             raise ConfigError(
                 "model.quantize=nf4 with sample.engine=vllm needs vLLM's bitsandbytes plugin, "
                 "which is not installed; pip install vllm-bnb-plugin==0.0.3"
@@ -221,13 +221,14 @@ def _check_dtype(config: Config, device: torch.device) -> None:
             )
 
 
-def _missing_imports(described: PretrainedConfig) -> str | None:
+def missing_imports(described: PretrainedConfig) -> str | None:
     """A package that vLLM imports for a model that also reads images, though it reads none here,
     and that is not installed: the packages for vLLM without a GPU leave it out."""
     if not multimodal.reads_images(described) and described.model_type not in IMPORTING:
         return None
-    return next((name for name in IMPORTS if not _is_installed(name)), None)
+    return next((name for name in IMPORTS if not is_installed(name)), None)
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Whether a package can be imported."""
     return importlib.util.find_spec(name) is not None

@@ -123,7 +123,7 @@ class Shape:
         heads = config.num_attention_heads
         layers = layer_configs(config)
         query = max(heads * head_size(layer) for layer in layers)
-        key_heads = getattr(config, "num_key_value_heads", None)
+        key_heads = getattr(layers[0], "num_key_value_heads", None)
         size_of_keys = key_heads * head_size(layers[0]) if key_heads else query
         cache = _cache_of(base) or [(size_of_keys, 0, 0)] * len(layers)
         keys, states, conv_states = ([each[i] for each in cache if each[i]] for i in range(3))

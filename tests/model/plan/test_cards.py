@@ -10,19 +10,18 @@ from conftest import ROOT
 from marks import most_are_long
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
-from reason_llm.model.base import meta_model
+from reason_llm.model.base import context_limit, meta_model
 from reason_llm.model.plan import memory
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.shipped import SHAPES
-from shapes import write_config
+from shapes import PARAMETERS, write_config
 
 CARDS = (12, 16, 24, 48, 80)
 AT_ONCE = 8
 THOUSAND = 1024
-LISTED = [name for name in SHAPES if "Coder" not in name]
-"""Qwen2.5-Coder-7B has the shape of Qwen2.5-7B."""
+LISTED = [name for name in PARAMETERS if "2.5-" in name or "-8B" in name]
+LISTED.remove("Qwen/Qwen2.5-Coder-7B-Instruct")  # which has the shape of Qwen2.5-7B
 
 
 def longest(config: Config, shape: Shape, card: int, limit: int) -> int:
@@ -58,7 +57,7 @@ def test_what_fits_on_a_card_is_in_the_table(name: str, tmp_path: Path) -> None:
             "sample": {"engine": "vllm"},
         }
     )
-    shape, limit = Shape.of(meta_model(config.model)), SHAPES[name].max_position_embeddings
+    shape, limit = Shape.of(meta_model(config.model)), context_limit(config.model)
     page = (ROOT / "docs" / "gpu.md").read_text()
     for quantize, weights in (("none", "bfloat16"), ("nf4", "NF4")):
         model = config.model.model_copy(update={"quantize": quantize})

@@ -35,7 +35,7 @@ from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.file import load
 from reason_llm.errors import ConfigError, ModelError
 from reason_llm.model import layout as layouts
-from reason_llm.model.base import Model, load_tokenizer, meta_model
+from reason_llm.model.base import Model, load_tokenizer, meta_model, stored_bytes
 from reason_llm.model.datum import Datum
 from reason_llm.model.logprobs import policy_logprobs, target_logprobs
 from reason_llm.model.plan import memory, plan_only
@@ -428,11 +428,61 @@ def test_there_is_a_config_for_every_promised_card() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    most_are_long(SHAPES, ["Qwen/Qwen2.5-1.5B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"]),
+    most_are_long(PARAMETERS, ["Qwen/Qwen2.5-1.5B-Instruct", "google/gemma-4-12B-it"]),
 )
 def test_the_shape_has_as_many_parameters_as_its_publisher_says(name: str, tmp_path: Path) -> None:
-    shape = Shape.of(meta_model(ModelSection(path=write_config(name, tmp_path))))
-    assert shape.dense + sum(shape.packable) == pytest.approx(PARAMETERS[name], rel=0.01)
+    path = write_config(name, tmp_path)
+    shape = Shape.of(meta_model(ModelSection(path=path)))
+    stored = stored_bytes(path, trust_remote_code=False) / 2
+    assert stored == pytest.approx(PARAMETERS[name], rel=0.01)
+    loaded = shape.dense + sum(shape.packable)
+    assert loaded == stored or ("text_config" in SHAPES[name] and 0.9 * stored < loaded < stored)
+
+
+def test_recurrent_layers_have_states_in_place_of_keys() -> None:
+    """Qwen3.5-4B: 24 of 32 layers have 32 states of 128 x 128 in float32, and the last 4 inputs of
+    a convolution over 8,192 channels; 8 have 4 heads of 256 for keys, and as many for values."""
+    tree = {"model": {"path": "Qwen/Qwen3.5-4B", "context_tokens": 4096}, "data": {"train": "x"},
+            "memory": {"budget_gib": 16}}  # fmt: skip
+    plan = plan_only(Config.model_validate(tree), outside_models)
+    state = 24 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
+    per_token = 8 * 2 * 4 * 256 * 2
+    block = state // 24 // (2 * 4 * 256 * 2)  # tokens, as pages of vLLM's cache have one size
+    sizes = {line.name: line.sampling for line in plan.lines}
+    assert sizes["KV cache"] == plan.cache_tokens * per_token
+    sequences = -(-plan.cache_tokens // (4096 + 2 * block))
+    assert sizes["recurrent states"] == sequences * 2 * state  # one of a cached block
+    assert plan.engine is not None
+    assert plan.engine.kv_cache_bytes == sizes["KV cache"] + sizes["recurrent states"]
+    tree["sample"] = {"engine": "transformers"}
+    bare = plan_only(Config.model_validate(tree), outside_models)
+    sizes = {line.name: line.sampling for line in bare.lines}
+    assert sizes["recurrent states"] == -(-bare.cache_tokens // (4096 + 256)) * state
+    assert f"to download: {plan.downloads[0][1] / 1e9:.1f} GB of Qwen/Qwen3.5-4B" in plan.table()
+    assert plan.downloads == (("Qwen/Qwen3.5-4B", 2 * 4_539_265_536),)
+
+
+@pytest.mark.long
+def test_every_family_is_planned_by_its_config_alone(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"data": {"train": "x"}, "memory": {"budget_gib": 24}}
+    recurrent = set()
+    for name in (*families.OLDER, *families.TODAY, *families.MULTIMODAL):
+        folder = Path(families.make(tmp_path / name, name))
+        for file in folder.iterdir():
+            if file.name != "config.json":
+                file.unlink()
+        targets = families.TARGETS.get(name, "all-linear")
+        tree["model"] = {"path": str(folder), "adapter": {"targets": targets}}
+        plan = plan_only(Config.model_validate(tree), outside_models)
+        sizes = {line.name: line.sampling for line in plan.lines}
+        assert sizes["KV cache"] > 0
+        assert plan.downloads == ()
+        if sizes.get("recurrent states"):
+            recurrent.add(name)
+    assert recurrent == {
+        "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_vl", "nemotron_h", "olmo_hybrid", "qwen3_5",
+        "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+    }  # fmt: skip
 
 
 def test_the_shape_of_a_mixture_counts_the_experts_of_a_token(tmp_path: Path) -> None:

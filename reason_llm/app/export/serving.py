@@ -1,0 +1,90 @@
+"""Proof that vLLM serves an exported adapter, as any user would serve it: the log-probs of a few
+texts, with the adapter and without it. Made in another process, since one that has started vLLM
+keeps its memory.
+
+Only for models whose layers vLLM names in another way than Transformers. There vLLM 0.31 serves the
+base without a word if no name of the adapter is a layer's.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from safetensors.torch import load_file
+
+from reason_llm.app.export.parity import Gap
+from reason_llm.errors import ModelError, one_line
+from reason_llm.files import regular
+from reason_llm.model import adapters, base, multimodal
+from reason_llm.model.plan import backends
+
+MOST_SECONDS = 600
+MOST_BYTES_ON_CPU = 4 << 30
+"""Largest weights that are tried without a GPU."""
+PROGRAM = "reason_llm.model.vllm.served"
+
+
+def prove(base_folder: Path, adapter: Path, tokenizer: Any) -> str | None:
+    """The line that says how much the adapter changes under vLLM, or why that is not proven; None
+    for a model whose layers have the same names in vLLM.
+
+    Raises:
+        ModelError: vLLM serves the base in its place.
+    """
+    described = base.read_config(str(base_folder))
+    if not multimodal.reads_images(described) and described.model_type not in backends.IMPORTING:
+        return None
+    if (why_not := _why_not(base_folder, adapter, described)) is None:
+        texts = [tokenizer.encode(text, add_special_tokens=False) for text in base.PROBES]
+        try:
+            gap = _measure(base_folder, adapter, texts)
+        except (subprocess.SubprocessError, OSError, ValueError) as error:
+            why_not = one_line(error)[:300]
+        else:
+            if gap.largest == 0:
+                raise ModelError(
+                    f"vLLM serves {base_folder} without the adapter: every log-prob is the base's; "
+                    "nothing was written; export it merged, without --adapter-only"
+                )
+            return f"vLLM serves the adapter: its effect on log-probs is {gap}"
+    return f"that vLLM serves the adapter is not proven: {why_not}"
+
+
+def _why_not(base_folder: Path, adapter: Path, described: Any) -> str | None:
+    """Reason not to try."""
+    factors = load_file(regular(adapter / adapters.WEIGHTS))
+    if not any(bool(each.any()) for name, each in factors.items() if ".lora_B." in name):
+        return "it is untrained and changes nothing"
+    family = described.get_text_config(decoder=True).model_type
+    if family in backends.WITHOUT_VLLM:
+        return backends.WITHOUT_VLLM[family]
+    if not backends.is_installed("vllm"):
+        return "vLLM is not installed"
+    if missing := backends.missing_imports(described):
+        return f"vLLM's class of this model imports {missing}, which is not installed"
+    size = sum(file.stat().st_size for file in base_folder.glob("*.safetensors"))
+    if torch.cuda.is_available():
+        there = torch.cuda.mem_get_info()[0] - 3 * 2**30  # of libraries and graphs
+    else:
+        size *= 2  # in float32
+        there = MOST_BYTES_ON_CPU
+    if size > there:
+        where = "free on the GPU" if torch.cuda.is_available() else "tried without a GPU"
+        return f"its base takes {size / 2**30:.1f} GiB, and {there / 2**30:.1f} GiB is {where}"
+    return None
+
+
+def _measure(base_folder: Path, adapter: Path, texts: list[list[int]]) -> Gap:
+    asked = orjson.dumps([str(base_folder), str(adapter), texts])
+    ended = subprocess.run(
+        [sys.executable, "-m", PROGRAM], input=asked, capture_output=True, timeout=MOST_SECONDS
+    )
+    lines = ended.stdout.splitlines()
+    if ended.returncode != 0 or not lines:
+        said = ended.stderr.decode(errors="replace").strip().splitlines()
+        raise ValueError(said[-1] if said else f"vLLM ended with {ended.returncode}")
+    with_adapter, without = orjson.loads(lines[-1])
+    return Gap.between(torch.tensor(with_adapter), torch.tensor(without))
