@@ -37,7 +37,6 @@ from reason_llm.environments.data_side import own_session
 from reason_llm.environments.sessions import Sessions
 from reason_llm.environments.task_rows import parsed_source
 from reason_llm.environments.token_server import (
-    MOST_BYTES,
     SESSION,
     Branch,
     Session,
@@ -47,7 +46,7 @@ from reason_llm.errors import ConfigError, DataError
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store import metrics
-from reason_llm.sample import SamplingParams, in_environment
+from reason_llm.sample import SamplingParams, in_environment, openai_api
 
 TOKENIZER = load_tokenizer(str(TINY))
 END = 2
@@ -430,7 +429,7 @@ def test_the_server_takes_and_refuses() -> None:
             (GENERATE, {"token_ids": [beyond]}, 400, f"the vocabulary ends at {beyond - 1}"),
             (GENERATE, {"token_ids": [1] * 100}, 400, "no room in the context of 100"),
             (GENERATE, b"[" * 100_000, 400, ""),
-            (GENERATE, b" " * (100 << 20), 413, f"{MOST_BYTES:,} bytes"),
+            (GENERATE, b" " * (100 << 20), 413, f"{openai_api.MOST_BYTES:,} bytes"),
             (CHATS, {"messages": said, "max_tokens": -100}, 400, "max_tokens=-100 is no number"),
             ("/v1/embeddings", {"input": "a"}, 404, "POST /v1/embeddings is not offered; there is"),
         ]:  # fmt: skip
