@@ -72,7 +72,9 @@ class Choices:
         if len(found) != 1:
             what = "could be any of the choices" if found else "is none of the choices"
             if self.numbers and not found:
-                what = "is neither the number of a choice's column, from 1 on, nor a choice of"
+                what = (
+                    "is neither the number of a choice's column, from 1 on, nor any of the choices"
+                )
             raise DataError(
                 f"{where}: the gold answer {shown(gold)} {what} "
                 f"{', '.join(sorted(found) or self.labels)}; write the letter into the row, set "

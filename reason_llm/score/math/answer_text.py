@@ -72,6 +72,7 @@ _SMALL_WORDS = word_set(
 )
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
 """Words behind a value with which what the question knows begins: ``in the class``."""
+_ARTICLES = word_set("a an the")
 _JOINING = word_set("and to one ones or i")
 ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _MONTH_NAMES = (
@@ -581,6 +582,8 @@ def _numeral(text: str) -> tuple[bool, str, str] | None:
 
 def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether words, or letters of a choice, are the same; None where one is no words."""
+    if len(gold) > 1 and gold[0].text.casefold() in _LEAD_WORDS:  # The answer is C
+        gold = gold[_lead(gold) or 0 :] or gold
     if (letters := _letters(gold, question)) and (said := _letters(answer, question)):
         return said == letters
     if choice := _choice(gold):
@@ -598,15 +601,22 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         return None
     if (verdict := _yes_or_no(gold, answer)) is not None:
         return verdict
-    first = _by_month(_plain_words(gold))
+    first = _said(gold)
     if not first:
         return None
-    second, led = (_by_month(_plain_words(each)) for each in (answer, answer[_lead(answer) or 0 :]))
+    second, led = map(_said, (answer, answer[_lead(answer) or 0 :]))
     if not second and not led:
         return None
     if _may_be_variables(gold) and not _is_short_word(gold):
         return None
     return first in (second, led) or (None if _may_be_variables(gold) else False)
+
+
+def _said(tokens: list[Token]) -> list[str] | None:
+    """The words of an answer that is nothing but words, without an article before them, the month
+    first."""
+    words = _by_month(_plain_words(tokens))
+    return words[1:] if words and len(words) > 1 and words[0] in _ARTICLES else words
 
 
 def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
