@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain
 from math import floor
 from typing import TYPE_CHECKING, Any
 
@@ -313,12 +312,12 @@ class Renderer:
         """Token ids of texts that are tokenised together; without those that have marks or on
         which the tokenizer fails."""
         found: dict[str, list[int]] = {}
+        plain = [text for text in texts if OPEN not in text]
         part, size = list[str](), 0
-        for text in chain((text for text in texts if OPEN not in text), [None]):
-            if text is not None:
-                part.append(text)
-                size += len(text)
-            if part and (text is None or size > AT_ONCE_CHARACTERS):
+        for number, text in enumerate(plain, start=1):
+            part.append(text)
+            size += len(text)
+            if size > AT_ONCE_CHARACTERS or number == len(plain):
                 with suppress(TimeoutError, Panic, ValueError):
                     found |= zip(part, self._encoded(part), strict=True)
                 part, size = [], 0

@@ -163,7 +163,7 @@ class Run:
         self._show(last)
         self._writer.submit(self._log.sync)
         every = self.config.run.save_every
-        is_due = self._pace.is_due if every == "auto" else self.state.step % every == 0
+        is_due = self.state.step % every == 0 if isinstance(every, int) else self._pace.is_due
         is_last = self.state.step == self.config.run.steps or self.job.ends_early(self.state)
         if is_last or is_due or self._stop.requested:
             with timed(self.phases.record, "saving"):  # goes into the next step's record

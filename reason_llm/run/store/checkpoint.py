@@ -271,7 +271,7 @@ def save(
             policy.write(folder)
             for name, content in files.items():
                 if isinstance(content, Path):
-                    _link(regular(content), folder / name)
+                    _link(content, folder / name)
                     with suppress(OSError, LookupError):  # else it is read
                         known[name] = noted_digest(content)
                 else:
@@ -291,9 +291,9 @@ def save(
 def _link(file: Path, name: Path) -> None:
     """Give a file a second name, or a copy where the file system has no hard links."""
     try:
-        os.link(file, name)
+        os.link(regular(file), name)
     except OSError:
-        shutil.copyfile(file, name)
+        shutil.copyfile(regular(file), name)
 
 
 class Pace:
