@@ -373,7 +373,8 @@ def test_there_is_a_config_for_every_promised_card() -> None:
     assert {p.stem.split("_", 1)[1] for p in CONFIGS} == {
         "qwen2.5-1.5b_12gb", "qwen2.5-1.5b_24gb", "qwen2.5-3b_12gb", "qwen2.5-3b_24gb",
         "qwen2.5-7b_24gb", "llama-3.1-8b_24gb", "qwen3-8b_48gb", "qwen2.5-14b_80gb",
-        "qwen2.5-32b_80gb", "qwen2.5-coder-7b_24gb", "qwen2.5-1.5b_16gb",
+        "qwen2.5-32b_80gb", "qwen2.5-coder-7b_24gb", "qwen2.5-1.5b_16gb", "qwen3.5-4b_16gb",
+        "qwen3-4b_24gb", "qwen3.5-9b_24gb", "gemma-4-e4b_24gb", "gemma-4-12b_48gb", "gpt-oss-20b_48gb",
     }  # fmt: skip
 
 
