@@ -88,7 +88,7 @@ FATBIN, ELF, PTX = struct.pack("<I", 0xBA55ED50), 2, 1
 def locked() -> dict[str, str]:
     """Versions of the packed distributions, by name."""
     pairs = re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text(encoding="utf-8"), re.M)
-    versions = {canonicalize_name(name): version for name, version in pairs}
+    versions = {str(canonicalize_name(name)): version for name, version in pairs}
     return {name: versions[name] for name in PACKED.split()} | MORE
 
 
@@ -125,7 +125,7 @@ def unpack(wheels: Iterable[Path], site: Path) -> dict[str, list[str]]:
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
-            archive.extractall(site, filter(is_wanted, names))
+            archive.extractall(site, [name for name in names if is_wanted(name)])
             metadata = next(n for n in names if n.endswith(".dist-info/METADATA"))
             headers = Parser().parsestr(archive.read(metadata).decode())
             found[headers["Name"]] = headers.get_all("Requires-Dist", [])

@@ -208,9 +208,7 @@ def test_a_lock_has_a_version_of_all_that_is_declared(lock: str, lists: tuple[st
         }
         for each in [requirement for name in lists for requirement in declared()[name]]:
             assert each.specifier.contains(locked[canonicalize_name(each.name)]), each
-    has_cuda = [
-        pin.name for pin in pins if pin.name.startswith(("nvidia-", "cuda-", "triton"))
-    ]
+    has_cuda = [pin.name for pin in pins if pin.name.startswith(("nvidia-", "cuda-", "triton"))]
     assert bool(has_cuda) == (lock == "lock-gpu.txt")
 
 

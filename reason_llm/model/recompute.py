@@ -119,9 +119,11 @@ def _in_turn(run: Run, inputs: Tensor, tiles: int) -> Tensor:
     first, *others = _split(inputs, tiles)
     found = run(first)
     outputs = torch.empty_like(inputs, dtype=found.dtype)
-    for place, into in zip((None, *others), _split(outputs, tiles), strict=True):
-        into.copy_(found if place is None else run(place))
-        found = None
+    into, *rest = _split(outputs, tiles)
+    into.copy_(found)
+    del found
+    for tile, place in zip(others, rest, strict=True):
+        place.copy_(run(tile))
     return outputs
 
 

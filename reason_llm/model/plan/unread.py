@@ -100,6 +100,7 @@ def _downloads(config: Config, readable: Config) -> tuple[tuple[str, int], ...]:
         for asked, section in sections
         if asked is not None and section is not None
         if not Path(asked.path).is_dir() and asked.path.count("/") == 1
+        if not asked.path.startswith("model/")
         if not any(cached(asked.path, name) for name in WEIGHTS)
     )
 

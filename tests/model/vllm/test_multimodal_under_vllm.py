@@ -12,6 +12,7 @@ have to be on PYTHONPATH, before them tests/fixtures/torchvision_on_cpu where to
 
 import gc
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from bitsandbytes.nn import Linear4bit
 from safetensors.torch import load_file, save_file
 
@@ -29,10 +31,12 @@ from conftest import ROOT
 from families import SIZES, prompts_of, quiet, randomize
 from reason_llm.app import training
 from reason_llm.app.console import Console
+from reason_llm.app.export import serving
 from reason_llm.app.export.export import ExportRequest, export
 from reason_llm.config import AdapterSection, Config, ModelSection
+from reason_llm.errors import ModelError
 from reason_llm.model import adapters, layout as layouts
-from reason_llm.model.base import Model, check_model, load_tokenizer
+from reason_llm.model.base import Model, check_model, load_tokenizer, meta_base
 from reason_llm.model.datum import Datum, to_data
 from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.model.plan.backends import IMPORTING, IMPORTS
@@ -134,20 +138,51 @@ def test_the_text_part_is_shared_synced_served_and_merged(name: str, tmp_path: P
     assert (served(tmp_path / "out", row) - own_T).abs().max() < 1e-5
 
 
-def test_why_an_adapter_under_other_names_is_refused(tmp_path: Path) -> None:
-    """vLLM 0.32 serves the base without a word; once it does not, the refusal can go."""
+def test_where_keys_are_values_the_other_layers_are_adapted(tmp_path: Path) -> None:
+    """As configs/math_gemma-4-12b_48gb.yaml does: global layers of Gemma 4 12B have no v_proj."""
+    keys_as_values = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    path = families.make(tmp_path / "base", "gemma4_unified", **keys_as_values)
+    described = yaml.safe_load((ROOT / "configs" / "math_gemma-4-12b_48gb.yaml").read_text())
+    targets = described["model"]["adapter"]["targets"]
+    section = ModelSection(
+        path=path, dtype="float32", adapter=AdapterSection(rank=8, alpha=16, targets=targets)
+    )
+    names = [name for name, _ in meta_base(path, False).named_modules()]
+    assert len([name for name in names if name.endswith("v_proj")]) == 1
+    tokenizer = load_tokenizer(path)
+    with Model(section, tokenizer, 0, engine_sizes(section)) as model:
+        randomize(model, seed=1)
+        model.sync()
+        with sampling(model, 0) as sampler:
+            prompts = prompts_of(tokenizer, "What is 3 + 4? " * 16, "Why?")
+            found = prove_sampler_is_policy(sampler, model, prompts)
+        assert found["sample/canary_difference_max"] < 1e-5
+
+
+def test_an_exported_adapter_is_proven_by_vllm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under other names vLLM 0.32 serves the base without a word; once it does not, their refusal
+    can go."""
     path = families.make(tmp_path / "base", "qwen3_vl")
     section = ModelSection(path=path, dtype="float32", adapter=AdapterSection(rank=8, alpha=16))
     with Model(section, load_tokenizer(path), 0) as model:
         randomize(model, seed=1)
         model.snapshot().write(tmp_path / "adapter")
-    row = Datum.of(tuple(range(5, 40)), (7, 8))
-    base_T = served(path, row)
-    assert (served(path, row, tmp_path / "adapter") - base_T).abs().max() > 0.1
+    request = ExportRequest(
+        source=tmp_path / "adapter", out=tmp_path / "out", base=path, adapter_only=True,
+        dtype="float32", shard_bytes=2**30, rollouts=None, push=None, gguf=None,
+    )  # fmt: skip
+    export(request, Console("plain"))
+    found = re.search(
+        r"vLLM serves the adapter: .* largest ([\d.]+), mean .* nats over", capsys.readouterr().out
+    )
+    assert found is not None and float(found[1]) > 0.1
     file = tmp_path / "adapter" / adapters.WEIGHTS
     renamed = {n.replace(".language_model.", "."): t for n, t in load_file(file).items()}
     save_file(renamed, file)
-    assert (served(path, row, tmp_path / "adapter") - base_T).abs().max() < 1e-5
+    with pytest.raises(ModelError, match=r"vLLM serves .* without the adapter: every log-prob is"):
+        serving.prove(Path(path), tmp_path / "adapter", load_tokenizer(path))
 
 
 @pytest.mark.parametrize("name", [name for name in SHARED if name != "qwen3_5_moe"])
