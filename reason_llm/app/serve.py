@@ -38,7 +38,7 @@ from reason_llm.data import chat_template
 from reason_llm.errors import ConfigError, ReasonError, one_line
 from reason_llm.files import without_panics, write_atomically
 from reason_llm.model import adapters, base
-from reason_llm.model.sizes import MAX_LORA_RANKS
+from reason_llm.model.vllm import MAX_LORA_RANKS
 from reason_llm.rollout import Completion, FinishReason, Prompt
 from reason_llm.run.store import folder as run_folder
 from reason_llm.sample import SamplingParams, openai_api, stream

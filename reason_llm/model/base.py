@@ -666,7 +666,8 @@ def stored_bytes(path: str, trust_remote_code: bool) -> int:
         kind = multimodal.auto_class(described)
         whole = kind.from_config(described, trust_remote_code=trust_remote_code)
     dtype = getattr(described, "dtype", None) or torch.bfloat16
-    return sum(each.numel() for each in whole.parameters()) * int(dtype.itemsize)
+    weights: int = sum(each.numel() for each in whole.parameters())
+    return weights * int(dtype.itemsize)
 
 
 def check_model(config: ModelSection) -> Any:

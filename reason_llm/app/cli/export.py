@@ -32,7 +32,8 @@ def run(program: str, arguments: Sequence[str]) -> None:
         "push": Value("REPO", "also upload to this Hub repository"),
         "gguf": Value(
             "CONVERTER",
-            "also convert to GGUF with llama.cpp's convert_hf_to_gguf.py, on PATH or at this path",
+            "also write GGUF (q4_k_m, too) and Ollama's Modelfile with llama.cpp's "
+            "convert_hf_to_gguf.py, on PATH, in ./llama.cpp or at this path",
             nargs="?",
             const="convert_hf_to_gguf.py",
         ),

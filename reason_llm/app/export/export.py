@@ -5,8 +5,6 @@ The folder is made under another name and renamed at the end; a failed check lea
 
 import logging
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,13 +24,21 @@ from huggingface_hub.errors import (
 )
 
 from reason_llm.app.console import Console
-from reason_llm.app.export import merging, model_card, parity, patterns, reward_model, serving
+from reason_llm.app.export import (
+    gguf,
+    merging,
+    model_card,
+    parity,
+    patterns,
+    reward_model,
+    serving,
+)
 from reason_llm.app.export.model_card import ModelCard
 from reason_llm.app.export.parity import Parity
 from reason_llm.app.export.reward_model import ScoreParity
 from reason_llm.app.report.payload import shown_config
 from reason_llm.config import Config
-from reason_llm.data import chat_template
+from reason_llm.data import chat_template, system_prompt
 from reason_llm.errors import (
     ConfigError,
     ModelError,
@@ -49,7 +55,6 @@ from reason_llm.run.start import saved_rollouts
 from reason_llm.run.store import folder as run_folder
 
 logger = logging.getLogger(__name__)
-CONVERTER = "convert_hf_to_gguf.py"
 SENTENCE_PIECES = "tokenizer.model"
 """File that llama.cpp's converter reads for Gemma; Transformers 5 does not write it."""
 PROCESSORS = "*processor_config.json"
@@ -165,7 +170,7 @@ def _export(request: ExportRequest, job: _Job, console: Console) -> Parity | Sco
             transformers.__version__, request.out, kind,
         )  # fmt: skip
     if job.converter is not None:
-        console.line(f"converted to {_convert(job.converter, request)}")
+        _convert(request, job, job.converter, console)
     if request.push is not None:
         console.line(f"pushed to {_push(request.out, request.push)}")
     return result
@@ -226,12 +231,7 @@ def _prepare(request: ExportRequest) -> _Job:
         )
     if request.gguf is not None and request.adapter_only:
         raise ConfigError("--gguf contradicts --adapter-only: it converts merged weights")
-    converter = None if request.gguf is None else Path(shutil.which(request.gguf) or request.gguf)
-    if converter is not None and not converter.is_file():
-        raise ConfigError(
-            f"--gguf: {request.gguf} is neither on PATH nor a file; install llama.cpp and name its "
-            f"{CONVERTER}"
-        )
+    converter = None if request.gguf is None else gguf.find_converter(request.gguf)
     _check_out(request)
     if request.push is not None:
         _check_login(request.push)
@@ -420,21 +420,27 @@ def _check_room(request: ExportRequest, needed: int) -> None:
         )
 
 
-def _convert(converter: Path, request: ExportRequest) -> Path:
-    """Call llama.cpp's converter on the exported folder."""
-    kind = {"bfloat16": "bf16", "float32": "f32"}[request.dtype]
-    target = request.out / f"{request.out.name}-{kind}.gguf"
-    asked: list[str | Path] = ["--outfile", target, "--outtype", kind]
-    command = [sys.executable, converter, request.out, *asked]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    if ended.returncode != 0 or not target.is_file():
-        target.unlink(missing_ok=True)
-        last = (ended.stderr.strip().splitlines() or ["it wrote no file"])[-1]
-        raise ModelError(
-            f"{converter} failed on {request.out} ({last[:300]}); the export itself is whole; call "
-            "the converter by hand"
-        )
-    return target
+def _convert(request: ExportRequest, job: _Job, converter: Path, console: Console) -> None:
+    """Write the export as GGUF, and what Ollama reads; compare it where llama.cpp's Python is."""
+    config, out = job.config, request.out
+    files = gguf.convert(converter, out, request.dtype)
+    if len(files) == 1:
+        console.line(f"not quantised: {gguf.QUANTIZER} of llama.cpp is not on PATH")
+    system, temperature = None, 1.0
+    if config is not None:
+        system = system_prompt(config.data.system_prompt, config.prompting_reward)
+        temperature = config.sample.temperature
+    ends = base.end_token_ids(str(job.base_folder), job.tokenizer)
+    described = gguf.modelfile(files[-1].name, job.tokenizer, ends, system, temperature)
+    (out / "Modelfile").write_text(described, encoding="utf-8")
+    if "TEMPLATE" not in described:
+        console.line("Modelfile: no TEMPLATE, since Go's templates cannot write this chat template")
+    dtype = DTYPES[request.dtype]
+    rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
+    for file in files:
+        gap = gguf.gap(file, out, rollouts, dtype)
+        found = f"log-probs of the export: {gap}" if gap else "not compared: no llama-cpp-python"
+        console.line(f"converted to {file} ({found})")
 
 
 def _check_login(repo: str) -> None:

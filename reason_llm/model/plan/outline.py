@@ -169,8 +169,8 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         has_softcap=False,
         untiled=SCORES if attention == "eager" else DROPS if drops else None,
     )
-    kind = described.get("dtype") or described.get("torch_dtype")
-    stored = total * (4 if kind == "float32" else 2)
+    dtype = described.get("dtype") or described.get("torch_dtype")
+    stored = total * (4 if dtype == "float32" else 2)
     return Outline(shape, section.context_tokens or positions, stored)
 
 

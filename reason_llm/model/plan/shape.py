@@ -310,12 +310,14 @@ def _cache_of(base: Any) -> list[tuple[int, int, int]]:
             base.get_decoder()(input_ids=ids_11, past_key_values=cache, use_cache=True)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError):
         return []
-    names = ("recurrent_states", "conv_states")
     return [
-        (_elements([getattr(layer, "keys", None)]),
-         *(_elements(getattr(layer, name, {}).values()) for name in names))
+        (
+            _elements([getattr(layer, "keys", None)]),
+            _elements(getattr(layer, "recurrent_states", {}).values()),
+            _elements(getattr(layer, "conv_states", {}).values()),
+        )
         for layer in cache.layers
-    ]  # fmt: skip
+    ]
 
 
 def _elements(tensors: Any) -> int:
