@@ -202,7 +202,7 @@ def _items(arrays: _Arrays) -> tuple[Callable[[int], Prompt], Callable[[int], An
     ids, trained, text, ends, text_ends, unit_ends = (arrays[name] for name in _PARTS)
 
     def rest(number: int) -> Any:
-        """What is kept as JSON of an item."""
+        """The part of an item that is kept as JSON."""
         return orjson.loads(text[text_ends[number] : text_ends[number + 1]])
 
     def prompt(number: int) -> Prompt:
