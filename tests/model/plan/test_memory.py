@@ -52,7 +52,7 @@ from shapes import PARAMETERS, write_config
 
 pytestmark = pytest.mark.filterwarnings("default")  # bitsandbytes warns of its own
 
-SIZES = {
+SMALL_SIZES = {
     "qwen2": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4},
     "llama": {"hidden_size": 320, "intermediate_size": 832, "num_hidden_layers": 3},
     "gemma2": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2},
@@ -85,7 +85,11 @@ def make(folder: Path, family: str, dtype: torch.dtype) -> str:
         return families.make(folder, family, dtype, vocab_size=4096, **OLDER[family])
     tied = family in ("qwen2", "gemma2")
     config = CONFIG_MAPPING[family](
-        **SIZES[family], **HEADS, **ENDS, tie_word_embeddings=tied, max_position_embeddings=8192
+        **SMALL_SIZES[family],
+        **HEADS,
+        **ENDS,
+        tie_word_embeddings=tied,
+        max_position_embeddings=8192,
     )
     AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
