@@ -296,7 +296,7 @@ def test_what_a_template_does_not_write_is_refused_or_noted(tokenizer: Any) -> N
         (demonstration("x:1", ASKED, [assistant("A.")], extras=TemplateExtras(tools)),
          "does not write tools, such as 'tide'"),
         (demonstration("x:1", [*ASKED, calls, user("R?")], [assistant("B.")]),
-         "arguments as an object, such as"),
+         "does not write tool calls of a message with an empty content and arguments"),
         (demonstration("x:1", ASKED, [{**assistant("A."), "reasoning_content": "hm"}]),
          "does not write the thought in 'reasoning_content'"),
     ):  # fmt: skip
