@@ -36,7 +36,7 @@ EXEMPT = {
     "scripts/benchmark.py replicas": "needs Ray and minutes; likewise",
     "scripts/benchmark.py symbols": "for what is installed on a GPU machine; likewise",
     "hf auth login": "needs the Hub",
-    "scripts/serve.py": "ends with Ctrl-C; tests/app/test_serve.py serves",
+    "scripts/serve.py": "ends with Ctrl-C; tests/app/test_serve_command.py serves",
     "examples/minimal.py": "test_minimal.py runs it",
     "scripts/make_digits.py": "two minutes; tests/images makes such a model, untrained",
     "scripts/train.py examples/digits.yaml": "needs that model; tests/images trains such a one",
