@@ -1,7 +1,7 @@
 """Adapters with a rank or a scale of their own for some layers, written with one of each for all.
 
-PEFT reads ``rank_pattern`` and ``alpha_pattern``; vLLM 0.31 (``lora/peft_helper.py``) scales every
-layer by ``lora_alpha / r`` and says nothing. So B is multiplied by its layer's scale, the factors
+PEFT reads ``rank_pattern`` and ``alpha_pattern``; vLLM before 0.32 (``lora/peft_helper.py``)
+silently scales every layer by ``lora_alpha / r``. So B is multiplied by its layer's scale, the factors
 are padded with zeros to the largest rank r, and ``lora_alpha`` is r: W + B A is what it was.
 """
 
