@@ -1,8 +1,8 @@
 """Adapters with a rank or a scale of their own for some layers, written with one of each for all.
 
 PEFT reads ``rank_pattern`` and ``alpha_pattern``; vLLM before 0.32 (``lora/peft_helper.py``)
-silently scales every layer by ``lora_alpha / r``. So B is multiplied by its layer's scale, the factors
-are padded with zeros to the largest rank r, and ``lora_alpha`` is r: W + B A is what it was.
+silently scales every layer by ``lora_alpha / r``. So B is multiplied by its layer's scale, the
+factors are padded with zeros to the largest rank r, and ``lora_alpha`` is r: W + B A is what it was.
 """
 
 from pathlib import Path
