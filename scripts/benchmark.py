@@ -72,16 +72,26 @@ def main() -> int:
     add = parts.add_parser("model", description="A random model of a shape.")
     add.add_argument("shape", choices=SHAPES)
     add.add_argument("folder", type=Path)
+    add = parts.add_parser("pack", help="the GPU packages of the lock in one archive")
+    add.add_argument("out", type=Path)
+    add.add_argument("--arch", type=int, default=90, help="90: Hopper, 89: Ada, 86: Ampere")
+    add.add_argument("--wheels", type=Path, help="keep the wheels there")
     given = parser.parse_args()
     part = {
         "gpu": _gpu, "cpu": _cpu, "replicas": _replicas, "gpu-check": _gpu_check,
-        "symbols": _symbols, "side": _side, "model": _model,
+        "symbols": _symbols, "side": _side, "model": _model, "pack": _pack,
     }[given.part]  # fmt: skip
     try:
         return part(given)
     except ReasonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _pack(given: argparse.Namespace) -> int:
+    from benchmarks.pack import pack
+
+    return pack(given)
 
 
 def _one_or_more(text: str) -> int:

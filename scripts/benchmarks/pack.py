@@ -1,6 +1,6 @@
 """Pack the GPU packages of the lock into one archive, for a machine with a GPU and no network.
 
-    python scripts/gpu_pack.py OUT [--arch 90] [--wheels FOLDER]
+    python scripts/benchmark.py pack OUT [--arch 90] [--wheels FOLDER]
 
 It downloads the wheels of ``PACKED`` for Python 3.12 at the versions of requirements/lock-gpu.txt,
 leaves out files that a run of a dense model on one GPU never loads, keeps the GPU code of one
@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-LOCK = Path(__file__).resolve().parents[1] / "requirements" / "lock-gpu.txt"
+LOCK = Path(__file__).resolve().parents[2] / "requirements" / "lock-gpu.txt"
 PACKED = """
 annotated-doc annotated-types apache-tvm-ffi astor bitsandbytes blake3 cachetools cbor2
 compressed-tensors cut-cross-entropy datasets depyf dill dnspython docstring-parser einops
@@ -179,13 +179,9 @@ def _entries(image: mmap.mmap, at: int, end: int) -> list[tuple[int, int, int, i
     return found
 
 
-def main() -> int:
-    """Write the archive; 1 if a requirement is not covered, or the archive is too large."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--arch", type=int, default=90, help="90: Hopper, 89: Ada, 86: Ampere")
-    parser.add_argument("--wheels", type=Path, help="keep the wheels there")
-    given = parser.parse_args()
+def pack(given: argparse.Namespace) -> int:
+    """Write the archive ``given.out``; return 1 if a requirement is not covered, or the archive is
+    too large."""
     given.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
         wheels, site = given.wheels or Path(scratch) / "wheels", Path(scratch) / "site"
@@ -197,12 +193,8 @@ def main() -> int:
             if library.stat().st_size > 1 << 20:
                 keep_one_architecture(library, given.arch)
         archive = given.out / "stack.tar.xz"
-        subprocess.run(["tar", "cf", str(archive), "-I", "xz -6 -T2", "--sort=name", "--owner=0",
+        subprocess.run(["tar", "cf", str(archive), "-I", "xz -9e -T2", "--sort=name", "--owner=0",
                         "--group=0", "-C", str(site), "."], check=True)  # fmt: skip
     mib = archive.stat().st_size / 2**20
     print(f"{archive}: {mib:.1f} MiB ({MOST_MIB} at most)")
     return int(mib > MOST_MIB)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
