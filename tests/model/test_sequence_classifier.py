@@ -125,9 +125,9 @@ def test_one_that_does_not_fit_is_refused_before_a_weight_is_read(
 ) -> None:
     folder = make(tmp_path / "model")
     assert planned(folder, "cuda", 8).peak.scoring < 3 * GIB
-    large = ClassifierShape(6 * GIB, 1000, None)
+    large = ClassifierShape(7 * GIB, 1000, None)
     monkeypatch.setattr(sequence_classifier, "look_at", lambda path: large)
-    with pytest.raises(ConfigError, match=r"scoring needs 7\.\d GiB.*reward model b? ?a? ?6\.0"):
+    with pytest.raises(ConfigError, match=r"scoring needs 7\.\d GiB.*reward model b? ?a? ?7\.0"):
         planned(folder, "cuda", 8)
 
 

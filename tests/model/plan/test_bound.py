@@ -45,7 +45,7 @@ def test_a_decoded_token_reads_the_weights_and_its_own_cache(tmp_path: Path) -> 
 def test_a_teacher_reads_padded_rows_once_and_unpacks_its_weights(tmp_path: Path) -> None:
     changes = {"algorithm__name": "opd", "teacher__model": "x", "teacher__quantize": "nf4"}
     config, shape = card_config(tmp_path, sample__completions_per_prompt=2, **changes)
-    reading = partial(bound.reading, "the teacher", "nf4", replace(shape, layers=7))
+    reading = partial(bound.reading, "the teacher", "nf4", replace(shape, attention_layers=7))
     teacher = OutsideModel("teacher", 0, lambda tokens, chunk_tokens: 0, reading)
     phases = bound.phases(config, shape, SIZES, [teacher])
     assert [phase.name for phase in phases] == ["sampling", "the teacher", "learning"]
