@@ -26,27 +26,29 @@ from packaging.utils import canonicalize_name
 LOCK = Path(__file__).resolve().parents[2] / "requirements" / "lock-gpu.txt"
 PACKED = """
 annotated-doc annotated-types apache-tvm-ffi astor bitsandbytes blake3 cachetools cbor2
-compressed-tensors cut-cross-entropy datasets depyf dill dnspython docstring-parser einops
-email-validator fastapi googleapis-common-protos hf-transfer httpcore2 httptools httpx2 ijson
-importlib-metadata interegular jiter jsonschema jsonschema-specifications lark llguidance
-lm-format-enforcer loguru mistral-common model-hosting-container-standards msgspec multiprocess
-nest-asyncio openai opentelemetry-api opentelemetry-exporter-http-transport
-opentelemetry-exporter-otlp opentelemetry-exporter-otlp-common
-opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc
-opentelemetry-exporter-otlp-proto-http opentelemetry-proto opentelemetry-sdk
-opentelemetry-semantic-conventions opentelemetry-semantic-conventions-ai orjson oss-harmony
-outlines-core partial-json-parser prometheus-fastapi-instrumentator pybase64 pycountry pydantic
-pydantic-core pydantic-extra-types pydantic-settings python-dotenv python-json-logger
-python-multipart pyzmq referencing rpds-py sentencepiece setproctitle sniffio starlette structlog
-torchao trl truststore typeguard typing-inspection tyro unsloth unsloth-zoo uvicorn vllm
-vllm-bnb-plugin watchfiles websockets xgrammar
+compressed-tensors datasets depyf dill dnspython docstring-parser einops email-validator fastapi
+googleapis-common-protos httpcore2 httptools httpx2 ijson interegular jiter jsonschema
+jsonschema-specifications lark llguidance lm-format-enforcer loguru mistral-common
+model-hosting-container-standards msgspec multiprocess openai opentelemetry-api
+opentelemetry-exporter-http-transport opentelemetry-exporter-otlp
+opentelemetry-exporter-otlp-common opentelemetry-exporter-otlp-proto-common
+opentelemetry-exporter-otlp-proto-grpc opentelemetry-exporter-otlp-proto-http opentelemetry-proto
+opentelemetry-sdk opentelemetry-semantic-conventions opentelemetry-semantic-conventions-ai orjson
+oss-harmony outlines-core partial-json-parser prometheus-fastapi-instrumentator pybase64 pycountry
+pydantic pydantic-core pydantic-extra-types pydantic-settings python-dotenv python-json-logger
+python-multipart pyzmq referencing rpds-py sentencepiece setproctitle sniffio starlette trl
+truststore typing-inspection uvicorn vllm vllm-bnb-plugin watchfiles websockets xgrammar
 """
 """Distributions in the archive, all of them in the lock."""
 MORE = {
-    "antlr4-python3-runtime": "4.13.2", "flash-linear-attention": "0.6.0", "fla-core": "0.6.0",
-    "latex2sympy2-extended": "1.11.0", "liger-kernel": "0.8.5", "math-verify": "0.9.0",
+    "antlr4-python3-runtime": "4.13.2", "cut-cross-entropy": "25.1.1",
+    "flash-linear-attention": "0.6.0", "fla-core": "0.6.0", "hf-transfer": "0.1.9",
+    "importlib-metadata": "10.2.0", "latex2sympy2-extended": "1.11.0", "liger-kernel": "0.8.5",
+    "math-verify": "0.9.0", "nest-asyncio": "1.6.0", "structlog": "26.1.0", "torchao": "0.18.0",
+    "typeguard": "4.6.1", "tyro": "1.0.17", "unsloth": "2026.10.7", "unsloth-zoo": "2026.10.7",
 }  # fmt: skip
-"""Distributions in the archive that the lock does not have, with their versions."""
+"""Distributions in the archive that the lock does not have, Unsloth's among them, with their
+versions."""
 GIVEN = """
 accelerate aiohttp anyio certifi charset-normalizer click cloudpickle filelock fsspec h11 hf-xet
 httpcore httpx huggingface-hub idna jinja2 markdown-it-py markupsafe matplotlib mpmath networkx
