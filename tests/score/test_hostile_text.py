@@ -38,7 +38,7 @@ from reason_llm.score.math.units import unit_words
 from reason_llm.score.rewards import REWARDS, Context, make_reward
 
 CHARACTERS = 100_000
-MAX_CPU_SECONDS = 0.2
+MAX_CPU_SECONDS = 0.3
 CACHES = (
     tokens_of, reading_of, trees_as_asked, prose_of, read_question, words_of, last_question,
     asked_units,
