@@ -35,6 +35,8 @@ EXEMPT = {
     "scripts/benchmark.py cpu": "an hour; tests/test_benchmark.py runs it small",
     "scripts/benchmark.py replicas": "needs Ray and minutes; likewise",
     "scripts/benchmark.py symbols": "for what is installed on a GPU machine; likewise",
+    "scripts/benchmark.py pack": "downloads wheels; likewise",
+    "scripts/export.py openai/gpt-oss-20b": "needs the Hub; tests/app/export has a small one",
     "hf auth login": "needs the Hub",
     "scripts/serve.py": "ends with Ctrl-C; tests/app/test_serve_command.py serves",
     "examples/minimal.py": "test_minimal.py runs it",

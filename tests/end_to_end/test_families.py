@@ -197,6 +197,7 @@ def test_chunked_log_probs_are_those_of_full_logits(
                 torch.nn.init.normal_(parameter, std=0.2)
         model.policy.train()  # as while learning: the base's own dropout must not count
         ids_BT = torch.randint(3, 512, (2, 40))
+        ids_BT[(ids_BT >= 300) & (ids_BT < 304)] = 7  # the whole class replaces images' tokens
         mask_BT = torch.ones(2, 40, dtype=torch.bool)
         mask_BT[:, 0] = False
         with torch.no_grad():
