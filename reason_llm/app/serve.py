@@ -5,11 +5,11 @@
     POST /v1/completions        texts or token ids in, texts out; with echo and logprobs scores
     GET  /v1/models             the run's name and its base's
 
-One request is answered after the other; the others wait. Log-probs are the model's own, before
-temperature and filters, as vLLM reports them. Requests come from this machine; another address
-needs a key. What the model writes is sent as text and never run.
+Requests are answered one at a time; the others wait. Log-probs are the model's own, before
+temperature and filters, as vLLM reports them. By default, only this machine can connect;
+another address needs a key. What the model writes is sent as text and never run.
 
-Not here: batches and paged KV, which ``vllm serve`` has; its command is printed.
+Batching and paged KV are not supported; ``vllm serve`` has both, and its command is printed.
 """
 
 import asyncio
@@ -47,25 +47,25 @@ KEY = "REASON_LLM_API_KEY"
 """Environment variable of the key that each request must have."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_WAITING = 256
-"""Requests that may wait."""
+"""Limit of the requests that wait."""
 MOST_PROMPTS = 128
-"""Prompts of one request."""
+"""Limit of the prompts of one request."""
 MOST_TOP = 20
-"""Most likely tokens that are reported for each."""
+"""Limit of the likeliest tokens that are reported for each position."""
 SCORED_AT_ONCE = 256
-"""Positions whose logits are held at once."""
+"""Number of positions whose logits are in memory at once."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 CHAT, TEXT, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 DONE = b"data: [DONE]"
 Part = openai_api.Members | bytes
-"""The whole answer, or a chunk of a stream, perhaps as its lines."""
+"""The whole answer, or a chunk of a stream, as members or as encoded lines."""
 Members = openai_api.Members
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, read and checked."""
+    """A parsed and checked request."""
 
     model: str
     prompts: list[tuple[int, ...]]
@@ -85,7 +85,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Sampled:
-    """An answer while it is sampled."""
+    """The tokens of an answer sampled so far, and why it ended."""
 
     ids: list[int]
     reason: FinishReason = "length"
@@ -96,14 +96,14 @@ class PolicyServer:
     """The server of a loaded model under its names.
 
     Args:
-        names: which model answers to a name, ``policy`` or ``reference``; the first is the usual.
+        names: the model of each name, ``policy`` or ``reference``; the first name is the default.
     """
 
     chat: ChatSession
     names: Mapping[str, Any]
     key: str | None = None
     hosts: frozenset[str] | None = None
-    """Values of the header Host that are answered. None: all."""
+    """Accepted values of the header Host. None: all."""
 
     def __post_init__(self) -> None:
         self.tokenizer = self.chat.renderer.tokenizer
@@ -130,7 +130,7 @@ class PolicyServer:
                 status, text = error.status, str(error.text)
             except (ReasonError, ValueError) as error:
                 status, text = 400, one_line(error)
-            except Exception as error:  # the server goes on
+            except Exception as error:  # the server keeps running
                 logger.exception("a request failed")
                 status, text = 500, f"{type(error).__name__}: {one_line(error)[:300]}"
             problem = {"message": text, "type": "invalid_request_error", "code": status}
@@ -139,7 +139,7 @@ class PolicyServer:
         return handle
 
     def _check(self, request: web.Request) -> None:
-        """Refuse a page of another site that a browser here shows, and who lacks the key."""
+        """Reject requests from other sites' pages in a local browser, and those without the key."""
         if self.hosts is not None and request.host not in self.hosts:
             raise web.HTTPMisdirectedRequest(text=f"ask for {min(self.hosts)}")
         if request.method == "POST" and request.content_type != "application/json":
@@ -167,7 +167,7 @@ class PolicyServer:
             if not asked.streams:
                 content = orjson.dumps([each async for each in parts][-1])
                 return web.Response(body=content, content_type="application/json")
-            first = await anext(parts)  # an error before it has a status of its own
+            first = await anext(parts)  # an error up to here can still set the status
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(request)
             await response.write(_lines(first))
@@ -191,7 +191,7 @@ class PolicyServer:
                     for each in self._answer(asked, gone):
                         give(each)
                 give(None)
-            except Exception as error:  # noqa: BLE001  (it is the client's answer)
+            except Exception as error:  # noqa: BLE001  (the client receives it)
                 give(error)
 
         running = loop.run_in_executor(self._worker, work)
@@ -202,7 +202,7 @@ class PolicyServer:
                 yield each
         finally:
             gone.set()
-            running.cancel()  # unless it has begun
+            running.cancel()  # has no effect once it has started
 
     def _asked(self, body: Members, path: str) -> Asked:
         name = body.get("model", next(iter(self.names)))
@@ -273,7 +273,7 @@ class PolicyServer:
         elif isinstance(given, str):
             self._check_size(len(given))
             with without_panics():
-                ids = self.tokenizer.encode(given)  # with the tokens that it begins texts with
+                ids = self.tokenizer.encode(given)  # with the special tokens at the start of a text
             ids = ids or [self.tokenizer.bos_token_id or self.chat.model.end_token_ids[0]]
         else:
             raise ValueError(f"prompt={given!r:.100} is neither text nor a list of token ids")
@@ -286,7 +286,7 @@ class PolicyServer:
                 f"{self.chat.context_tokens} tokens (model.context_tokens)"
             )
 
-    # In the thread of the model
+    # The methods below run in the thread of the model
 
     def _answer(self, asked: Asked, gone: threading.Event) -> Iterator[Part]:
         """Chunks of a stream, or the whole answer."""
@@ -299,7 +299,7 @@ class PolicyServer:
         chat, (prompt,) = asked.chat, asked.prompts
         assert chat is not None
         renderer = replace(self.chat.renderer, tools=chat.tools)
-        # Calls, log-probs and Responses are known at the end alone.
+        # Calls, log-probs and Responses are known only at the end.
         is_whole = bool(chat.tools) or asked.logprobs is not None or asked.path != CHAT
         chunk: Members = {"id": _new("chatcmpl"), "object": "chat.completion.chunk",
                           "created": int(time.time()), "model": asked.model}  # fmt: skip
@@ -370,7 +370,7 @@ class PolicyServer:
     def _pieces(
         self, asked: Asked, prompt: tuple[int, ...], sampled: Sampled, gone: threading.Event
     ) -> Generator[str, None, None]:
-        """The answer's text in pieces, up to a stop string, of which no part is sent before."""
+        """The answer's text in pieces, before any stop string; no part of a stop string is sent."""
         if asked.is_score:
             return
         own, draw = asked.options, asked.draw
@@ -434,7 +434,7 @@ class PolicyServer:
     def _text_logprobs(self, ids: list[int], start: int, top: int) -> Members:
         found, likely = self._scores(ids, max(start, 1), top)
         tokens = [self._token(id) for id in ids[start:]]
-        if start == 0:  # nothing is before it, so it has no log-prob
+        if start == 0:  # the first token has no context, so no log-prob
             found, likely = [None, *found], [{}, *likely]  # type: ignore[list-item]
         for token, value, each in zip(tokens, found, likely, strict=True):
             if value is not None and top:
@@ -479,7 +479,7 @@ def names_of(subject: ChatSubject, target: str) -> dict[str, Any]:
 
 
 def own_template(config: Config) -> str | None:
-    """The chat template of ``data.template``; None where it is the tokenizer's own."""
+    """The chat template of ``data.template``; None if it is the tokenizer's."""
     model, data = config.model, config.data
     tokenizer = base.load_tokenizer(model.path, model.trust_remote_code)
     has_one = tokenizer.chat_template is not None
@@ -489,8 +489,8 @@ def own_template(config: Config) -> str | None:
 def vllm_command(
     subject: ChatSubject, target: str, host: str, port: int, template: str | None
 ) -> list[str]:
-    """The command of vLLM that serves the same under the same names; of a run with a chat template
-    of its own, that is written into the run's folder."""
+    """The vLLM command that serves the same models under the same names. A run's ``template`` is
+    first written to the run's folder."""
     (config, adapter), (name, *_) = subject, names_of(subject, target)
     options = ["--host", host, "--port", str(port)]
     if config.model.context_tokens is not None:
@@ -522,7 +522,7 @@ def serve(server: PolicyServer, host: str, port: int, say: Callable[[str], None]
         say: receives the address once it answers.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the server cannot listen on the address.
     """
 
     async def listen() -> None:
@@ -547,8 +547,8 @@ def serve(server: PolicyServer, host: str, port: int, say: Callable[[str], None]
 
 
 def key_for(host: str) -> str | None:
-    """The key that requests must have, from the environment. Raises ConfigError: others than this
-    machine's could ask without one."""
+    """The key that requests must have, from the environment. Raises ConfigError if other machines
+    could connect without one."""
     key = os.environ.get(KEY)
     if host not in LOOPBACK and not key:
         raise ConfigError(

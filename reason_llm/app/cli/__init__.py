@@ -17,7 +17,7 @@ COMMANDS = {
     "plan": "print the memory plan of a training run",
     "evaluate": "measure the accuracy of runs and models",
     "chat": "chat with a run's adapter or a model",
-    "serve": "serve a run or a model by OpenAI's API",
+    "serve": "serve a run or a model through OpenAI's API",
     "export": "merge a run's adapter into its base",
     "report": "write the HTML report of one or more runs",
     "rescore": "compute a config's rewards for saved rollouts",

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DESCRIPTION = """\
-Serve a run's adapter and its base, or a model, by OpenAI's API: chat completions, completions,
-models, streaming, log-probs. On a GPU with vLLM this is vLLM's server; its command is printed in
-every case. Requests without a system message get the run's, but not with vLLM.
+Serve a run's adapter and its base, or a model, through OpenAI's API: chat completions,
+completions, models, streaming, log-probs. On a GPU with vLLM, this starts vLLM's server; the vLLM
+command is always printed. Requests without a system message get the run's, but not with vLLM.
 
   {program} runs/quickstart
   {program} runs/quickstart --which best --port 8001
@@ -68,7 +68,7 @@ def _parser(program: str) -> ArgumentParser:
         "--adapter", type=Path, metavar="FOLDER", help="adapter that replaces the run's own"
     )
     parser.add_argument("--which", metavar=run_folder.WHICH, help=run_folder.WHICH_HELP)
-    parser.add_argument("--host", default="127.0.0.1", help="address (default: this machine alone)")
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0: any)")
     told = "option of the config (default: the run's)"
     for name in ("system_prompt", "template"):
