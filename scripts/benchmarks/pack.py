@@ -27,7 +27,7 @@ LOCK = Path(__file__).resolve().parents[2] / "requirements" / "lock-gpu.txt"
 PACKED = """
 annotated-doc annotated-types apache-tvm-ffi astor bitsandbytes blake3 cachetools cbor2
 compressed-tensors datasets depyf dill dnspython docstring-parser einops email-validator fastapi
-googleapis-common-protos httpcore2 httptools httpx2 ijson interegular jiter jsonschema
+googleapis-common-protos httpcore2 httptools httpx2 ijson interegular jiter jmespath jsonschema
 jsonschema-specifications lark llguidance lm-format-enforcer loguru mistral-common
 model-hosting-container-standards msgspec multiprocess openai opentelemetry-api
 opentelemetry-exporter-http-transport opentelemetry-exporter-otlp
@@ -43,9 +43,11 @@ truststore typing-inspection uvicorn vllm vllm-bnb-plugin watchfiles websockets 
 MORE = {
     "antlr4-python3-runtime": "4.13.2", "cut-cross-entropy": "25.1.1",
     "flash-linear-attention": "0.6.0", "fla-core": "0.6.0", "hf-transfer": "0.1.9",
-    "importlib-metadata": "10.2.0", "latex2sympy2-extended": "1.11.0", "liger-kernel": "0.8.5",
+    "importlib-metadata": "10.2.0", "lazy-importer": "0.1.0",
+    "latex2sympy2-extended": "1.11.0", "liger-kernel": "0.8.5",
     "math-verify": "0.9.0", "nest-asyncio": "1.6.0", "structlog": "26.1.0", "torchao": "0.18.0",
     "typeguard": "4.6.1", "tyro": "1.0.17", "unsloth": "2026.10.7", "unsloth-zoo": "2026.10.7",
+    "zipp": "4.1.2",
 }  # fmt: skip
 """Distributions in the archive that the lock does not have, Unsloth's among them, with their
 versions."""
@@ -64,9 +66,10 @@ LEFT_OUT = {
     "grpcio": "tracing", "flashinfer-python": "its sampler gives no processed log-probs",
     "humming-kernels": "other quantisations", "instanttensor": "another loader",
     "mcp": "tools", "nccl4py": "several GPUs", "ninja": "FlashInfer",
-    "numba": "speculative decoding",
+    "numba": "speculative decoding", "nvtx": "profiling",
     "opencv-python-headless": "images", "quack-kernels": "kernels of other models",
-    "ray": "several machines", "supervisor": "serving", "tabulate": "reports",
+    "pynvvideocodec": "video", "ray": "several machines",
+    "supervisor": "serving", "tabulate": "reports",
     "tilelang": "kernels of other models", "tokenspeed-mla": "kernels of other models",
     "torch-c-dlpack-ext": "torch has it", "torchaudio": "audio", "torchcodec": "audio",
     "torchvision": "built for the machine's torch; models that read images need it there",

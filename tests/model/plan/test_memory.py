@@ -471,6 +471,7 @@ def test_recurrent_layers_have_states_in_place_of_keys() -> None:
 @pytest.mark.long
 def test_every_family_is_planned_by_its_config_alone(tmp_path: Path) -> None:
     tree: dict[str, Any] = {"data": {"train": "x"}, "memory": {"budget_gib": 24}}
+    tree["sample"] = {"max_new_tokens": 64}
     recurrent = set()
     for name in (*families.OLDER, *families.TODAY, *families.MULTIMODAL):
         folder = Path(families.make(tmp_path / name, name))
