@@ -193,8 +193,9 @@ def check_exempt(words: list[str]) -> None:
         subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
     setup = (ROOT / "setup.py").read_text()
     for word in words[2:] if words[0] == "pip" else []:
-        extra = re.fullmatch(r"\.\[(\w+)\]", word)
-        is_known = f'"{extra[1]}": ' in setup if extra else f'"{word}"' in setup
+        extras = re.fullmatch(r"\.\[([\w,]+)\]", word)
+        named = [f'"{each}": ' for each in extras[1].split(",")] if extras else [f'"{word}"']
+        is_known = all(each in setup for each in named)
         assert is_known or word.startswith("-") or (ROOT / word).is_file(), word
     if words[0] == "pytest":
         assert (ROOT / words[1]).exists()
