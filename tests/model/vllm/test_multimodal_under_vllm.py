@@ -4,7 +4,7 @@ real vLLM's weights on the CPU.
 1. Every weight is vLLM's own and the checkpoint's; sampler and learner agree after a sync.
 2. The adapter serves from disk, and the merged model, by vLLM: to the policy.
 3. NF4; two steps of GRPO; a run that is killed.
-4. The check of a card by the shape of Gemma 4.
+4. The check of a card by the shapes of Gemma 4 and Qwen3.5.
 
 vLLM's classes of these models import torchvision and mistral_common, though no image is read. Both
 have to be on PYTHONPATH, before them tests/fixtures/torchvision_on_cpu where torch has no CUDA.
@@ -230,7 +230,7 @@ def test_a_run_that_is_killed_resumes_from_its_buffer(
     families.killed_and_resumed(tmp_path, path, script, "--sample.engine", "vllm")
 
 
-@pytest.mark.parametrize("shape", ["gemma4-tiny"])
+@pytest.mark.parametrize("shape", ["gemma4-tiny", "qwen3.5-tiny"])
 def test_the_check_of_a_card_by_a_shape(shape: str, tmp_path: Path) -> None:
     command = [
         sys.executable,
