@@ -100,7 +100,7 @@ def line(phases: Sequence[Phase], card: Card | None, steps: int) -> str:
     that there are no numbers of the card."""
     if card is None:
         names = ", ".join(each.name for each in CARDS)
-        return f"its time is not known: there are the data sheets of {names} alone"
+        return f"step time unknown: data sheets are known for {names} only"
     seconds = {phase.name: phase.seconds(card) for phase in phases}
     total = sum(seconds.values())
     longest = max(phases, key=lambda phase: seconds[phase.name])

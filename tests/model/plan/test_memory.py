@@ -406,7 +406,7 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     assert re.fullmatch(
         rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on an .+, "
         r"(sampling|learning|the teacher) \d+% of it \((matmul|memory)\); [\d,]+ steps [\d,.]+ h"
-        if card >= 24 else r"fits: .* GiB; its time is not known: .*", verdict
+        if card >= 24 else r"fits: .* GiB; step time unknown: .*", verdict
     ), verdict  # fmt: skip
 
 
