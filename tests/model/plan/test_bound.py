@@ -94,7 +94,7 @@ def test_the_line(tmp_path: Path) -> None:
     for seconds, told in ((9.94, "9.9"), (10.0, "10"), (2000.4, "2,000")):
         phase = bound.Phase("sampling", seconds * 165.2e12, 0, 0)
         assert f"at least {told} s on" in bound.line([phase], CARDS[0], 1)
-    assert "not known: there are the data sheets of RTX 4090, " in bound.line(phases, None, 1)
+    assert "step time unknown: data sheets are known for RTX 4090, " in bound.line(phases, None, 1)
 
 
 @pytest.mark.parametrize(
