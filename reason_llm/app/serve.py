@@ -14,6 +14,7 @@ Batching and paged KV are not supported; ``vllm serve`` has both, and its comman
 
 import asyncio
 import hmac
+import json
 import logging
 import os
 import random
@@ -37,7 +38,7 @@ from reason_llm.config import Config
 from reason_llm.data import chat_template
 from reason_llm.errors import ConfigError, ReasonError, one_line
 from reason_llm.files import without_panics, write_atomically
-from reason_llm.model import adapters, base
+from reason_llm.model import adapters, base, positions
 from reason_llm.model.vllm import MAX_LORA_RANKS
 from reason_llm.rollout import Completion, FinishReason, Prompt
 from reason_llm.run.store import folder as run_folder
@@ -495,6 +496,9 @@ def vllm_command(
     options = ["--host", host, "--port", str(port)]
     if config.model.context_tokens is not None:
         options += ["--max-model-len", str(config.model.context_tokens)]
+        described = base.read_config(config.model.path)
+        if longer := positions.keys(described, config.model.context_tokens):
+            options += ["--hf-overrides", json.dumps(longer)]
     if config.model.quantize == "nf4":
         options += ["--quantization", "bitsandbytes"]
     if template is not None and run_folder.is_run(Path(target)):

@@ -205,7 +205,8 @@ class ModelSection(Section):
     materialises all scores; works for any model. auto: flash for packed rows on a GPU, eager for
     models with terms that SDPA does not support (soft-capping, sinks), otherwise sdpa."""
     context_tokens: Count | None = None
-    """Max tokens of prompt plus completion. null: the limit in the model's config."""
+    """Max tokens of prompt plus completion. null: the limit in the model's config; more than that
+    scales the model's positions by YaRN, for short texts too."""
     deterministic: bool = False
     """Make steps bitwise reproducible on a GPU, as they always are on a CPU: deterministic
     operators in training, vLLM's batch-invariant sampling, and fixed batches of turns

@@ -12,7 +12,7 @@ import random
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
@@ -41,6 +41,7 @@ from reason_llm.model import (
     gated_delta,
     multimodal,
     nf4,
+    positions,
     score_head,
     weights,
 )
@@ -164,13 +165,19 @@ class Model:
             nf4.make_tables(self.device)
         folder.check_weights(config.path)
         if sizes is not None and self.is_unsloth:
+            if positions.keys(read_config(config.path), config.context_tokens):
+                raise ModelError(
+                    f"model.context_tokens={config.context_tokens} exceeds the model's positions, "
+                    "which model.backend=unsloth scales in its own way; set it to native"
+                )
             self.engine, self.policy = unsloth.load(config, sizes, dtype, seed, checkpointing)
         else:
             if sizes is None:
                 loaded = _load_base(config, self.device, images is not None)
             else:
-                described = read_config(config.path)
-                self.engine = engine.start(config.path, dtype, sizes, seed)
+                described = positions.extend(read_config(config.path), config.context_tokens)
+                extend = partial(positions.extend, tokens=config.context_tokens)
+                self.engine = engine.start(config.path, dtype, sizes, seed, extend)
                 loaded = shared_weights.model_over(self.engine, described, dtype, config.attention)
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
@@ -604,18 +611,16 @@ def base_digest(policy: Any) -> str:
 def context_limit(config: ModelSection) -> int:
     """Longest prompt plus completion in tokens: the config's, at most the model's own limit. Raises
     ModelError: the model's config cannot be read, or is exceeded."""
-    text_config = read_config(config.path, config.trust_remote_code).get_text_config(decoder=True)
+    described = read_config(config.path, config.trust_remote_code)
+    text_config = described.get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None) or config.context_tokens
     if limit is None:
         raise ModelError(
             f"model.path={config.path}: its config has no max_position_embeddings; "
             "set model.context_tokens"
         )
-    if config.context_tokens is not None and config.context_tokens > limit:
-        raise ModelError(
-            f"model.context_tokens={config.context_tokens} exceeds the {limit} positions of "
-            f"{config.path}; set it to {limit} or less"
-        )
+    if (line := positions.note(config.path, described, config.context_tokens)) is not None:
+        _say_once(line)
     return config.context_tokens or int(limit)
 
 
@@ -732,12 +737,13 @@ def _load_base(config: ModelSection, device: torch.device, is_whole: bool = Fals
     quantization = nf4.config_for(dtype, unpacked) if config.quantize == "nf4" else None
     folder.refuse_adapter(config.path)
     trusted = config.trust_remote_code
-    described = read_config(config.path, trusted)
+    described = positions.extend(read_config(config.path, trusted), config.context_tokens)
     attention = shared_weights.attention_for(described, config.attention)
     with reading(config.path, "weights"):
         kind = multimodal.auto_class if is_whole else multimodal.text_class
         base, report = kind(described).from_pretrained(
             config.path,
+            config=described,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=trusted,

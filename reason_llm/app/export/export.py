@@ -48,7 +48,7 @@ from reason_llm.errors import (
     one_line,
 )
 from reason_llm.files import check_writable, regular, replacing_folder
-from reason_llm.model import Datum, adapters, base, quiet_libraries, to_data
+from reason_llm.model import Datum, adapters, base, positions, quiet_libraries, to_data
 from reason_llm.readers import reward_models
 from reason_llm.run import Document, read_document
 from reason_llm.run.start import saved_rollouts
@@ -109,6 +109,8 @@ class _Job:
     rollouts: list[Datum]
     """Rollouts for the parity check; empty if none were found."""
     converter: Path | None
+    is_extended: bool = False
+    """Whether ``base_folder`` has a changed config.json, for a longer context."""
 
 
 def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | None:
@@ -122,8 +124,9 @@ def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | N
     if _is_packed_model(request.source):
         _unpack(request, console)
         return None
-    with _without_patterns(request, console) as source:
-        return _export(request, _prepare(replace(request, source=source)), console)
+    with _without_patterns(request, console) as source, TemporaryDirectory() as scratch:
+        job = _prepare(replace(request, source=source), Path(scratch))
+        return _export(request, job, console)
 
 
 @contextmanager
@@ -211,8 +214,8 @@ def _unpack(request: ExportRequest, console: Console) -> None:
     console.line(f"wrote {request.source} in {request.dtype} to {request.out}")
 
 
-def _prepare(request: ExportRequest) -> _Job:
-    """Check everything that can be checked before anything is written."""
+def _prepare(request: ExportRequest, scratch: Path) -> _Job:
+    """Check everything that can be checked before anything is written, but to ``scratch``."""
     source, run, config = request.source, None, None
     _check_dtype(request)
     if run_folder.is_run(source):
@@ -236,6 +239,8 @@ def _prepare(request: ExportRequest) -> _Job:
     if request.push is not None:
         _check_login(request.push)
     folder = merging.base_folder(name)
+    if config is not None:
+        folder = _extended(folder, config.model.context_tokens, scratch)
     merged: tuple[Path, Path | None] = (folder, adapter)
     if run_folder.is_adapter(adapter):
         if not (adapter / adapters.WEIGHTS).is_file():
@@ -259,7 +264,24 @@ def _prepare(request: ExportRequest) -> _Job:
             tokenizer.chat_template = template.jinja
     samples = not request.adapter_only and not reward_model.is_one(adapter)
     rollouts = _rollouts(request, run, config, folder) if samples else []
-    return _Job(adapter, name, folder, merged, run, config, tokenizer, rollouts, converter)
+    return _Job(
+        adapter, name, folder, merged, run, config, tokenizer, rollouts, converter,
+        is_extended=folder == scratch,
+    )  # fmt: skip
+
+
+def _extended(folder: Path, context_tokens: int | None, scratch: Path) -> Path:
+    """The base's folder, or one of links to its files whose config.json reads so many tokens."""
+    found = positions.keys(base.read_config(str(folder)), context_tokens)
+    if not found:
+        return folder
+    for file in folder.iterdir():
+        (scratch / file.name).symlink_to(file.resolve())
+    described = merging.read_json(folder / "config.json") | found
+    described.pop("rope_scaling", None)  # the older name
+    (scratch / "config.json").unlink()
+    (scratch / "config.json").write_bytes(orjson.dumps(described))
+    return scratch
 
 
 def _merge(request: ExportRequest, job: _Job, target: Path, console: Console) -> Parity:
@@ -352,6 +374,7 @@ def _describe(
         adapter=job.adapter,
         is_reward_model=reward_model.is_one(job.adapter),
         loader=base.auto_class(str(job.base_folder)).__name__,
+        base_options=_base_options(job),
     )
     (target / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:
@@ -359,6 +382,14 @@ def _describe(
         (target / "training_config.yaml").write_text(config, encoding="utf-8")
         if (curves := job.run / "curves.png").is_file():
             shutil.copyfile(regular(curves), target / curves.name)
+
+
+def _base_options(job: _Job) -> dict[str, Any]:
+    """The keys of the base's config with which an adapter alone has to be loaded."""
+    if job.config is None or not job.is_extended:
+        return {}
+    described = merging.read_json(job.base_folder / "config.json")
+    return {name: described[name] for name in ("rope_parameters", "max_position_embeddings")}
 
 
 def _rollouts(

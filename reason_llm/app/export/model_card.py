@@ -4,7 +4,7 @@ not say is called unknown."""
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class ModelCard:
     """Whether it is a reward model, which gives scores and writes no text."""
     loader: str = "AutoModelForCausalLM"
     """Transformers' class that loads the base."""
+    base_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the base's config with which an adapter alone has to be loaded."""
 
 
 def licence_of(base: Path) -> str | None:

@@ -14,6 +14,7 @@ from reason_llm.files import cached, read_bounded
 from reason_llm.model import folder
 from reason_llm.model.plan.shape import DROPS, EAGER, KEPT, SCORES, Kept, Shape
 from reason_llm.model.plan.shipped import FAMILIES, SHAPES, SIZES, known
+from reason_llm.model.positions import is_plain
 
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 _LLAMA3 = {"factor", "low_freq_factor", "high_freq_factor"}
@@ -122,7 +123,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         or not set(targets) <= ends.keys()
         or adapter.target_parameters
         or not targets
-        or (section.context_tokens or 0) > positions
+        or ((section.context_tokens or 0) > positions and not _can_extend(described))
     ):
         return None
     biased: tuple[str, ...] = ATTENTION[:3] if family == "qwen2" else ()
@@ -172,6 +173,10 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
     dtype = described.get("dtype") or described.get("torch_dtype")
     stored = total * (4 if dtype == "float32" else 2)
     return Outline(shape, section.context_tokens or positions, stored)
+
+
+def _can_extend(described: Mapping[str, Any]) -> bool:
+    return all(is_plain(described.get(name)) for name in ("rope_scaling", "rope_parameters"))
 
 
 def _described(path: str) -> Mapping[str, Any] | None:

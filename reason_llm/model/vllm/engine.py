@@ -8,7 +8,7 @@ vllm/device_allocator/cumem.py.
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -169,9 +169,21 @@ class Engine:
         raise ModelError(f"vLLM still holds requests after {MOST_EMPTY_STEPS} empty steps")
 
 
-def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engine:
-    """vLLM over the model in ``path``, a folder or a Hub id. Raises ModelError: vLLM cannot be
-    imported, or refuses the model."""
+def start(
+    path: str,
+    dtype: torch.dtype,
+    sizes: EngineSizes,
+    seed: int,
+    override: Callable[[Any], Any] = lambda config: config,
+) -> Engine:
+    """vLLM over the model in ``path``, a folder or a Hub id.
+
+    Args:
+        override: changes the model's config as vLLM reads it.
+
+    Raises:
+        ModelError: vLLM cannot be imported, or refuses the model.
+    """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports
@@ -217,7 +229,7 @@ def start(path: str, dtype: torch.dtype, sizes: EngineSizes, seed: int) -> Engin
             # A recurrent state is cached at the ends of blocks, where a prompt must be cut.
             enable_prefix_caching=not (on_cpu and is_recurrent),
             language_model_only=True,  # towers that only images pass through are not loaded
-            hf_overrides=_with_query_scale,
+            hf_overrides=lambda config: override(_with_query_scale(config)),
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
             **adapter,
             logprobs_mode="processed_logprobs",
