@@ -82,6 +82,7 @@ DROPPED = (
     "vllm/third_party/fmha_sm100", "vllm/_moe_C", "vllm/_deepselect", "vllm/_fastsafetensors",
     "vllm/_flashmla", "vllm/_qutlass", "vllm/_flashkda", "unsloth/studio", "studio/",
     "vllm/model_executor/layers/fused_moe/configs/", "vllm/kernels/helion/configs/",
+    "pycountry/locales/", "mistral_common/data/",
 )  # fmt: skip
 """Files that a run of a dense model on one GPU never loads, by the start of their names."""
 DROPPED_PARTS = ("/include/", "/static/", "/tests/", "/test/", "/cutlass/")
