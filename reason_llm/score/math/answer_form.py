@@ -139,8 +139,10 @@ def _allowed(tree: Tree, form: Form) -> set[str]:
         allowed.add("fraction")
     if tree[0] == "mul" and all(each[0] in ("num", "pow") for each in tree[1:]):  # 2 * 2 * 3
         allowed.add("a product of powers")
-    if "fraction" in form.operations:
+    if "fraction" in form.operations | allowed:
         allowed |= {"ratio", *(["root"] if "logarithm" in form.operations else [])}  # ln sqrt(2)
+    if "logarithm" in form.operations:  # 1 + \log_3 2 for \log_3 6
+        allowed.add("sum of constants")
     if any(part[:2] == ["rel", "!="] for part in subtrees(tree)):  # a < 4, a \\neq 0
         allowed |= {"setminus", "backslash"}
     if variables(tree):
@@ -464,7 +466,8 @@ class _Normalising:
         """A list, a set, a relation, a matrix and the like: its members in normal form."""
         kind = tree[0]
         is_open = kind in ("setminus", "backslash") and not _is_domain(tree)
-        if is_open or kind == "ratio" or (kind == "cap" and not _is_condition(tree)):
+        is_open |= kind == "ratio" and tree[2:] != [["num", "1"]]  # 3 : 1 is 3
+        if is_open or (kind == "cap" and not _is_condition(tree)):
             self.operations.add(kind)
         if kind == "matrix":
             return (kind, *(tuple(map(self.frozen, row)) for row in tree[1:]))

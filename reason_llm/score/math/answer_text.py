@@ -67,7 +67,7 @@ _SMALL_WORDS = word_set(
     """
     the a an of in on at for by with from there that this he she they we it i his her their its
     our so therefore thus hence each every left total altogether all now will can
-    exactly
+    exactly such
     """
 )
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")

@@ -633,7 +633,8 @@ class _TreeReader:
             if self.name().removeprefix("\\") in FUNCTIONS or self.name() in ("(", "["):
                 break
             tree = _beside(tree, self.power(), self.is_parenthesised)
-        if self.take("/"):
+        after = self.name(1).removeprefix("\\")  # \ln 6/\ln 3 and \sin x/(1+x) are quotients
+        if after not in FUNCTIONS and after != "(" and self.take("/"):
             tree = ["frac", tree, self.power()]
         return tree
 

@@ -108,7 +108,8 @@ def same(gold: Tree, answer: Tree) -> bool:
     if _is_set(gold) or _is_set(answer):
         return _same_sets(gold, answer)
     if gold[0] in ("tuple", "ratio") and answer[0] == gold[0]:
-        return _pairwise(gold[1:], answer[1:])
+        is_same = _pairwise(gold[1:], answer[1:])
+        return is_same or (gold[0] == "ratio" and _same_fractions(gold, answer))
     if {"tuple", "based"} & {gold[0], answer[0]}:
         return False  # numerals of a base are the same only as they are written
     return _same_scalars(gold, answer)
@@ -200,6 +201,14 @@ def _domains(cases: Tree) -> list[tuple[Tree, Set]]:
         left = left - domain
         found.append((one, domain))
     return found
+
+
+def _same_fractions(gold: Tree, answer: Tree) -> bool:
+    """Whether ``2 : 3`` is the gold answer ``2/3 : 1``, which has a part that is not whole."""
+    if len(gold) != len(answer) or not (holds(gold, "frac", "mixed") or _decimals(gold)):
+        return False
+    pairs = zip(gold[2:], answer[2:], strict=True)
+    return all(same(["mul", one, answer[1]], ["mul", gold[1], other]) for one, other in pairs)
 
 
 def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:

@@ -57,7 +57,7 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
         gold = _in_standard_form(["set"], gold)  # |x| < 3
     if _I in subtrees(gold):
         gold, answer = _in_exponential_form(gold), _in_exponential_form(answer)
-    gold = _in_radians(gold, answer, question)
+    gold, answer = _in_radians(gold, answer, question), _in_radians(answer, gold, question)
     gold, answer = _intercepts(gold, answer, question)
     answer = _with_variable_of(gold, _in_standard_form(gold, answer))
     return _unnamed(gold, answer, question)
@@ -385,14 +385,14 @@ def _intercepts(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
     return first, second
 
 
-def _in_radians(gold: Tree, answer: Tree, question: str) -> Tree:
+def _in_radians(tree: Tree, other: Tree, question: str) -> Tree:
     """``45^\\circ`` as ``\\pi/4``, where the question leaves the unit of an angle open and the
-    answer is in radians."""
-    own = _right(answer)
-    if gold[0] != "deg" or not question or holds(own, "deg") or _PI not in subtrees(own):
-        return gold
+    other answer is in radians."""
+    own = _right(other)
+    if tree[0] != "deg" or not question or holds(own, "deg") or _PI not in subtrees(own):
+        return tree
     is_open = not {"deg", "rad"} & words_of(question)
-    return list(_direction(gold)[2][2]) if is_open else gold
+    return list(_direction(tree)[2][2]) if is_open else tree
 
 
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
