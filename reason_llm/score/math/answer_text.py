@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from reason_llm.score.math.answer_form import form_of, is_plain
 from reason_llm.score.math.answer_tree import (
+    BASES,
     FUNCTIONS,
     LABELS,
     MAX_CHARACTERS,
@@ -553,6 +554,7 @@ def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] 
     found = []
     for text in (gold, answer):
         digits, _, base = _OF_NUMERALS.sub("", text.rpartition("=")[2]).partition("_")
+        base = BASES.get(base, base)
         if (prefix := digits[:2].lower()) in _PREFIXES and len(digits) > len(prefix):
             digits, base = digits[2:], _PREFIXES[prefix]
         found.append((digits.upper(), base or asked))

@@ -18,7 +18,8 @@ _ONE_TOKEN = re.compile(r"\\[A-Za-z]++|[A-Za-z0-9]")
 _BRACE = re.compile(r"[{}]")
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _PHRASE = re.compile(
-    r"\banswer(?:[ \t]{1,9}+is\b[ \t]{0,9}+[:=]?|[ \t]{0,9}+(?:\*\*)?[:=])(?:\*\*)?", re.IGNORECASE
+    r"\bans(?:wer)?+(?:[ \t]{1,9}+is\b[ \t]{0,9}+[:=]?|[ \t]{0,9}+(?:\*\*)?[:=])(?:\*\*)?",
+    re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\sI hope it is correct")
 _BOLD_END = re.compile(r"(?<=[^\s*])\*\*(?=[\s,;:!?]|$)")
@@ -37,6 +38,7 @@ _NUMBER = re.compile(
 _THOUSANDS = re.compile(r"[+-]?\$?\d{1,3}(?:,\d{3})++(?:\.\d++)?+%?")
 _WORD = re.compile(r"(?<![\\{])(?<![^\W\d_])[^\W\d_]{3}")
 _MATHEMATICS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_BULLET = re.compile(r"\A\s*+[-*•]\s++")
 _EMPTY_LINE = re.compile(r"\n[ \t\r]*+\n")
 _WORDS = re.compile(r"[^\W\d_]{2,}+")
 _COMMAND = re.compile(r"\\[A-Za-z]++")
@@ -370,13 +372,18 @@ def _last_statement(text: str) -> str:
         start = text.rfind(mark, 0, -len(end)) if text.endswith(end) else -1
         if start >= 0:
             return text[start + len(mark) : -len(end)].strip()
-    formulas: list[str] = []
+    formulas: dict[str, str] = {}
     for line in reversed(text[-_MAX_SENTENCE:].split("\n")):
-        if "=" not in line or _holds_words(line):
+        formula = _BULLET.sub("", line).strip("$ .,")
+        name, sign, _ = map(str.strip, formula.partition("="))
+        is_value = sign and not _holds_words(line) and name not in formulas
+        if not is_value or (formulas and len(name) > 1):
             break
-        formulas.insert(0, line.strip("$ .,*"))
+        formulas[name] = formula
+        if len(name) != 1:
+            break
     if formulas:
-        return ", ".join(formulas)
+        return ", ".join(reversed(formulas.values()))
     line = text.rpartition("\n")[2].removesuffix(".")
     return _SENTENCE_END.split(line)[-1].strip()
 

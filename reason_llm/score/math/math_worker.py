@@ -109,7 +109,8 @@ def same(gold: Tree, answer: Tree) -> bool:
         return _same_sets(gold, answer)
     if gold[0] in ("tuple", "ratio") and answer[0] == gold[0]:
         is_same = _pairwise(gold[1:], answer[1:])
-        return is_same or (gold[0] == "ratio" and _same_fractions(gold, answer))
+        has_parts = gold[0] == "ratio" and (holds(gold, "frac", "mixed") or _decimals(gold) > 0)
+        return is_same or (has_parts and _is_proportion(gold, answer))
     if {"tuple", "based"} & {gold[0], answer[0]}:
         return False  # numerals of a base are the same only as they are written
     return _same_scalars(gold, answer)
@@ -123,7 +124,8 @@ def _settled(tree: Tree) -> Tree:
     """
     if tree[0] == "chain":
         last = _settled(tree[-1])
-        if not all(same(each, last) or _is_angle(each, last) for each in tree[1:-1]):
+        others = (same, _is_angle, _is_proportion)
+        if not all(any(are_one(each, last) for are_one in others) for each in tree[1:-1]):
             raise UnknownError("a false equation")
         return last
     if tree[0] == "approx":
@@ -203,12 +205,12 @@ def _domains(cases: Tree) -> list[tuple[Tree, Set]]:
     return found
 
 
-def _same_fractions(gold: Tree, answer: Tree) -> bool:
-    """Whether ``2 : 3`` is the gold answer ``2/3 : 1``, which has a part that is not whole."""
-    if len(gold) != len(answer) or not (holds(gold, "frac", "mixed") or _decimals(gold)):
+def _is_proportion(first: Tree, second: Tree) -> bool:
+    """Whether two ratios are the same in other terms, ``2/3 : 1`` and ``2 : 3``."""
+    if not first[0] == second[0] == "ratio" or len(first) != len(second):
         return False
-    pairs = zip(gold[2:], answer[2:], strict=True)
-    return all(same(["mul", one, answer[1]], ["mul", gold[1], other]) for one, other in pairs)
+    pairs = zip(first[2:], second[2:], strict=True)
+    return all(same(["mul", one, second[1]], ["mul", first[1], other]) for one, other in pairs)
 
 
 def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:

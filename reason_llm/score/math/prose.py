@@ -154,6 +154,8 @@ _SUFFIXES = ("ent", "ence", "ing", "es", "ed", "e", "s")
 _SHORTEST_STEM = 5
 _MOST_WORDS = 14
 _OPPOSITES = word_set("yes no true false")
+_RIGHT = ("correct", "right", "the answer", "the correct answer", "the correct option",
+          "the correct choice")  # fmt: skip
 _ANTONYMS = {"diverg": "converg", "composite": "prime", "odd": "even", "even": "odd",
              "false": "true", "obtuse": "acute"}  # fmt: skip
 _DENYING = ("non", "un", "in", "im", "ir", "dis")
@@ -458,9 +460,11 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
     if not (has_words(answer) or "=" in answer):
         return
     if is_choice(gold):
-        before, _, rest = answer.rpartition(" is ")
+        before, _, rest = unwrapped(answer).removeprefix("\\text{").rpartition(" is ")
+        if rest.strip(" .}") in _RIGHT:
+            before, rest = "", before
         if (_DOUBTS | _DENIALS | {"or"}).isdisjoint(before.lower().split()):
-            yield gold, rest.rstrip(" .")
+            yield gold, rest.rstrip(" .}")
         return
     wanted = prose_of(unwrapped(gold), question)
     if wanted is None or is_bare_word(gold):
@@ -612,6 +616,7 @@ def _predicate(words: list[str], question: str) -> bool | None:
     words = [part for word in words for part in _without_denial(word, asked)]
     num_denials = sum(word in _DENIALS for word in words)
     said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
+    said -= _NOUNS - {*asked}
     while len(asked) > 1 and asked[-1] in _NOUNS - said:
         asked.pop()
     is_yes_or_no = bool(asked) and asked[0] in AUXILIARIES and not {*asked} & {"or", "not"}
