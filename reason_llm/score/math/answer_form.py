@@ -120,7 +120,7 @@ def _is_taken_apart(gold: Tree, answer: Tree) -> bool:
     ``\\ln\\frac32``."""
     terms = [(sign, term) for sign, term in _terms(["add", answer]) if not _is_rational(term)]
     if len(terms) < 2:
-        return answer[0] == "add"
+        return bool(answer[0] == "add")
     calls = [part for _, term in terms for part in subtrees(term) if part[0] == "call"]
     numbers = [call[2][1] for call in calls if call[2][0] == "num" and call[2][1].isdigit()]
     return (

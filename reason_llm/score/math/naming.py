@@ -748,9 +748,9 @@ def _without_names(tree: Tree, question: str) -> list[Tree]:
         return members[:1]
     while len(members) > 1 and is_name(members[0], question):
         del members[0]
-    if len(members) == 2 and question and variables(members[1]) and not variables(members[0]):
-        if read_question(question).asks_for(members[0]):  # \log 12 = 2a + b
-            del members[0]
+    is_formula = len(members) == 2 and variables(members[1]) and not variables(members[0])
+    if is_formula and read_question(question).asks_for(members[0]):  # \log 12 = 2a + b
+        del members[0]
     return members
 
 

@@ -154,10 +154,8 @@ def says_empty(tokens: Sequence[Token]) -> bool:
     if not words or len(words) > _MAX_WORDS:
         return False
     if "empty" in words:
-        return (
-            set(words) <= {"the", "empty", "set", "solution", "is", "a", "an"}
-            and words[-1] != "the"
-        )
+        known = {"the", "empty", "set", "solution", "is", "a", "an"}
+        return set(words) <= known and words[-1] in ("set", "empty")
     num_denied = sum(word in _NONE for word in words)
     names_nothing = _SOLUTIONS & set(words) or ("such" in words and words[-1].startswith("exist"))
     return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(names_nothing)
