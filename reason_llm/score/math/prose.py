@@ -135,6 +135,7 @@ _NEAR = word_set("close next up similar adjacent add added near")
 _PLACES = word_set(
     "near outside inside beyond past within than between below above until before after against"
 )
+_JOINS = word_set("and or")
 _REASONS = word_set("since because")
 _RELATIONS = (
     ("greater than or equal to", "\\geq "), ("less than or equal to", "\\leq "),
@@ -677,6 +678,10 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
         if (is_stated[i] and (i < verb or (i and gap and gap[-1].lower() in _ABOUT)))
         or _is_in_next(found.values, i)
     }
+    *_, before, _ = found.gaps  # 40 ordered pairs (a, b)
+    has_letter = any(map(str.isalpha, shown[-1])) and "=" not in shown[-1]
+    if is_stated[-1] and has_letter and before and _JOINS.isdisjoint(map(str.lower, before)):
+        about.add(len(shown) - 1)
     if about:
         yield found.without(about)
     if not has_words:
