@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations
 from math import gcd, log10
 from typing import Any
 
@@ -108,7 +109,26 @@ def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozense
     allowed = of_gold.steps | of_gold.operations | FREE | _allowed(gold, of_gold)
     if may_have_root and "root" in of_gold.operations and has_one_root(answer):
         allowed |= {"a radical", "a product of roots", "a product of powers", "fraction"}
+    if "logarithm" in of_gold.operations and _is_taken_apart(gold, answer):
+        allowed |= {"sum of constants", "fraction"}
     return (form.steps | form.operations) - allowed
+
+
+def _is_taken_apart(gold: Tree, answer: Tree) -> bool:
+    """Whether a sum has one term that is no number of digits, ``1 + \\log_3 2`` for
+    ``\\log_3 6``, or has only logarithms of coprime numbers, ``\\ln 3 - \\ln 2`` for
+    ``\\ln\\frac32``."""
+    terms = [(sign, term) for sign, term in _terms(["add", answer]) if not _is_rational(term)]
+    if len(terms) < 2:
+        return bool(answer[0] == "add")
+    calls = [part for _, term in terms for part in subtrees(term) if part[0] == "call"]
+    numbers = [call[2][1] for call in calls if call[2][0] == "num" and call[2][1].isdigit()]
+    return (
+        len({sign for sign, _ in terms}) > 1
+        and len(numbers) == len(calls) == len(terms)
+        and all(gcd(int(a), int(b)) == 1 for a, b in combinations(numbers, 2))
+        and any(part[0] == "call" and part[2][0] == "frac" for part in subtrees(gold))
+    )
 
 
 def has_one_root(tree: Tree) -> bool:
@@ -139,7 +159,7 @@ def _allowed(tree: Tree, form: Form) -> set[str]:
         allowed.add("fraction")
     if tree[0] == "mul" and all(each[0] in ("num", "pow") for each in tree[1:]):  # 2 * 2 * 3
         allowed.add("a product of powers")
-    if "fraction" in form.operations:
+    if "fraction" in form.operations | allowed:
         allowed |= {"ratio", *(["root"] if "logarithm" in form.operations else [])}  # ln sqrt(2)
     if any(part[:2] == ["rel", "!="] for part in subtrees(tree)):  # a < 4, a \\neq 0
         allowed |= {"setminus", "backslash"}
@@ -464,7 +484,8 @@ class _Normalising:
         """A list, a set, a relation, a matrix and the like: its members in normal form."""
         kind = tree[0]
         is_open = kind in ("setminus", "backslash") and not _is_domain(tree)
-        if is_open or kind == "ratio" or (kind == "cap" and not _is_condition(tree)):
+        is_open |= kind == "ratio" and tree[2:] != [["num", "1"]]  # 3 : 1 is 3
+        if is_open or (kind == "cap" and not _is_condition(tree)):
             self.operations.add(kind)
         if kind == "matrix":
             return (kind, *(tuple(map(self.frozen, row)) for row in tree[1:]))

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from reason_llm.score.math.answer_form import form_of, is_plain
 from reason_llm.score.math.answer_tree import (
+    BASES,
     FUNCTIONS,
     LABELS,
     MAX_CHARACTERS,
@@ -67,7 +68,7 @@ _SMALL_WORDS = word_set(
     """
     the a an of in on at for by with from there that this he she they we it i his her their its
     our so therefore thus hence each every left total altogether all now will can
-    exactly
+    exactly such
     """
 )
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
@@ -553,6 +554,7 @@ def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] 
     found = []
     for text in (gold, answer):
         digits, _, base = _OF_NUMERALS.sub("", text.rpartition("=")[2]).partition("_")
+        base = BASES.get(base, base)
         if (prefix := digits[:2].lower()) in _PREFIXES and len(digits) > len(prefix):
             digits, base = digits[2:], _PREFIXES[prefix]
         found.append((digits.upper(), base or asked))

@@ -80,7 +80,7 @@ LABELS = word_set(
 )
 """Words that name an item of a list: ``quotient 4, remainder 3``."""
 _INEQUALITIES = word_set("< > <= >= != in")
-_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
+BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
           "eight": "8", "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 _LOGIC = {"\\vee": Token("text", "or", True), "\\wedge": Token("text", "and", True)}
 """Signs between relations."""
@@ -407,7 +407,7 @@ class _TreeReader:
             elif tree[0] == "num" and self.take("_"):
                 base = self.label()
                 base = base.removeprefix("base").strip()
-                tree = ["based", tree[1], _BASES.get(base, base)]
+                tree = ["based", tree[1], BASES.get(base, base)]
             else:
                 return tree
 
@@ -620,20 +620,23 @@ class _TreeReader:
         if self.name() in ("(", "{", "[", "\\{") and self.kind() != "text":
             argument = self.deeper(self.primary)
         else:
-            argument = self.deeper(self.bare_argument)
+            argument = self.deeper(lambda: self.bare_argument(name in ("ln", "log")))
         if power == ["neg", ["num", "1"]] and name in _ARC:
             name, power = f"arc{name}", None
         tree = ["call", name, argument, *([base] if base else [])]
         return tree if power is None else ["pow", tree, power]
 
-    def bare_argument(self) -> Tree:
+    def bare_argument(self, is_logarithm: bool) -> Tree:
         """``2x`` of ``\\sin 2x \\cos x``."""
         tree = _signed(self.take("-"), self.power())
         while self.starts_a_factor():
             if self.name().removeprefix("\\") in FUNCTIONS or self.name() in ("(", "["):
                 break
             tree = _beside(tree, self.power(), self.is_parenthesised)
-        if self.take("/"):
+        after = self.name(1).removeprefix("\\")
+        is_quotient = after in FUNCTIONS or after == "("  # \ln 6/\ln 3, \sin x/(1+x), \ln 5/2
+        is_quotient |= is_logarithm and tree[0] == "num"
+        if not is_quotient and self.take("/"):
             tree = ["frac", tree, self.power()]
         return tree
 
@@ -855,6 +858,8 @@ def _signed(sign: str, tree: Tree) -> Tree:
 
 
 def _product(sign: str, left: Tree, right: Tree) -> Tree:
+    if left[0] == "ratio" and sign != ":":  # 1 : 2/3
+        return [*left[:-1], _product(sign, left[-1], right)]
     if sign in ("/", "\\div"):
         return ["frac", left, right]
     if sign == ":":
@@ -864,6 +869,8 @@ def _product(sign: str, left: Tree, right: Tree) -> Tree:
 
 def _beside(left: Tree, right: Tree, has_brackets: bool) -> Tree:
     """Two things side by side: a product, a mixed number, or, of two numbers, nothing."""
+    if left[0] == "ratio":
+        return [*left[:-1], _beside(left[-1], right, has_brackets)]
     if right[0] in ("pct", "deg") and left[0] == "num" and right[1][0] == "frac":
         return [right[0], _beside(left, right[1], has_brackets)]  # 12\\frac12\\%
     if is_number(left) and is_number(right) and not has_brackets:

@@ -306,12 +306,9 @@ def _quantity(words: list[str]) -> frozenset[Unit] | None:
 
 def ratio_fits(gold: Tree, answer: Tree, question: str) -> bool:
     """Whether ``1:2`` may answer one half: if the question speaks of a ratio, or is not known."""
-    return (
-        answer[0] != "ratio"
-        or gold[0] == "ratio"
-        or not question
-        or bool(words_of(question) & _RATIOS)
-    )
+    if answer[0] != "ratio" or gold[0] == "ratio":
+        return True
+    return bool(words_of(question) & _RATIOS) if question else answer[-1] != ["num", "1"]
 
 
 # order

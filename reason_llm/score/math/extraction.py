@@ -18,7 +18,8 @@ _ONE_TOKEN = re.compile(r"\\[A-Za-z]++|[A-Za-z0-9]")
 _BRACE = re.compile(r"[{}]")
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _PHRASE = re.compile(
-    r"\banswer(?:[ \t]{1,9}+is\b[ \t]{0,9}+[:=]?|[ \t]{0,9}+(?:\*\*)?[:=])(?:\*\*)?", re.IGNORECASE
+    r"\bans(?:wer)?+(?:[ \t]{1,9}+is\b[ \t]{0,9}+[:=]?|[ \t]{0,9}+(?:\*\*)?[:=])(?:\*\*)?",
+    re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*\*)|\sI hope it is correct")
 _BOLD_END = re.compile(r"(?<=[^\s*])\*\*(?=[\s,;:!?]|$)")
@@ -37,6 +38,7 @@ _NUMBER = re.compile(
 _THOUSANDS = re.compile(r"[+-]?\$?\d{1,3}(?:,\d{3})++(?:\.\d++)?+%?")
 _WORD = re.compile(r"(?<![\\{])(?<![^\W\d_])[^\W\d_]{3}")
 _MATHEMATICS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_BULLET = re.compile(r"\A\s*+[-*•]\s++")
 _EMPTY_LINE = re.compile(r"\n[ \t\r]*+\n")
 _WORDS = re.compile(r"[^\W\d_]{2,}+")
 _COMMAND = re.compile(r"\\[A-Za-z]++")
@@ -330,13 +332,21 @@ def extract_answer(text: str) -> str | None:
     """The final answer of a whole model output, however it was marked; None if it was not.
 
     Tried in this order, the last of each kind: ``\\boxed{}``, ``<answer>`` tags, GSM8K's
-    ``#### 42``, ``the answer is 42`` or ``Answer: 42``, and what the last line has in bold. Where
-    the output closes its thinking with ``</think>``, only what follows counts. A box that is not
-    closed is no answer.
+    ``#### 42``, ``the answer is 42`` or ``Answer: 42``, what the last line has in bold, and, of a
+    text without any of these marks, its last sentence or formulas. Where the output closes its
+    thinking with ``</think>``, only what follows counts. A box that is not closed is no answer.
 
     For evaluation; a training reward that took all of these would pay for ignoring the format.
     """
     text = outside_thinking(_SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:]))
+    if (marked := _marked_answer(text)) is not None:
+        return marked
+    is_marked = has_box(text) or any(mark in text for mark in (_OPEN, _CLOSE, "####"))
+    return None if is_marked else _last_statement(text) or None
+
+
+def _marked_answer(text: str) -> str | None:
+    """The answer that a text marks; None if it marks none, or not as it should be."""
     if has_box(text):
         return final_boxed(text)
     tagged = last_answer_tags(text)
@@ -354,11 +364,36 @@ def extract_answer(text: str) -> str | None:
     return str(bold[-1]).strip("$") if bold else None
 
 
+def _last_statement(text: str) -> str:
+    """The last sentence of a text, or the formulas that its last lines are, with commas between
+    them: ``x = 3, y = 2``."""
+    text = text.strip()
+    for mark, end in _MATHEMATICS[::3]:  # displayed formulas
+        start = text.rfind(mark, 0, -len(end)) if text.endswith(end) else -1
+        if start >= 0:
+            return text[start + len(mark) : -len(end)].strip()
+    formulas: dict[str, str] = {}
+    for line in reversed(text[-_MAX_SENTENCE:].split("\n")):
+        formula = _BULLET.sub("", line).strip("$ .,")
+        name, sign, _ = map(str.strip, formula.partition("="))
+        is_value = sign and not _holds_words(line) and name not in formulas
+        if not is_value or (formulas and len(name) > 1):
+            break
+        formulas[name] = formula
+        if len(name) != 1:
+            break
+    if formulas:
+        return ", ".join(reversed(formulas.values()))
+    line = text.rpartition("\n")[2].removesuffix(".")
+    return _SENTENCE_END.split(line)[-1].strip()
+
+
 def candidates(text: str) -> tuple[list[str], str]:
     """Possible answers of a whole output, the likeliest first: the marked one, or else all
     of it, and of a sentence its last mathematics; and the last number of a sentence, or nothing."""
-    marked = extract_answer(text)
-    text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:]) if marked is None else marked
+    text = _SPECIAL_TOKEN.sub("", text[-_MAX_CHARACTERS:])
+    marked = _marked_answer(outside_thinking(text))
+    text = text if marked is None else marked
     texts, sentence = [text.strip()], text[-_MAX_SENTENCE:]
     if has_box(text) or not _holds_words(sentence):
         return texts, ""

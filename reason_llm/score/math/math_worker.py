@@ -108,7 +108,9 @@ def same(gold: Tree, answer: Tree) -> bool:
     if _is_set(gold) or _is_set(answer):
         return _same_sets(gold, answer)
     if gold[0] in ("tuple", "ratio") and answer[0] == gold[0]:
-        return _pairwise(gold[1:], answer[1:])
+        is_same = _pairwise(gold[1:], answer[1:])
+        has_parts = gold[0] == "ratio" and (holds(gold, "frac", "mixed") or _decimals(gold) > 0)
+        return is_same or (has_parts and _is_proportion(gold, answer))
     if {"tuple", "based"} & {gold[0], answer[0]}:
         return False  # numerals of a base are the same only as they are written
     return _same_scalars(gold, answer)
@@ -122,7 +124,8 @@ def _settled(tree: Tree) -> Tree:
     """
     if tree[0] == "chain":
         last = _settled(tree[-1])
-        if not all(same(each, last) or _is_angle(each, last) for each in tree[1:-1]):
+        others = (same, _is_angle, _is_proportion)
+        if not all(any(are_one(each, last) for are_one in others) for each in tree[1:-1]):
             raise UnknownError("a false equation")
         return last
     if tree[0] == "approx":
@@ -200,6 +203,14 @@ def _domains(cases: Tree) -> list[tuple[Tree, Set]]:
         left = left - domain
         found.append((one, domain))
     return found
+
+
+def _is_proportion(first: Tree, second: Tree) -> bool:
+    """Whether two ratios are the same in other terms, ``2/3 : 1`` and ``2 : 3``."""
+    if not first[0] == second[0] == "ratio" or len(first) != len(second):
+        return False
+    pairs = zip(first[2:], second[2:], strict=True)
+    return all(same(["mul", one, second[1]], ["mul", first[1], other]) for one, other in pairs)
 
 
 def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:

@@ -51,13 +51,13 @@ def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] 
     Args:
         question: a whole formula in it may be the name.
     """
-    answer = _with_names_of(gold, answer, question)
+    answer = _with_names_of(gold, _with_unit_last(gold, answer), question)
     gold = _without_point_names(answer, gold)
     if gold[0] == "rel" and gold[2][:2] == ["call", "abs"] and not holds(answer, "call"):
         gold = _in_standard_form(["set"], gold)  # |x| < 3
     if _I in subtrees(gold):
         gold, answer = _in_exponential_form(gold), _in_exponential_form(answer)
-    gold = _in_radians(gold, answer, question)
+    gold, answer = _in_radians(gold, answer, question), _in_radians(answer, gold, question)
     gold, answer = _intercepts(gold, answer, question)
     answer = _with_variable_of(gold, _in_standard_form(gold, answer))
     return _unnamed(gold, answer, question)
@@ -385,14 +385,25 @@ def _intercepts(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
     return first, second
 
 
-def _in_radians(gold: Tree, answer: Tree, question: str) -> Tree:
+def _in_radians(tree: Tree, other: Tree, question: str) -> Tree:
     """``45^\\circ`` as ``\\pi/4``, where the question leaves the unit of an angle open and the
-    answer is in radians."""
-    own = _right(answer)
-    if gold[0] != "deg" or not question or holds(own, "deg") or _PI not in subtrees(own):
-        return gold
+    other answer is in radians."""
+    own = _right(other)
+    if tree[0] != "deg" or not question or holds(own, "deg") or _PI not in subtrees(own):
+        return tree
     is_open = not {"deg", "rad"} & words_of(question)
-    return list(_direction(gold)[2][2]) if is_open else gold
+    return list(_direction(tree)[2][2]) if is_open else tree
+
+
+def _with_unit_last(gold: Tree, answer: Tree) -> Tree:
+    """``60^\\circ = \\pi/3`` for ``\\pi/3 = 60^\\circ``, where the gold answer is in radians."""
+    if not (answer[0] in ("either", "same") or is_equality(answer)) or answer[-1][0] == "var":
+        return answer
+    is_degree = _right(gold)[0] == "deg"
+    own = [each for each in answer if isinstance(each, list) and (each[0] == "deg") == is_degree]
+    if not own or own[-1] is answer[-1] or variables(own[-1]):
+        return answer
+    return [*(each for each in answer if each is not own[-1]), own[-1]]
 
 
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
@@ -590,7 +601,11 @@ def _of_units(tree: Tree) -> Tree | None:
         *scale, last = factors[1:] if factors[0] == "mul" else [factors]
         name = str(last[1]).rpartition(" ")[2] if last[0] in ("var", "const") else ""
         name = name.removeprefix("\\").removesuffix("math")
-        if name not in _UNIT_VECTORS or name in parts or any(map(variables, scale)):
+        if (
+            name not in _UNIT_VECTORS
+            or name in parts
+            or {*_UNIT_VECTORS} & variables(["mul", *scale])
+        ):
             return None
         one: Tree = ["num", "1"] if not scale else scale[0] if len(scale) == 1 else ["mul", *scale]
         parts[name] = ["neg", one] if term[0] == "neg" else one
@@ -732,6 +747,9 @@ def _without_names(tree: Tree, question: str) -> list[Tree]:
     if is_pair and is_name(members[1], question):  # 5 = x
         return members[:1]
     while len(members) > 1 and is_name(members[0], question):
+        del members[0]
+    is_formula = len(members) == 2 and variables(members[1]) and not variables(members[0])
+    if is_formula and read_question(question).asks_for(members[0]):  # \log 12 = 2a + b
         del members[0]
     return members
 

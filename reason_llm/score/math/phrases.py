@@ -33,8 +33,8 @@ _OPERATORS = word_set(
 )
 _LEFT_SIDES = ("\\angle", "\\gcd", "\\det", "dy/dx")
 _LEFT_STARTS = (
-    "\\|", "\\lVert", "\\Vert", "||", "m\\angle", "\\frac{d}", "\\frac{d^", "\\frac{dy}",
-    "\\frac{dx}", "\\frac{\\partial",
+    "\\|", "\\lVert", "\\Vert", "||", "m\\angle", "\\frac{d}", "\\frac{d^",
+    "\\frac{\\partial",
 )  # fmt: skip
 _VECTORS = word_set(r"\vec \mathbf \overrightarrow \boldsymbol \hat")
 _LONGEST_OPERATOR = 6
@@ -99,6 +99,8 @@ def is_left_side(tokens: list[Token]) -> bool:
     first, rest, shown = names[0], names[1:], "".join(names)
     if shown in _LEFT_SIDES or shown.startswith(_LEFT_STARTS):
         return True
+    if shown.startswith("\\frac{d") and "}{d" in shown:
+        return True
     if first in _OPERATORS:
         return bool(rest)
     if tokens[0].kind == "text":  # proj_b a
@@ -152,7 +154,8 @@ def says_empty(tokens: Sequence[Token]) -> bool:
     if not words or len(words) > _MAX_WORDS:
         return False
     if "empty" in words:
-        return set(words) <= {"the", "empty", "set", "solution", "is", "a", "an"} and "set" in words
+        known = {"the", "empty", "set", "solution", "is", "a", "an"}
+        return set(words) <= known and words[-1] in ("set", "empty")
     num_denied = sum(word in _NONE for word in words)
     names_nothing = _SOLUTIONS & set(words) or ("such" in words and words[-1].startswith("exist"))
     return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(names_nothing)

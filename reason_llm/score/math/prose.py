@@ -135,6 +135,7 @@ _NEAR = word_set("close next up similar adjacent add added near")
 _PLACES = word_set(
     "near outside inside beyond past within than between below above until before after against"
 )
+_JOINS = word_set("and or")
 _REASONS = word_set("since because")
 _RELATIONS = (
     ("greater than or equal to", "\\geq "), ("less than or equal to", "\\leq "),
@@ -154,6 +155,8 @@ _SUFFIXES = ("ent", "ence", "ing", "es", "ed", "e", "s")
 _SHORTEST_STEM = 5
 _MOST_WORDS = 14
 _OPPOSITES = word_set("yes no true false")
+_RIGHT = ("correct", "right", "the answer", "the correct answer", "the correct option",
+          "the correct choice")  # fmt: skip
 _ANTONYMS = {"diverg": "converg", "composite": "prime", "odd": "even", "even": "odd",
              "false": "true", "obtuse": "acute"}  # fmt: skip
 _DENYING = ("non", "un", "in", "im", "ir", "dis")
@@ -458,9 +461,11 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
     if not (has_words(answer) or "=" in answer):
         return
     if is_choice(gold):
-        before, _, rest = answer.rpartition(" is ")
+        before, _, rest = unwrapped(answer).removeprefix("\\text{").rpartition(" is ")
+        if rest.strip(" .}") in _RIGHT:
+            before, rest = "", before
         if (_DOUBTS | _DENIALS | {"or"}).isdisjoint(before.lower().split()):
-            yield gold, rest.rstrip(" .")
+            yield gold, rest.rstrip(" .}")
         return
     wanted = prose_of(unwrapped(gold), question)
     if wanted is None or is_bare_word(gold):
@@ -612,6 +617,7 @@ def _predicate(words: list[str], question: str) -> bool | None:
     words = [part for word in words for part in _without_denial(word, asked)]
     num_denials = sum(word in _DENIALS for word in words)
     said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
+    said -= _NOUNS - {*asked}
     while len(asked) > 1 and asked[-1] in _NOUNS - said:
         asked.pop()
     is_yes_or_no = bool(asked) and asked[0] in AUXILIARIES and not {*asked} & {"or", "not"}
@@ -672,6 +678,10 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
         if (is_stated[i] and (i < verb or (i and gap and gap[-1].lower() in _ABOUT)))
         or _is_in_next(found.values, i)
     }
+    *_, before, _ = found.gaps  # 40 ordered pairs (a, b)
+    has_letter = any(map(str.isalpha, shown[-1])) and "=" not in shown[-1]
+    if is_stated[-1] and has_letter and before and _JOINS.isdisjoint(map(str.lower, before)):
+        about.add(len(shown) - 1)
     if about:
         yield found.without(about)
     if not has_words:

@@ -145,7 +145,7 @@ def _slashed(text: str) -> str:
 
 def canonical(word: str) -> str:
     """One spelling of a word: ``feet`` is ``ft``, ``dogs`` is ``dog``."""
-    singular = word.removesuffix("s") if len(word) > 2 else word
+    singular = word.removesuffix("s") if len(word) > 2 and word != "has" else word
     if "/" in word and word not in _CANONICAL:  # km/hr
         word = singular = "/".join(map(canonical, word.split("/")))
     return _CANONICAL.get(word, _CANONICAL.get(singular, singular))

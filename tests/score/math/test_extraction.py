@@ -118,7 +118,7 @@ def test_the_last_statement_s_box_is_the_answer(text: str) -> None:
         ("Answer: 2**3", "2**3"),
         ("The final answer is 4. I hope it is correct.", "4"),
         ("\\boxed{3}</think> The answer is 4.", "4"),
-        ("<think>\\boxed{3}</think> none", None),
+        ("<think>\\boxed{3}</think> none", "none"),
         ("#### 4<|im_end|>", "4"),
         ("#### 4</s><eos>", "4"),
         ("#### 3\n####\n", "3"),
@@ -127,15 +127,25 @@ def test_the_last_statement_s_box_is_the_answer(text: str) -> None:
         ("Answer = \\(4\\) and more", "4"),
         ("the answer is: \\[4\\] now", "4"),
         ("The answer is 4. The answer is", "4"),
-        ("so it is 4", None),
+        ("so it is 4", "so it is 4"),
         ("so it is **4**, not 5.", "4"),
         ("They differ. **No**, they are not equal.", "No"),
-        ("1. **Sum** of both", None),
+        ("1. **Sum** of both", "**Sum** of both"),
         ("The answer is the point $(4,1)$, not $(1,4)$.", "the point $(4,1)$"),
-        ("It is **4**.\nThat is all.", None),
-        ("2. **Sum**: so it is 4", None),
-        ("it is x**4 + y**4", None),
+        ("It is **4**.\nThat is all.", "That is all"),
+        ("2. **Sum**: so it is 4", "**Sum**: so it is 4"),
+        ("it is x**4 + y**4", "it is x**4 + y**4"),
         ("", None),
+        ("Ans: 4", "4"),
+        ("It is 3. So he has 4 apples.", "So he has 4 apples"),
+        ("x=-2 is rejected. The only root is $x = 3$.", "The only root is $x = 3$"),
+        ("So:\nx = 3\ny = 2", "x = 3, y = 2"),
+        ("So:\n- $x = 3$\n- $y = 2$.", "x = 3, y = 2"),
+        ("2x = 6\nx = 3", "x = 3"),
+        ("So\n\\[\nx = 3\n\\]", "x = 3"),
+        ("So $$x = 3$$", "x = 3"),
+        ("It is 4 <answer>4", None),
+        ("<think>It is 4.", None),
     ],
 )
 def test_extract_answer(text: str, answer: str | None) -> None:
@@ -259,3 +269,18 @@ def test_a_box_in_the_wrong_place_is_no_answer(text: str) -> None:
 )
 def test_a_box_of_its_own_is_the_answer(text: str) -> None:
     assert final_boxed(text) == "5"
+
+
+@pytest.mark.parametrize(
+    ("text", "paid"),
+    [
+        ("He gave 8 away.\n\nSo Tom has 12 apples left.", 1),
+        ("He had 20.\n= 12", 1),
+        ("Tom has 12 or 13 apples.", 0),
+        ("It is 12. But that is wrong.", 0),
+        ("I do not think Tom has 12 apples left.", 0),
+        ("He gave 12 away. So Tom has 8 apples left.", 0),
+    ],
+)
+def test_the_last_sentence_of_an_output_without_marks_is_its_answer(text: str, paid: int) -> None:
+    assert matches("12", extract_answer(text), 5.0, "How many apples has Tom left?") == paid
