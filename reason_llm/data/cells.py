@@ -30,6 +30,9 @@ class Cells:
         self.columns = columns
         dropped = {name.casefold() for name in columns.ignore}
         self.row = {n: v for n, v in row.items() if str(n).casefold() not in dropped}
+        self._folded: dict[str, str] = {}
+        for name in self.row:
+            self._folded.setdefault(str(name).strip().casefold(), name)
         self._read: set[str] = set()
         self._members: dict[str, None] = {}
 
@@ -51,10 +54,7 @@ class Cells:
 
         A column that is null in every candidate's place is found, so that the error shows it.
         """
-        folded: dict[str, str] = {}
-        for name in self.row:
-            folded.setdefault(str(name).strip().casefold(), str(name))
-        there = [n if n in self.row else folded.get(n.casefold(), "") for n in names]
+        there = [n if n in self.row else self._folded.get(n.casefold(), "") for n in names]
         there = [name for name in there if name in self.row]
         if filled:
             return next((name for name in there if not is_empty(self.row[name])), None)

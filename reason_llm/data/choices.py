@@ -2,7 +2,8 @@
 gold answer that is given as a letter, an index or a text."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, takewhile
 from string import ascii_uppercase
@@ -13,6 +14,22 @@ from reason_llm.data.messages import shown
 from reason_llm.errors import DataError
 
 COLUMNS = ("choices", "options", "endings")
+_DIGITS = ("0123456789", "123456789")
+FAMILIES = [
+    (stem, labels, tuple(f"{stem}{mark}{label}" for label in labels))
+    for stem, mark, labels in product(
+        ("", "op", "option", "choice", "ending", "answer"),
+        ("", "_", " "),
+        (ascii_uppercase, *_DIGITS),
+    )
+    # A column named 1 is anything, and answer1 one of several answers.
+    if labels == ascii_uppercase or stem not in ("", "answer")
+    if stem or not mark
+]
+"""Columns with one choice each."""
+_LABELLED = re.compile(r"[(\[]?(?:([A-Za-z])[)\].:]|(\d{1,2})(?:[)\]]|[.:](?!\d)))\s*+(?=\S)")
+"""Label before the text of a choice: ``A)``, ``(b)``, ``1.``"""
+COUNTED = "a number as the gold answer counts the choices from {}"
 _MARKS = (
     *(". ", ") ", ": ", "] ", " - ", " ", "\n", "\t", ").", "):", ")", ".", ":"),
     *(".\n", ")\n", ":\n", "]\n", "**. ", ".** ", "** ", "**: ", ")** "),
@@ -29,7 +46,7 @@ class Choices:
     labels: tuple[str, ...]
     texts: tuple[str, ...]
     numbers: tuple[str, ...] = ()
-    """Further names of the choices in a gold answer: the numbers of their columns, from 1 on."""
+    """Numbers of the choices in a gold answer, from 1 on, if their columns or texts have them."""
 
     def are_labelled_in(self, written: str) -> bool:
         """Whether every choice stands in a text already, after its label: ``(A) Wood``, ``A. Wood``
@@ -49,45 +66,49 @@ class Choices:
         """The sentence that asks for a label."""
         return ASK.format("number" if all(map(str.isdecimal, self.labels)) else "letter")
 
-    def label(self, where: str, gold: Any) -> str:
-        """The label of a gold answer: a label, the text of a choice, the number of its column, or,
-        of choices without numbered columns, an index from 0.
+    def label(self, where: str, gold: Any) -> tuple[str, str]:
+        """The label of a gold answer, and why it is in doubt: a label, the text of a choice or
+        both, the number of its column, or, of choices without numbers, an index from 0.
 
         Raises:
             DataError: it is none, or could be two of them.
         """
-        text = str(gold).strip()
-        named = text.strip("().").casefold()
+        if isinstance(gold, float) and gold.is_integer():  # of a column that lacks some
+            gold = int(gold)
+        text = str(gold).strip().casefold()
+        counted = COUNTED.format(1 if self.numbers else 0)
         for label in self.labels:
-            if label.casefold() == named:
-                return label
-        pairs = zip(self.labels, self.texts, strict=True)
-        found = {label for label, choice in pairs if choice.strip() == text}
-        is_index = not isinstance(gold, bool) and text.isdecimal() and len(text) < 4
-        if self.numbers:
-            if is_index and text in self.numbers and (isinstance(gold, int) or not found):
-                found.add(self.labels[self.numbers.index(text)])
-        elif is_index and int(text) < len(self.labels) and (isinstance(gold, int) or not found):
-            found.add(self.labels[int(text)])
+            if label.casefold() == text.strip("()."):
+                return label, counted if label in self.numbers else ""
+        mark = _LABELLED.match(text)
+        both = (mark[1] or mark[2], text[mark.end() :]) if mark else ("", text)
+        pairs = [
+            (label, choice.strip().casefold())
+            for label, choice in zip(self.labels, self.texts, strict=True)
+        ]
+        found = {a for a, choice in pairs if choice == text or (a.casefold(), choice) == both}
+        numbers = self.numbers or tuple(map(str, range(len(self.labels))))
+        is_number = text in numbers and (isinstance(gold, int) or not found)
+        doubt = "" if found else counted
+        if is_number:
+            found.add(self.labels[numbers.index(text)])
         if len(found) != 1:
             what = "could be any of the choices" if found else "is none of the choices"
             if self.numbers and not found:
-                what = (
-                    "is neither the number of a choice's column, from 1 on, nor any of the choices"
-                )
+                what = "is neither the number of a choice, from 1 on, nor any of the choices"
             raise DataError(
                 f"{where}: the gold answer {shown(gold)} {what} "
                 f"{', '.join(sorted(found) or self.labels)}; write the letter into the row, set "
                 "data.columns.answer to the column that has it, or name the choices in "
                 "data.columns.ignore"
             )
-        return found.pop()
+        return found.pop(), doubt
 
 
 def read_choices(cells: Cells) -> Choices | None:
     """The choices of a row: a list, ``{"text": […], "label": […]}``, texts by letter, or columns
-    ``A`` and ``B``, ``opa`` and ``opb``, ``option1`` and ``option2`` and so on. None for a row
-    without."""
+    ``A`` and ``B``, ``opa`` and ``opb``, ``option1`` and ``option2``, ``Choice A`` and ``Choice B``
+    and so on. None for a row without."""
     column = cells.find(COLUMNS, filled=True)
     if column is not None:
         value = cells[column]
@@ -103,14 +124,12 @@ def read_choices(cells: Cells) -> Choices | None:
             'of texts, as {"text": […], "label": […]} or as texts by letter; fix it, or name '
             "it in data.columns.ignore"
         )
-    for prefix, labels in product(("", "op", "option", "option_"), (ascii_uppercase, "123456789")):
-        if not prefix and labels != ascii_uppercase:
-            continue  # a column named 1 is anything
-        each = (cells.find((f"{prefix}{label}",), filled=True) for label in labels)
+    for stem, labels, names in FAMILIES:
+        each = (cells.find((name,), filled=True) for name in names)
         there = [name for name in takewhile(lambda name: name is not None, each) if name]
-        if len(there) > 1 and not (prefix == "" and any(name.islower() for name in there)):
+        if len(there) > 1 and not (stem == "" and any(name.islower() for name in there)):
             texts = tuple(str(cells[name]) for name in there)
-            numbers = tuple(labels[: len(there)]) if labels.isdecimal() else ()
+            numbers = tuple(labels[: len(there)]) if labels[0] == "1" else ()
             return Choices(tuple(ascii_uppercase[: len(there)]), texts, numbers)
     return None
 
@@ -128,19 +147,25 @@ def _choices(value: Any) -> Choices | None:
         labels = [str(each["label"]) for each in value]
         texts = [str(each["text"]) for each in value]
     elif isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
-        texts = [str(each).strip() for each in value]
-        labels = [*ascii_uppercase[: len(texts)]]
-        starts = [text[:2] for text in texts]
-        if all(
-            s[:1] == a and s[1:] in (")", ".", ":") for a, s in zip(labels, starts, strict=False)
-        ):
-            texts = [text[2:].strip() for text in texts]
+        labels, texts = _labelled([str(each).strip() for each in value])
     else:
         return None
     is_short = all(len(label) <= 3 for label in labels)
     if len(labels) < 2 or len(labels) != len(texts) or len({*labels}) < len(labels) or not is_short:
         return None
-    return Choices(tuple(labels), tuple(texts))
+    is_counted = isinstance(value, list) and labels[0] == "1" and not _is_labelled(value[0])
+    return Choices(tuple(labels), tuple(texts), tuple(labels) if is_counted else ())
+
+
+def _labelled(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The labels of the choices in a list, and their texts without them: letters, unless each text
+    begins with its number."""
+    marks = [_LABELLED.match(text) for text in texts]
+    own = [(mark[1] or mark[2]).upper() if mark else "" for mark in marks]
+    for labels in ([*ascii_uppercase[: len(texts)]], [str(n + 1) for n in range(len(texts))]):
+        if own == labels:
+            return labels, [t[mark.end() :] for t, mark in zip(texts, marks, strict=True) if mark]
+    return [*ascii_uppercase[: len(texts)]], [*texts]
 
 
 def _is_labelled(value: Any) -> bool:

@@ -29,6 +29,7 @@ from reason_llm.data.messages import (
     from_json_text,
     read_talk,
     shown,
+    without_nulls,
 )
 from reason_llm.data.rows import Row
 from reason_llm.errors import DataError
@@ -55,6 +56,8 @@ LABEL_COLUMNS = ("label", "kto_tag")
 SIDES = ("chosen", "rejected")
 """Sides of a preference."""
 SIDE_COLUMNS = (("chosen", "chosen_response"), ("rejected", "rejected_response"))
+SCORE_COLUMNS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
+"""Columns with a number for each side."""
 FORMS = {
     "preferences": ({"chosen", "rejected"}, "stage=preference and preference.name=dpo"),
     "labels": ({"completion", "label"}, "stage=preference and preference.name=kto"),
@@ -272,7 +275,23 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     place = "the start that both share" if prompt is None else f"column {prompt!r}"
     chosen = last or f"column {names[0]!r}"
     origin = f"chosen is {chosen}, rejected is column {names[1]!r}, the prompt is {place}"
-    return replace(example, value=margin, origin=origin, ignored=cells.ignored())
+    return replace(
+        example,
+        value=margin,
+        origin=origin,
+        ignored=cells.ignored(),
+        doubt=example.doubt or _doubt_of_scores(cells.row),
+    )
+
+
+def _doubt_of_scores(row: Row) -> str:
+    """Why chosen may be rejected: the row has a number for each of them; empty where it is
+    clear."""
+    for name in SCORE_COLUMNS:
+        chosen, rejected = (row.get(name.format(side)) for side in SIDES)
+        if isinstance(chosen, int | float) and isinstance(rejected, int | float):
+            return f"{name.format(SIDES[0])} is below that of rejected" * (chosen < rejected)
+    return ""
 
 
 def _ends_with_an_answer(cells: Cells, column: str) -> bool:
@@ -505,31 +524,7 @@ def _read_tools(cells: Cells) -> tuple[dict[str, Any], ...]:
                 "JSON schemas with the name of a function, or the same as JSON text; fix it, or "
                 "name it in data.columns.ignore"
             )
-    return tuple(map(_without_nulls, schemas))
-
-
-def _without_nulls(value: Any) -> Any:
-    """A schema without the null members that Arrow writes where rows have different keys."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-def _without_foreign_nulls(messages: Messages, tools: Sequence[dict[str, Any]]) -> Messages:
-    """The messages without null arguments that a tool does not have, which Arrow writes, too."""
-    known = {}
-    for tool in tools:
-        parameters = tool["function"].get("parameters")
-        if isinstance(parameters, dict) and isinstance(parameters.get("properties"), dict):
-            known[tool["function"]["name"]] = parameters["properties"]
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            function = call["function"]
-            if (own := known.get(function["name"])) is not None:
-                function["arguments"] = {
-                    n: v for n, v in function["arguments"].items() if v is not None or n in own
-                }
-    return messages
+    return tuple(map(without_nulls, schemas))
 
 
 def _parsed(text: str) -> Any:
@@ -628,8 +623,6 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
             "which stages of preferences do not support; remove it"
         )
     _check_trained(cells.where, completions[0], untrained)
-    for messages in (asked.messages, *completions):
-        _without_foreign_nulls(messages, asked.extras.tools)
     is_text = asked.is_text and len(asked.messages) == 1 and all(talk.is_text for talk in talks)
     return Completed(
         cells.where,
@@ -676,7 +669,7 @@ def _turn_of_calls(cells: Cells, text: str) -> Message | None:
         return None
     names = {tool["function"]["name"] for tool in _read_tools(cells)}
     has_calls = bool(calls) and all(call.get("name") in names for call in calls)
-    return {"role": "assistant", "content": "", "tool_calls": calls} if has_calls else None
+    return {"role": "assistant", "content": "", "tool_calls": text} if has_calls else None
 
 
 def _check_trained(where: str, completion: Messages, untrained: frozenset[int]) -> None:
@@ -714,7 +707,6 @@ def _whole(cells: Cells, column: str) -> Completed:
     _check_choices(cells, talk.messages)
     prompt = _with_system(cells, talk.messages[:first])
     extras = _read_extras(cells, prompt)
-    _without_foreign_nulls(talk.messages, extras.tools)
     return Completed(cells.where, prompt, (completion,), extras=extras, untrained=untrained)
 
 

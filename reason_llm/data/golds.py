@@ -10,7 +10,13 @@ from reason_llm.data.choices import Choices
 from reason_llm.data.messages import shown
 from reason_llm.data.rows import check_made
 from reason_llm.errors import DataError
-from reason_llm.score.code import BESIDE, answer_of_row, check_runs, column_of_tests
+from reason_llm.score.code import (
+    BESIDE,
+    answer_of_row,
+    check_runs,
+    column_of_tests,
+    private_tests,
+)
 from reason_llm.score.math import (
     gold_answer,
     has_box,
@@ -34,8 +40,15 @@ _DECIMAL_COMMA = re.compile(
     r"|[-+]?\d{1,9},\d{1,2}"
     r"|[-+]?\d{1,9},(?:\d{1,2}|\d{4,9}) ?(?:[^\W\d_]|[%€$£°\\])[^,;]{0,20}+"
     r"|[€$£] ?[-+]?\d{1,9},(?:\d{1,2}|\d{4,9})"
+    r"|\d{1,2}(?:,\d{2}(?!\d))++,\d{3}"
 )
-"""``1.234,5``, ``2,5``, and one number with a comma and a unit or a currency: ``3,50 €``."""
+"""``1.234,5``, ``2,5``, one number with a comma and a unit or a currency, ``3,50 €``, and
+``12,34,567``."""
+_POINT = re.compile(
+    r"(?:[€$£] ?)?+[-+]?[1-9]\d{0,2}(?:\.\d{3})++(?: ?(?:[^\W\d_]|[%€$£°\\])[^.,;]{0,30}+)?+"
+)
+"""``1.250``, ``1.250.000`` and ``1.250 €``."""
+_EXPONENT = re.compile(r"[-+]?\d++(?:\.\d++)?+[eE][-+]?\d++")
 _QUANTITIES = re.compile(r"\d [^\W\d_]{1,20}+,? and \d[\d.,]*+ [^\W\d_]")
 """``2 hours and 30 minutes``."""
 _RANGE = re.compile(r"(\d{1,6}+) ?[-–] ?(\d{1,6}+)")
@@ -43,7 +56,10 @@ _REMARK = re.compile(r"([-+]?\d[\d.,/]*+) \(([^\W\d_]{3,20}+(?: [^\W\d_]{1,20}+)
 """A number with its unit in brackets: ASDiv's ``16 (apples)``."""
 MOST_NESTS = 8
 """Most objects, lists and JSON texts that may stand around a gold answer."""
-NO_VALUES = ("nan", "none", "null", "n/a", "undefined", "proof", "notfound")
+NO_VALUES = (
+    "nan", "none", "null", "n/a", "undefined", "unknown", "proof", "see solution", "notfound",
+    "not found", "?", "-", "--", "–", "—",
+)  # fmt: skip
 """Texts that programs, and sets such as NuminaMath, write where there is no answer."""
 
 
@@ -75,7 +91,7 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
     given = cells[column]
     value = _value(where, column, given)
     if choices is not None:
-        return choices.label(where, value), ""
+        return choices.label(where, value)
     if isinstance(value, float) and len(repr(value)) > len(short := f"{value:.15g}") + 2:
         value = short  # 0.30000000000000004: digits of the computer's rounding, which nobody writes
     is_scalar = isinstance(value, str | int | float)
@@ -104,7 +120,7 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
     if (with_unit := _REMARK.fullmatch(answer)) is not None:
         spelled = f"{with_unit[1]} {with_unit[2]}"
         answer = answer if is_only_text(spelled) else spelled  # 5 (five) stays
-    return answer, _doubt(str(value), answer)
+    return answer, _doubt(value if isinstance(value, str) else "", answer)
 
 
 def _is_for_a_checker(answer: str) -> bool:
@@ -125,9 +141,11 @@ def _doubt(text: str, answer: str) -> str:
     if answer.startswith(("{'", "('")):
         return "the gold answer is a value as Python prints it: only the same words are paid"
     if _DECIMAL_COMMA.fullmatch(answer):
-        return (
-            "a comma of the gold answer is read as one between two numbers, not as a decimal comma"
-        )
+        return "a comma of the gold answer is read as one between two numbers, not as a part of one"
+    if text and _POINT.fullmatch(answer):
+        return "a point of the gold answer is read as a decimal point, not as one of thousands"
+    if text and _EXPONENT.fullmatch(answer):
+        return "an e of the gold answer is read as a power of ten"
     if "|||" in answer:
         return "the gold answer is several in one text: only all of them, as written, are paid"
     if _QUANTITIES.search(answer) is not None:
@@ -198,4 +216,6 @@ def read_tests(cells: Cells) -> str:
     for name in (column_of_tests(row), *BESIDE, "metadata"):
         if name in cells and (name != "metadata" or "func_name" in (row[name] or ())):
             cells[name]
+    if private_tests(row):
+        cells["private_test_cases"]
     return found

@@ -53,8 +53,10 @@ WEIGHTS = ("loss_weight", "loss_scale", "train_detail")
 """Members that weigh a turn in a way that is not supported."""
 _KEPT = ("name", "tool_call_id")
 """Members that some chat templates write."""
-_PYTHON_LISTS = tuple(f"[{{'{name}'" for name in ("role", "content", "from", "value"))
-"""Beginnings, without white space, of a conversation as Python prints it."""
+_PRINTED = tuple(f"{{'{name}':" for name in ("role", "content", "from", "value"))
+"""Beginnings, without white space and brackets, of a conversation as Python prints it."""
+_JSON_TALKS = ('{"role":', '{"content":')
+"""Beginnings of a conversation as JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,13 @@ class Talk:
     def roles(self) -> list[str]:
         """The role of each message."""
         return [message["role"] for message in self.messages]
+
+
+def without_nulls(value: Any) -> Any:
+    """An object without its null members, which Arrow writes where rows have different keys."""
+    if isinstance(value, dict):
+        return {name: without_nulls(each) for name, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def is_empty(value: Any) -> bool:
@@ -171,13 +180,14 @@ def from_json_text(where: str, column: str, value: Any) -> Any:
     is.
 
     Raises:
-        DataError: the text is a conversation as Python prints it.
+        DataError: the text is a conversation as Python prints it, or as damaged JSON.
     """
     if isinstance(value, dict):
         return _listed(value)
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{", "(", "array(")):
         return value
-    if "".join(value[:200].split()).startswith(_PYTHON_LISTS):
+    start = "".join(value[:200].split()).removeprefix("array(").lstrip("[(")
+    if start.startswith(_PRINTED) or (start.startswith("{'") and "'role':'" in start):
         raise DataError(
             f"{where}: {column!r} is {shown(value)}, a conversation as Python prints it; write it "
             "as JSON with json.dumps"
@@ -186,7 +196,12 @@ def from_json_text(where: str, column: str, value: Any) -> Any:
         parsed = json.loads(value)
         check_nesting(parsed)
         json.dumps(parsed, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if start.startswith(_JSON_TALKS):
+            raise DataError(
+                f"{where}: {column!r} is {shown(value)}, a conversation as JSON text that cannot "
+                f"be read ({one_line(error)}); fix the row"
+            ) from error
         return value
     if isinstance(parsed, dict) and isinstance(parsed.get("messages"), list):
         raise DataError(
@@ -214,7 +229,9 @@ def _listed(value: dict[str, Any]) -> Any:
 def _message(place: str, column: str, value: Any, note: Note) -> Message:
     """One message; members that mean nothing here are passed to ``note``."""
     role, content = _role_and_content(value)
-    calls = _calls(place, value) if isinstance(value, dict) else []
+    calls = _calls(place, without_nulls(value)) if isinstance(value, dict) else []
+    if calls and calls != _calls(place, value):  # Arrow gives each call the arguments of all
+        note(f"{column}[].tool_calls[] arguments that are null")
     if role in CALL_ROLES:
         calls, role, content = _calls(place, {"tool_calls": content}), "assistant", ""
     if content is None and calls:

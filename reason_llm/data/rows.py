@@ -121,11 +121,13 @@ def _jsonl_rows(path: Path) -> Read:
 
 
 def _json_rows(path: Path) -> Read:
+    text = read_bounded(path, MOST_JSON_BYTES).decode("utf-8-sig")
     try:
-        rows = _parsed(read_bounded(path, MOST_JSON_BYTES).decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise  # a ValueError, too
+        rows = _parsed(text)
     except (ValueError, RecursionError) as error:
+        if text.lstrip().startswith("{") and "Extra data" in str(error):  # one object a line
+            yield from _jsonl_rows(path)
+            return
         raise DataError(
             f"{path}: not valid JSON ({one_line(error)}); expected a list of objects"
         ) from error

@@ -53,7 +53,9 @@ def test_four_kinds_of_file_read_alike(tmp_path: Path, read: Callable) -> None:
     for mark in (";", "\t"):  # as spreadsheets save it
         text = (tmp_path / "rows.csv").read_text().replace(",", mark)
         (tmp_path / f"rows{ord(mark)}.csv").write_text(text)
-    for name in ("rows.json", "rows.csv", "rows59.csv", "rows9.csv", "rows.parquet"):
+    (tmp_path / "lines.json").write_text((tmp_path / "rows.jsonl").read_text())
+    names = ("rows.json", "lines.json", "rows.csv", "rows59.csv", "rows9.csv", "rows.parquet")
+    for name in names:
         found = read(tmp_path / name)
         assert [(p.text, p.answer, p.token_ids) for p in found] == [
             (p.text, p.answer, p.token_ids) for p in from_lines
@@ -259,10 +261,26 @@ def test_a_code_row_brings_its_tests(tmp_path: Path, load: Callable) -> None:
     assert read_tests(second.answer) == ProgramTests(("1\n",), ("2\n",))
 
 
+def test_the_private_tests_of_livecodebench_count(tmp_path: Path, load: Callable) -> None:
+    cases = [
+        {"input": f"[{n}]\n5", "output": f"[{n}, 5]", "testtype": "functional"} for n in range(3)
+    ]
+    row = {
+        "question_content": "Q",
+        "public_test_cases": json.dumps(cases[:1]),
+        "private_test_cases": json.dumps(cases[1:]),
+        "metadata": '{"func_name": "pair"}',
+    }
+    data = load(lines(tmp_path, row), **CODE)
+    tests: Any = read_tests(data.prompts[0].answer)
+    assert (tests.inputs, data.notes()) == ((([0], 5), ([1], 5), ([2], 5)), [])
+
+
 @pytest.mark.parametrize(
     ("row", "named"),
     [
         ({"prompt": "Q", "answer": "7"}, "lacks tests"),
+        ({"prompt": "Q", "input_output": ""}, "the row lacks tests, 'input_output' is empty; it"),
         ({"prompt": "Q", "tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
         ({"prompt": "Q", "test": "assert f(1"}, "no valid Python"),
         ({"prompt": "Q", "tests": {"inputs": [1], "outputs": ["2"]}}, "'tests': 'inputs', case 1"),

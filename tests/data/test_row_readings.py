@@ -13,6 +13,7 @@ from reason_llm.app.data_check import check_data
 from reason_llm.config import Config
 from reason_llm.config.data import ColumnsSection
 from reason_llm.data import Data, load_data
+from reason_llm.data.choices import COUNTED
 from reason_llm.data.forms import (
     TemplateExtras,
     read_demonstration,
@@ -173,6 +174,13 @@ TEXTS = ["Wood", "Tin", "Wool"]
         {"option1": "Wood", "option2": "Tin", "option3": "Wool", "answer": "B"},
         {"option1": "Wood", "option2": "Tin", "option3": "Wool", "answer": "2"},
         {"option_1": "Wood", "option_2": "Tin", "option_3": "Wool", "answer": 2},
+        {"Option A": "Wood", "Option B": "Tin", "Option C": "Wool", "answer": "b"},
+        {"choice1": "Wood", "choice2": "Tin", "choice3": "Wool", "answer": 2},
+        {"ending0": "Wood", "ending1": "Tin", "ending2": "Wool", "answer": 1},
+        {"answerA": "Wood", "answerB": "Tin", "answerC": "Wool", "answer": "B"},
+        {"options": ["(a) Wood", "(b) Tin", "(c) Wool"], "answer": "(b) tin"},
+        {"options": TEXTS, "answer": "B. Tin"},
+        {"options": TEXTS, "answer": 1.0},
     ],
 )  # fmt: skip
 def test_choices_are_written_and_the_gold_answer_is_a_letter(row: dict) -> None:
@@ -186,6 +194,11 @@ def test_labels_of_the_row_are_kept() -> None:
     assert "2. Tin" in found.messages[0]["content"]
     assert "Answer with the number of the right choice." in found.messages[0]["content"]
     assert found.answer == "2"
+    texts = [f"{number}. {text}" for number, text in enumerate(TEXTS, start=1)]
+    found = problem({"question": "Q", "choices": texts, "answer": 2})
+    assert found.messages[0]["content"].count("2") == 1
+    assert (found.answer, found.doubt) == ("2", COUNTED.format(1))
+    assert problem({"question": "Q", "choices": ["1.5", "2.5"], "answer": "B"}).answer == "B"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +224,7 @@ def test_choices_with_labels_in_the_question_are_not_written_again(
         ({"choices": TEXTS, "answer": 3}, "the gold answer 3 is none of the choices A, B, C"),
         (
             {"option1": "Wood", "option2": "Tin", "answer": 0},
-            "the gold answer 0 is neither the number of a choice's column, from 1 on",
+            "the gold answer 0 is neither the number of a choice, from 1 on",
         ),
         ({"choices": TEXTS, "answer": -1}, "the gold answer -1 is none of the choices"),
         (
@@ -294,8 +307,6 @@ def test_a_template_argument_that_the_template_does_not_read_is_named(
         {"tool_calls": json.dumps([CALL])},
         {"tool_calls": [{"function": {"name": "tide", "arguments": '{"port": "Brest"}'}}]},
         {"function_call": {"name": "tide", "arguments": '{"port": "Brest"}'}},
-        {"tool_calls": [{"function": {"name": "tide",
-                                      "arguments": {"port": "Brest", "sides": None}}}]},
     ],
 )  # fmt: skip
 def test_a_turn_with_calls_is_learned(calls: dict) -> None:
@@ -304,6 +315,25 @@ def test_a_turn_with_calls_is_learned(calls: dict) -> None:
     found = read_demonstration("x", {"messages": [U, turn, reply, A], "tools": [TOOL]}, COLUMNS)
     written = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     assert found.completions == ([written, reply, A],)
+
+
+def test_a_call_has_its_own_arguments_alone(tmp_path: Path) -> None:
+    calls = [
+        {"function": {"name": name, "arguments": arguments}}
+        for name, arguments in [("dim", {"room": {"name": "hall"}}), ("play", {"title": "Waltz"})]
+    ]
+    turns = [{"messages": [U, {"role": "assistant", "tool_calls": [call]}]} for call in calls]
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(turns), path)
+    for (_, row), call in zip(READERS[".parquet"](path), calls, strict=True):
+        found = read_demonstration("x", row, COLUMNS)
+        assert found.completions[0][0]["tool_calls"] == [{"type": "function", **call}]
+        assert found.ignored == ("messages[].tool_calls[] arguments that are null",)
+    text = [{"function": {"name": "dim", "arguments": '{"room": null}'}}]
+    turn = {"role": "assistant", "tool_calls": text}
+    found = read_demonstration("x", {"messages": [U, turn]}, COLUMNS)
+    (call,) = found.completions[0][0]["tool_calls"]
+    assert (call["function"]["arguments"], found.ignored) == ({"room": None}, ())
 
 
 def test_sharegpt_s_calls_and_replies() -> None:
@@ -404,6 +434,10 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
         (read_demonstration, {"conversations": [{"from": "judge", "value": "Q"}]},
          "is from 'judge', an unknown role; expected one of"),
         (read_demonstration, {"messages": str([U, A])}, "as Python prints it; write it as JSON"),
+        (read_demonstration, {"prompt": str(U), "completion": "A"}, "as Python prints it; write"),
+        (read_demonstration, {"prompt": f"array([{{'id': 1, {str(U)[1:]}])", "completion": "A"},
+         "as Python prints it; write"),
+        (read_demonstration, {"messages": json.dumps([U, A])[:-9]}, "as JSON text that cannot be"),
         (read_demonstration, {"prompt": json.dumps({"messages": [U]}), "completion": "A"},
          "is JSON text of an object with 'messages'"),
         (read_problem, {"system": "T", "messages": [S, U], "answer": 1}, "different system mess"),
@@ -503,6 +537,10 @@ def test_reasoning_that_is_learned_is_not_named_as_ignored(
         ("problems", {"prompt": "Which one?", "answer": "(C)"},
          "the gold answer has the letter of a choice that the question does not list"),
         ("problems", {"prompt": "Which point is it, B or C?", "answer": "C"}, ""),
+        ("problems", {"prompt": "Which?", "choices": TEXTS, "answer": 1}, COUNTED.format(0)),
+        ("problems", {"prompt": "How many?", "answer": 1.125}, ""),
+        ("preferences", {"prompt": "Q", "chosen": "A", "rejected": "B", "score_chosen": 1,
+                         "score_rejected": 2}, "score_chosen is below that of rejected"),
         ("problems", {"prompt": "Which?", "answer": "{'a', 'b'}"},
          "the gold answer is a value as Python prints it: only the same words are paid"),
         ("problems", {"prompt": "If x is 7, is it prime?", "answer": True},
@@ -638,15 +676,22 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "π/6",
         "30 - 20",
         "Cairo|||Giza",
+        "1.250",
+        "1.250.000 €",
+        "12,34,567",
+        "1e3",
+        "-",
+        "12.3456",
+        "0.125",
     ]
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert load(path).notes() == [
-        f"{path}: the gold answer is a word for no value in 2 rows, the first is {path}:2",
+        f"{path}: the gold answer is a word for no value in 3 rows, the first is {path}:2",
         f"{path}: several boxes are read as one gold answer in 1 row, the first is {path}:4",
         f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
-        f"{path}: a comma of the gold answer is read as one between two numbers, not as a decimal "
-        f"comma in 5 rows, the first is {path}:7",
+        f"{path}: a comma of the gold answer is read as one between two numbers, not as a part of "
+        f"one in 6 rows, the first is {path}:7",
         f"{path}: several quantities of the gold answer are several answers, not their sum in 1 "
         f"row, the first is {path}:12",
         f"{path}: the gold answer is no mathematics, so that only the same words are paid in 3 "
@@ -657,4 +702,8 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"row, the first is {path}:22",
         f"{path}: the gold answer is several in one text: only all of them, as written, are paid "
         f"in 1 row, the first is {path}:25",
+        f"{path}: a point of the gold answer is read as a decimal point, not as one of thousands "
+        f"in 2 rows, the first is {path}:26",
+        f"{path}: an e of the gold answer is read as a power of ten in 1 row, the first is "
+        f"{path}:29",
     ]

@@ -2,7 +2,13 @@
 which are called there. Stands alone: of the rest of the
 package it imports ``errors`` and ``files``."""
 
-from reason_llm.score.code.cases import BESIDE, answer_of_row, check_runs, column_of_tests
+from reason_llm.score.code.cases import (
+    BESIDE,
+    answer_of_row,
+    check_runs,
+    column_of_tests,
+    private_tests,
+)
 from reason_llm.score.code.checkers import (
     CHECK_SECONDS,
     CheckerError,
@@ -38,4 +44,5 @@ __all__ = [
     "column_of_tests",
     "finite",
     "last_code_block",
+    "private_tests",
 ]
