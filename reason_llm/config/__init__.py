@@ -24,6 +24,7 @@ from reason_llm.config.data import (
     ColumnsSection,
     DataSection,
     RowSequence,
+    share_of,
 )
 from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load, schema
 from reason_llm.config.functions import PYTHON
