@@ -220,6 +220,16 @@ def shown_type(option: FieldInfo) -> str:
     return show(option.annotation)
 
 
+def option_choices(config: type[BaseModel]) -> dict[str, list[str]]:
+    """Return the values of each option that takes a name of a fixed set, true or false."""
+    parts = {
+        key: shown_type(option).replace("BOOL", "true|false").split("|")
+        for key, option in leaves(config)
+    }
+    names = {key: [each for each in of if not each.isupper()] for key, of in parts.items()}
+    return {key: of for key, of in names.items() if set(of) - {"null"}}
+
+
 def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``("train.learning_rate", 1e-5)`` for every value of a dumped config."""
     for name, value in tree.items():
