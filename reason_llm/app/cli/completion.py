@@ -1,14 +1,12 @@
 """Shell completion: ``reason-llm --print-completion bash|zsh`` prints a script that completes
 commands, their options and the values of options with a fixed set; files in all other places."""
 
-import importlib
 import re
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from io import StringIO
 
-from reason_llm.app.cli import COMMANDS
-from reason_llm.config import Config, option_choices
-from reason_llm.config.algorithms import ALGORITHMS
+from reason_llm.app.cli import COMMANDS, call
+from reason_llm.config import option_choices
 from reason_llm.errors import ConfigError
 
 OPTION = re.compile(r"^  (?:-\w, )?(--[\w.-]+)", re.MULTILINE)
@@ -40,8 +38,7 @@ def script(shell: str) -> str:
     found = {name: _options(name) for name in COMMANDS}
     found["rescore"] += found["plan"]  # it takes them, and its help refers to that of train
     options = {name: " ".join(of) for name, of in found.items()}
-    values = option_choices(Config) | {"algorithm.name": list(ALGORITHMS)}
-    choices = {f"--{name}": " ".join(of) for name, of in values.items()}
+    choices = {f"--{name}": " ".join(of) for name, of in option_choices().items()}
     return SHELLS[shell] + SCRIPT.format(
         commands=" ".join(COMMANDS), options=_cases(options), choices=_cases(choices)
     )
@@ -49,10 +46,9 @@ def script(shell: str) -> str:
 
 def _options(command: str) -> list[str]:
     """The options of a command, as its help lists them."""
-    module = importlib.import_module(f"reason_llm.app.cli.{command}")
     shown = StringIO()
-    with redirect_stdout(shown), suppress(SystemExit):
-        module.run(f"reason-llm {command}", ["--help", "all"])
+    with redirect_stdout(shown):
+        call(command, f"reason-llm {command}", ["--help", "all"])
     return list(dict.fromkeys(OPTION.findall(shown.getvalue())))
 
 
