@@ -14,7 +14,6 @@ Batching and paged KV are not supported; ``vllm serve`` has both, and its comman
 
 import asyncio
 import hmac
-import json
 import logging
 import os
 import random
@@ -38,7 +37,7 @@ from reason_llm.config import Config
 from reason_llm.data import chat_template
 from reason_llm.errors import ConfigError, ReasonError, one_line
 from reason_llm.files import without_panics, write_atomically
-from reason_llm.model import adapters, base, positions
+from reason_llm.model import adapters, base, default_device, positions
 from reason_llm.model.vllm import MAX_LORA_RANKS
 from reason_llm.rollout import Completion, FinishReason, Prompt
 from reason_llm.run.store import folder as run_folder
@@ -493,12 +492,18 @@ def vllm_command(
     """The vLLM command that serves the same models under the same names. A run's ``template`` is
     first written to the run's folder."""
     (config, adapter), (name, *_) = subject, names_of(subject, target)
-    options = ["--host", host, "--port", str(port)]
+    dtype = str(base.weights_dtype(config.model, default_device())).removeprefix("torch.")
+    options = ["--host", host, "--port", str(port), "--dtype", dtype]
+    if config.model.trust_remote_code:
+        options.append("--trust-remote-code")
+    if config.data.template_arguments:
+        given = orjson.dumps(config.data.template_arguments).decode()
+        options += ["--default-chat-template-kwargs", given]
     if config.model.context_tokens is not None:
         options += ["--max-model-len", str(config.model.context_tokens)]
         described = base.read_config(config.model.path)
         if longer := positions.keys(described, config.model.context_tokens):
-            options += ["--hf-overrides", json.dumps(longer)]
+            options += ["--hf-overrides", orjson.dumps(longer).decode()]
     if config.model.quantize == "nf4":
         options += ["--quantization", "bitsandbytes"]
     if template is not None and run_folder.is_run(Path(target)):

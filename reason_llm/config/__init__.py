@@ -24,8 +24,16 @@ from reason_llm.config.data import (
     ColumnsSection,
     DataSection,
     RowSequence,
+    share_of,
 )
-from reason_llm.config.file import MOST_CONFIG_BYTES, changes, docstring, load, schema
+from reason_llm.config.file import (
+    MOST_CONFIG_BYTES,
+    changes,
+    docstring,
+    load,
+    option_choices,
+    schema,
+)
 from reason_llm.config.functions import PYTHON
 from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection

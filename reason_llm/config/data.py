@@ -94,6 +94,13 @@ def evaluation_source(name: str, source: str) -> str:
     return EVALUATION_SETS.get(source, source)
 
 
+def share_of(source: str | None) -> float | None:
+    """The share that ``5%`` asks for, 0.05; None for another source."""
+    number = (source or "").removesuffix("%")
+    is_share = number != source and number.replace(".", "", 1).isdecimal()
+    return float(number) / 100 if is_share else None
+
+
 class DataSection(Section):
     """Training and evaluation sets, filters, prompts."""
 
@@ -133,7 +140,8 @@ class DataSection(Section):
     """Date for templates that call strftime_now (Llama 3.2, gpt-oss), such as 2026-11-27; the time
     is 00:00. null: the day of the run's first start."""
     eval: str | None = None
-    """Held-out set of problems. null: only those of eval.sets."""
+    """Held-out set of problems, or a share of the rows of data.train, such as 5%, on which the run
+    does not train; run.seed chooses them. null: only those of eval.sets."""
     max_prompt_tokens: Count | None = None
     """Max tokens of a prompt; training rows with a longer one are dropped and counted. null: a
     prompt that does not fit into the context is an error."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from reason_llm.config import installation, other_names, yaml_text
+from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.sections import CHANGES, Config
 from reason_llm.config.stages import READ_BY
 from reason_llm.config.wrong_values import literals, nearest, wrong
@@ -218,6 +219,17 @@ def shown_type(option: FieldInfo) -> str:
         return {Path: "PATH", str: "TEXT"}.get(annotation) or str(annotation.__name__).upper()
 
     return show(option.annotation)
+
+
+def option_choices() -> dict[str, list[str]]:
+    """Return the values of each option that takes a name of a fixed set, true or false."""
+    parts = {
+        key: shown_type(option).replace("BOOL", "true|false").split("|")
+        for key, option in leaves(Config)
+    }
+    names = {key: [each for each in of if not each.isupper()] for key, of in parts.items()}
+    names["algorithm.name"] = list(ALGORITHMS)
+    return {key: of for key, of in names.items() if set(of) - {"null"}}
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

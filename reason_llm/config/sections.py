@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
-from reason_llm.config.data import EVALUATION_SETS, DataSection, evaluation_source
+from reason_llm.config.data import EVALUATION_SETS, DataSection, evaluation_source, share_of
 from reason_llm.config.matching import matching
 from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.score import RewardModelOptions, ScoreSection
@@ -346,7 +346,8 @@ class EvalSection(Section):
     data.eval, the first one is also the main held-out set."""
     rows: str | None = None
     """Held-out rows of the same form as the training rows, for the loss and the pair accuracy of
-    stages that train on a set of rows. null: none."""
+    stages that train on a set of rows; or a share of the rows of data.train, such as 5%. null:
+    none."""
     limit: Count | None = None
     """Number of rows to use from the start of each set. null: all."""
     patience: Whole = 0
@@ -459,6 +460,13 @@ class Config(Section):
         """Held-out sources by name; ``data.eval`` comes first, with an empty name."""
         unnamed = {} if self.data.eval is None else {"": self.data.eval}
         return unnamed | self.eval.sets
+
+    @property
+    def held_out_shares(self) -> list[float]:
+        """Shares of the rows of ``data.train`` that are held out instead, the largest first."""
+        sources = (*self.evaluation_sets.values(), self.eval.rows)
+        found = (share_of(each) for each in sources)
+        return sorted((each for each in found if each is not None), reverse=True)
 
     @property
     def is_off_policy(self) -> bool:
@@ -691,6 +699,16 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.data.form not in c.allowed_forms,
      "data.form={c.data.form} contradicts stage={c.stage} ({c.method.name}), which learns from "
      "{c.allowed_forms[0]}; leave it out, or set stage"),
+    (lambda c, row: bool(c.held_out_shares) and len(c.data.sources) > 1,
+     "a share of data.train is held out, and it names {c.data.sources[0].source} and others; set "
+     "data.eval or eval.rows to a file, or data.train to one set"),
+    (lambda c, row: any(not 0 < each < 1 for each in c.held_out_shares),
+     "data.eval={c.data.eval} or eval.rows={c.eval.rows} leaves no rows on one side; set it to a "
+     "share such as 5%"),
+    (lambda c, row: c.data.is_offline and share_of(c.data.eval) is not None
+     and not c.of_stage.scores,
+     "data.eval={c.data.eval} contradicts data.form={c.data.form}, whose rows are no problems; set "
+     "eval.rows={c.data.eval}"),
     (lambda c, row: c.samples and c.eval.rows is not None,
      "eval.rows={c.eval.rows} contradicts stage={c.stage}, which has no rows; use data.eval"),
     (lambda c, row: c.stage != "rl" and c.run.from_buffer is not None,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import numpy as np
 import orjson
 
-from reason_llm.config import Config
+from reason_llm.config import Config, share_of
 from reason_llm.data.load import load_data, renderer_of
 from reason_llm.data.rows import READERS
 from reason_llm.data.sets import Data, DataSet
@@ -115,7 +115,8 @@ def _files(config: Config, extra_columns: Collection[str]) -> list[Path] | None:
     if ROW in extra_columns or config.model.trust_remote_code:
         return None
     sources = [*(each.source for each in section.sources), *config.evaluation_sets.values()]
-    found = [Path(source) for source in filter(None, [*sources, config.eval.rows])]
+    given = filter(None, [*sources, config.eval.rows])
+    found = [Path(source) for source in given if share_of(source) is None]
     is_file = all(each.suffix.lower() in READERS and each.is_file() for each in found)
     return found if is_file and not section.given else None
 
@@ -131,6 +132,8 @@ def _key(
     vocabulary = tokenizer.get_vocab() if backend is None else backend.to_str()
     tokens = [type(tokenizer).__name__, repr(tokenizer.init_kwargs), vocabulary]
     rows = [(str(file), sha256(file)) for file in files]
+    if config.held_out_shares:
+        options = [options, config.run.seed]
     made_by = [_own_source(), *map(version, LIBRARIES)]
     template = renderer_of(config, tokenizer).digest
     content = orjson.dumps([tree, tokens, rows, made_by, template, options])

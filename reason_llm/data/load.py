@@ -2,9 +2,11 @@
 rows of tokens. The filters of training rows act in this order, whatever the form: preprocess, pass
 rate, duplicates, contamination, length. All sets are read before the first one is rendered."""
 
+import hashlib
+import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from reason_llm.config import ColumnsSection, Config, installation
+from reason_llm.config import ColumnsSection, Config, installation, share_of
 from reason_llm.data.cells import Cells
 from reason_llm.data.forms import (
     NO_EXTRAS,
@@ -96,8 +98,10 @@ def load_data(
     """
     section = config.data
     training = [DataSet("", each.source, section.form, True) for each in section.sources]
-    problems = [DataSet(*each, "problems") for each in config.evaluation_sets.items()]
-    rows = None if config.eval.rows is None else DataSet("", config.eval.rows, section.form)
+    problems = held_out_sets(config, "problems")
+    rows = (
+        None if config.eval.rows is None else _held_out(config, "", config.eval.rows, section.form)
+    )
     sets = [*problems, *([] if rows is None else [rows]), *training]
     reader = _SetReader(
         config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
@@ -118,6 +122,17 @@ def load_data(
     )
 
 
+def held_out_sets(config: Config, form: str) -> list[DataSet]:
+    """The sets of ``data.eval`` and ``eval.sets``, not yet read."""
+    return [_held_out(config, *each, form) for each in config.evaluation_sets.items()]
+
+
+def _held_out(config: Config, name: str, source: str, form: str) -> DataSet:
+    share = share_of(source)
+    source = source if share is None else config.data.sources[0].source
+    return DataSet(name, source, form, share=share)
+
+
 def check_files(config: Config, fault: Fault) -> None:
     """Read the first row of each file that the config names, but not of sets of the Hub; ``fault``
     is given those that cannot be read."""
@@ -125,6 +140,8 @@ def check_files(config: Config, fault: Fault) -> None:
     sources = [*(each.source for each in section.sources), *config.evaluation_sets.values()]
     for source in filter(None, [*sources, config.eval.rows]):
         try:
+            if share_of(source) is not None:
+                continue
             if Path(source).suffix.lower() in READERS or Path(source).is_file():
                 next(read_rows(source, "", lambda error: None, section.given), None)
         except DataError as error:
@@ -141,7 +158,7 @@ def load_evaluation(
     """The held-out problems alone, read as by ``load_data``; without answers where the rows need no
     more than a prompt."""
     form = "problems" if with_answers else "prompts"
-    sets = [DataSet(*each, form) for each in config.evaluation_sets.items()]
+    sets = held_out_sets(config, form)
     renderer = renderer_of(config, tokenizer)
     reader = _SetReader(config, renderer, context_tokens, raise_fault, extra_columns)
     for data_set in sets:
@@ -250,10 +267,8 @@ class _SetReader:
             data_set.num_rows += 1
             self._bad_row(data_set, error)
 
-        split = section.split if data_set.is_training else "test"
-        rows = read_rows(data_set.source, split, no_row, section.given)
         try:
-            for where, row in islice(rows, limit):
+            for where, row in islice(self._rows(data_set, no_row), limit):
                 data_set.num_rows += 1
                 try:
                     example = self._example(data_set, where, row)
@@ -269,6 +284,33 @@ class _SetReader:
         except DataError as error:
             self.fault(error)
         return examples
+
+    def _rows(self, data_set: DataSet, no_row: Fault) -> Iterator[tuple[str, Row]]:
+        """The rows of a set: of one that is a share of the training set that share, of the training
+        set what is not held out. Equal rows are on the same side."""
+        section, shares = self.config.data, [data_set.share, *self.config.held_out_shares]
+        if not data_set.is_training and data_set.share is None:
+            yield from read_rows(data_set.source, "test", no_row, section.given)
+            return
+
+        def read(no_row: Fault) -> Iterator[tuple[str, Row]]:
+            rows = read_rows(data_set.source, section.split, no_row, section.given)
+            return islice(rows, section.limit)
+
+        if (share := next(filter(None, shares), None)) is None:
+            yield from read(no_row)
+            return
+        seed, skip = self.config.run.seed, lambda error: None
+        order = sorted({_place_in_split(row, seed) for _, row in read(skip)})
+        count = max(1, round(share * len(order)))
+        if count >= len(order):
+            raise DataError(
+                f"{data_set.source} has {len(order)} different rows, too few to hold out a part of "
+                "them; name a file in data.eval"
+            )
+        for where, row in read(no_row if data_set.is_training else skip):
+            if (_place_in_split(row, seed) < order[count]) != data_set.is_training:
+                yield where, row
 
     def render(self, data_set: DataSet, examples: list[Example]) -> None:
         """Fill the set with the examples' prompts, or rows of tokens."""
@@ -608,3 +650,10 @@ def _is_kept_by_json(value: object) -> bool:
         return bool(orjson.loads(orjson.dumps(value)) == value)
     except (TypeError, ValueError):
         return False
+
+
+def _place_in_split(row: Row, seed: int) -> bytes:
+    """Digest of a row, by which rows are ordered before the first ones are held out. Objects such
+    as images count by their type, since reading them again makes others."""
+    content = json.dumps(row, default=lambda each: type(each).__name__)
+    return hashlib.sha256(f"{seed} {content}".encode()).digest()[:16]

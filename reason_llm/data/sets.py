@@ -34,6 +34,8 @@ class DataSet:
     """The form of the rows, as ``data.form``."""
     is_training: bool = False
     """Whether rows may be dropped."""
+    share: float | None = None
+    """Share of the training set's rows that are held out, of the set that has them."""
     num_rows: int = 0
     """Rows that were read, those left out included."""
     dropped: Counter[str] = field(default_factory=Counter)
@@ -164,6 +166,12 @@ class Data:
         held_out = [*self.held_out, *([self.held_out_rows] if self.held_out_rows else [])]
         lines = [line for data_set in self.training for line in data_set.notes]
         lines += [f"{each.source}: {line}" for each in held_out for line in each.readings]
+        lines += [
+            f"{each.source}: {100 * each.share:.4g}% of its rows are held out, chosen by run.seed: "
+            f"{_rows(each.num_rows)}; {_rows(self.training[0].num_rows)} for training"
+            for each in held_out
+            if each.share is not None
+        ]
         labels = {row.value for each in self.training if each.form == "labels" for row in each.rows}
         if len(labels) == 1:
             kind = "good" if labels == {1.0} else "bad"

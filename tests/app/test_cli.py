@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,44 @@ def test_ctrl_c_while_a_command_is_imported_shows_no_traceback() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert ended.stderr == "stopped; the same command resumes it\n"
     assert ended.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("reason-llm ev", {"evaluate"}),
+        ("reason-llm train --run.se", {"--run.seed"}),
+        ("reason-llm export --gg", {"--gguf"}),
+        ("reason-llm serve --wh", {"--which"}),
+        ("reason-llm rescore --sc", {"--score.rewards", "--score.sandbox"}),
+        ("reason-llm train --algorithm.name dr", {"dr_grpo"}),
+        ("reason-llm plan --data.contamination ", {"warn", "drop", "ignore"}),
+        ("reason-llm train --model.trust_remote_code t", {"true"}),
+    ],
+)
+def test_bash_completes_commands_options_and_values(
+    line: str, completed: set[str], completion: Path
+) -> None:
+    words = " ".join(f"'{word}'" for word in line.split(" "))
+    program = f"""
+        source {completion}
+        COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        [[ $(complete -p reason-llm) == *"-F "* ]] && _reason_llm && echo "${{COMPREPLY[@]}}"
+    """
+    ended = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    assert (completed <= {*ended.stdout.split()}, ended.stderr) == (True, "")
+    assert all(each.startswith(line.split(" ")[-1]) for each in ended.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The script that is printed."""
+    file = tmp_path_factory.mktemp("completion") / "reason-llm.bash"
+    with file.open("w") as out, redirect_stdout(out):
+        assert main(["--print-completion", "bash"]) == 0
+    return file
+
+
+def test_a_shell_without_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--print-completion", "fish"]) == 2
+    assert capsys.readouterr().err == "error: --print-completion 'fish' is none of bash, zsh\n"

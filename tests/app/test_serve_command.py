@@ -190,9 +190,14 @@ def test_other_machines_need_a_key(
 
 def test_the_command_of_vllm_serves_the_same(run_folder: Path) -> None:
     subject = find_subject(str(run_folder), None)
+    asked = {"data.template_arguments": {"thinks": False}, "model.trust_remote_code": True}
+    subject = subject._replace(config=subject.config.with_options(asked))
     command = serving.vllm_command(subject, str(run_folder), "127.0.0.1", 8000, "{{ messages }}")
     template, adapter = run_folder / "chat_template.jinja", run_folder / "adapter"
     assert template.read_text() == "{{ messages }}"
-    options = ["--host", "127.0.0.1", "--port", "8000", "--chat-template", str(template)]
+    options = [
+        *("--host", "127.0.0.1", "--port", "8000", "--dtype", "float32", "--trust-remote-code"),
+        *("--default-chat-template-kwargs", '{"thinks":false}', "--chat-template", str(template)),
+    ]
     lora = ["--enable-lora", "--max-lora-rank", "32", "--lora-modules", f"sums={adapter}"]
     assert command == ["vllm", "serve", str(TINY), *options, *lora]

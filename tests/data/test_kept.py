@@ -1,6 +1,7 @@
 """Data that are kept between starts: the same prompts and rows, never those of other options."""
 
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from conftest import TINY
 from reason_llm.config import Config
-from reason_llm.data import Data, kept, load_data, load_kept
+from reason_llm.data import Data, kept, load_data, load_evaluation, load_kept
+from reason_llm.errors import DataError
 from reason_llm.model import base
 from reason_llm.rollout import ROW
 
@@ -158,3 +160,31 @@ def test_the_folder_is_bounded(
     assert len([*home.iterdir()]) == 2
     load(asked(ROWS[:30]), lines)
     assert "before" in lines[-1]
+
+
+def test_a_share_of_the_training_set_is_held_out(asked: Callable[..., Config]) -> None:
+    """Also of equal rows none is on both sides, and evaluating alone reads the same ones."""
+    config = asked([*ROWS, *ROWS[:9]]).with_options({"data.eval": "10%"})
+    lines: list[str] = []
+    data = load(config, lines)
+    held, trained = (
+        Counter(each.text for each in p) for p in (data.held_out_prompts, data.prompts)
+    )
+    assert len(held) == 6
+    assert held.keys().isdisjoint(trained)
+    assert held + trained == Counter(each.text for each in load(asked([*ROWS, *ROWS[:9]])).prompts)
+    source, (num_held, num_trained) = config.data.train, map(Counter.total, (held, trained))
+    assert (
+        f"{source}: 10% of its rows are held out, chosen by run.seed: {num_held} rows; "
+        f"{num_trained} rows for training" in data.notes()
+    )
+    assert content(load(config, lines)) == content(load(config)) == content(data)
+    alone = load_evaluation(config, base.load_tokenizer(str(TINY)), 128)
+    assert [*alone[0].prompts] == [*data.held_out_prompts]
+    other = load(config.with_options({"run.seed": 1}), lines)
+    assert {each.text for each in other.held_out_prompts} != held.keys()
+    rows = load(asked(TALKS, stage="sft").with_options({"eval.rows": "20%"}))
+    assert rows.held_out_rows is not None
+    assert (len(rows.held_out_rows.units), rows.sizes) == (6, [23])
+    with pytest.raises(DataError, match="has 1 different rows, too few"):
+        load(asked(ROWS[:1]).with_options({"data.eval": "10%"}))

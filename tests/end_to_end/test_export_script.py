@@ -221,7 +221,7 @@ def test_the_adapter_alone(
     assert (code, error) == (0, "")
     assert (merged / "merged-f32.gguf").read_bytes() == b"GGUFf32"
     assert f"converted to {merged}/merged-f32.gguf (not compared" in shown
-    assert "not quantised: llama-quantize of llama.cpp is not on PATH\n" in shown
+    assert "not quantised: llama-quantize of llama.cpp is not on PATH" in shown
     assert (merged / "Modelfile").read_text().startswith("FROM ./merged-f32.gguf\nTEMPLATE")
     assert "the parity check samples new ones" in shown
 

@@ -31,7 +31,8 @@ Fine-tune language models by reinforcement learning on one GPU, or on a CPU.
 
 {}
 
-reason-llm COMMAND --help lists the options of a command."""
+reason-llm COMMAND --help lists the options of a command. For completion by TAB:
+source <(reason-llm --print-completion bash), or zsh"""
 WHEN_STOPPED = {
     "train": "stopped; the same command resumes it",
     "evaluate": "stopped; the same command resumes it",
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, rest = (given[0], given[1:]) if given else (None, [])
     if name in COMMANDS:
         return call(name, f"reason-llm {name}", rest)
-    return run_command(lambda: _without_command(name))
+    return run_command(lambda: _without_command(name, *rest[:1]))
 
 
 def call(name: str, program: str, arguments: Sequence[str]) -> int:
@@ -110,14 +111,19 @@ def _let_interrupts_end() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _without_command(name: str | None) -> None:
-    """Print the help or the version; raise a ConfigError for an unknown command."""
+def _without_command(name: str | None, shell: str = "bash") -> None:
+    """Print the help, the version or the completion of a shell; raise a ConfigError for an unknown
+    command."""
     names = ", ".join(COMMANDS)
     if name in ("-h", "--help"):
         lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
         print(HELP.format("\n".join(lines)))
     elif name == "--version":
         print(f"reason-llm {__version__}")
+    elif name == "--print-completion":
+        from reason_llm.app.cli import completion
+
+        print(completion.script(shell))
     elif name is None:
         raise ConfigError(f"no command; name one of {names}, or see reason-llm --help")
     else:

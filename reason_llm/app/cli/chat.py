@@ -1,9 +1,13 @@
 """Chat: ``reason-llm chat RUN|CONFIG.yaml|ADAPTER|MODEL [--adapter FOLDER]``."""
 
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reason_llm.app.chat import ChatSubject
 
 DESCRIPTION = """\
 Talk to a run's adapter and to its base, with the run's prompts; /help lists the commands.
@@ -21,14 +25,9 @@ def run(program: str, arguments: Sequence[str]) -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     from reason_llm.app import chat as chats  # heavy: after --help
-    from reason_llm.run.store import folder as run_folder
 
-    subject = chats.find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
-    asked = {f"data.{name}": getattr(given, name) for name in ("system_prompt", "template")}
-    asked = {name: text for name, text in asked.items() if text is not None}
-    config = subject.config.with_options(asked)
-    subject = subject._replace(config=config)
-    options = chats.options_of(subject, vars(given))
+    subject = subject_of(given)
+    config, options = subject.config, chats.options_of(subject, vars(given))
     interactive = sys.stdin.isatty()
     message = "" if interactive else sys.stdin.read().strip()
     if not interactive and not message:
@@ -48,10 +47,19 @@ def run(program: str, arguments: Sequence[str]) -> None:
 
 
 def _parser(program: str) -> ArgumentParser:
+    parser = subject_parser(program, DESCRIPTION)
+    parser.add_argument("--base", action="store_true", help="start with the base, not the adapter")
+    for name in ("temperature", "top-p", "top-k", "min-p", "max-new-tokens", "seed"):
+        parser.add_argument(f"--{name}", metavar="N", help="sampling option (default: the run's)")
+    return parser
+
+
+def subject_parser(program: str, description: str) -> ArgumentParser:
+    """The parser of what ``subject_of`` reads."""
     from reason_llm.config import Parser
     from reason_llm.run.store import folder as run_folder
 
-    parser = Parser(program, DESCRIPTION.format(program=program))
+    parser = Parser(program, description.format(program=program))
     parser.add_argument(
         "target", help="folder of a run, an adapter or a model; a config file; a Hub id"
     )
@@ -59,7 +67,6 @@ def _parser(program: str) -> ArgumentParser:
         "--adapter", type=Path, metavar="FOLDER", help="adapter that replaces the run's own"
     )
     parser.add_argument("--which", metavar=run_folder.WHICH, help=run_folder.WHICH_HELP)
-    parser.add_argument("--base", action="store_true", help="start with the base, not the adapter")
     for name in ("system_prompt", "template"):
         parser.add_argument(
             f"--data.{name}",
@@ -67,6 +74,15 @@ def _parser(program: str) -> ArgumentParser:
             metavar="TEXT",
             help="option of the config (default: the run's)",
         )
-    for name in ("temperature", "top-p", "top-k", "min-p", "max-new-tokens", "seed"):
-        parser.add_argument(f"--{name}", metavar="N", help="sampling option (default: the run's)")
     return parser
+
+
+def subject_of(given: Namespace) -> "ChatSubject":
+    """The config and the adapter that a command line names, with its options."""
+    from reason_llm.app import chat as chats
+    from reason_llm.run.store import folder as run_folder
+
+    subject = chats.find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
+    asked = {f"data.{name}": getattr(given, name) for name in ("system_prompt", "template")}
+    asked = {name: text for name, text in asked.items() if text is not None}
+    return subject._replace(config=subject.config.with_options(asked))

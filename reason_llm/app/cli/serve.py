@@ -7,7 +7,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
+
+from reason_llm.app.cli.chat import subject_of, subject_parser
 
 DESCRIPTION = """\
 Serve a run's adapter and its base, or a model, through OpenAI's API: chat completions,
@@ -28,14 +29,9 @@ def run(program: str, arguments: Sequence[str]) -> None:
     given = _parser(program).parse_args(arguments)
     from reason_llm.app import chat as chats, serve as serving  # heavy: after --help
     from reason_llm.model import default_device
-    from reason_llm.run.store import folder as run_folder
 
-    key = serving.key_for(given.host)
-    subject = chats.find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
-    asked = {f"data.{name}": getattr(given, name) for name in ("system_prompt", "template")}
-    asked = {name: text for name, text in asked.items() if text is not None}
-    config = subject.config.with_options(asked)
-    subject = subject._replace(config=config)
+    key, subject = serving.key_for(given.host), subject_of(given)
+    config = subject.config
     engine = given.engine or config.sample.engine
     has_vllm = default_device().type == "cuda" and find_spec("vllm") is not None
     if engine == "vllm" and not has_vllm:
@@ -57,24 +53,11 @@ def run(program: str, arguments: Sequence[str]) -> None:
 
 
 def _parser(program: str) -> ArgumentParser:
-    from reason_llm.config import Parser
-    from reason_llm.run.store import folder as run_folder
-
-    parser = Parser(program, DESCRIPTION.format(program=program))
-    parser.add_argument(
-        "target", help="folder of a run, an adapter or a model; a config file; a Hub id"
-    )
-    parser.add_argument(
-        "--adapter", type=Path, metavar="FOLDER", help="adapter that replaces the run's own"
-    )
-    parser.add_argument("--which", metavar=run_folder.WHICH, help=run_folder.WHICH_HELP)
+    parser = subject_parser(program, DESCRIPTION)
     parser.add_argument("--host", default="127.0.0.1", help="address (default: this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0: any)")
-    told = "option of the config (default: the run's)"
-    for name in ("system_prompt", "template"):
-        parser.add_argument(f"--data.{name}", dest=name, metavar="TEXT", help=told)
     engines = ("auto", "transformers", "vllm")
-    told = f"{', '.join(engines)}: {told}"
+    told = f"{', '.join(engines)}: option of the config (default: the run's)"
     parser.add_argument(
         "--sample.engine", dest="engine", choices=engines, metavar="ENGINE", help=told
     )

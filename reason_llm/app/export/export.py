@@ -456,7 +456,10 @@ def _convert(request: ExportRequest, job: _Job, converter: Path, console: Consol
     config, out = job.config, request.out
     files = gguf.convert(converter, out, request.dtype)
     if len(files) == 1:
-        console.line(f"not quantised: {gguf.QUANTIZER} of llama.cpp is not on PATH")
+        console.line(
+            f"not quantised: {gguf.QUANTIZER} of llama.cpp is not on PATH, and there is no "
+            "llama-cpp-python"
+        )
     system, temperature = None, 1.0
     if config is not None:
         system = system_prompt(config.data.system_prompt, config.prompting_reward)

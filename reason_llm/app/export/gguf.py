@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from reason_llm.app.export import parity
-from reason_llm.errors import ConfigError, ModelError
+from reason_llm.errors import ConfigError, ModelError, one_line
 from reason_llm.model import Datum
 
 CONVERTER, QUANTIZER = "convert_hf_to_gguf.py", "llama-quantize"
@@ -45,18 +45,33 @@ def convert(converter: Path, folder: Path, dtype: str) -> list[Path]:
     _call([sys.executable, converter, folder, *asked], target)
     built = converter.parent / "build" / "bin" / QUANTIZER
     program = which(QUANTIZER) or (built if built.is_file() else None)
-    if program is None:
-        return [target]
     small = folder / f"{folder.name}-{TYPE.lower()}.gguf"
-    _call([program, target, small, TYPE], small)
+    if program is not None:
+        _call([program, target, small, TYPE], small)
+    elif find_spec("llama_cpp") is not None:
+        _call([sys.executable, "-c", _QUANTIZE, target, small], small)
+    else:
+        return [target]
     return [target, small]
+
+
+_QUANTIZE = f"""
+import ctypes, sys, llama_cpp
+params = llama_cpp.llama_model_quantize_default_params()
+params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_{TYPE}
+paths = map(str.encode, sys.argv[1:])
+sys.exit(llama_cpp.llama_model_quantize(*paths, ctypes.byref(params)))
+"""
+"""Program that quantises with llama-cpp-python, apart because the library may end its process."""
 
 
 def _call(command: list[Any], target: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if ended.returncode != 0 or not target.is_file():
         target.unlink(missing_ok=True)
-        program = command[1] if command[0] == sys.executable else command[0]
+        program = (
+            "llama-cpp-python" if _QUANTIZE in command else command[command[0] == sys.executable]
+        )
         last = (ended.stderr.strip().splitlines() or ["it wrote no file"])[-1]
         raise ModelError(
             f"{program} failed on {target.parent} ({last[:300]}); the export itself is whole; call "
@@ -122,16 +137,23 @@ def _between(tokenizer: Any, start: int) -> list[str] | None:
 
 def gap(file: Path, folder: Path, rollouts: list[Datum], dtype: torch.dtype) -> parity.Gap | None:
     """Gap between the log-probs of rollouts under the GGUF and under the export; None without
-    llama-cpp-python."""
+    llama-cpp-python. Raises ModelError: llama.cpp cannot load the file."""
     if find_spec("llama_cpp") is None:
         return None
     llama_cpp = import_module("llama_cpp")
     rows = rollouts[:MOST_COMPARED]
     ours_N = parity.logprobs(parity.load(folder, dtype), rows, 1.0)
     longest = max(len(row.ids) for row in rows)
-    model = llama_cpp.Llama(
-        str(file), n_ctx=longest + 8, n_batch=longest + 8, logits_all=True, verbose=False
-    )
+    try:
+        model = llama_cpp.Llama(
+            str(file), n_ctx=longest + 8, n_batch=longest + 8, logits_all=True, verbose=False,
+            type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32,  # its cache is float16
+        )  # fmt: skip
+    except ValueError as error:
+        raise ModelError(
+            f"llama.cpp cannot load {file} ({one_line(error)[:300]}); the export itself is whole; "
+            "take the converter and llama-cpp-python of one version"
+        ) from error
     found = []
     for row in rows:
         model.reset()
@@ -140,4 +162,5 @@ def gap(file: Path, folder: Path, rollouts: list[Datum], dtype: torch.dtype) -> 
         trained_T, ids_T = torch.tensor(row.trained), torch.tensor(row.ids)
         places = trained_T.nonzero()[:, 0]
         found.append(logprobs_TV[places - 1, ids_T[places]])
+    model.close()
     return parity.Gap.between(torch.cat(found), ours_N)
