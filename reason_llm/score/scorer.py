@@ -314,7 +314,7 @@ class Scorer:
         for reward in self.rewards:
             for name, values in reward.reward.take_logged().items():
                 numbers = [value for value in values if not math.isnan(value)]
-                for end, number in ((SUM, sum(numbers)), (COUNT, len(numbers))):
+                for end, number in ((SUM, math.fsum(numbers)), (COUNT, len(numbers))):
                     key = f"{LOGGED}{name}{end}"
                     counts[key] = counts.get(key, 0.0) + number
         return counts
