@@ -60,13 +60,15 @@ class Sessions:
 
     def play(self, wave: Wave) -> list[Group]:
         """See ``Episodes``."""
-        prompts, params, seed, progress, sampler = wave
+        prompts, params, seed, progress, sampler, report = wave
         size = params.num_completions
         rollouts = [Session(prompt) for prompt in prompts for _ in range(size)]
         server = TokenServer(
             rollouts, self.section, self.renderer, self.context_tokens, params.max_new_tokens,
             self.end_token_ids,
         )  # fmt: skip
+        parts = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+        found: dict[int, Group] = {}
         ended = 0
         with server, _played(self, server), batch_of(sampler, seed) as batch:
             while True:
@@ -74,6 +76,10 @@ class Sessions:
                 asked = server.waiting(batch.keys, joins=batch.joins)
                 before, ended = ended, sum(each.has_ended for each in rollouts)
                 progress(0, ended - before)
+                for place, part in enumerate(parts):
+                    if place not in found and all(each.is_done for each in part):
+                        found[place] = self._group(_seats(part))
+                        report(place, found[place])
                 for session, ask in asked:
                     prompt = replace(session.prompt, token_ids=ask.ids)
                     own = replace(params, num_completions=1, max_new_tokens=ask.most)
@@ -87,13 +93,11 @@ class Sessions:
                     break
                 done = dict(batch.step(lambda tokens, ended: progress(tokens, 0)))
                 server.answer(list(done), [completion for (completion,) in done.values()])
-        groups = [
-            [seat for each in rollouts[start : start + size] for seat in each.seats or [each]]
-            for start in range(0, len(rollouts), size)
-        ]
-        for group in groups:
-            self._speak(group, wave)
-        return [self._group(group) for group in groups]
+        for place, part in enumerate(parts):
+            if place not in found:
+                self._speak(seats := _seats(part), wave)
+                found[place] = self._group(seats)
+        return [found[place] for place in range(len(parts))]
 
     def close(self) -> None:
         """Nothing is held between waves."""
@@ -151,6 +155,11 @@ class Sessions:
                 for b, said in zip(others, texts, strict=True)
             ),
         )  # fmt: skip
+
+
+def _seats(part: list[Session]) -> list[Session]:
+    """The rollouts of a prompt, each seat for itself."""
+    return [seat for each in part for seat in each.seats or [each]]
 
 
 @cache

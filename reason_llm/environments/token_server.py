@@ -133,6 +133,12 @@ class Session:
     """Trained seats of an episode with several: each is a rollout with its own reward."""
 
     @property
+    def is_done(self) -> bool:
+        """Whether it has ended by itself, and the model wrote something in each of its seats."""
+        has_said = all(each.branches for each in self.seats or [self])
+        return self.has_ended and self.finish != "error" and has_said
+
+    @property
     def why(self) -> FinishReason:
         """Why it ended."""
         return self.finish or ("length" if self.is_cut else "environment")

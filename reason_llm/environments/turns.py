@@ -149,7 +149,7 @@ class Environments:
                 list(threads.map(_Rollout.begin, rollouts))
                 for group in groups:
                     self._tell(group, wave.params.max_new_tokens)
-                self._play(rollouts, threads, wave)
+                found = self._play(groups, threads, wave)
             except BaseException:  # Ctrl-C too
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -158,10 +158,9 @@ class Environments:
                     made = [each.environment for each in rollouts if each.kind is kind]
                     made = [each for each in made if each is not None]
                     kind.pool[: len(made)] = made
-            list(threads.map(_Rollout.end, rollouts))
             failed = [each for each in rollouts if each.finish == "error"]
             list(threads.map(_Rollout.discard, failed))
-        return [_group(group) for group in groups]
+        return found
 
     def close(self) -> None:
         """Close the environments, as far as they let themselves be closed."""
@@ -195,10 +194,26 @@ class Environments:
             if begun and each.finish is not None:
                 each.prompt = begun[0].prompt
 
-    def _play(self, rollouts: "list[_Rollout]", threads: ThreadPoolExecutor, wave: Wave) -> None:
-        """Ask the model for a turn of each, have the environments answer, and ask for the next."""
-        _, params, seed, progress, sampler = wave
-        most = params.max_new_tokens
+    def _play(
+        self, groups: "list[list[_Rollout]]", threads: ThreadPoolExecutor, wave: Wave
+    ) -> list[Group]:
+        """Ask the model for a turn of each, have the environments answer, and ask for the next;
+        a group is reported when all of its rollouts have ended."""
+        _, params, seed, progress, sampler, report = wave
+        most, rollouts = params.max_new_tokens, [each for group in groups for each in group]
+        ending = [list[Future[None]]() for _ in groups]
+        found: dict[int, Group] = {}
+
+        def take(wait_for_all: bool = False) -> None:
+            for place, (group, ends) in enumerate(zip(groups, ending, strict=True)):
+                if place in found or len(ends) < len(group):
+                    continue
+                if wait_for_all or all(each.done() for each in ends):
+                    for each in ends:
+                        each.result()
+                    found[place] = _group(group)
+                    report(place, found[place])
+
         asking, answering = list(range(len(rollouts))), dict[Future[Messages], int]()
         with batch_of(sampler, seed) as batch:
             until = FIRST_COMPLETED if batch.joins else ALL_COMPLETED
@@ -218,7 +233,14 @@ class Environments:
                 answers = {answering.pop(each): each.result() for each in ordered}
                 self._reply([(rollouts[n], each) for n, each in answers.items()], most)
                 asking = [number for number in answers if rollouts[number].finish is None]
+                for number in answers:
+                    if rollouts[number].finish is not None:
+                        end = threads.submit(rollouts[number].end)
+                        ending[number // params.num_completions].append(end)
                 progress(0, len(answers) - len(asking))
+                take()
+        take(wait_for_all=True)
+        return [found[place] for place in range(len(groups))]
 
     def _reply(self, answered: "list[tuple[_Rollout, Messages]]", most: int) -> None:
         """Have what the environments answered read in the next turns, where there are such."""

@@ -1,5 +1,6 @@
-"""Collection of a step's scored groups: prompts drawn, sampled and scored wave by wave. A wave is
-saved after it is sampled, and scored while the next one is sampled, so that no sample is lost.
+"""Collection of a step's scored groups: prompts drawn, sampled and scored wave by wave. A group is
+scored from when it ends, while others are sampled. A wave is saved when it is sampled, before an
+error of its rewards is raised, so that no sample is lost.
 
 With ``algorithm.dynamic_sampling`` a group whose rewards do not vary is dropped, and further
 prompts are drawn until the step is full or the bound is reached. Source: arXiv:2503.14476 eq. 11.
@@ -7,10 +8,11 @@ prompts are drawn until the step is full or the bound is reached. Source: arXiv:
 
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from threading import Lock
 from typing import Self
 
@@ -25,7 +27,7 @@ from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import Document
 from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Sampler, SamplingParams
+from reason_llm.sample import Ended, Sampler, SamplingParams
 from reason_llm.train import with_advantages
 
 MOST_FAILED_STEPS = 3
@@ -99,18 +101,18 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
     total = sample.prompts_per_step * sample.completions_per_prompt
     with step.watch.phase("sampling", total) as progress, _Collected(step) as collected:
         progress(0, len(collected.together()[0]) * sample.completions_per_prompt)
-        collected.score(list(collected.waiting))  # sampled before a kill
         for part in _waves(step, collected, wave):
             seed = random.Random(f"{step.config.run.seed}/sample/{step.number}/{part.start}")
+            ended = collected.begin()
             with timed(record, "sampling"):
                 sampled = sampler.sample(
-                    prompts[part], params, seed=seed.getrandbits(63), progress=progress
+                    prompts[part], params, seed=seed.getrandbits(63), progress=progress, ended=ended
                 )
             _check_environment(step, [*collected.together()[0], *sampled])
             fresh_tokens += sum(len(c.sampled_ids) for group in sampled for c in group.completions)
             collected.add(sampled)
             step.save(*collected.together())
-            collected.score(sampled)
+            collected.settle(but=1)
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
     scored = collected.groups or collected.last
@@ -199,9 +201,36 @@ def _is_scored(group: Group) -> bool:
     return bool(group.completions[0].rewards)
 
 
+class _Wave:
+    """The groups of a wave with their places, in the order in which they end."""
+
+    def __init__(self) -> None:
+        self._queue = SimpleQueue[tuple[int, Group] | None]()
+        self._ended = set[int]()
+        self._is_whole = False
+
+    def ended(self, place: int, group: Group) -> None:
+        """Add a group."""
+        self._ended.add(place)
+        self._queue.put((place, group))
+
+    def close(self, sampled: Sequence[Group] | None) -> None:
+        """Add those that are missing of all of its groups; None: some will never come."""
+        self._is_whole = sampled is not None
+        for place, group in enumerate(sampled or []):
+            if place not in self._ended:
+                self.ended(place, group)
+        self._queue.put(None)
+
+    def __iter__(self) -> Iterator[tuple[int, Group]]:
+        yield from iter(self._queue.get, None)
+        if not self._is_whole:
+            raise InterruptedError("the wave was not sampled to its end")
+
+
 class _Collected:
-    """Groups of a step so far. The caller samples them, and a thread scores one wave at a time; at
-    the end of the block the last one is scored."""
+    """Groups of a step so far. The caller samples them, and a thread scores one wave after the
+    other, each from its first group on; at the end of the block the last one is scored."""
 
     def __init__(self, step: Step) -> None:
         saved = step.buffer.find(step.number)
@@ -219,9 +248,14 @@ class _Collected:
         """The last scored wave."""
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1)
-        self._under_way: Future[None] | None = None
+        self._under_way = deque[Future[None]]()
+        self._wave = _Wave()
+        """The wave that is being sampled."""
 
     def __enter__(self) -> Self:
+        if self.waiting:  # sampled before a kill
+            self.begin()
+            self._wave.close(self.waiting)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -229,34 +263,36 @@ class _Collected:
             if error is None:
                 self.settle()
         finally:
+            self._wave.close(None)
             self._thread.shutdown()
 
+    def begin(self) -> Ended:
+        """Begin a wave, whose groups are scored as they end, once the earlier waves are scored."""
+        self._wave = _Wave()
+        self._under_way.append(self._thread.submit(self._score, self._wave))
+        return self._wave.ended
+
     def add(self, sampled: list[Group]) -> None:
-        """Add a sampled wave."""
+        """Add the wave, which is sampled."""
         with self._lock:
             self.waiting = self.waiting + sampled
+        self._wave.close(sampled)
 
-    def score(self, sampled: list[Group]) -> None:
-        """Start to score the oldest waiting groups, when the earlier ones are scored."""
-        self.settle()
-        if sampled:
-            self._under_way = self._thread.submit(self._score, sampled)
-
-    def settle(self) -> None:
-        """Wait until everything that was begun is scored; raises RewardError."""
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
-            under_way.result()
+    def settle(self, but: int = 0) -> None:
+        """Wait until all waves that were begun are scored, but so many of the last; raises
+        RewardError."""
+        with timed(self._step.record, "scoring"):
+            while len(self._under_way) > but:
+                self._under_way.popleft().result()
 
     def together(self) -> tuple[list[Group], int, dict[str, float]]:
         """All groups in drawing order, the number of prompts sampled for them, and the counts."""
         with self._lock:
             return self.groups + self.waiting, self.drawn + len(self.waiting), self.counts
 
-    def _score(self, sampled: list[Group]) -> None:
+    def _score(self, wave: _Wave) -> None:
         scorer, row = self._step.job.scorer, self._step.config.algorithm.row()
-        with timed(self._step.record, "scoring"):
-            scored = scorer.score(sampled)
+        scored = scorer.score_as_they_come(wave)
         kind = self._step.config.score.rewards[0].kind
         kept = [group for group in scored if is_kept(group, row, scorer.weights, kind)]
         with self._lock:

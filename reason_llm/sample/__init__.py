@@ -3,7 +3,7 @@
 from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
 from reason_llm.sample.episodes import closing, environments_of, in_environment
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
-from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
+from reason_llm.sample.protocol import Ended, Episodes, Progress, Sampler, SamplingParams, Wave
 from reason_llm.sample.shards import (
     Dealer,
     Draw,
@@ -19,6 +19,7 @@ from reason_llm.sample.vllm_sampler import VllmSampler
 __all__ = [
     "Dealer",
     "Draw",
+    "Ended",
     "Episodes",
     "Lot",
     "Part",

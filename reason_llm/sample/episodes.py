@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from reason_llm.config import Config, installation
 from reason_llm.data import Renderer
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample.protocol import Episodes, Progress, Sampler, SamplingParams, Wave
+from reason_llm.sample.protocol import (
+    Ended,
+    Episodes,
+    Progress,
+    Sampler,
+    SamplingParams,
+    Wave,
+    unheard,
+)
 
 
 def environments_of(config: Config, renderer: Renderer, context_tokens: int) -> Episodes | None:
@@ -28,9 +36,14 @@ class _Playing:
     sampler: Sampler
 
     def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        seed: int,
+        progress: Progress,
+        ended: Ended = unheard,
     ) -> list[Group]:
-        return self.episodes.play(Wave(prompts, params, seed, progress, self.sampler))
+        return self.episodes.play(Wave(prompts, params, seed, progress, self.sampler, ended))
 
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
         return self.sampler.prompts_at_once(prompts, params)

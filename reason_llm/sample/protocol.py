@@ -27,13 +27,25 @@ class SamplingParams:
 
 Progress = Callable[[int, int], None]
 """Called after every decoding step: (tokens sampled in it, completions that ended in it)."""
+Ended = Callable[[int, Group], None]
+"""Called with the place of a prompt among the prompts, and its Group, when all of its completions
+have ended. A sampler need not call it for every group."""
+
+
+def unheard(place: int, group: Group) -> None:
+    """The ``Ended`` that does nothing."""
 
 
 class Sampler(Protocol):
     """One engine over the resident base and its current adapter."""
 
     def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        seed: int,
+        progress: Progress,
+        ended: Ended = unheard,
     ) -> list[Group]:
         """A Group of ``params.num_completions`` completions for each prompt, in the prompts' order.
 
@@ -52,6 +64,7 @@ class Wave(NamedTuple):
     seed: int
     progress: Progress
     sampler: Sampler
+    ended: Ended
 
 
 class Episodes(Protocol):

@@ -5,10 +5,11 @@ parts in one batch, each request has a seed of its own."""
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
+from reason_llm.sample.protocol import Ended, Progress, Sampler, SamplingParams, unheard
 from reason_llm.sample.vllm_sampler import VllmSampler
 
 
@@ -44,9 +45,14 @@ class ShardedSampler:
     dealer: Dealer
 
     def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        seed: int,
+        progress: Progress,
+        ended: Ended = unheard,
     ) -> list[Group]:
-        """See ``Sampler.sample``."""
+        """See ``Sampler.sample``; ``ended`` is called for what this process samples."""
         parts = []
         for shard in range(min(self.count, len(prompts))):
             own_seed = random.Random(f"{seed}/shard/{shard}").getrandbits(63)
@@ -54,7 +60,10 @@ class ShardedSampler:
             parts.append(Part(shard, tuple(prompts[shard :: self.count]), own_seed))
 
         def own(lot: Lot) -> list[list[Group]]:
-            return sample_lot(self.sampler, lot, params, progress)
+            own = [p for part in lot for p in range(part.shard, len(prompts), self.count)]
+            return sample_lot(
+                self.sampler, lot, params, progress, lambda n, group: ended(own[n], group)
+            )
 
         sampled = self.dealer.sample(parts, params, own, progress)
         return [sampled[i % self.count][i // self.count] for i in range(len(prompts))]
@@ -65,13 +74,27 @@ class ShardedSampler:
 
 
 def sample_lot(
-    sampler: Sampler, lot: Lot, params: SamplingParams, progress: Progress
+    sampler: Sampler,
+    lot: Lot,
+    params: SamplingParams,
+    progress: Progress,
+    ended: Ended = unheard,
 ) -> list[list[Group]]:
-    """The groups of each part: under vLLM in one batch, else of one part after the other."""
+    """The groups of each part: under vLLM in one batch, else of one part after the other. The
+    places that ``ended`` gets are those among the prompts of all parts."""
     if isinstance(sampler, VllmSampler):
         waves = [(part.prompts, part.seed) for part in lot]
-        return sampler.sample_together(waves, params, progress)
-    return [sampler.sample(part.prompts, params, part.seed, progress) for part in lot]
+        return sampler.sample_together(waves, params, progress, ended)
+    sampled: list[list[Group]] = []
+    for part in lot:
+        before = sum(map(len, sampled))
+        of_part = partial(_later, ended, before)
+        sampled.append(sampler.sample(part.prompts, params, part.seed, progress, of_part))
+    return sampled
+
+
+def _later(ended: Ended, before: int, place: int, group: Group) -> None:
+    ended(before + place, group)
 
 
 def lots(parts: Sequence[Part], takers: int, in_batches: bool) -> list[Lot]:

@@ -4,11 +4,11 @@ Each prompt is read once (``kv_cache``) and finished completions leave the batch
 drawn by inverting the cumulative distribution at a number that depends only on the seed, the row
 and the position. Not here: paged KV, and new rows in the places of finished ones (vLLM does both).
 
-Shapes: P prompts, B rows in the batch, N rows in all, T prompt tokens, L longest completion, V
-vocabulary, D hidden.
+Shapes: P prompts, B rows in the batch, E rows that end, N rows in all, T prompt tokens, L longest
+completion, V vocabulary, D hidden.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerBase, StopStringCriteria
 from reason_llm.errors import ConfigError, TrainingError
 from reason_llm.model import Model, PlacedRow, decode
 from reason_llm.model.plan import READ_TOKENS
-from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
+from reason_llm.rollout import Completion, FinishReason, Group, Prompt, shortest_decimals
 from reason_llm.sample.kv_cache import ReservedCache, filling
-from reason_llm.sample.protocol import Progress, SamplingParams
+from reason_llm.sample.protocol import Ended, Progress, SamplingParams, unheard
 
 
 class TransformersSampler:
@@ -33,26 +33,36 @@ class TransformersSampler:
         self.cache_tokens = cache_tokens
 
     def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        seed: int,
+        progress: Progress,
+        ended: Ended = unheard,
     ) -> list[Group]:
         """See ``Sampler.sample``."""
         size = params.num_completions
         num_rows = len(prompts) * size
         uniforms_NL = self.uniforms(num_rows, params.max_new_tokens, seed).to(self.model.device)
         rows = self._rows_at_once(prompts, params)
-        completions: list[Completion] = []
+        completions: dict[int, Completion] = {}
+        groups: dict[int, Group] = {}
         for start in range(0, num_rows, rows):
             of_prompt = [row // size for row in range(start, min(start + rows, num_rows))]
             first, last = of_prompt[0], of_prompt[-1]
             with self.model.decoding():
-                completions += self._decode(
+                for row, completion in self._decode(
                     prompts[first : last + 1], [p - first for p in of_prompt], params,
                     uniforms_NL[start:], progress,
-                )  # fmt: skip
-        return [
-            Group(prompt, tuple(completions[index * size : (index + 1) * size]))
-            for index, prompt in enumerate(prompts)
-        ]
+                ):  # fmt: skip
+                    completions[start + row] = completion
+                    place = of_prompt[row]
+                    own = range(place * size, (place + 1) * size)
+                    if all(each in completions for each in own):
+                        group = Group(prompts[place], tuple(completions[each] for each in own))
+                        groups[place] = group
+                        ended(place, group)
+        return [groups[place] for place in range(len(prompts))]
 
     def uniforms(self, num_rows: int, num_tokens: int, seed: int) -> Tensor:
         """The sampler's only randomness: numbers (N, L) in [0, 1) of all tokens of all rows."""
@@ -74,13 +84,13 @@ class TransformersSampler:
         params: SamplingParams,
         uniforms_BL: Tensor,
         progress: Progress,
-    ) -> list[Completion]:
-        """Complete row b of the batch from prompt ``of_prompt[b]``, for all rows together."""
+    ) -> Iterator[tuple[int, Completion]]:
+        """Complete row b of the batch from prompt ``of_prompt[b]``, for all rows together; each row
+        and its completion as soon as it has ended."""
         batch = _DecodingBatch.prefill(self.model, prompts, of_prompt, params.max_new_tokens)
         num_rows, device = len(of_prompt), self.model.device
         tokens_BL = torch.zeros(num_rows, params.max_new_tokens, dtype=torch.long, device=device)
         logprobs_BL = torch.zeros(num_rows, params.max_new_tokens, device=device)
-        lengths_B = torch.zeros(num_rows, dtype=torch.long, device=device)
         stopped_B = torch.zeros(num_rows, dtype=torch.bool, device=device)
         end_ids = torch.tensor(self.model.end_token_ids, device=device)
         completes_string = stop_strings(self.model.tokenizer, params.stop)
@@ -91,26 +101,25 @@ class TransformersSampler:
             )
             tokens_BL[batch.rows, position] = tokens
             logprobs_BL[batch.rows, position] = logprobs
-            lengths_B[alive] = position + 1
             stopped_B[batch.rows] |= torch.isin(tokens, end_ids)
             if completes_string is not None:
                 so_far = tokens_BL[batch.rows, : position + 1]
                 stopped_B[batch.rows] |= completes_string(so_far, None)
             is_last = position + 1 == params.max_new_tokens
-            num_ended = len(alive) if is_last else int(stopped_B[alive].sum())
-            progress(len(alive), num_ended)
-            if num_ended == len(alive):
+            ended_E = alive if is_last else alive[stopped_B[alive]]
+            progress(len(alive), len(ended_E))
+            if len(ended_E):
+                rows = tokens_BL[ended_E, : position + 1].tolist()
+                texts = decode(self.model.tokenizer, rows, self.model.end_token_ids)
+                values = shortest_decimals(logprobs_BL[ended_E, : position + 1].cpu().numpy())
+                stops = stopped_B[ended_E].tolist()
+                each = zip(ended_E.tolist(), rows, texts, values, stops, strict=True)
+                for row, ids, text, logprobs_L, stopped in each:
+                    why: FinishReason = "stop" if stopped else "length"
+                    yield row, Completion(tuple(ids), text, tuple(logprobs_L), why)
+            if len(ended_E) == len(alive):
                 break
             batch.extend(batch.drop(stopped_B, tokens))
-        reported = shortest_decimals(logprobs_BL.cpu().numpy())
-        ended = zip(tokens_BL.tolist(), lengths_B.tolist(), strict=True)
-        rows = [tuple(ids[:length]) for ids, length in ended]
-        texts = decode(self.model.tokenizer, rows, self.model.end_token_ids)
-        stops = stopped_B.tolist()
-        return [
-            Completion(ids, text, tuple(values[: len(ids)]), "stop" if stopped else "length")
-            for ids, text, values, stopped in zip(rows, texts, reported, stops, strict=True)
-        ]
 
 
 BLOCK = 256

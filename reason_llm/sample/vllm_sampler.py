@@ -21,7 +21,7 @@ from reason_llm.rollout import (
     Prompt,
     shortest_decimals,
 )
-from reason_llm.sample.protocol import Progress, SamplingParams
+from reason_llm.sample.protocol import Ended, Progress, SamplingParams, unheard
 
 
 class VllmSampler:
@@ -34,10 +34,15 @@ class VllmSampler:
         self.sync = model.sync
 
     def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: int, progress: Progress
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        seed: int,
+        progress: Progress,
+        ended: Ended = unheard,
     ) -> list[Group]:
         """See ``Sampler.sample``. On a GPU the same seed need not give the same tokens."""
-        (groups,) = self.sample_together([(prompts, seed)], params, progress)
+        (groups,) = self.sample_together([(prompts, seed)], params, progress, ended)
         return groups
 
     def sample_together(
@@ -45,8 +50,10 @@ class VllmSampler:
         waves: Sequence[tuple[Sequence[Prompt], int]],
         params: SamplingParams,
         progress: Progress,
+        ended: Ended = unheard,
     ) -> list[list[Group]]:
-        """Several prompts with a seed, all in one batch: the groups of each, as of ``sample``."""
+        """Several prompts with a seed, all in one batch: the groups of each, as of ``sample``. The
+        places that ``ended`` gets are those among all prompts."""
         asked = list[tuple[Prompt, int]]()
         for prompts, seed in waves:
             numbers = random.Random(seed)
@@ -58,6 +65,7 @@ class VllmSampler:
             while batch.keys:
                 for place, completions in batch.step(progress):
                     found[place] = Group(asked[place][0], completions)
+                    ended(place, found[place])
         groups = (found[place] for place in range(len(asked)))
         return [list(islice(groups, len(prompts))) for prompts, _ in waves]
 

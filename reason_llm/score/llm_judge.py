@@ -16,8 +16,9 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable
-from itertools import combinations
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import combinations, permutations
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, Literal, Self
@@ -35,6 +36,8 @@ from reason_llm.score.service import Service
 MAX_ANSWER_BYTES = 4 * MIB
 """Largest answer of the server."""
 MAX_RUBRIC_BYTES = MIB
+REQUESTS = 64
+"""Requests to a judge at a time."""
 TOP_LOGPROBS, HIGHEST = 20, 9
 GAINS = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 SCORE_RUBRIC = "Judge how well the assistant's last answer serves the user: right, clear, complete."
@@ -128,7 +131,17 @@ class LanguageModelJudge:
         self._has_told = False
         self._url = options.url.removesuffix("/chat/completions") + "/chat/completions"
         self._service = Service("the judge", self._url, options, RewardError)
-        self.close = self._service.close
+        self.threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="judge")
+        """Threads in which ``score`` or ``compare`` is called."""
+        self._pairs = ThreadPoolExecutor(REQUESTS, thread_name_prefix="pair")
+        """Threads in which the questions of ``compare`` are asked."""
+
+    def close(self) -> None:
+        """Wait for the requests under way; no other one is made."""
+        self._pairs.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(cancel_futures=True)
+        self._pairs.shutdown()
+        self._service.close()
 
     def score(self, prompt: Prompt, completion: Completion) -> float:
         """From 0 to 1; NaN where the judge's answer has no score.
@@ -151,24 +164,22 @@ class LanguageModelJudge:
         count = len(group.completions)
         if count < 2:
             raise ValueError("a pairwise judge compares the completions of a prompt; sample 2")
+        answers = [completion.answer for completion in group.completions]
+        asked = {
+            pair: self._pairs.submit(self._first_of, group.prompt, *pair)
+            for pair in permutations(dict.fromkeys(answers), 2)
+        }
         points: list[list[float]] = [[] for _ in range(count)]
-        for i, j in combinations(range(count), 2):
-            gained = self._pair(
-                group.prompt, group.completions[i].answer, group.completions[j].answer
-            )
-            if not math.isnan(gained):
-                points[i].append(gained)
-                points[j].append(1 - gained)
+        try:
+            for i, j in combinations(range(count), 2):
+                gained = _gained(asked, answers[i], answers[j])
+                if not math.isnan(gained):
+                    points[i].append(gained)
+                    points[j].append(1 - gained)
+        finally:
+            for question in asked.values():
+                question.cancel()
         return [sum(point) / len(point) if point else math.nan for point in points]
-
-    def _pair(self, prompt: Prompt, one: str, other: str) -> float:
-        """Score of the first one: 1, 1/2 or 0; NaN without a judgement."""
-        if one == other:
-            return GAINS["TIE"]
-        there = self._first_of(prompt, one, other)
-        back = 1 - self._first_of(prompt, other, one)
-        is_judged = not math.isnan(there + back)
-        return (there if there == back else GAINS["TIE"]) if is_judged else math.nan
 
     def _first_of(self, prompt: Prompt, first: str, second: str) -> float:
         answers = [_marked("answer A", first), _marked("answer B", second)]
@@ -226,6 +237,15 @@ class LanguageModelJudge:
         if logprobs:
             body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
         return _first_choice(self._service.ask(body, MAX_ANSWER_BYTES))
+
+
+def _gained(asked: Mapping[tuple[str, str], Future[float]], one: str, other: str) -> float:
+    """Score of the first one against the other: 1, 1/2 or 0; NaN without a judgement."""
+    if one == other:
+        return GAINS["TIE"]
+    there, back = asked[one, other].result(), 1 - asked[other, one].result()
+    is_judged = not math.isnan(there + back)
+    return (there if there == back else GAINS["TIE"]) if is_judged else math.nan
 
 
 def _rubric(options: JudgeOptions) -> str:

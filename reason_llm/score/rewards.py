@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
@@ -72,7 +73,8 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 OfOne = Callable[[Prompt, Completion], float]
 OfGroup = Callable[[Group, list[float]], list[float]]
-"""Takes a group and the first reward's value of each of its completions."""
+"""Takes a group and the first reward's value of each of its completions, empty unless the reward is
+``after_first``."""
 
 
 def soft_overlong(length: int, max_tokens: int, cache_tokens: int) -> float:
@@ -244,6 +246,10 @@ class Reward:
 
     of_one: OfOne | None = None
     of_group: OfGroup | None = None
+    after_first: bool = False
+    """Whether ``of_group`` needs the first reward's values, which the others do not wait for."""
+    threads: ThreadPoolExecutor | None = None
+    """Threads in which the function is called; None: the scorer's."""
     of_model: bool = False
     """Whether a reward model gives it, after all of the step is sampled."""
     is_custom: bool = False
@@ -365,7 +371,7 @@ def _of_lengths(values: Callable[[list[int], list[bool]], list[float]], context:
         found = values(lengths, [is_right(kind, value) for value in first])
         return [math.nan if math.isnan(v) else f for f, v in zip(found, first, strict=True)]
 
-    return Reward(of_group=of_group)
+    return Reward(of_group=of_group, after_first=True)
 
 
 def _cosine(options: CosineOptions, context: Context) -> Reward:
@@ -418,8 +424,10 @@ def _judge(options: JudgeOptions, context: Context) -> Reward:
     judge = LanguageModelJudge(options, context.answers)
     context.resources.callback(judge.close)
     if options.mode == "pairwise":
-        return Reward(of_group=lambda group, _: judge.compare(group), columns=(CHAT,))
-    return Reward(judge.score, columns=(CHAT,))
+        return Reward(
+            of_group=lambda group, _: judge.compare(group), threads=judge.threads, columns=(CHAT,)
+        )
+    return Reward(judge.score, threads=judge.threads, columns=(CHAT,))
 
 
 def _environment(options: EnvironmentOptions, context: Context) -> Reward:

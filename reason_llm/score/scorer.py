@@ -2,7 +2,7 @@
 ``rollout.py`` only.
 
 Completions are scored at once in as many threads as there are cores and more: the slow rewards
-(comparisons, programs) wait for processes of their own. An error or a time limit is one rollout's
+(comparisons, programs, judges) wait for other processes. An error or a time limit is one rollout's
 own.
 """
 
@@ -10,13 +10,13 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from reason_llm.config import ScoreSection
 from reason_llm.data import place_of
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Calls = list[Future[Any]]
+"""Calls of one reward for one group: one of each completion, or one of the whole group."""
 MOST_THREADS = 32
 MOST_ERROR_CHARACTERS = 500
 """Longest text of a reward's own error that a message quotes."""
@@ -140,16 +142,51 @@ class Scorer:
         Raises:
             RewardError: a reward raised, unless ``score.on_error`` is zero.
         """
+        return self.score_as_they_come(enumerate(groups), only_first)
+
+    def score_as_they_come(
+        self, coming: Iterable[tuple[int, Group]], only_first: bool = False
+    ) -> list[Group]:
+        """The groups as from ``score``, in the order of the places with which they come. A group's
+        rewards are asked for as soon as it comes.
+
+        Raises:
+            RewardError: as ``score``. And what ``coming`` raises; calls that have not begun are
+                dropped then.
+        """
         rewards = [each for each in self.rewards if not each.reward.of_model]
         rewards = rewards[:1] if only_first else rewards
+        came: dict[int, tuple[Group, list[Calls]]] = {}
+        try:
+            for place, group in coming:
+                came[place] = group, [self._begin(each.reward, group) for each in rewards]
+            return self._scored(rewards, [came[place] for place in sorted(came)], only_first)
+        except BaseException:
+            for group, calls in came.values():
+                for call in chain(*calls):
+                    call.cancel()
+                for reward in rewards:
+                    reward.reward.take_extra(group)
+            self.take_counts()
+            raise
+
+    def _scored(
+        self,
+        rewards: Sequence[WeightedReward],
+        begun: Sequence[tuple[Group, list[Calls]]],
+        only_first: bool,
+    ) -> list[Group]:
+        """The groups with these rewards, from the calls that were begun for each of them."""
+        groups = [group for group, _ in begun]
         is_whole = only_first or len(rewards) == len(self.rewards)
         first: list[list[float]] = []
         values: dict[str, list[list[float]]] = {}
         logged: list[dict[str, Sequence[object]]] = [{} for _ in groups]
-        for reward in rewards:
+        for number, reward in enumerate(rewards):
+            of_groups = self._values(reward, groups, [calls[number] for _, calls in begun], first)
             found = [
                 [_of_whole(c, value) for c, value in zip(group.completions, of, strict=True)]
-                for group, of in zip(groups, self._values(reward, groups, first), strict=True)
+                for group, of in zip(groups, of_groups, strict=True)
             ]
             if only_first:  # a missing judgement counts as wrong
                 found = [[0.0 if math.isnan(value) else value for value in of] for of in found]
@@ -219,7 +256,7 @@ class Scorer:
         for weighted in self.rewards[:1] if only_first else self.rewards:
             if weighted.reward.is_custom:
                 made_up = Group(named, tuple(completions))
-                self._values(weighted, [made_up], [])
+                self._values(weighted, [made_up], [self._begin(weighted.reward, made_up)], [])
                 weighted.reward.take_extra(made_up)
         self.take_counts()  # so that a failure here is in no step's record
 
@@ -277,29 +314,41 @@ class Scorer:
         for reward in self.rewards:
             for name, values in reward.reward.take_logged().items():
                 numbers = [value for value in values if not math.isnan(value)]
-                for end, number in ((SUM, sum(numbers)), (COUNT, len(numbers))):
+                for end, number in ((SUM, math.fsum(numbers)), (COUNT, len(numbers))):
                     key = f"{LOGGED}{name}{end}"
                     counts[key] = counts.get(key, 0.0) + number
         return counts
 
+    def _begin(self, reward: Reward, group: Group) -> Calls:
+        """The calls of the reward's function for the group; none yet of one that needs the first
+        reward's values."""
+        submit = (reward.threads or self._threads).submit
+        if reward.of_one is not None:
+            return [submit(reward.of_one, group.prompt, each) for each in group.completions]
+        assert reward.of_group is not None
+        return [] if reward.after_first else [submit(reward.of_group, group, [])]
+
     def _values(
-        self, weighted: WeightedReward, groups: Sequence[Group], first: list[list[float]]
+        self,
+        weighted: WeightedReward,
+        groups: Sequence[Group],
+        begun: Sequence[Calls],
+        first: list[list[float]],
     ) -> list[list[float]]:
         """One reward of every completion, by group."""
-        name, of_one, of_group = weighted.name, weighted.reward.of_one, weighted.reward.of_group
-        submit = self._threads.submit
-        if of_group is not None:
-            of_first = first or [[] for _ in groups]
-            wholes = [submit(of_group, *pair) for pair in zip(groups, of_first, strict=True)]
+        name, of_group = weighted.name, weighted.reward.of_group
+        if of_group is None:
             return [
-                self._result(whole, name, group.prompt.id, [0.0] * len(group.completions))
-                for whole, group in zip(wholes, groups, strict=True)
-            ]
-        assert of_one is not None
-        singles = [[submit(of_one, group.prompt, c) for c in group.completions] for group in groups]
+                [self._result(call, name, f"{group.prompt.id}#{i}", 0.0)
+                 for i, call in enumerate(calls)]
+                for calls, group in zip(begun, groups, strict=True)
+            ]  # fmt: skip
+        if weighted.reward.after_first:
+            pairs = zip(groups, first, strict=True)
+            begun = [[self._threads.submit(of_group, *pair)] for pair in pairs]
         return [
-            [self._result(one, name, f"{group.prompt.id}#{i}", 0.0) for i, one in enumerate(ones)]
-            for ones, group in zip(singles, groups, strict=True)
+            self._result(call, name, group.prompt.id, [0.0] * len(group.completions))
+            for (call,), group in zip(begun, groups, strict=True)
         ]
 
     def _result(self, future: Future[T], name: str, rollout: str, zero: T) -> T:

@@ -48,7 +48,11 @@ class Service:
         self._options = options
         self._silent = silent
         self._key = _key(what, options.key_env)
-        self._client = httpx.Client(timeout=options.timeout_seconds, follow_redirects=False)
+        self._client = httpx.Client(
+            timeout=options.timeout_seconds,
+            follow_redirects=False,
+            limits=httpx.Limits(),  # the caller limits how many requests there are at once
+        )
         self._lock = Lock()
         self._num_unanswered = 0
         self.close = self._client.close

@@ -78,7 +78,9 @@ class Scripted:
         self.asked: list[tuple[int, int]] = []
         self.numbers: list[int] = []
 
-    def sample(self, prompts: Any, params: Any, seed: int, progress: Any) -> list[Group]:
+    def sample(
+        self, prompts: Any, params: Any, seed: int, progress: Any, ended: Any
+    ) -> list[Group]:
         self.asked.append((len(prompts), seed))
         made = []
         for prompt in prompts:

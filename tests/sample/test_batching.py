@@ -24,6 +24,7 @@ from reason_llm.environments.token_server import Ask, Branch, Session, TokenServ
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group
 from reason_llm.sample import SamplingParams, VllmSampler, in_environment, sampling
+from reason_llm.sample.protocol import unheard
 from reason_llm.sample.vllm_sampler import VllmBatch
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of its own
@@ -127,12 +128,14 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     return environments(AfterAnother, monkeypatch, environment_seconds=60)
 
 
-def in_order(own: Any, sampler: Any, *order: int) -> list[Group]:
+def in_order(
+    own: Any, sampler: Any, *order: int, progress: Any = quiet, ended: Any = unheard
+) -> list[Group]:
     """Three rows' rollouts, each of which goes on when the one before has ended."""
     AfterAnother.ended = defaultdict(threading.Event)
     before = dict(zip(order, (None, *order), strict=False))
     rows = [a_prompt(n, name=n, after=before[n]) for n in range(3)]
-    return in_environment(sampler, own).sample(rows, SamplingParams(2, 200), 7, quiet)
+    return in_environment(sampler, own).sample(rows, SamplingParams(2, 200), 7, progress, ended)
 
 
 def test_who_comes_first_changes_no_token(
@@ -161,6 +164,19 @@ def test_who_comes_first_changes_no_token(
         for each in (group, other):
             check_logprobs(sampler.model, [each], 5e-5)
     assert len(drawn) > 3
+
+
+def test_a_group_is_reported_when_its_rollouts_have_ended(own: Any, sampler: VllmSampler) -> None:
+    """The first one while others are played, and each as it is returned."""
+    events: list[Any] = []
+    groups = in_order(
+        own, sampler, 0, 1, 2,
+        progress=lambda tokens, items: events.append(tokens),
+        ended=lambda *ended: events.append(ended),
+    )  # fmt: skip
+    reported = [each for each in events if isinstance(each, tuple)]
+    assert sorted(reported, key=lambda ended: ended[0]) == list(enumerate(groups))
+    assert any(each for each in events[events.index(reported[0]) :] if isinstance(each, int))
 
 
 # 3. The barrier, and faults

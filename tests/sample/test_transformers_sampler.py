@@ -185,6 +185,22 @@ def test_batching_changes_neither_tokens_nor_order(
             assert x.logprobs == pytest.approx(y.logprobs, abs=1e-4)
 
 
+@pytest.mark.parametrize("cache_tokens", [100, 10**6])
+def test_a_group_is_reported_when_it_ends(
+    model: Model, prompts: list[Prompt], cache_tokens: int
+) -> None:
+    """The last report comes after the last step, and the first one before it."""
+    events: list[Any] = []
+    groups = TransformersSampler(model, cache_tokens).sample(
+        prompts, params(max_new_tokens=40), 5,
+        lambda tokens, items: events.append(None), lambda *ended: events.append(ended),
+    )  # fmt: skip
+    reported = [each for each in events if each is not None]
+    assert sorted(reported, key=lambda ended: ended[0]) == list(enumerate(groups))
+    assert events[-1] is not None
+    assert None in events[events.index(reported[0]) :]
+
+
 def test_seeds(model: Model, prompts: list[Prompt]) -> None:
     sampler = TransformersSampler(model, 10**6)
     first = sampler.sample(prompts, params(), 1, quiet)

@@ -181,6 +181,29 @@ def test_pairs_are_asked_in_both_orders_and_a_judge_of_places_counts_for_nothing
         scored(same, "a", mode="pairwise")
 
 
+@pytest.mark.parametrize(("mode", "texts", "together"), [("score", 128, 64), ("pairwise", 4, 12)])
+def test_questions_are_asked_together_64_at_a_time(
+    mode: str, texts: int, together: int, serve: Callable[[Answer], Server]
+) -> None:
+    """The server answers none before it has so many."""
+    barrier, lock, open_now, most = threading.Barrier(together), threading.Lock(), 0, 0
+
+    def waits(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes:
+        nonlocal open_now, most
+        with lock:
+            open_now += 1
+            most = max(most, open_now)
+        barrier.wait(60)
+        with lock:
+            open_now -= 1
+        return says("Score: 7" if mode == "score" else likes(body))
+
+    answers = [n * "x" for n in range(1, texts + 1)]
+    found = scored(serve(waits), *answers, mode=mode)
+    assert found == pytest.approx([7 / 9] * 128 if mode == "score" else [0, 1 / 3, 2 / 3, 1])
+    assert most == together
+
+
 def test_nothing_is_asked_twice_even_after_a_kill(
     serve: Callable[[Answer], Server], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,7 +284,7 @@ def test_a_judge_that_is_silent_ends_the_step_in_one_line(
     if on_error == "zero":
         assert re.search(r"did not answer \d+ requests in a row; start it, or raise", told)
     assert "\n" not in told
-    assert len(server.asked) <= 3 + 2 * (service.MAX_UNANSWERED + 32)
+    assert len(server.asked) <= 3 + 2 * (service.MAX_UNANSWERED + llm_judge.REQUESTS)
     assert len(cache.read_text().splitlines()) == 3
 
 

@@ -273,6 +273,33 @@ def test_what_trl_s_trainer_gives_beside_columns() -> None:
             scorer.score([asked])
 
 
+def test_groups_that_come_one_by_one_are_scored_as_together() -> None:
+    def counted(completions: Any, log_extra: Any, log_metric: Any) -> Any:
+        log_extra("text", completions)
+        log_metric("hits", len(completions[0]))
+        if "bad" in completions:
+            raise ValueError(completions[0])
+        return [None if text == "none" else len(text) / 10 for text in completions]
+
+    row = {ROW: {"prompt": "x", "columns": {}}}
+    texts = [("\\boxed{3}", "3"), ("none", "\\boxed{4}"), ("a \\boxed{3}", "long \\boxed{3}")]
+    groups = [group(*each, extra=row) for each in texts]
+    specs = ["boxed", {"custom": counted}, "cosine", {"name": "length", "weight": 0.5}]
+    with Scorer(ScoreSection.model_validate({"rewards": specs}), 100) as scorer:
+        together = scorer.score(groups)
+        counts = scorer.take_counts()
+        assert with_means(counts)["logged/hits"] == (9 + 4 + 11) / 3
+        assert scorer.score_as_they_come((n, groups[n]) for n in (2, 0, 1)) == together
+        assert scorer.take_counts() == counts
+        assert scorer.score([]) == []
+        failing = [group("second", "bad", extra=row), group("first", "bad", extra=row)]
+        with pytest.raises(RewardError, match="first"):
+            scorer.score_as_they_come(zip((1, 0), failing, strict=True))
+        with pytest.raises(KeyError):
+            scorer.score_as_they_come((n, groups[{0: 0}[n]]) for n in (0, 1))
+        assert scorer.score(groups) == together
+
+
 def test_log_extra_takes_a_value_for_each_completion_and_few_columns() -> None:
     def short(completions: Any, log_extra: Any) -> Any:
         log_extra("one", completions[:1])

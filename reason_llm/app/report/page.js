@@ -4,7 +4,7 @@ let data = null;
 const COLORS = [0, 1, 2, 3, 4, 5].map((i) => `var(--run-${i})`);
 const PHASES = [
   ["sampling", "var(--run-0)"], ["learning", "var(--run-1)"], ["evaluation", "var(--run-2)"],
-  ["saving", "var(--run-3)"], ["buffer", "var(--run-4)"], ["other", "var(--run-5)"],
+  ["scoring", "var(--clear)"], ["saving", "var(--run-3)"], ["buffer", "var(--run-4)"], ["other", "var(--run-5)"],
 ];
 const number = (value) => shown(value, 3);
 // As the console writes them.
@@ -293,13 +293,12 @@ function phasesOf(run) {
   const value = (key, i) => (run.columns[key] || [])[i + from] || 0;
   const lines = PHASES.map(([name, color]) => ({ label: name, color, steps, kind: "line", values: steps.map((_, i) => (name === "other" ? 0 : value(`time/${name}_seconds`, i))) }));
   const other = lines.at(-1);
-  // Scoring overlaps with the sampling of the next wave; what is left over is its tail and the rest.
   other.values = steps.map((_, i) => Math.max(0, value("time/total_seconds", i) - lines.reduce((sum, line) => sum + line.values[i], 0)));
   return lines.filter((line) => line.values.some((v) => v > 0));
 }
 
 function timeSection() {
-  const section = make("section", {}, make("h2", {}, "Time", make("small", {}, "seconds of each step, by phase; scoring overlaps with sampling")));
+  const section = make("section", {}, make("h2", {}, "Time", make("small", {}, "seconds of each step, by phase; scoring is what was left of it after sampling")));
   for (const [i, run] of data.runs.entries()) {
     const lines = phasesOf(run);
     if (!lines.length || hidden.has(i)) continue;
@@ -312,7 +311,6 @@ function timeSection() {
       bar.append(part);
       legend.append(make("li", {}, swatch(line.color), make("b", {}, line.label), ` ${duration(sums[i])}, ${percent(sums[i] / all)}`));
     });
-    legend.append(make("li", {}, `scoring ${duration(total(run, "time/scoring_seconds"))}`));
     section.append(make("p", { class: "of" }, data.runs.length > 1 ? make("b", {}, ...visible(run.label)) : ""), bar, legend,
       chart({ key: "time", title: "Each step", note: "seconds", format: (value) => shown(value) + " s", lines, stack: true, zero: true, wide: true, height: 140 }), replicasTable(run));
   }
