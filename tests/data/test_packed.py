@@ -7,16 +7,11 @@ import random
 import time
 from pathlib import Path
 
-import orjson
 import pytest
 
-from conftest import TINY
-from reason_llm.config import Config
-from reason_llm.data import cache, kept, render
+from reason_llm.data import cache, render
 from reason_llm.data.packed import Joined, Prompts, Units
 from reason_llm.rollout import Image, Prompt, TokenRow
-from reason_llm.run.start.prepare import prepare
-from reason_llm.run.watch import SILENT
 
 PROMPTS = [
     Prompt(f"a:{n}", "é" * n, tuple(range(n + 1)), str(n), {"level": [n, None]}) for n in range(5)
@@ -133,25 +128,3 @@ def test_what_a_killed_process_left_is_removed(home: Path) -> None:
         os.utime(file, (long_ago, long_ago))
     cache.write(home / "c.order", [], [])
     assert sorted(file.name for file in home.iterdir()) == [".b.rows.8.writing", "c.order"]
-
-
-def test_a_later_start_makes_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "LEAST_BYTES", 1)
-    rows = tmp_path / "rows.jsonl"
-    asked = ({"question": f"What is {n} + 4?", "answer": str(n + 4)} for n in range(9))
-    rows.write_bytes(b"\n".join(map(orjson.dumps, asked)))
-    config = Config.model_validate(
-        {
-            "run": {"name": "a", "directory": str(tmp_path / "runs")},
-            "model": {"path": str(TINY), "dtype": "float32"},
-            "data": {"train": str(rows)},
-            "sample": {"max_new_tokens": 8},
-        }
-    )
-    first = prepare(config, SILENT)
-    made = [*first.data.prompts]
-    with monkeypatch.context() as later:
-        later.setattr(Prompts, "make", None)
-        job = prepare(config, SILENT)
-    assert job.run.identity == first.run.identity
-    assert [*job.data.prompts] == made
