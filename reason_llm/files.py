@@ -110,9 +110,9 @@ def check_writable(folder: Path) -> None:
         raise WriteError(f"{folder} cannot be written: {problem}; choose another place")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` with ``content`` such that a crash at any moment leaves the old or the new
-    content whole.
+def write_atomically(path: Path, content: bytes | Sequence[Any]) -> None:
+    """Replace ``path`` with ``content``, bytes or parts of them, such that a crash at any moment
+    leaves the old or the new content whole.
 
     Raises:
         WriteError: the disk is full, read-only or forbidden; the old content is as it was.
@@ -124,7 +124,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, 0o644), "wb") as file:
-            file.write(content)
+            parts: Sequence[Any] = [content] if isinstance(content, bytes) else content
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -119,7 +119,7 @@ def _lines_of_sets(data: Data) -> list[str]:
 
 
 def _described(title: str, data_set: DataSet) -> list[str]:
-    rows = data_set.rows
+    rows = data_set.units.lengths
     taken = len(data_set.prompts) + len({unit[0].name for unit in data_set.units})
     counts = f"{title}: {data_set.num_rows} rows, {taken} taken"
     if len(rows) > taken:
@@ -128,9 +128,9 @@ def _described(title: str, data_set: DataSet) -> list[str]:
     lines += [f"  {line}" for line in (*data_set.origins, *data_set.readings)]
     lines += [f"  {error}" for error in data_set.skipped]
     for what, lengths in (
-        ("prompt", [len(prompt.token_ids) for prompt in data_set.prompts]),
-        ("row", [len(row.ids) for row in rows]),
-        ("learned", [sum(row.trained) for row in rows]),
+        ("prompt", data_set.prompts.lengths.tolist()),
+        ("row", rows.tolist()),
+        ("learned", [sum(row.trained) for unit in data_set.units for row in unit]),
     ):
         if lengths:
             lines.append(f"  {what} tokens: {_spread(lengths)}")

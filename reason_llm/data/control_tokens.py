@@ -105,6 +105,8 @@ class ControlTokens:
 
     def plain(self, marked: str) -> str:
         """The text, with what its marks stand for."""
+        if OPEN not in marked:
+            return marked
         return _MARK.sub(lambda found: self._names[int(found[1])], marked)
 
     def as_in(self, marked: str, text: str) -> str | None:

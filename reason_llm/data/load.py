@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from reason_llm.data.golds import has_answer
 from reason_llm.data.messages import SYSTEM_ROLES, Messages, holds_images, images_of
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.played import Played, is_played, played_by
-from reason_llm.data.render import Renderer
+from reason_llm.data.render import AT_ONCE, Renderer
 from reason_llm.data.rows import (
     READERS,
     Fault,
@@ -206,10 +207,10 @@ class _SetReader:
     fault: Fault
     extra_columns: Collection[str]
     end_token_ids: Collection[int] = ()
-    evaluated: dict[str, str] = field(default_factory=dict)
-    """Place of each question of a held-out set, by its key."""
-    trained: set[str] = field(default_factory=set)
-    """Keys of the training questions that were kept."""
+    evaluated: dict[bytes, str] = field(default_factory=dict)
+    """Place of each question of a held-out set, by its key's digest."""
+    trained: set[bytes] = field(default_factory=set)
+    """Digests of the keys of the training questions that were kept."""
     contamination: list[tuple[str, str]] = field(default_factory=list)
     """(training row, held-out row) with the same question, those left out included."""
     teacher_prompts: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = field(
@@ -313,7 +314,22 @@ class _SetReader:
                 yield where, row
 
     def render(self, data_set: DataSet, examples: list[Example]) -> None:
-        """Fill the set with the examples' prompts, or rows of tokens."""
+        """Fill the set with the examples' prompts, or rows of tokens; the list is empty then."""
+        examples.reverse()
+        while examples:
+            part = examples[: -AT_ONCE - 1 : -1]
+            del examples[-AT_ONCE:]
+            self._render(data_set, part)
+        if data_set.dropped and not data_set.size:
+            first = f"; the first: {data_set.skipped[0]}" if data_set.skipped else ""
+            self.fault(
+                DataError(
+                    f"{data_set.source}: no row is left; {data_set.left_out}; ask for less{first}"
+                )
+            )
+
+    def _render(self, data_set: DataSet, examples: list[Example]) -> None:
+        """Add the prompts or rows of some examples."""
         asked: dict[tuple[str, str], list[tuple[str, Messages, str]]] = {}
         extras: dict[str, TemplateExtras] = {}
         for each in examples:
@@ -344,13 +360,6 @@ class _SetReader:
                 continue
             if option is not None:
                 data_set.dropped[option] += 1
-        if data_set.dropped and not data_set.size:
-            first = f"; the first: {data_set.skipped[0]}" if data_set.skipped else ""
-            self.fault(
-                DataError(
-                    f"{data_set.source}: no row is left; {data_set.left_out}; ask for less{first}"
-                )
-            )
 
     def _bad_row(self, data_set: DataSet, error: DataError) -> None:
         if data_set.is_training and self.config.data.on_bad_row == "skip":
@@ -399,7 +408,7 @@ class _SetReader:
         asked = OWN_SYSTEM if own and self.renderer.system_prompt is not None else ""
         for each in filter(None, (doubt, asked, self._spelled(example))):
             data_set.doubts.setdefault(each, []).append(where)
-        key = question_key(example)
+        key = blake2b(question_key(example).encode(), digest_size=16).digest()
         if not data_set.is_training:
             self.evaluated.setdefault(key, where)
             return example
@@ -640,7 +649,8 @@ class _SetReader:
         if isinstance(example, Completed) and len(rows) > len(example.completions):
             data_set.doubts.setdefault(TURN_BY_TURN, []).append(example.where)
         is_pair = data_set.form == "preferences"
-        data_set.units += [rows] if is_pair else [(row,) for row in rows]
+        for unit in [rows] if is_pair else [(row,) for row in rows]:
+            data_set.units.append(unit)
         return None
 
 

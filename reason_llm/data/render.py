@@ -6,8 +6,10 @@ limit on its time and on the length of its text. Not limited: the memory of a si
 """
 
 import hashlib
+import logging
 import random
 import re
+import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +19,9 @@ from functools import lru_cache
 from math import floor
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from reason_llm.data import cache
 from reason_llm.data.control_tokens import (
     OPEN,
     TALK,
@@ -29,10 +34,12 @@ from reason_llm.data.forms import NO_EXTRAS, TemplateExtras
 from reason_llm.data.messages import IMAGE_MARK, SYSTEM_ROLES, Messages, with_image_parts
 from reason_llm.data.templates import ChatTemplate, date_argument
 from reason_llm.data.tools import Call, calls_of
-from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.errors import ConfigError, DataError, ReasonError, one_line
 from reason_llm.files import Panic, without_panics
 from reason_llm.rollout import Prompt
 from reason_llm.workers import within
+
+logger = logging.getLogger(__name__)
 
 RENDER_SECONDS = 10.0
 """Seconds for one conversation, and for those rendered at once."""
@@ -57,6 +64,8 @@ _ANSWERS = {
 MOST_MARKS = 600
 """Most ``<`` in an answer whose calls are read by a family: its patterns backtrack, with the cube
 of the tags that are left open."""
+LEAST_CACHED = 1 << 16
+"""Size of a set from which its order is read from the cache's folder."""
 ANCHORS = ("", "\n", ".")
 """Texts before a part of a text that is tokenised alone: some tokenizers put a space before the
 first word."""
@@ -666,16 +675,41 @@ def order(
 
 
 @lru_cache(maxsize=32)
-def _permutation(size: int, seed: str) -> "array[int]":
+def _permutation(size: int, seed: str) -> Sequence[int]:
+    """The shuffled numbers below ``size``; long ones are read from the cache's folder."""
+    if size < LEAST_CACHED:
+        return _shuffled(size, seed)
+    described = [size, seed, [*sys.version_info[:2]]]
+    name = hashlib.sha256(orjson.dumps(described)).hexdigest()
+    path = cache.folder() / f"{name}.order"
+    try:
+        found, (numbers,) = cache.read(path)
+        if found == described:
+            return numbers.cast("i")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        logger.warning("%s is damaged (%s) and is written again", path, one_line(error)[:100])
+    shuffled = _shuffled(size, seed)
+    try:
+        cache.write(path, described, [shuffled])
+    except (OSError, ReasonError) as error:
+        logger.warning("the order is not kept for later starts: %s", one_line(error)[:200])
+    return shuffled
+
+
+def _shuffled(size: int, seed: str) -> "array[int]":
     permutation = list(range(size))
     random.Random(seed).shuffle(permutation)
-    return array("q", permutation)
+    return array("i", permutation)
 
 
 def _turn(weights: Sequence[float], position: int) -> tuple[int, int]:
     """Index of the set at this position, and number of its earlier turns: of the first ``p``
     positions the first set has ``floor(p * share)``, and what it leaves is shared out among the
     others likewise. Fractions, since a rounded product could grow by 2."""
+    if len(weights) == 1:
+        return 0, position
     rest = sum(map(Fraction, weights))
     for number, weight in enumerate(weights):
         share = Fraction(weight) / rest

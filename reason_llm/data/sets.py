@@ -1,16 +1,21 @@
 """Sets of data, everything that a run loads, and when two rows ask the same."""
 
+import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from typing import Any
+
+import orjson
 
 from reason_llm.data.forms import Example, TextDocument
 from reason_llm.data.messages import images_of
+from reason_llm.data.packed import Joined, Prompts, Units
 from reason_llm.data.rows import shared_gym_tasks
+from reason_llm.data.token_rows import NUM_ROWS_CHECKED
 from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
 
@@ -48,9 +53,9 @@ class DataSet:
     """Rows that may mean something else than it seems, by the reason."""
     origins: dict[str, None] = field(default_factory=dict)
     """Columns of the sides of preferences; a line for each way that the rows have."""
-    prompts: list[Prompt] = field(default_factory=list)
+    prompts: Prompts = field(default_factory=Prompts)
     """The prompts, of sets of the forms problems and prompts."""
-    units: list[tuple[TokenRow, ...]] = field(default_factory=list)
+    units: Units = field(default_factory=Units)
     """Of the other forms: one row each, of preferences the chosen and the rejected one."""
     images: Any = None
     """Reader of the rows' images (``reason_llm.images``); None where no row has one."""
@@ -118,6 +123,9 @@ class Data:
     """(training row, held-out row) with the same question, those left out included."""
     teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     """With teacher.prompt, the teacher's prompt for each training prompt; both as token ids."""
+    digests: tuple[str, str | None] = ("", None)
+    """Digests of the training sets: token ids, answers and values; and the columns that rewards
+    read, None without any. Empty unless ``load_kept`` read the data."""
 
     @property
     def images(self) -> Any:
@@ -127,18 +135,14 @@ class Data:
         return next((each.images for each in sets if each.images is not None), None)
 
     @property
-    def prompts(self) -> list[Prompt]:
+    def prompts(self) -> Sequence[Prompt]:
         """Prompts of all training sets, one set after the other."""
-        if len(self.training) == 1:  # as it is, made when asked for
-            return self.training[0].prompts
-        return [prompt for data_set in self.training for prompt in data_set.prompts]
+        return Joined([data_set.prompts for data_set in self.training])
 
     @property
-    def units(self) -> list[tuple[TokenRow, ...]]:
+    def units(self) -> Sequence[tuple[TokenRow, ...]]:
         """Units of all training sets, one set after the other."""
-        if len(self.training) == 1:  # as it is, made when asked for
-            return self.training[0].units
-        return [unit for data_set in self.training for unit in data_set.units]
+        return Joined([data_set.units for data_set in self.training])
 
     @property
     def sizes(self) -> list[int]:
@@ -146,19 +150,33 @@ class Data:
         return [data_set.size for data_set in self.training]
 
     @property
-    def held_out_prompts(self) -> list[Prompt]:
+    def held_out_prompts(self) -> Sequence[Prompt]:
         """Prompts of all held-out sets."""
-        return [prompt for data_set in self.held_out for prompt in data_set.prompts]
+        return Joined([data_set.prompts for data_set in self.held_out])
 
     @property
     def imitated(self) -> list[TokenRow]:
-        """Rows that a policy learns to write: chosen sides, and labels that are not bad."""
-        return [
+        """The first rows that a policy learns to write: chosen sides, and labels that are not
+        bad."""
+        rows = (
             unit[0]
             for data_set in self.training
             for unit in data_set.units
             if data_set.form != "labels" or unit[0].value >= 0
-        ]
+        )
+        return list(islice(rows, NUM_ROWS_CHECKED))
+
+    def with_digests(self) -> "Data":
+        """The data with ``digests``."""
+        prompts, columns = hashlib.sha256(), hashlib.sha256()
+        for part in _json_list(map(_json_of_set, self.training)):
+            prompts.update(part)
+        extras = (_json_list([orjson.dumps(p.extra)] for p in s.prompts) for s in self.training)
+        for part in _json_list(extras):
+            columns.update(part)
+        has_columns = any(prompt.extra for prompt in self.prompts)
+        column_digest = columns.hexdigest()[:16] if has_columns else None
+        return replace(self, digests=(prompts.hexdigest()[:16], column_digest))
 
     def notes(self) -> list[str]:
         """Lines for each set from which rows were dropped or whose columns are ignored, and of
@@ -172,7 +190,8 @@ class Data:
             for each in held_out
             if each.share is not None
         ]
-        labels = {row.value for each in self.training if each.form == "labels" for row in each.rows}
+        sets = [each for each in self.training if each.form == "labels"]
+        labels = {value for each in sets for value in set(each.units.values)}
         if len(labels) == 1:
             kind = "good" if labels == {1.0} else "bad"
             lines.append(f"all {sum(self.sizes)} rows are labelled {kind}; KTO needs good and bad")
@@ -191,6 +210,27 @@ class Data:
             f"training rows with questions of an evaluation set: {len(self.contamination)}, such "
             f"as {ours}, which asks the same as {theirs}; set data.contamination to drop or ignore"
         )
+
+
+def _json_list(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """A JSON list, in parts, of items in parts."""
+    yield b"["
+    for number, item in enumerate(items):
+        if number:
+            yield b","
+        yield from item
+    yield b"]"
+
+
+def _json_of_set(data_set: DataSet) -> Iterator[bytes]:
+    """What of a set decides that a run resumes with the same rows, as JSON in parts."""
+    asked = ([orjson.dumps((each.token_ids, each.answer))] for each in data_set.prompts)
+    rows = (
+        [orjson.dumps((row.ids, sum(row.trained), row.value, *(i.sha256 for i in row.images)))]
+        for unit in data_set.units
+        for row in unit
+    )
+    return _json_list([_json_list(asked), _json_list(rows)])
 
 
 def _rows(count: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import TINY
 from reason_llm.config import Config
-from reason_llm.data import Data, kept, load_data, load_evaluation, load_kept
+from reason_llm.data import Data, cache, kept, load_data, load_evaluation, load_kept
 from reason_llm.errors import DataError
 from reason_llm.model import base
 from reason_llm.rollout import ROW
@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache's folder; small files are kept, too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kept, "LEAST_BYTES", 1)
-    return kept.folder()
+    return cache.folder()
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_rows_of_user_code_are_never_kept(
 def test_the_folder_is_bounded(
     asked: Callable[..., Config], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "MOST_FILES", 2)
+    monkeypatch.setattr(cache, "MOST_FILES", 2)
     lines: list[str] = []
     for count in (10, 20, 30):
         load(asked(ROWS[:count]), lines)

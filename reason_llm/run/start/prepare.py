@@ -3,12 +3,11 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from reason_llm.config import Config
-from reason_llm.data import Data, prompt_tokens
+from reason_llm.data import Data
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, move_aside, read_object, write_atomically
 from reason_llm.model import adapters
@@ -163,14 +162,14 @@ def _check_labels(config: Config, data: Data) -> None:
     Raises:
         DataError: the held-out rows are one alone, which has no other to be compared with.
     """
-    if data.held_out_rows is not None and len(data.held_out_rows.rows) == 1:
+    if data.held_out_rows is not None and len(data.held_out_rows.units.values) == 1:
         raise DataError(
             f"eval.rows={config.eval.rows} holds one row, and {config.preference.name} compares "
             "each row with another one; add a row, or leave eval.rows out"
         )
     row, good, bad = config.preference.row(), 0.0, 0.0
     for each, weight in zip(data.training, data.weights, strict=True):
-        share = sum(token_row.value > 0 for token_row in each.rows) / len(each.rows)
+        share = float((each.units.values > 0).mean())
         good, bad = good + weight * share, bad + weight * (1 - share)
     if not (good and bad):
         return  # the line on the rows says so
@@ -192,17 +191,13 @@ def _plan(subject: Subject, data: Data) -> Plan:
             such rows do not fit into the context.
     """
     config, context = subject.config, subject.context_tokens
-    longest = max((len(p.token_ids) for p in chain(data.prompts, data.held_out_prompts)), default=0)
+    longest = max(each.prompts.lengths.max(initial=0) for each in [*data.training, *data.held_out])
     sets = [*data.training, *([data.held_out_rows] if data.held_out_rows else [])]
     mixes = config.stage == "preference" and not config.learns_pairs
-    longest_row = asked = answer = 0
-    for row in (row for each in sets for unit in each.units for row in unit):
-        longest_row = max(longest_row, len(row.ids))
-        if mixes:
-            prompt = prompt_tokens(row)
-            asked, answer = max(asked, prompt), max(answer, len(row.ids) - prompt)
+    longest_row = max(each.units.lengths.max(initial=0) for each in sets)
     if mixes:
-        mixed = asked + answer
+        asked = max(each.units.asked.max(initial=0) for each in sets)
+        mixed = asked + max((each.units.lengths - each.units.asked).max(initial=0) for each in sets)
         if mixed > context:
             raise DataError(
                 "kto passes each prompt with the completion of another row, and the longest of "
@@ -213,4 +208,4 @@ def _plan(subject: Subject, data: Data) -> Plan:
     if data.teacher_prompts:  # the student's answer to each
         of_teacher = max(len(prompt) for prompt in data.teacher_prompts.values())
         longest_row = of_teacher + config.sample.max_new_tokens
-    return subject.plan(longest, config.learns, longest_row, outside=outside_models)
+    return subject.plan(int(longest), config.learns, int(longest_row), outside=outside_models)

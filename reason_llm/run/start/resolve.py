@@ -251,19 +251,6 @@ def _identity(
 ) -> dict[str, Any]:
     """The config, with the digests of what it names whose values count throughout the run;
     ``reading`` is what ``_reading`` gives."""
-    prompts, columns = list[Any](), list[list[Any]]()
-    for data_set in data.training:
-        asked, extra = list[Any](), list[Any]()
-        for prompt in data_set.prompts:
-            asked.append((prompt.token_ids, prompt.answer))
-            extra.append(prompt.extra)
-        rows = [
-            (row.ids, sum(row.trained), row.value, *(each.sha256 for each in row.images))
-            for unit in data_set.units
-            for row in unit
-        ]
-        prompts.append([asked, rows])
-        columns.append(extra)
     sources = [source.source for source in config.data.sources]
     digests: dict[str, Any] = {
         **reading,
@@ -271,7 +258,8 @@ def _identity(
         "score.custom_sha256": own_sources(
             config.score.rewards, config.sample.environment, sources
         ),
-        "data.prompts_sha256": _sha256(prompts),
+        "data.prompts_sha256": data.digests[0],
+        "data.columns_sha256": data.digests[1],
     }
     if start is not None:
         named, found = config.model.start, [start]
@@ -283,8 +271,6 @@ def _identity(
         for name, digest in reader.digests().items():
             several = isinstance(digest, dict)
             digests[name] = {**digests.get(name, {}), **digest} if several else digest
-    if any(map(any, columns)):
-        digests["data.columns_sha256"] = _sha256(columns)
     if saved:  # step by step: the folder may grow meanwhile, but may not lose its first file
         digests["run.first_buffer"] = saved[0].name
     identity = config.model_dump(mode="json")
