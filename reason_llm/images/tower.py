@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from reason_llm.model import PlacedRow
-from reason_llm.rollout import Image
-
-MOST_BYTES = 2 << 30
-"""Features that stay in host memory; the image that was passed longest ago is dropped first."""
+from reason_llm.model.sizes import MOST_FEATURE_BYTES
+from reason_llm.rollout import Image, Prompt
 
 
 class Tower:
@@ -49,7 +47,7 @@ class Tower:
         found = tuple(piece.cpu() for piece in pieces)
         self._known[image.sha256] = found
         self._bytes += sum(map(_bytes_of, found))
-        while self._bytes > MOST_BYTES and len(self._known) > 1:
+        while self._bytes > MOST_FEATURE_BYTES and len(self._known) > 1:
             self._bytes -= sum(map(_bytes_of, self._known.popitem(last=False)[1]))
         return found
 
@@ -60,6 +58,30 @@ class Tower:
     def shift(self, images: Sequence[Image]) -> int:
         """Position of a token after these images, less its place in the row."""
         return sum(max(image.grid) // self.merge - image.length for image in images)
+
+    def request(self, prompt: Prompt) -> Any:
+        """vLLM's input for a prompt: its ids with the pixels, digests and places of its images. So
+        vLLM neither prepares an image nor expands a token once more, takes image tokens at other
+        places for text, and tells prompts with equal ids apart."""
+        from transformers import BatchFeature
+        from vllm.inputs import mm_input
+        from vllm.multimodal.inputs import (
+            MultiModalFieldConfig,
+            MultiModalKwargsItems,
+            PlaceholderRange,
+        )
+
+        pixels, grids = map(torch.cat, zip(*map(self._pixels, prompt.images), strict=True))
+        items = MultiModalKwargsItems.from_hf_inputs(
+            BatchFeature({"pixel_values": pixels, "image_grid_thw": grids}),
+            {
+                "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
+                "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+            },
+        )
+        places = [PlaceholderRange(offset=i.start, length=i.length) for i in prompt.images]
+        digests = [each.sha256 for each in prompt.images]
+        return mm_input(list(prompt.token_ids), items, {"image": digests}, {"image": places})
 
 
 @dataclass(frozen=True, slots=True)

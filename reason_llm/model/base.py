@@ -86,6 +86,9 @@ class Tower(Protocol):
     def shift(self, images: Sequence[Image]) -> int:
         """Position of a token after these images, less its place in the row."""
 
+    def request(self, prompt: Prompt) -> Any:
+        """vLLM's input for a prompt with images."""
+
 
 class Images(Protocol):
     """Interface of the images of a run's data."""
@@ -171,7 +174,9 @@ class Model:
             else:
                 described = read_config(config.path)
                 self.engine = engine.start(config.path, dtype, sizes, seed)
-                loaded = shared_weights.model_over(self.engine, described, dtype, config.attention)
+                loaded = shared_weights.model_over(
+                    self.engine, described, dtype, config.attention, images is not None
+                )
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
             _disable_dropout(loaded)

@@ -78,8 +78,18 @@ class VllmSampler:
         """Number of all prompts: vLLM queues what does not fit."""
         return len(prompts)
 
+    def _request(self, prompt: Prompt) -> Any:
+        """vLLM's input: ids that it takes as they are."""
+        from vllm.inputs import tokens_input
+
+        tower = self.model.tower
+        if tower is None or not prompt.images:
+            return tokens_input(list(prompt.token_ids))
+        return tower.request(prompt)
+
     def _vllm_params(self, params: SamplingParams, seed: int) -> Any:
         from vllm import SamplingParams as VllmParams
+        from vllm.sampling_params import RequestOutputKind
 
         return VllmParams(
             n=params.num_completions,
@@ -96,6 +106,7 @@ class VllmSampler:
             detokenize=bool(params.stop),
             skip_special_tokens=False,
             spaces_between_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
     def _completion(self, choice: Any) -> Completion:
@@ -123,11 +134,12 @@ class VllmBatch:
         self, key: Any, prompt: Prompt, params: SamplingParams, seed: int, fixed: bool = False
     ) -> None:
         """Add a request, at any time; each has its seed, fixed or not."""
-        (name,) = self._llm.enqueue(
-            [{"prompt_token_ids": list(prompt.token_ids)}],
-            [self._sampler._vllm_params(params, seed)],
-            lora_request=self._sampler.sync.request,
-            use_tqdm=False,
+        sampler = self._sampler
+        name = self._llm.llm_engine.add_request(
+            str(next(self._llm.request_counter)),
+            sampler._request(prompt),
+            sampler._vllm_params(params, seed),
+            lora_request=sampler.sync.request,
         )
         self.keys[key], self._by_number[name.partition("-")[0]] = name, key
 
