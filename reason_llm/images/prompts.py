@@ -21,7 +21,7 @@ from reason_llm.rollout import IMAGES, Image, Prompt, TokenRow
 if TYPE_CHECKING:
     from reason_llm.images.tower import Tower
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("qwen2_5_vl", "qwen3_5", "qwen3_vl")
 """Families whose images are read, by ``model_type``."""
 BOTH_WAYS = ("gemma3", "gemma4")
 """Families whose image tokens attend to each other in both directions."""
@@ -68,7 +68,7 @@ class Images:
         # In flight: a few vectors of a layer of the tower, and the pixels.
         vectors = 8 * tower.hidden_size + 2 * tower.intermediate_size
         values = 3 * tower.temporal_patch_size * tower.patch_size**2
-        layers = len(getattr(tower, "deepstack_visual_indexes", ()))
+        layers = len(getattr(tower, "deepstack_visual_indexes", None) or ())
         return ImageSizes(
             weights=self._weights,
             most_tokens=max(lengths, default=1),

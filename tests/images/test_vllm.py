@@ -125,7 +125,9 @@ def test_two_images_of_one_size_are_two_prompts(opened: tuple[Model, Data]) -> N
     assert found[0] == found[2] != found[1]
 
 
-@pytest.mark.parametrize(("family", "quantize"), [("qwen2_5_vl", "none"), ("qwen3_vl", "nf4")])
+@pytest.mark.parametrize(
+    ("family", "quantize"), [("qwen2_5_vl", "none"), ("qwen3_5", "none"), ("qwen3_vl", "nf4")]
+)
 def test_two_steps_of_grpo(family: str, quantize: str, tmp_path: Path) -> None:
     make_model(tmp_path / "model", family)
     make_digits.write_images(tmp_path, "train", 8, random.Random(0))

@@ -71,7 +71,9 @@ def model_over(
             attn_implementation=attention_for(config, asked),
             trust_remote_code=False,
         )
-    (model if is_whole else multimodal.drop_towers(model)).tie_weights()  # which came untied
+    if not is_whole:
+        multimodal.drop_towers(model)
+    model.tie_weights()  # init_empty_weights unties
     named = vllm_names(engine.module)
     theirs = dict(engine.module.named_modules(remove_duplicate=False))
     packed: dict[str, list[str]] = {}
