@@ -15,7 +15,7 @@ from reason_llm.config import Config, ModelSection
 from reason_llm.data import Example, Row
 from reason_llm.errors import ConfigError, DataError, ModelError
 from reason_llm.images.files import Picture, pictures_of, placed
-from reason_llm.model.sizes import ImageSizes
+from reason_llm.model import ImageSizes
 from reason_llm.rollout import IMAGES, Image, Prompt, TokenRow
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reason_llm.model import PlacedRow
-from reason_llm.model.sizes import MOST_FEATURE_BYTES
-from reason_llm.rollout import Image, Prompt
+from reason_llm.model import MOST_FEATURE_BYTES, PlacedRow
+from reason_llm.rollout import Image
 
 
 class Tower:
@@ -25,7 +24,7 @@ class Tower:
     """
 
     def __init__(self, pixels: Callable[[Image], tuple[Tensor, Tensor]], base: Any) -> None:
-        self._pixels = pixels
+        self.pixels = pixels
         self._model = base.model
         self._embed = base.get_input_embeddings()
         self.merge = int(base.config.vision_config.spatial_merge_size)
@@ -40,7 +39,7 @@ class Tower:
         if (known := self._known.get(image.sha256)) is not None:
             self._known.move_to_end(image.sha256)
             return known
-        pixels, grid = (each.to(self._embed.weight.device) for each in self._pixels(image))
+        pixels, grid = (each.to(self._embed.weight.device) for each in self.pixels(image))
         output = self._model.get_image_features(pixels, grid, return_dict=True)
         layers = getattr(output, "deepstack_features", None) or []
         pieces = (piece for layer in (output.pooler_output, *layers) for piece in layer)
@@ -58,30 +57,6 @@ class Tower:
     def shift(self, images: Sequence[Image]) -> int:
         """Position of a token after these images, less its place in the row."""
         return sum(max(image.grid) // self.merge - image.length for image in images)
-
-    def request(self, prompt: Prompt) -> Any:
-        """vLLM's input for a prompt: its ids with the pixels, digests and places of its images. So
-        vLLM neither prepares an image nor expands a token once more, takes image tokens at other
-        places for text, and tells prompts with equal ids apart."""
-        from transformers import BatchFeature
-        from vllm.inputs import mm_input
-        from vllm.multimodal.inputs import (
-            MultiModalFieldConfig,
-            MultiModalKwargsItems,
-            PlaceholderRange,
-        )
-
-        pixels, grids = map(torch.cat, zip(*map(self._pixels, prompt.images), strict=True))
-        items = MultiModalKwargsItems.from_hf_inputs(
-            BatchFeature({"pixel_values": pixels, "image_grid_thw": grids}),
-            {
-                "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
-                "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-            },
-        )
-        places = [PlaceholderRange(offset=i.start, length=i.length) for i in prompt.images]
-        digests = [each.sha256 for each in prompt.images]
-        return mm_input(list(prompt.token_ids), items, {"image": digests}, {"image": places})
 
 
 @dataclass(frozen=True, slots=True)

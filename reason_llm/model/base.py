@@ -86,8 +86,8 @@ class Tower(Protocol):
     def shift(self, images: Sequence[Image]) -> int:
         """Position of a token after these images, less its place in the row."""
 
-    def request(self, prompt: Prompt) -> Any:
-        """vLLM's input for a prompt with images."""
+    def pixels(self, image: Image) -> tuple[Tensor, Tensor]:
+        """The patches (N, values of a patch) of an image and its grid (1, 3)."""
 
 
 class Images(Protocol):
