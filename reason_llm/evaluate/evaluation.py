@@ -138,11 +138,13 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         sets = load_evaluation(
             config, subject.tokenizer, subject.context_tokens, scorer.columns, answers,
         )  # fmt: skip
+        images = None
         for each in sets:
             if each.images is not None:
                 each.images.check(config)
+                images = each.images.sizes
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
-        plan = subject.plan(longest, learns=False)
+        plan = subject.plan(longest, learns=False, images=images)
         renderer = renderer_of(config, subject.tokenizer)
         played = environments_of(config, renderer, subject.context_tokens)
         stages.append(_Stage(config, targets, subject.tokenizer, sets, plan, played))

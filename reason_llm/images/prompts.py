@@ -6,6 +6,7 @@ A template writes one token for an image. The record has as many of it as the im
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,13 @@ from reason_llm.config import Config, ModelSection
 from reason_llm.data import Example, Row
 from reason_llm.errors import ConfigError, DataError, ModelError
 from reason_llm.images.files import Picture, pictures_of, placed
+from reason_llm.model import ImageSizes
 from reason_llm.rollout import IMAGES, Image, Prompt, TokenRow
 
 if TYPE_CHECKING:
     from reason_llm.images.tower import Tower
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("qwen2_5_vl", "qwen3_5", "qwen3_vl")
 """Families whose images are read, by ``model_type``."""
 BOTH_WAYS = ("gemma3", "gemma4")
 """Families whose image tokens attend to each other in both directions."""
@@ -47,19 +49,44 @@ class Images:
             # Pillow's form needs no torchvision, and has the same pixels wherever it runs.
             self._processor = Qwen2VLImageProcessorPil.from_pretrained(path)
         self._pictures: dict[str, Picture] = {}
+        self._lengths: dict[str, int] = {}
+        self._most_images = 0
 
     @property
     def line(self) -> str:
         """What the start of a run says."""
+        return (
+            f"images: {len(self._pictures):,} in the data; the {self._weights / 1e6:,.1f} million "
+            "weights that read them are frozen"
+        )
+
+    @property
+    def sizes(self) -> ImageSizes:
+        """What the memory plan counts of the images that prompts and rows have so far."""
+        tower, lengths = self._tower_config, self._lengths.values()
+        patches = tower.spatial_merge_size**2
+        # In flight: a few vectors of a layer of the tower, and the pixels.
+        vectors = 8 * tower.hidden_size + 2 * tower.intermediate_size
+        values = 3 * tower.temporal_patch_size * tower.patch_size**2
+        layers = len(getattr(tower, "deepstack_visual_indexes", None) or ())
+        return ImageSizes(
+            weights=self._weights,
+            most_tokens=max(lengths, default=1),
+            most_images=self._most_images,
+            all_tokens=sum(lengths),
+            token_pixels=patches * tower.patch_size**2,
+            features=(1 + layers) * tower.out_hidden_size,
+            passing=patches * (vectors + 2 * values),
+        )
+
+    @cached_property
+    def _weights(self) -> int:
+        """Number of weights of the part that reads images."""
         from transformers import AutoModel
 
         with torch.device("meta"):
             tower = AutoModel.from_config(self._tower_config, trust_remote_code=False)
-        count = sum(each.numel() for each in tower.parameters())
-        return (
-            f"images: {len(self._pictures):,} in the data; the {count / 1e6:,.1f} million weights "
-            "that read them are frozen, and the memory plan leaves them out"
-        )
+        return sum(each.numel() for each in tower.parameters())
 
     def tower(self, base: Any) -> "Tower":
         """The part of the whole model that reads images."""
@@ -140,6 +167,8 @@ class Images:
             length = grid[0] * grid[1] * grid[2] // self._processor.merge_size**2
             images.append(Image(picture.sha256, picture.path, grid, len(found), length))
             found += [token] * length
+            self._lengths[picture.sha256] = length
+        self._most_images = max(self._most_images, count)
         return tuple(found), tuple(images)
 
     def _grid(self, picture: Picture) -> tuple[int, int, int]:
@@ -157,8 +186,6 @@ class Images:
 def _contradictions(config: Config, is_alone: bool) -> Iterator[tuple[str, str]]:
     """Options that do not go with images, and what to set them to."""
     sample, teacher = config.sample, config.teacher
-    if config.judges_answers and sample.engine == "vllm":
-        yield "sample.engine=vllm", "set it to transformers"
     if sample.environment is not None:
         yield f"sample.environment={sample.environment}", "leave it out"
     if config.stage == "preference" and not config.learns_pairs:

@@ -11,11 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reason_llm.model import PlacedRow
+from reason_llm.model import MOST_FEATURE_BYTES, PlacedRow
 from reason_llm.rollout import Image
-
-MOST_BYTES = 2 << 30
-"""Features that stay in host memory; the image that was passed longest ago is dropped first."""
 
 
 class Tower:
@@ -27,7 +24,7 @@ class Tower:
     """
 
     def __init__(self, pixels: Callable[[Image], tuple[Tensor, Tensor]], base: Any) -> None:
-        self._pixels = pixels
+        self.pixels = pixels
         self._model = base.model
         self._embed = base.get_input_embeddings()
         self.merge = int(base.config.vision_config.spatial_merge_size)
@@ -42,14 +39,14 @@ class Tower:
         if (known := self._known.get(image.sha256)) is not None:
             self._known.move_to_end(image.sha256)
             return known
-        pixels, grid = (each.to(self._embed.weight.device) for each in self._pixels(image))
+        pixels, grid = (each.to(self._embed.weight.device) for each in self.pixels(image))
         output = self._model.get_image_features(pixels, grid, return_dict=True)
         layers = getattr(output, "deepstack_features", None) or []
         pieces = (piece for layer in (output.pooler_output, *layers) for piece in layer)
         found = tuple(piece.cpu() for piece in pieces)
         self._known[image.sha256] = found
         self._bytes += sum(map(_bytes_of, found))
-        while self._bytes > MOST_BYTES and len(self._known) > 1:
+        while self._bytes > MOST_FEATURE_BYTES and len(self._known) > 1:
             self._bytes -= sum(map(_bytes_of, self._known.popitem(last=False)[1]))
         return found
 

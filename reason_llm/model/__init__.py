@@ -4,7 +4,7 @@ first use, so that a plan needs no PyTorch."""
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.model.sizes import chunk_bytes, most_keys
+from reason_llm.model.sizes import MOST_FEATURE_BYTES, ImageSizes, chunk_bytes, most_keys
 
 if TYPE_CHECKING:
     from reason_llm.model import offload, recompute
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from reason_llm.model.sequence_classifier import SequenceClassifier
 
 __all__ = [
+    "MOST_FEATURE_BYTES",
     "Datum",
+    "ImageSizes",
     "Model",
     "PlacedRow",
     "Role",

@@ -87,6 +87,9 @@ class Tower(Protocol):
     def shift(self, images: Sequence[Image]) -> int:
         """Position of a token after these images, less its place in the row."""
 
+    def pixels(self, image: Image) -> tuple[Tensor, Tensor]:
+        """The patches (N, values of a patch) of an image and its grid (1, 3)."""
+
 
 class Images(Protocol):
     """Interface of the images of a run's data."""
@@ -178,7 +181,9 @@ class Model:
                 described = positions.extend(read_config(config.path), config.context_tokens)
                 extend = partial(positions.extend, tokens=config.context_tokens)
                 self.engine = engine.start(config.path, dtype, sizes, seed, extend)
-                loaded = shared_weights.model_over(self.engine, described, dtype, config.attention)
+                loaded = shared_weights.model_over(
+                    self.engine, described, dtype, config.attention, images is not None
+                )
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
             _disable_dropout(loaded)

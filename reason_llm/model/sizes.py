@@ -12,6 +12,9 @@ TILE_TOKENS = {"cpu": 2048, "cuda": 4096}
 speed. A weight in NF4 is unpacked for each tile."""
 BLOCK_ELEMENTS = 64
 """Number of weights that share one scale."""
+MOST_FEATURE_BYTES = 2 << 30
+"""Features of images that stay in host memory; the image that was passed longest ago is dropped
+first."""
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as max_lora_rank."""
 
@@ -19,6 +22,26 @@ MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def most_keys(tokens: int) -> int:
     """Gathered keys of a micro-batch that may have so many tokens."""
     return max(tokens, min(MOST_KEYS_PER_TOKEN * tokens, MOST_KEYS))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSizes:
+    """Sizes of a run's images, and of the part of the model that reads them."""
+
+    weights: int
+    """Parameters of that part."""
+    most_tokens: int
+    """Tokens of the largest image."""
+    most_images: int
+    """Images of one prompt at most."""
+    all_tokens: int
+    """Tokens of all different images together."""
+    token_pixels: int
+    """Pixels of one token."""
+    features: int
+    """Elements of the features of one token."""
+    passing: int
+    """Elements per token while an image passes, its pixels among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +61,8 @@ class EngineSizes:
     """Tokens of one forward pass at most; None: vLLM's own choice."""
     beside_kv_bytes: int = 0
     """Weights and workspace, for an engine that takes the total (Unsloth's)."""
+    images: ImageSizes | None = None
+    """None: vLLM loads no part that reads images."""
 
 
 def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False) -> int:

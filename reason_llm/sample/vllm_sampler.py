@@ -86,8 +86,35 @@ class VllmSampler:
         """Number of all prompts: vLLM queues what does not fit."""
         return len(prompts)
 
+    def _request(self, prompt: Prompt) -> Any:
+        """vLLM's input: ids that it takes as they are, with the pixels, digests and places of the
+        prompt's images. So vLLM neither prepares an image nor expands a token once more, takes
+        image tokens at other places for text, and tells prompts with equal ids apart."""
+        from vllm.inputs import mm_input, tokens_input
+        from vllm.multimodal.inputs import (
+            MultiModalFieldConfig,
+            MultiModalKwargsItems,
+            PlaceholderRange,
+        )
+
+        ids, images, tower = list(prompt.token_ids), prompt.images, self.model.tower
+        if tower is None or not images:
+            return tokens_input(ids)
+        pixels, grids = map(torch.cat, zip(*map(tower.pixels, images), strict=True))
+        fields = {
+            "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
+            "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+        }
+        items = MultiModalKwargsItems.from_hf_inputs(
+            {"pixel_values": pixels, "image_grid_thw": grids}, fields
+        )
+        places = [PlaceholderRange(offset=each.start, length=each.length) for each in images]
+        digests = [each.sha256 for each in images]
+        return mm_input(ids, items, {"image": digests}, {"image": places})
+
     def _vllm_params(self, params: SamplingParams, seed: int) -> Any:
         from vllm import SamplingParams as VllmParams
+        from vllm.sampling_params import RequestOutputKind
 
         return VllmParams(
             n=params.num_completions,
@@ -104,6 +131,7 @@ class VllmSampler:
             detokenize=bool(params.stop),
             skip_special_tokens=False,
             spaces_between_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
     def _completion(self, choice: Any) -> Completion:
@@ -131,11 +159,12 @@ class VllmBatch:
         self, key: Any, prompt: Prompt, params: SamplingParams, seed: int, fixed: bool = False
     ) -> None:
         """Add a request, at any time; each has its seed, fixed or not."""
-        (name,) = self._llm.enqueue(
-            [{"prompt_token_ids": list(prompt.token_ids)}],
-            [self._sampler._vllm_params(params, seed)],
-            lora_request=self._sampler.sync.request,
-            use_tqdm=False,
+        sampler = self._sampler
+        name = self._llm.llm_engine.add_request(
+            str(next(self._llm.request_counter)),
+            sampler._request(prompt),
+            sampler._vllm_params(params, seed),
+            lora_request=sampler.sync.request,
         )
         self.keys[key], self._by_number[name.partition("-")[0]] = name, key
 

@@ -18,15 +18,17 @@ SOURCE_BYTES = 16 * MIB
 ROOTS = ("vllm", "vllm_bnb_plugin", "bitsandbytes", "unsloth", "unsloth_zoo", "trl")
 REACHED = {
     "vllm.entrypoints.llm.LLM": "llm_engine apply_model collective_rpc sleep wake_up "
-    "release_kv_cache_memory reset_prefix_cache generate enqueue",
+    "release_kv_cache_memory reset_prefix_cache generate request_counter",
     "vllm.engine.arg_utils.EngineArgs": "model trust_remote_code dtype quantization seed "
     "max_model_len max_num_seqs max_num_batched_tokens kv_cache_memory_bytes enforce_eager "
     "gpu_memory_utilization compilation_config enable_prefix_caching enable_sleep_mode enable_lora "
     "max_loras max_lora_rank lora_target_modules logprobs_mode generation_config disable_log_stats "
-    "use_tqdm_on_load",
+    "use_tqdm_on_load language_model_only limit_mm_per_prompt mm_processor_kwargs "
+    "mm_processor_cache_gb mm_device_do_normalize skip_mm_profiling",
     "vllm.config.compilation.CompilationConfig": "cudagraph_mode cudagraph_capture_sizes",
     "vllm.config.compilation.CUDAGraphMode": "FULL_DECODE_ONLY",
-    "vllm.v1.engine.llm_engine.LLMEngine": "engine_core step vllm_config abort_request",
+    "vllm.v1.engine.llm_engine.LLMEngine": "engine_core step vllm_config abort_request "
+    "add_request reset_encoder_cache",
     "vllm.v1.engine.core_client.InprocClient": "engine_core shutdown",
     "vllm.v1.engine.core.EngineCore": "scheduler batch_queue release_kv_cache_memory",
     "vllm.v1.core.sched.scheduler.Scheduler": "has_requests",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 
 import families
 from conftest import TINY, config_of
@@ -225,6 +226,19 @@ def test_rows_with_images_are_read_at_each_start(
     assert digests[0] != digests[1]
 
 
+def test_sizes_of_the_images_and_of_the_part_that_reads_them(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "model")
+    tree = {"model": section_of(path), "score": {"rewards": [{"name": "think_answer_tags"}]},
+            "data": {"train": str(image_rows(tmp_path)), "system_prompt": "none"},
+            "sample": {"max_new_tokens": 16}}  # fmt: skip
+    sizes = load_data(config_of(tree), load_tokenizer(path), 256).images.sizes
+    stored = load_file(Path(path) / "model.safetensors")
+    assert sizes.weights == sum(each.numel() for n, each in stored.items() if ".visual." in n)
+    # Images of 4, 4, 6 and 4 tokens of 16 x 16 pixels; features for the input and one layer of 64.
+    assert (sizes.most_tokens, sizes.all_tokens, sizes.token_pixels) == (6, 18, 256)
+    assert (sizes.most_images, sizes.features) == (2, 128)
+
+
 def test_a_model_of_text_refuses_images(folder: Path) -> None:
     with pytest.raises(DataError, match=r"column 'image' is .* not supported"):
         load(folder, {"image": str(folder / "three.png")}, path=str(TINY))
@@ -244,7 +258,6 @@ def test_gemma_is_refused_with_its_reason(tmp_path: Path) -> None:
 def test_options_that_do_not_go_with_images(folder: Path) -> None:
     data = load(folder, {"image": IMAGE})
     for options, named in [
-        ({"sample__engine": "vllm"}, "sample.engine=vllm"),
         ({"sample__environment": "examples.py:Game"}, "sample.environment=examples.py:Game"),
     ]:
         tree = {"model": section_of(str(folder / "model")), "data": {"train": "a.jsonl"}}

@@ -25,7 +25,7 @@ from reason_llm.model import Datum, Model, collate, lay_out, placed, policy_logp
 from reason_llm.model.base import load_tokenizer
 from reason_llm.sample import SamplingParams, TransformersSampler
 
-FAMILIES = ["qwen3_vl", "qwen3_vl nf4", "qwen2_5_vl"]
+FAMILIES = ["qwen3_vl", "qwen3_vl nf4", "qwen2_5_vl", "qwen3_5"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -44,9 +44,10 @@ class StandInLLM:
             scheduler=types.SimpleNamespace(has_requests=lambda: False), batch_queue=None
         )
         self.llm_engine = types.SimpleNamespace(
+            reset_encoder_cache=lambda: None,
             engine_core=types.SimpleNamespace(
                 engine_core=core, shutdown=lambda: self.asked.append("shutdown")
-            )
+            ),
         )
 
     def collective_rpc(self, act: Any) -> list[Any]:

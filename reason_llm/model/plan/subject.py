@@ -15,6 +15,7 @@ from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.unread import Outside, no_models
+from reason_llm.model.sizes import ImageSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Subject:
         learns: bool = True,
         longest_row: int = 0,
         outside: Outside = no_models,
+        images: ImageSizes | None = None,
     ) -> Plan:
         """The memory plan on this machine; arguments as ``memory.plan``'s."""
         machine = Machine.here(self.config, self.device)
@@ -47,6 +49,7 @@ class Subject:
         return memory.plan(
             self.config, shape, machine, self.context_tokens, longest_prompt,
             learns=learns, longest_row=longest_row, outside=[*outside(self.config, machine)],
+            images=images,
         )  # fmt: skip
 
 

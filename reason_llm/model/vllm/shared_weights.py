@@ -40,13 +40,18 @@ VERIFIED_ROWS = 8192
 
 
 def model_over(
-    engine: Engine, config: PretrainedConfig, dtype: torch.dtype, asked: str = "auto"
+    engine: Engine,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    asked: str = "auto",
+    is_whole: bool = False,
 ) -> Any:
     """A Transformers causal LM whose every parameter is a view of vLLM's storage.
 
     Args:
         config: read before the engine started, since vLLM registers its own classes for some.
         asked: ``model.attention``.
+        is_whole: with the part that reads images.
 
     Raises:
         ModelError: a layer that cannot be shared, with its name and why.
@@ -66,7 +71,9 @@ def model_over(
             attn_implementation=attention_for(config, asked),
             trust_remote_code=False,
         )
-    multimodal.drop_towers(model).tie_weights()  # init_empty_weights unties
+    if not is_whole:
+        multimodal.drop_towers(model)
+    model.tie_weights()  # init_empty_weights unties
     named = vllm_names(engine.module)
     theirs = dict(engine.module.named_modules(remove_duplicate=False))
     packed: dict[str, list[str]] = {}

@@ -208,4 +208,7 @@ def _plan(subject: Subject, data: Data) -> Plan:
     if data.teacher_prompts:  # the student's answer to each
         of_teacher = max(len(prompt) for prompt in data.teacher_prompts.values())
         longest_row = of_teacher + config.sample.max_new_tokens
-    return subject.plan(int(longest), config.learns, int(longest_row), outside=outside_models)
+    images = None if data.images is None else data.images.sizes
+    return subject.plan(
+        int(longest), config.learns, int(longest_row), outside=outside_models, images=images
+    )
