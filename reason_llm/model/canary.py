@@ -76,20 +76,20 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     difference_N = (policy_N - reported_N).abs()
     worst, mean = int(difference_N.argmax()), float(difference_N.mean())
     most_mean, most = CANARY_TOLERANCE[model.head.weight.dtype]
-    fix = "" if model.folding is None else "sample.fold to false, or "
+    fold = "" if model.folding is None else " with sample.fold=true, which rounds; false does not"
     if not (mean <= most_mean and difference_N[worst] <= most):
         raise TrainingError(
             f"the sampler is not the policy: it reports a log-prob of {reported_N[worst]:.5f} "
             f"where the learner computes {policy_N[worst]:.5f}, and they differ by {mean:.2g} in "
-            f"the mean (at most {most:g} and {most_mean:g} is rounding); set {fix}sample.engine "
+            f"the mean (at most {most:g} and {most_mean:g} is rounding){fold}; set sample.engine "
             "to transformers and report this"
         )
     share, error = share_of_base(sampled_N, base_N, reported_N)
     if share - 4 * error > 0.5:
         raise TrainingError(
             "the sampler is not the policy: its log-probs are those of the base without the "
-            f"adapter ({share:.2f} +- {error:.2f} of the way from the policy's to the base's); "
-            f"set {fix}sample.engine to transformers and report this"
+            f"adapter ({share:.2f} +- {error:.2f} of the way from the policy's to the base's)"
+            f"{fold}; set sample.engine to transformers and report this"
         )
     return {
         "sample/canary_difference": mean,

@@ -45,7 +45,8 @@ def prove_sampler_is_policy(
         ``sample/canary_difference`` and ``sample/canary_difference_max``, in nats; of a mixture of
         experts ``sample/route_agreement``, too, the share of tokens and layers for which sampler
         and learner choose the same experts; with ``sample.fold`` ``sample/folded_fraction``, the
-        share of elements of the adapted weights that the adapter changes.
+        share of elements of the adapted weights that the adapter changes, and
+        ``memory/folded_kept_mib``, host memory of those that are kept.
 
     Raises:
         TrainingError: they differ by more than rounding.
@@ -56,6 +57,7 @@ def prove_sampler_is_policy(
     metrics = prove_logprobs(model, sampled)
     if model.folding is not None:
         metrics["sample/folded_fraction"] = model.folding.changed_fraction
+        metrics["memory/folded_kept_mib"] = model.folding.kept_bytes / 2**20
     if model.engine is None or not routing.routers(model.policy):
         return metrics
     return metrics | {"sample/route_agreement": _route_agreement(sampler, model, sampled)}

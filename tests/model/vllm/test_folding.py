@@ -234,7 +234,9 @@ def test_an_adapter_below_the_last_bit_is_no_sampler_without_it(model: Model, sc
         prove_logprobs(model, sampled(model))
         if scale < 0.05:
             return
-        with pytest.raises(TrainingError, match=r"not the policy.*set sample\.fold to false, or s"):
+        with pytest.raises(
+            TrainingError, match=r"not the policy.* with sample\.fold=true, which rounds"
+        ):
             prove_logprobs(model, of_base)
 
 
