@@ -13,6 +13,7 @@ Letters: R rows and C columns of a tile of a weight.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -171,8 +172,8 @@ def _bits(values: Tensor) -> Tensor:
 
 
 def _tiles_of(name: str, layer: LoraLayer) -> Iterator[Tile]:
-    base = layer.get_base_layer()
-    weight = base.weight.data
+    base: Any = layer.get_base_layer()
+    weight: Tensor = base.weight.data
     is_plain = isinstance(base, nn.Linear) and weight.is_contiguous()
     if not is_plain or weight.dtype not in (torch.bfloat16, torch.float32):
         raise ModelError(
