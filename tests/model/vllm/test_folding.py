@@ -220,6 +220,7 @@ def test_the_policy_that_samples_is_the_rounded_one(model: Model) -> None:
     model.load_adapter("policy", model.adapter_of("policy"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [1e-5, 3e-4, 0.05])
 def test_an_adapter_below_the_last_bit_is_no_sampler_without_it(model: Model, scale: float) -> None:
     """The canary takes the rounded policy for the sampler's, and finds one that is the base."""
