@@ -50,6 +50,7 @@ from reason_llm.model.layout import PlacedRow
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
+from reason_llm.model.vllm.folding import Folding
 from reason_llm.rollout import Image, Prompt
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,8 @@ class Model:
         self.device = default_device()
         self.engine: Engine | None = None
         self.sync: AdapterSync | None = None
+        self.folding: Folding | None = None
+        """With ``sample.fold``: the policy's adapter in the base weights while vLLM samples."""
         self.heads: dict[Role, nn.Linear] = {}
         """Heads of the roles that give one number per token, (1, D) in float32."""
         self.tower: Tower | None = None
@@ -192,7 +195,10 @@ class Model:
             self.policy = _policy_over(loaded, config)
         if self.engine is not None:
             self.engine.use(self.tokenizer)
-            self.sync = AdapterSync(self.engine, self.policy)
+            assert sizes is not None
+            if not (self.is_full or sizes.lora_rank):
+                self.folding = Folding(self.policy)
+            self.sync = AdapterSync(self.engine, None if self.folding else self.policy)
         base = weights.base_of(self.policy)
         self.tower = None if images is None else images.tower(base)
         self.loader: str = multimodal.auto_class(base.config).__name__
@@ -222,6 +228,7 @@ class Model:
         if self.sync is not None:
             self.sync.close()
             self.sync = None
+        self.folding = None
         self.tower = None
         for name in ("policy", "decoder", "head"):
             self.__dict__.pop(name, None)
@@ -256,6 +263,18 @@ class Model:
         finally:
             self._adapter = before
             self.policy.base_model.set_adapter(before)
+
+    def folded(self) -> AbstractContextManager[None]:
+        """Context of sampling: with ``sample.fold`` the adapter is in the base weights."""
+        return nullcontext() if self.folding is None else self.folding.on()
+
+    def unfolded(self) -> AbstractContextManager[None]:
+        """Context in which the learner may read within ``folded``."""
+        return nullcontext() if self.folding is None else self.folding.off()
+
+    def as_sampled(self) -> AbstractContextManager[None]:
+        """Context within ``folded`` in which the model is the policy as vLLM has it: rounded."""
+        return nullcontext() if self.folding is None else self.folding.read()
 
     def add_role(
         self,
@@ -303,6 +322,8 @@ class Model:
     def load_adapter(self, role: Role, tensors: dict[str, Tensor]) -> None:
         """Load what ``adapter_of`` returned. Raises CheckpointError: tensors are missing or of
         other shapes."""
+        if self.folding is not None:
+            self.folding.check()
         policy, is_full = self.policy, self.is_full
         own = weights.state(policy) if is_full else adapters.state(policy, _adapter_name(role))
         adapters.load_tensors(own, tensors)
@@ -340,6 +361,8 @@ class Model:
             cache: extended in place by these tokens; None to keep none.
             segments: of the one row that ids_BT then is, with position_ids and without a mask.
         """
+        if self.folding is not None:
+            self.folding.check()
         options: dict[str, Any] = {} if segments is None else {"segments": segments}
         if options:  # Transformers passes on a mask of four dimensions as it is
             attention_mask = ids_BT.new_empty(1, 1, 0, 0, dtype=torch.bool)

@@ -45,7 +45,8 @@ CANARY_TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (0.1, 2.0)}
 def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     """Compare the log-probs that the sampler reported with the learner's, and, where there is an
     adapter, their distances to the policy's and to the base's: a sampler without the adapter is
-    detected even while that changes less than rounding does.
+    detected even while that changes less than rounding does. Where the adapter is folded into the
+    base weights, that policy is the rounded one, and the differences are still the exact one's.
 
     Args:
         sampled: a few tokens, drawn at a temperature of 1.
@@ -58,29 +59,37 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     """
     data = to_data(sampled)
     ids_BT, mask_BT = collate(data, model.device)
+
+    def read() -> Tensor:
+        return policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
+
     with torch.no_grad(), model.seeing(placed(data, None), ids_BT.shape[1]):
-        policy_N = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
-        base_N = policy_N
-        if not model.is_full:
-            with model.using("reference"):
-                base_N = policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
+        with model.as_sampled():
+            sampled_N = policy_N = base_N = read()
+        with model.unfolded():
+            if model.folding is not None:
+                policy_N = read()
+            if not model.is_full:
+                with model.using("reference"):
+                    base_N = read()
     reported_N = torch.cat([datum.on_trained("sampler_logprobs") for datum in data])
     difference_N = (policy_N - reported_N).abs()
     worst, mean = int(difference_N.argmax()), float(difference_N.mean())
     most_mean, most = CANARY_TOLERANCE[model.head.weight.dtype]
+    fold = "" if model.folding is None else " with sample.fold=true, which rounds; false does not"
     if not (mean <= most_mean and difference_N[worst] <= most):
         raise TrainingError(
             f"the sampler is not the policy: it reports a log-prob of {reported_N[worst]:.5f} "
             f"where the learner computes {policy_N[worst]:.5f}, and they differ by {mean:.2g} in "
-            f"the mean (at most {most:g} and {most_mean:g} is rounding); set sample.engine to "
-            "transformers and report this"
+            f"the mean (at most {most:g} and {most_mean:g} is rounding){fold}; set sample.engine "
+            "to transformers and report this"
         )
-    share, error = share_of_base(policy_N, base_N, reported_N)
+    share, error = share_of_base(sampled_N, base_N, reported_N)
     if share - 4 * error > 0.5:
         raise TrainingError(
             "the sampler is not the policy: its log-probs are those of the base without the "
-            f"adapter ({share:.2f} +- {error:.2f} of the way from the policy's to the base's); "
-            "set sample.engine to transformers and report this"
+            f"adapter ({share:.2f} +- {error:.2f} of the way from the policy's to the base's)"
+            f"{fold}; set sample.engine to transformers and report this"
         )
     return {
         "sample/canary_difference": mean,

@@ -18,13 +18,15 @@ CANARY_PROMPTS, CANARY_COMPLETIONS, CANARY_TOKENS = 4, 2, 16
 @contextmanager
 def sampling(model: Model, cache_tokens: int) -> Iterator[Sampler]:
     """Context of the sampling phase: the policy is in evaluation mode and the GPU belongs to the
-    sampler. With vLLM the KV cache is brought back and vLLM's adapter becomes the policy's;
-    ``cache_tokens`` are what the Transformers sampler's KV cache may hold."""
+    sampler. With vLLM the KV cache is brought back and vLLM's adapter becomes the policy's, or the
+    policy's is folded into the base weights until the end; ``cache_tokens`` are what the
+    Transformers sampler's KV cache may hold."""
     model.policy.eval()
-    if model.engine is not None and model.sync is not None:
-        model.engine.wake()
-        model.sync()
-    yield sampler_of(model, cache_tokens)
+    with model.folded():
+        if model.engine is not None and model.sync is not None:
+            model.engine.wake()
+            model.sync()
+        yield sampler_of(model, cache_tokens)
 
 
 def sampler_of(model: Model, cache_tokens: int) -> Sampler:
@@ -42,7 +44,9 @@ def prove_sampler_is_policy(
     Returns:
         ``sample/canary_difference`` and ``sample/canary_difference_max``, in nats; of a mixture of
         experts ``sample/route_agreement``, too, the share of tokens and layers for which sampler
-        and learner choose the same experts.
+        and learner choose the same experts; with ``sample.fold`` ``sample/folded_fraction``, the
+        share of elements of the adapted weights that the adapter changes, and
+        ``memory/folded_kept_mib``, host memory of those that are kept.
 
     Raises:
         TrainingError: they differ by more than rounding.
@@ -51,6 +55,9 @@ def prove_sampler_is_policy(
     params = SamplingParams(CANARY_COMPLETIONS, CANARY_TOKENS)
     sampled = sampler.sample(short, params, seed=0, progress=lambda tokens, items: None)
     metrics = prove_logprobs(model, sampled)
+    if model.folding is not None:
+        metrics["sample/folded_fraction"] = model.folding.changed_fraction
+        metrics["memory/folded_kept_mib"] = model.folding.kept_bytes / 2**20
     if model.engine is None or not routing.routers(model.policy):
         return metrics
     return metrics | {"sample/route_agreement": _route_agreement(sampler, model, sampled)}
@@ -67,7 +74,7 @@ def _route_agreement(sampler: Sampler, model: Model, sampled: Sequence[Group]) -
             with model.engine.routes() as theirs:
                 once = SamplingParams(1, 1)
                 sampler.sample([replace(group.prompt, token_ids=ids)], once, 0, lambda *told: None)
-            with torch.no_grad(), seen.hooked():
+            with torch.no_grad(), seen.hooked(), model.as_sampled():
                 model.hidden_states(torch.tensor([ids], device=model.device))
             for ours, passes in zip(seen.experts, theirs, strict=True):
                 same.append(routing.agreement(ours, torch.cat(passes)[: len(ids)]))

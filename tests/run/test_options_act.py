@@ -98,6 +98,7 @@ ELSEWHERE = {
     "model.deterministic": "of a GPU",
     "model.adapter.target_parameters": "of mixtures: tests/end_to_end/test_families.py",
     "sample.engine": "of vLLM: tests/model/vllm",
+    "sample.fold": "of vLLM: tests/model/vllm/test_folding.py",
     "sample.stop": "tests/sample/test_transformers_sampler.py",
     "sample.top_p": "tests/end_to_end/test_training.py",
     "sample.min_p": "tests/end_to_end/test_training.py",

@@ -2,6 +2,7 @@
 and what the model needs, with one line of reason each. Nothing heavy is imported."""
 
 import importlib.util
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
@@ -9,6 +10,7 @@ from transformers import PretrainedConfig
 from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError
 from reason_llm.model import attention as packed_attention, multimodal, routing
+from reason_llm.model.adapters import expert_weights
 from reason_llm.model.base import weights_dtype
 from reason_llm.model.vllm import unsloth
 from reason_llm.model.vllm.shared_weights import attention_for
@@ -42,8 +44,8 @@ KEYS = ("k_proj", "model.layers.0.self_attn.k_proj")
 def choose(
     config: Config, described: PretrainedConfig, device: torch.device
 ) -> tuple[Config, list[str]]:
-    """The config with ``sample.engine``, ``model.backend`` and ``train.packing`` resolved, and a
-    line for each.
+    """The config with ``sample.engine``, ``sample.fold``, ``model.backend`` and ``train.packing``
+    resolved, and a line for each.
 
     Args:
         described: the model's config.json.
@@ -84,10 +86,39 @@ def choose(
             f"model.backend=unsloth contradicts sample.engine={engine}: Unsloth works over vLLM; "
             "set sample.engine to vllm, or model.backend to native"
         )
+    if config.sample.fold is True:
+        if engine != "vllm":
+            raise ConfigError(
+                f"sample.fold=true contradicts sample.engine={engine} ({lines[0]}): it is for "
+                "vLLM's adapters; set sample.engine to vllm, or leave fold out"
+            )
+        lines.append("the adapter is folded into the base weights while vLLM samples")
     packing, why = _packing(config, backend, text_config, device)
     lines.append(_attention(config, backend, packing, text_config, device, why))
-    decided = {"sample.engine": engine, "model.backend": backend, "train.packing": packing}
+    decided = {"sample.engine": engine, "model.backend": backend, "train.packing": packing,
+               "sample.fold": config.sample.fold is True}  # fmt: skip
     return config.with_options(decided), [*lines, why]
+
+
+def check_fold(config: Config, policy: Any) -> None:
+    """Refuse ``sample.fold`` where vLLM computes by other tensors than the weights that it shares.
+
+    Args:
+        policy: may be on the meta device.
+
+    Raises:
+        ConfigError: the model is a mixture of experts, or has latent attention.
+    """
+    text = policy.config.get_text_config(decoder=True)
+    reasons = {
+        "without adapters vLLM may store experts in another layout": expert_weights(policy),
+        "of kv_b_proj vLLM keeps parts in tensors of their own": hasattr(text, "kv_lora_rank"),
+    }
+    reason = next((reason for reason, is_so in reasons.items() if is_so), None)
+    if config.sample.fold is True and reason is not None:
+        raise ConfigError(
+            f"sample.fold=true contradicts model_type={text.model_type}: {reason}; leave it out"
+        )
 
 
 def _attention(

@@ -321,6 +321,11 @@ class _Draft:
         return self.config.model.train == "full"
 
     @property
+    def is_bare(self) -> bool:
+        """Whether vLLM has no adapter slot."""
+        return self.is_full or self.config.sample.fold is True
+
+    @property
     def trained_bytes(self) -> int:
         """Bytes of a trained parameter, and of its gradient."""
         return self.element_bytes if self.is_full else 4
@@ -419,7 +424,7 @@ class _Draft:
                 sizes[f"adapter of the role {name}"] = counts[name] * 4
         if self.under_vllm:
             rank = next((r for r in MAX_LORA_RANKS if r >= model.adapter.rank), MAX_LORA_RANKS[-1])
-            if not self.is_full:
+            if not self.is_bare:
                 sizes["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
             runtime += VLLM_BYTES[machine] + width
             if is_gpu:
@@ -541,7 +546,7 @@ class _Draft:
                 context_tokens=self.context,
                 kv_cache_bytes=sum(line.sampling for line in lines if line.name in CACHES),
                 max_sequences=self.sequences,
-                lora_rank=0 if self.is_full else self.config.model.adapter.rank,
+                lora_rank=0 if self.is_bare else self.config.model.adapter.rank,
                 lora_targets=self.shape.adapted,
                 quantize=self.config.model.quantize,
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,

@@ -67,6 +67,7 @@ def look_at(config: Config) -> Subject:
     described = base.read_config(path, trusted)
     config, why = backends.choose(config, described, device)
     policy, context = base.check_model(config.model), base.context_limit(config.model)
+    backends.check_fold(config, policy)
     vocabulary = described.get_text_config(decoder=True).vocab_size
     return Subject(config, why, tokenizer, policy, context, vocabulary, device)
 

@@ -21,8 +21,8 @@ LORA_ID = 1
 
 
 class AdapterSync:
-    """Writes the policy's adapter into vLLM's slot. Nothing moves where the learner trains vLLM's
-    own weights, without an adapter."""
+    """Writes the policy's adapter into vLLM's slot. Nothing moves without an adapter: where the
+    learner trains vLLM's own weights, or the adapter is folded into them."""
 
     def __init__(self, engine: Engine, policy: Any) -> None:
         from vllm.lora.lora_model import LoRAModel

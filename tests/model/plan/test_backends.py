@@ -10,11 +10,14 @@ import pytest
 import torch
 from transformers import (
     CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma4TextConfig,
     GemmaConfig,
     GptOssConfig,
     MistralConfig,
+    MixtralConfig,
     PretrainedConfig,
     Qwen2Config,
 )
@@ -25,6 +28,10 @@ from reason_llm.model.plan import backends
 from reason_llm.model.plan.backends import choose
 from reason_llm.model.vllm import unsloth
 
+TINY_DENSE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 32,
+              "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
+TINY_MIXTURE = TINY_DENSE | {"num_local_experts": 2}
+TINY_LATENT = TINY_DENSE | {"first_k_dense_replace": 1, "kv_lora_rank": 4, "q_lora_rank": 4}
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -74,6 +81,42 @@ def test_a_temperature_beyond_vllm_s_is_refused_before_it_starts(installed: set[
         chosen(hot.with_options({"sample.engine": "auto"}), GPU)
     assert chosen(hot.with_options({"sample.engine": "auto"}), CPU)[0] == "transformers"
     assert chosen(hot.with_options({"sample.temperature": 2.0}), CPU)[0] == "vllm"
+
+
+def test_folding_is_off_unless_it_is_asked_for_and_vllm_samples(installed: set[str]) -> None:
+    folding = made("vllm").with_options({"sample.fold": True})
+    assert choose(made("vllm"), Qwen2Config(), GPU)[0].sample.fold is False
+    found, lines = choose(folding, Qwen2Config(), GPU)
+    assert found.sample.fold is True
+    assert "the adapter is folded into the base weights while vLLM samples" in lines
+    with pytest.raises(
+        ConfigError, match=r"fold=true contradicts sample\.engine=transformers \(.*"
+    ):
+        choose(folding.with_options({"sample.engine": "auto"}), Qwen2Config(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (MixtralConfig(**TINY_MIXTURE), "store experts in another layout; leave it out"),
+        (DeepseekV3Config(**TINY_LATENT), "of kv_b_proj vLLM keeps parts in tensors of their own"),
+        (Qwen2Config(**TINY_DENSE), None),
+    ],
+)
+def test_models_that_vllm_computes_by_other_tensors_are_not_folded_into(
+    text: PretrainedConfig, reason: str | None
+) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(text)
+    folding = made("vllm").with_options({"sample.fold": True})
+    backends.check_fold(made("vllm"), model)
+    if reason is None:
+        backends.check_fold(folding, model)
+    else:
+        with pytest.raises(
+            ConfigError, match=rf"contradicts model_type={text.model_type}: .*{reason}"
+        ):
+            backends.check_fold(folding, model)
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "lm_head"], "lm_head|.*q_proj"])
