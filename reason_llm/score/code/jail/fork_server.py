@@ -65,7 +65,7 @@ class _Exit:
         self._collect, self._exit = gc.collect, os._exit
 
     def __call__(self) -> None:
-        if self.code is None:
+        if self.code is None or "__main__" not in sys.modules:
             return
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:
@@ -73,7 +73,11 @@ class _Exit:
         sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
         for name in ("last_type", "last_value", "last_traceback"):
             vars(sys).pop(name, None)
-        del sys.modules["__main__"]
+        names = vars(sys.modules.pop("__main__"))
+        for is_private in (True, False):  # as the interpreter does
+            for name in [name for name in names if name.startswith("_") == is_private]:
+                if name != "__builtins__":
+                    names[name] = None
         self._collect()  # objects of the program say goodbye
         for stream in (sys.__stdout__, sys.__stderr__):
             with suppress(BaseException):
