@@ -81,7 +81,8 @@ class _Exit:
         self._collect()  # objects of the program say goodbye
         for stream in (sys.__stdout__, sys.__stderr__):
             with suppress(BaseException):
-                stream.flush()
+                if stream is not None:
+                    stream.flush()
         self._exit(self.code)
 
 
