@@ -220,9 +220,12 @@ class _Worker(Launcher):
         source = read_bounded(Path(check_server.__file__), MIB).decode()
         self.exchange(
             {
-                "serve": True, "files": {}, "bytes": {}, "limits": asdict(_LIMITS),
-                "arguments": ["-s", "-S", "-c", source],
-                "folder": self._folder and self._folder.name,
+                "serve": True,
+                "orders": {
+                    "files": {}, "limits": asdict(_LIMITS),
+                    "arguments": ["-s", "-S", "-c", source],
+                    "folder": self._folder and self._folder.name,
+                },
             },
             10 + check_server.PATIENCE,
         )  # fmt: skip
@@ -235,7 +238,7 @@ def _setup(mode: Mode, modules: tuple[str, ...], folders: tuple[str, ...]) -> di
         path = _path_of(name.partition(".")[0])
         if path is not None and not any(path.is_relative_to(folder) for folder in folders):
             shown[path.name] = path
-    return setup_of(mode, shown, len(folders))
+    return setup_of(mode, shown, len(folders)) | {"imports": ()}
 
 
 def _package_folders() -> tuple[str, ...]:

@@ -3,19 +3,12 @@ and expected outputs never enter their process. A whole program passes a test if
 code 0 within its limits and prints what is expected.
 """
 
-import functools
 import json
 import math
-import py_compile
-import tempfile
 import textwrap
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
-from reason_llm.errors import ConfigError
-from reason_llm.files import MIB, read_bounded
-from reason_llm.score.code import jail
 from reason_llm.score.code.cases import (
     AssertTests,
     CallTests,
@@ -37,7 +30,6 @@ WRONG_RESULT = "a wrong result"
 """The problem of a call that gave something else."""
 
 _PYTHON = {"python", "py", "python3", "py3"}
-_HARNESS = "from jail.function_harness import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +86,7 @@ class CodeTests:
         num_workers: programs at once; None: one per core.
 
     Raises:
-        ConfigError: isolation cannot be had and ``mode`` demands it, or no temporary file.
+        ConfigError: isolation cannot be had and ``mode`` demands it.
     """
 
     def __init__(
@@ -103,7 +95,6 @@ class CodeTests:
         timeout_seconds: float = TIMEOUT_SECONDS,
         num_workers: int | None = None,
     ) -> None:
-        self._harness_files = _harness_files()
         self.sandbox = Sandbox(mode, num_workers)
         self.timeout_seconds = timeout_seconds
 
@@ -191,37 +182,14 @@ class CodeTests:
         """The tester's lines of JSON, from within the sandbox."""
         together = self.timeout_seconds * MAX_CALLS_TIMEOUTS
         ended = self.sandbox.run(
-            _HARNESS,
+            program,
             stdin=json.dumps(
                 {**request, "timeout_seconds": self.timeout_seconds, "stop_early": stop_early}
             ),
-            files={**self._harness_files, "solution.py": program},
             limits=Limits(cpu_seconds=math.ceil(together), wall_seconds=together),
+            is_tester=True,
         )
         return ended, [_parsed(line) for line in ended.stdout.split("\n")[:-1]]
-
-
-@functools.cache
-def _harness_files() -> dict[str, bytes]:
-    """The tester's modules, compiled: the sandbox's Python is this one. Raises ConfigError."""
-    names = (
-        *("function_harness", "assert_source", "assert_paths", "array_checks", "like_pytest"),
-        *("program_proxy", "program_server", "shared", "values"),
-    )
-    folder, files = Path(jail.__file__).parent, {}
-    try:
-        with tempfile.TemporaryDirectory(prefix="reason_llm-") as made:
-            for name in names:
-                source, compiled = str(folder / f"{name}.py"), f"{made}/{name}.pyc"
-                # its assertions count, whatever -O says here
-                py_compile.compile(source, compiled, f"jail/{name}.py", doraise=True, optimize=0)
-                files[f"jail/{name}.pyc"] = read_bounded(Path(compiled), MIB)
-    except OSError as error:
-        raise ConfigError(
-            f"the code sandbox's tester cannot be compiled ({error}); if that is for want of a "
-            "folder for temporary files, set TMPDIR to one"
-        ) from error
-    return files
 
 
 def _parsed(line: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ time, memory, processes, files and output. Not covered: holes in the kernel, sid
 machine's speed. With ``limits_only`` the limits alone remain: programs run as this user.
 """
 
-import base64
 import os
 import sys
 import sysconfig
@@ -26,6 +25,14 @@ Limit = Literal["time", "cpu", "memory", "processes", "output"]
 PACKAGES = ("numpy", "numpy.libs", "scipy", "scipy.libs", "sympy", "mpmath", "networkx",
             "sortedcontainers")  # fmt: skip
 """Of the installed packages, these are visible to programs, where they are installed."""
+
+WARM = (
+    *("array", "bisect", "collections.abc", "contextlib", "copy", "dataclasses", "datetime"),
+    *("decimal", "fractions", "functools", "heapq", "itertools", "json", "math", "operator"),
+    *("queue", "random", "re", "statistics", "string", "threading", "time", "typing"),
+    "jail.function_harness",
+)
+"""Modules that are imported once, before any program is there."""
 
 _FIRST_USER, _NUM_USERS = 61184, 4096  # a range that systemd hands out too, for moments
 _GRACE_SECONDS = 10.0
@@ -81,7 +88,7 @@ class Sandbox:
 
     def __init__(self, mode: Mode = "auto", num_workers: int | None = None) -> None:
         self.num_workers = num_workers or min(os.cpu_count() or 1, 32)
-        self._setup = setup_of(mode, _packages())
+        self._setup = setup_of(mode, _packages()) | {"imports": WARM}
         launchers = [Launcher(self._setup) for _ in range(self.num_workers)]
         self._pool = Pool("the sandbox", launchers)
         self.description = self._check(mode)
@@ -91,8 +98,9 @@ class Sandbox:
         program: str,
         *,
         stdin: str = "",
-        files: Mapping[str, str | bytes] | None = None,
+        files: Mapping[str, str] | None = None,
         limits: Limits = Limits(),
+        is_tester: bool = False,
     ) -> Finished:
         """Run ``python program.py`` in an empty folder and wait for its end, and for the end of all
         that it started. Blocks while all workers are busy.
@@ -100,22 +108,17 @@ class Sandbox:
         Args:
             stdin: its standard input; one that is not read does no harm.
             files: further files in that folder, by name.
+            is_tester: run the tester of functions (``function_harness``) instead.
 
         Raises:
             SandboxError: it could not be run.
         """
-        contents = {**(files or {}), "program.py": program}
-        request = {
-            "files": {name: text for name, text in contents.items() if isinstance(text, str)},
-            "bytes": {
-                name: base64.b64encode(data).decode()
-                for name, data in contents.items()
-                if isinstance(data, bytes)
-            },
-            "arguments": ["-s", "-S", "-c", _RUN_PROGRAM],
-            "stdin": stdin,
+        orders = {
+            "files": {**(files or {}), "solution.py" if is_tester else "program.py": program},
             "limits": asdict(limits),
+            "is_tester": is_tester,
         }
+        request = {"orders": orders, "stdin": stdin}
         return self._pool.call(lambda launcher: launcher.run(request))
 
     def close(self) -> None:
@@ -151,35 +154,6 @@ class Sandbox:
             return None
         how = f"the {ended.limit} limit" if ended.limit else f"exit code {ended.status}"
         return f"a first program ended with {how}: {ended.stderr.strip()[-200:]}"
-
-
-# A legitimate recursion a thousand deep must work; Python's own bound is 1,000 frames. Without the
-# site module, which would read more of the file system, exit and quit are defined here. There is no
-# /proc, through which /dev/stdin would be found, and fewer processes may run than there are cores.
-_RUN_PROGRAM = """
-def begin():
-    import _sitebuiltins, builtins, io, os, sys
-    sys.setrecursionlimit(10_000)
-    for name in ('exit', 'quit'):
-        setattr(builtins, name, _sitebuiltins.Quitter(name, 'Ctrl-D'))
-    streams = {'/dev/stdin': 0, '/dev/stdout': 1, '/dev/stderr': 2}
-    open_file, open_descriptor = open, os.open
-    def stream(path):
-        path = os.fspath(path) if hasattr(path, '__fspath__') else path
-        return os.dup(streams[path]) if isinstance(path, str) and path in streams else None
-    def opened(file, *arguments, **named):
-        found = stream(file)
-        return open_file(file if found is None else found, *arguments, **named)
-    def opened_descriptor(path, *arguments, **named):
-        found = stream(path)
-        return open_descriptor(path, *arguments, **named) if found is None else found
-    builtins.open = io.open = opened
-    os.open = opened_descriptor
-    os.cpu_count = lambda: 2
-begin()
-del begin
-exec(compile(open('program.py', encoding='utf-8').read(), 'program.py', 'exec'))
-"""
 
 
 def refusal(mode: Mode, what: str, problem: str) -> ConfigError:
@@ -259,12 +233,13 @@ class Launcher(Worker):
 
     def run(self, request: dict[str, Any]) -> Finished:
         """Run a program; SandboxError if the launcher fails."""
-        wait = request["limits"]["wall_seconds"] + _GRACE_SECONDS
+        wait = request["orders"]["limits"]["wall_seconds"] + _GRACE_SECONDS
         if self.setup["isolated"]:
             return Finished(**self.exchange(request, wait))
         made = tempfile.TemporaryDirectory(prefix="reason_llm-", ignore_cleanup_errors=True)
         with made as folder:
-            return Finished(**self.exchange({**request, "folder": folder}, wait))
+            orders = {**request["orders"], "folder": folder}
+            return Finished(**self.exchange({**request, "orders": orders}, wait))
 
     def start(self) -> None:
         """Start the process, up to the walls that all of its programs share."""

@@ -1,9 +1,7 @@
 """Code rewards in the real sandbox, on examples worked by hand, and programs that try to pass
 without solving the problem."""
 
-import errno
 import json
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,11 +11,10 @@ import pytest
 from code_rewards import outcome
 from marks import most_are_long
 from reason_llm.config.score import RewardSpec, ScoreSection
-from reason_llm.errors import ConfigError, DataError
+from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.score import Scorer
 from reason_llm.score.code import CodeTests, Outcome
-from reason_llm.score.code.code_tests import _harness_files
 
 ADD = {"inputs": ["1 2\n", "5 7\n", "10 -3\n"], "outputs": ["3\n", "12\n", "7\n"]}
 ADD_CALLS = {"fn_name": "add", "inputs": [[1, 2], [5, 7]], "outputs": [[3], [12]]}
@@ -311,12 +308,3 @@ def test_tests_lean_on_nothing_that_the_program_defines(code: CodeTests) -> None
 def test_an_answer_that_holds_no_tests_names_its_row() -> None:
     with pytest.raises(DataError, match=r"^data\.jsonl:7: .*no valid JSON"):
         rewards("", answer="")
-
-
-def test_without_a_place_for_temporary_files_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**options: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
-    with pytest.raises(ConfigError, match=r"tester cannot be compiled .*No space left.*TMPDIR"):
-        _harness_files.__wrapped__()

@@ -15,12 +15,14 @@ _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
-_SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000  # one number everywhere
+_SYS_CLONE3, _SYS_MOUNT_SETATTR = 435, 442  # the same numbers everywhere
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 1, 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 8, 47, 2
 _CAPABILITY_VERSION_3, _CAP_DAC_READ_SEARCH = 0x20080522, 2
+_CAP_SETPCAP, _CAP_SYS_ADMIN = 8, 21
 
 ROOT = Path("/sys")
 """Where the new root is built, seen by the launcher only: exists everywhere, and no Python is in
@@ -36,6 +38,9 @@ _STREAMS = (Path("/dev/stdin"), Path("/dev/stdout"), Path("/dev/stderr"))
 """Only names, for who asks whether they exist; Python opens the streams (``_RUN_PROGRAM``)."""
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
 _LOADER_CACHE = "/etc/ld.so.cache"
+MAX_FILES = 128
+"""Open at once, in one process."""
+_STACK_BYTES = 64 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,11 +56,12 @@ def _mount(source: str, target: Path, kind: str, flags: int, options: str = "") 
     _call("mount", *given, shown_as=f"mount of {source} on {target}")
 
 
-def build_root(visible: dict[str, str], user: int) -> int | None:
+def build_root(visible: dict[str, str], code: Path, user: int) -> int | None:
     """Leave the host's namespaces for users, mounts, network and host name, and build at ``ROOT``
-    what a program will see: libraries, ``visible``, five devices, an empty ``/tmp``; read-only.
+    what a program will see: libraries, ``visible``, five devices; read-only.
 
     Args:
+        code: the folder that is ``/tmp`` until ``hide_own_code``.
         visible: files and folders by the paths at which programs read them.
         user: id that programs run under where this process is root; no other process should have
             it, since processes are counted by user.
@@ -86,7 +92,7 @@ def build_root(visible: dict[str, str], user: int) -> int | None:
             _show(path, path)
     for target, source in visible.items():
         _show(Path(source), Path(target))
-    _inside(SCRATCH).mkdir()
+    _show(code, SCRATCH)
     for path in _STREAMS:
         _inside(path).touch()
     _inside(_SHARED_MEMORY).symlink_to(SCRATCH)  # locks between processes are files there
@@ -110,20 +116,54 @@ def _show(source: Path, at: Path) -> None:
     _mount(str(source), target, "none", _MS_BIND | _MS_REC)
 
 
-def unshare_processes() -> None:
-    """Make the next child process 1 of a new namespace: when it ends, all in it end."""
-    _call("unshare", _CLONE_NEWPID | _CLONE_NEWIPC)
-
-
-def enter_root(scratch_bytes: int) -> None:
-    """Make ``ROOT`` the root, with an empty ``/tmp`` of that size, and forget the host's files."""
+def enter_root() -> None:
+    """Make ``ROOT`` the root, forget the host's files, and keep through the next exec what
+    ``fork_within`` and ``enter_scratch`` need."""
     _call("unshare", _CLONE_NEWNS)
-    options = f"size={scratch_bytes},nr_inodes=4096,mode=1777"
-    _mount("tmpfs", _inside(SCRATCH), "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     os.chdir(ROOT)
     _call("pivot_root", b".", b".")
     _call("umount2", b".", _MNT_DETACH)
     os.chdir(SCRATCH)
+    if os.geteuid() != 0:
+        _keep_only(1 << _CAP_SYS_ADMIN | 1 << _CAP_SETPCAP)
+
+
+def hide_own_code() -> None:
+    """Leave an empty ``/tmp``."""
+    os.chdir("/")
+    _call("umount2", bytes(SCRATCH), _MNT_DETACH)
+
+
+def fork_within() -> int:
+    """``os.fork``, but the child is process 1 of new namespaces: when it ends, all in there end."""
+    flags = _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWNS
+    arguments = (ctypes.c_uint64 * 8)(flags, 0, 0, 0, signal.SIGCHLD)  # struct clone_args
+    ctypes.pythonapi.PyOS_BeforeFork()
+    # through PyDLL, which holds the interpreter's lock, as os.fork does
+    pid = ctypes.PyDLL(None, use_errno=True).syscall(_SYS_CLONE3, arguments, ctypes.c_size_t(64))
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), f"clone3: {os.strerror(ctypes.get_errno())}")
+    return int(pid)
+
+
+def enter_scratch(scratch_bytes: int) -> None:
+    """Enter an empty ``/tmp`` of that size."""
+    options = f"size={scratch_bytes},nr_inodes=4096,mode=1777"
+    _mount("tmpfs", SCRATCH, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    os.chdir(SCRATCH)
+
+
+def drop_bounding_set(may_read_all: bool = False) -> None:
+    """No capability can be had by an exec, but perhaps that to read every file."""
+    for capability in range(64):
+        if may_read_all and capability == _CAP_DAC_READ_SEARCH:
+            continue
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break  # the kernel knows no more, or there are no privileges to drop
 
 
 def drop_privileges(change_to: int | None, may_read_all: bool = False) -> None:
@@ -134,11 +174,6 @@ def drop_privileges(change_to: int | None, may_read_all: bool = False) -> None:
         may_read_all: where root changes to another id, keep the right to read every file: without
             walls, this Python may lie where only root can read.
     """
-    for capability in range(64):
-        if may_read_all and capability == _CAP_DAC_READ_SEARCH:
-            continue
-        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break  # the kernel knows no more, or there are no privileges to drop
     if change_to is not None:
         _libc.prctl(_PR_SET_KEEPCAPS, int(may_read_all), 0, 0, 0)
         _become(change_to)
@@ -156,10 +191,11 @@ def _keep_only(capabilities: int) -> bool:
     sets = (ctypes.c_uint32 * 6)(capabilities, capabilities, capabilities, 0, 0, 0)
     if _libc.capset(ctypes.byref(header), ctypes.byref(sets)) != 0:
         return False
-    if capabilities:
-        ambient = (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0)
-        return bool(_libc.prctl(*ambient) == 0)
-    return True
+    return all(
+        _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability, 0, 0) == 0
+        for capability in range(32)
+        if capabilities >> capability & 1
+    )
 
 
 def _become(user: int) -> None:
@@ -188,6 +224,12 @@ def num_tasks_of_user() -> int:
     return count
 
 
+def limit_fork_server() -> None:
+    """Set the limits that count when an interpreter starts: the C library gives each thread as much
+    stack as the first one had then."""
+    _limit({resource.RLIMIT_STACK: _STACK_BYTES, resource.RLIMIT_NOFILE: MAX_FILES})
+
+
 def limit(limits: dict[str, int]) -> None:
     """Set the hard limits that the kernel counts per process, or per user for processes."""
     wanted = {
@@ -195,12 +237,16 @@ def limit(limits: dict[str, int]) -> None:
         resource.RLIMIT_AS: limits["memory_bytes"],
         resource.RLIMIT_NPROC: limits["processes"],
         resource.RLIMIT_FSIZE: limits["file_bytes"],
-        resource.RLIMIT_STACK: min(64 << 20, limits["memory_bytes"]),
-        resource.RLIMIT_NOFILE: 128,
+        resource.RLIMIT_STACK: min(_STACK_BYTES, limits["memory_bytes"]),
+        resource.RLIMIT_NOFILE: MAX_FILES,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
+    _limit(wanted)
+
+
+def _limit(wanted: dict[int, int]) -> None:
     for name, value in wanted.items():
         _, hard = resource.getrlimit(name)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -1,28 +1,29 @@
 """Runs untrusted programs one after another, each behind its own walls. Started by
 ``sandbox.py``, one process for each worker; talks JSON with it through stdin and stdout.
 
-    launcher            builds the root once, reads requests
-      supervisor        one for each request, outside the walls: feeds, reads, counts, kills
-        init            process 1 of the program's namespace: when it ends, all in there end
-          the program   a fresh Python without privileges
+    launcher            builds the root once, reads requests; outside: feeds, reads, counts
+      fork server       a warm Python inside the root; holds nothing of any request
+        init            process 1 of the program's namespaces: when it ends, all in there end
+          the program   a fork of that Python without privileges
 
 A request with ``serve`` is the last one: its program takes over stdin and stdout, and limits the
 calls that it makes itself (``check_server.py``).
 """
 
-import base64
-import contextlib
 import json
 import os
 import select
 import signal
+import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from . import isolation, seccomp
+from . import isolation
+from .fork_server import descendants
 
 _POLL_SECONDS = 0.02
 _ERROR_BYTES = 64 << 10
@@ -36,6 +37,12 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
+_CODE = Path(__file__).parents[1]
+"""Where the fork server finds this package."""
+_FORK = """
+with __import__("jail.fork_server", fromlist=["main"]).main() as _program:
+    exec(compile(*globals().pop("_program")))
+"""
 
 Json = dict[str, Any]
 
@@ -46,12 +53,13 @@ def main() -> None:
     if setup is None:
         return
     os.umask(0o022)  # these files are for the program's user, who is another one
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = os.dup(1)
     os.dup2(2, 1)
     change_to = setup["user"] if os.geteuid() == 0 else None
     try:
         if setup["isolated"]:
-            change_to = isolation.build_root(setup["visible"], setup["user"])
+            change_to = isolation.build_root(setup["visible"], _CODE, setup["user"])
+        server = _ForkServer(setup, change_to)
         _write(answers, {"ready": True})
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -59,10 +67,11 @@ def main() -> None:
         return
     while (request := _read(sys.stdin.buffer)) is not None:
         if request.get("serve"):
-            _serve(setup, change_to, request, answers.fileno())
+            nothing = os.open(os.devnull, os.O_RDWR)
+            _, reported = server.start(request, [0, answers, nothing])
+            os.read(reported, 1)  # nothing comes before its end
             return
-        answers.write(_supervised(setup, change_to, request))
-        answers.flush()
+        _write(answers, _Supervisor(server, request).run())
 
 
 def _read(stream: BinaryIO) -> Json | None:
@@ -73,146 +82,104 @@ def _read(stream: BinaryIO) -> Json | None:
     return message
 
 
-def _write(stream: BinaryIO, message: Json) -> None:
+def _write(descriptor: int, message: Json) -> None:
     body = json.dumps(message).encode()
-    stream.write(struct.pack("<Q", len(body)) + body)
-    stream.flush()
+    _write_all(descriptor, struct.pack("<Q", len(body)) + body)
 
 
-def _serve(setup: Json, change_to: int | None, request: Json, stdout: int) -> None:
-    """Run a program that talks with the other side itself, until it ends."""
-    if setup["isolated"]:
-        isolation.unshare_processes()
-    else:
-        isolation.adopt_orphans()
-    reported, status = os.pipe()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    init = os.fork()
-    if init == 0:
-        os.close(reported)
-        _init(setup, change_to, request, [(0, -1), (-1, stdout), (-1, nothing), (-1, status)])
-    for descriptor in (0, stdout, status, nothing):
-        os.close(descriptor)  # so that its end is seen on the other side
-    os.waitpid(init, 0)
+def _write_all(descriptor: int, data: bytes) -> None:
+    unsent = memoryview(data)
+    while unsent:
+        unsent = unsent[os.write(descriptor, unsent) :]
 
 
-def _supervised(setup: Json, change_to: int | None, request: Json) -> bytes:
-    """The answer as it is sent, after its supervisor has ended."""
-    incoming, outgoing = os.pipe()
-    supervisor = os.fork()
-    if supervisor == 0:
-        with os.fdopen(outgoing, "wb") as stream:
-            _write(stream, _answer(setup, change_to, request, outgoing))
-        os._exit(0)
-    os.close(outgoing)
-    with os.fdopen(incoming, "rb") as stream:
-        answer = stream.read()
-    os.waitpid(supervisor, 0)
-    return answer
+class _ForkServer:
+    """The process that starts programs.
 
+    Args:
+        change_to: id of the user that programs run under; None: this one.
 
-def _answer(setup: Json, change_to: int | None, request: Json, outgoing: int) -> Json:
-    try:
-        isolation.die_with_parent()
-        if setup["isolated"]:
-            isolation.unshare_processes()
-        else:
-            isolation.adopt_orphans()
-        pipes = [os.pipe() for _ in range(4)]
-        init = os.fork()
-        if init == 0:
-            os.close(outgoing)
-            _init(setup, change_to, request, pipes)
-        return _Supervisor(setup, request, init, pipes).run()
-    except Exception as error:  # noqa: BLE001 - the waiting side must hear of it
-        return {"error": f"{type(error).__name__}: {error}"}
+    Raises:
+        OSError: it does not start.
+    """
 
+    def __init__(self, setup: Json, change_to: int | None) -> None:
+        self.channel, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            self._become(setup, its_end)
+        its_end.close()
+        first = {"isolated": setup["isolated"], "user": change_to, "imports": setup["imports"]}
+        self.channel.send(json.dumps(first).encode())
+        if (answer := self.channel.recv(1 << 12)) != b"ready":
+            raise OSError(answer.decode() or "the fork server ended as it started")
 
-def _init(
-    setup: Json, change_to: int | None, request: Json, pipes: list[tuple[int, int]]
-) -> NoReturn:
-    """Build the last walls, start the program, bury the dead, report how the program ended."""
-    (stdin, _), (_, stdout), (_, stderr), (_, status) = pipes
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 gets no signal without a handler
-        os.umask(0o022)
-        if setup["isolated"]:
-            isolation.enter_root(request["limits"]["file_bytes"])
-            isolation.drop_privileges(change_to)
-        else:
-            isolation.die_with_parent()
-            os.chdir(request["folder"])
-            if change_to is not None:
-                os.chown(".", change_to, change_to)
-        contents = {n: text.encode(errors="replace") for n, text in request["files"].items()}
-        contents |= {name: base64.b64decode(data) for name, data in request["bytes"].items()}
-        for name, data in contents.items():
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_bytes(data)
-        program = os.fork()
-        if program == 0:
-            _become_program(setup, change_to, request, (stdin, stdout, stderr))
-        os.closerange(0, status)
-        os.closerange(status + 1, status + 64)
-        while True:
-            pid, ended, usage = os.wait4(-1, 0)
-            if pid == program:
-                break
-        code = os.waitstatus_to_exitcode(ended)
-        report: Json = {"status": code, "cpu_seconds": usage.ru_utime + usage.ru_stime}
-    except BaseException as error:  # noqa: BLE001 - this process must never return
-        report = {"error": f"{type(error).__name__}: {error}"}
-    os.write(status, json.dumps(report).encode())
-    os._exit(0)
-
-
-def _become_program(
-    setup: Json, change_to: int | None, request: Json, standard: tuple[int, int, int]
-) -> NoReturn:
-    try:
-        os.setsid()
-        for number, descriptor in enumerate(standard):
-            os.dup2(descriptor, number)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and that is inherited
-            signal.signal(number, signal.SIG_DFL)
-        limits = request["limits"]
-        if not setup["isolated"]:
-            if change_to is None:
-                limits["processes"] += isolation.num_tasks_of_user()
-            isolation.drop_privileges(change_to, may_read_all=True)
-        isolation.limit(limits)
-        if seccomp.is_available():
-            seccomp.install()
-        environment = {**_ENVIRONMENT, **setup["environment"]}
-        os.execve(setup["python"], [setup["python"], *request["arguments"]], environment)
-    except BaseException as error:  # noqa: BLE001 - this process must never return
-        os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
+    def _become(self, setup: Json, channel: socket.socket) -> NoReturn:
+        try:
+            os.dup2(channel.fileno(), 0)
+            for number in (1, 2):  # a program's are pipes too; nobody reads these
+                os.dup2(os.pipe()[1], number)
+            isolation.limit_fork_server()
+            if setup["isolated"]:
+                isolation.enter_root()
+            else:
+                os.chdir(_CODE)
+            environment = {**_ENVIRONMENT, **setup["environment"]}
+            os.execve(setup["python"], [setup["python"], "-s", "-S", "-c", _FORK], environment)
+        except BaseException as error:  # noqa: BLE001 - this process must never return
+            channel.send(f"{type(error).__name__}: {error}".encode())
         os._exit(127)
+
+    def start(self, request: Json, standard: list[int]) -> tuple[int, int]:
+        """Start a program with these streams, which are closed here.
+
+        Returns:
+            Process id of its init, and a descriptor to read how it ended.
+        """
+        reported, report = os.pipe()
+        orders, to_init = os.pipe()
+        streams = [*standard, report, orders]
+        scratch_bytes = request["orders"]["limits"]["file_bytes"]
+        socket.send_fds(self.channel, [str(scratch_bytes).encode()], streams)
+        for descriptor in streams:
+            os.close(descriptor)
+        init = int(self.channel.recv(16))
+        # Only now: the fork server, and what it forks next, have seen nothing of it.
+        with suppress(BrokenPipeError):  # its report says why
+            _write_all(to_init, json.dumps(request["orders"]).encode())
+        os.close(to_init)
+        return init, reported
+
+    def end(self) -> None:
+        """End what was started; nothing of it is left."""
+        self.channel.send(b"end")
+        if self.channel.recv(16) != b"ended":
+            raise EOFError
 
 
 class _Supervisor:
     """Watches one program from outside until nothing of it is left."""
 
-    def __init__(self, setup: Json, request: Json, init: int, pipes: list[tuple[int, int]]) -> None:
-        (stdin, self.stdin), (self.stdout, out), (self.stderr, err), (self.status, end) = pipes
-        for descriptor in (stdin, out, err, end):
-            os.close(descriptor)
-        self.is_isolated: bool = setup["isolated"]
-        self.limits: dict[str, Any] = request["limits"]
-        self.init = init
+    def __init__(self, server: _ForkServer, request: Json) -> None:
+        (stdin, self.stdin), (self.stdout, out), (self.stderr, err) = (os.pipe() for _ in range(3))
+        self.server = server
+        self.limits: dict[str, Any] = request["orders"]["limits"]
         self.unsent = memoryview(request["stdin"].encode(errors="replace"))
         self.output: dict[int, bytearray] = {self.stdout: bytearray(), self.stderr: bytearray()}
         self.num_output_bytes = 0
+        self.init, self.status = server.start(request, [stdin, out, err])
         self.started = time.monotonic()
 
     def run(self) -> Json:
         """The answer: status, output, limit; or the error of a wall."""
         os.set_blocking(self.stdin, False)
         limit, report = self._watch()
-        self._kill()
+        self.server.end()
         for descriptor in self.output:
             while self._take(descriptor):
                 pass
+            os.close(descriptor)
+        os.close(self.status)
+        self._close_stdin()
         ended = json.loads(report) if report else {"status": -signal.SIGKILL, "cpu_seconds": 0.0}
         if "error" in ended:
             return {"error": ended["error"]}
@@ -233,7 +200,7 @@ class _Supervisor:
         if self.unsent:
             poller.register(self.stdin, select.POLLOUT)
         else:
-            os.close(self.stdin)
+            self._close_stdin()
         next_count = self.started + _POLL_SECONDS
         while True:
             for descriptor, _ in poller.poll(_POLL_SECONDS * 1000):
@@ -242,7 +209,7 @@ class _Supervisor:
                 if descriptor == self.stdin:
                     if not self._feed():
                         poller.unregister(self.stdin)
-                        os.close(self.stdin)
+                        self._close_stdin()
                 elif not self._take(descriptor):
                     poller.unregister(descriptor)
             now = time.monotonic()
@@ -255,6 +222,11 @@ class _Supervisor:
                 hit = self._count()
                 if hit is not None:
                     return hit, b""
+
+    def _close_stdin(self) -> None:
+        if self.stdin >= 0:
+            os.close(self.stdin)
+        self.stdin = -1
 
     def _feed(self) -> bool:
         try:
@@ -278,42 +250,13 @@ class _Supervisor:
         return bool(data)
 
     def _count(self) -> str | None:
-        pids = _descendants(self.init)
+        pids = descendants(self.init)
         if len(pids) > self.limits["processes"] + 1:
             return "processes"
         if any(_cpu_seconds(pid) > self.limits["cpu_seconds"] for pid in pids):
             return "cpu"
         used = sum(map(_memory_bytes, pids))
         return "memory" if used > self.limits["memory_bytes"] else None
-
-    def _kill(self) -> None:
-        """End everything; what was in a process namespace is gone when its init is reaped."""
-        if self.is_isolated:
-            os.kill(self.init, signal.SIGKILL)
-            os.waitpid(self.init, 0)
-            return
-        while pids := _descendants(os.getpid()):
-            for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-                for pid in pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal_number)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-
-
-def _descendants(pid: int) -> list[int]:
-    processes: list[int] = []
-    unseen = [pid]
-    while unseen:
-        folder = Path(f"/proc/{unseen.pop()}/task")
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            for thread in list(folder.iterdir()):
-                with contextlib.suppress(OSError):
-                    pids = [int(word) for word in (thread / "children").read_text().split()]
-                    processes += pids
-                    unseen += pids
-    return processes
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -60,7 +60,10 @@ def is_available() -> bool:
     return sys.platform == "linux" and platform.machine() in _AUDIT_ARCH
 
 
-def _program() -> bytes:
+def compiled() -> bytes | None:
+    """The filter for this processor, an array of ``struct sock_filter``; None without one."""
+    if not is_available():
+        return None
     machine = platform.machine()
     column = 0 if machine == "x86_64" else 1
     clone, socket = _CLONE_AND_SOCKET[machine]
@@ -85,18 +88,22 @@ def _program() -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def install() -> None:
+def install(code: bytes) -> None:
     """Put the filter on this process and all that it starts; ``no_new_privs`` must be set.
+
+    Args:
+        code: of ``compiled``.
 
     Raises:
         OSError: the kernel has no seccomp.
     """
-    code = _program()  # an array of ``struct sock_filter``
     wanted = _Program(len(code) // 8, code)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(wanted), 0, 0) != 0:
+    if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(wanted), 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the seccomp filter is refused")
