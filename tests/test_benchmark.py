@@ -51,10 +51,10 @@ def table_of(out: Path, *arguments: str) -> tuple[dict[str, list[str]], list[dic
 def test_the_dry_run_of_every_call(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
     out = tmp_path / "tables" / "gpu.md"
-    rows, (speed, peers, _, _, backend) = table_of(out, "gpu", "--dry-run")
+    rows, (speed, peers, *_, backend) = table_of(out, "gpu", "--dry-run")
     assert rows[""] == ["reason_llm", "vLLM alone", "vLLM alone, LoRA", "TRL", "Unsloth",
-                        "reason_llm, NF4", "reason_llm, NF4, 24 GiB", "reason_llm over Unsloth",
-                        "target"]  # fmt: skip
+                        "reason_llm, NF4", "reason_llm, NF4, 24 GiB", "reason_llm, folded",
+                        "reason_llm over Unsloth", "target"]  # fmt: skip
     speeds = rows["speed: sampling, tokens/s"]
     assert all(float(cell.replace(",", "")) > 0 for cell in speeds[:3])
     assert float(rows["speed: sampling, of vLLM alone"][0]) > 0.01
@@ -64,6 +64,7 @@ def test_the_dry_run_of_every_call(tmp_path: Path) -> None:
     assert "sampling_tokens_per_second" in speed["sides"]["reason_llm"][0]["steps"][0]
     assert float(rows["nf4: a step, s"][0]) > 0
     assert float(rows["nf4: a step, s"][5]) > 0
+    assert float(rows["fold: a step, s"][7]) > 0
     assert float(rows["memory: sampling measured, GiB"][6]) > 0
     assert rows["memory: longest rows planned, tokens"][6] == "512"
     assert rows["memory: longest rows learned, tokens"][6] == "768"

@@ -90,6 +90,8 @@ def calls(work: Work, most_tokens: int) -> dict[str, dict[str, tuple[str, Work]]
         "peers": {"trl": ("trl", work), "unsloth": unsloth},
         "nf4": ours | {"nf4": ("reason_llm", nf4)},
         "memory": {"under_24_gib": ("reason_llm", within)},
+        "fold": ours
+        | {"folded": ("reason_llm", replace(work, is_folded=True)), "vllm": ("vllm", work)},
         "backend": ours | {"reason_llm_unsloth": ("reason_llm_unsloth", work)},
     }
 
@@ -130,6 +132,7 @@ def gpu(
 def titles(blocks: Sequence[Block]) -> dict[str, str]:
     """Return the titles of the measured sides, by their names in ``Block.sides``."""
     known = SYSTEMS | {name: variant[1] for name, variant in VARIANTS.items()}
-    known |= {"nf4": "reason_llm, NF4", "under_24_gib": "reason_llm, NF4, 24 GiB"}
+    known |= {"nf4": "reason_llm, NF4", "under_24_gib": "reason_llm, NF4, 24 GiB",
+              "folded": "reason_llm, folded"}  # fmt: skip
     sides = dict.fromkeys(side for block in blocks for side in block.sides)
     return {side: known.get(side, side.replace("_", " ")) for side in sides}

@@ -100,6 +100,7 @@ def config_of(work: Work, backend: Literal["native", "unsloth"] = "native") -> C
         "algorithm": ALGORITHM,
         "sample": {
             "engine": work.engine,
+            "fold": work.is_folded,
             "prompts_per_step": work.prompts,
             "completions_per_prompt": work.completions,
             "max_new_tokens": work.completion_tokens,

@@ -63,6 +63,8 @@ class Work:
     """GPU memory that may be used; None: all."""
     has_ballast: bool = False
     """The rest of the GPU is allocated first, so that nothing can take more."""
+    is_folded: bool = False
+    """Ours has the adapter in the base weights while vLLM samples."""
     longest_tokens: int = 0
     """After the steps, the longest rows that can be learned are searched, up to so many tokens; 0:
     they are not."""
