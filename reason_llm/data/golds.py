@@ -48,6 +48,13 @@ _POINT = re.compile(
     r"(?:[€$£] ?)?+[-+]?[1-9]\d{0,2}(?:\.\d{3})++(?: ?(?:[^\W\d_]|[%€$£°\\])[^.,;]{0,30}+)?+"
 )
 """``1.250``, ``1.250.000`` and ``1.250 €``."""
+_TAILS = {
+    "t": "ext|imes|heta|frac|riangle", "f": "rac|orall", "b": "inom|eta|oxed|egin|ullet|ar",
+    "r": "ight|ho|angle|floor|ceil", "v": "ec|ar|ee|dots", "a": "lpha|ngle|pprox|rctan",
+}  # fmt: skip
+"""Ends of LaTeX commands, by first letters that are escapes of JSON or Python."""
+_ESCAPED = dict(zip(_TAILS, "\t\f\b\r\v\a", strict=True))
+_DAMAGED = re.compile("|".join(f"{_ESCAPED[name]}({tails})" for name, tails in _TAILS.items()))
 _EXPONENT = re.compile(r"[-+]?\d++(?:\.\d++)?+[eE][-+]?\d++")
 _QUANTITIES = re.compile(r"\d [^\W\d_]{1,20}+,? and \d[\d.,]*+ [^\W\d_]")
 """``2 hours and 30 minutes``."""
@@ -136,6 +143,8 @@ def _is_for_a_checker(answer: str) -> bool:
 
 def _doubt(text: str, answer: str) -> str:
     """The reason why a gold answer is ambiguous; empty where it is not."""
+    if damaged := damaged_command(text):
+        return damaged
     if answer.casefold() in NO_VALUES:
         return "the gold answer is a word for no value"
     if answer.startswith(("{'", "('")):
@@ -157,6 +166,15 @@ def _doubt(text: str, answer: str) -> str:
     if has_box(text):
         return "several boxes are read as one gold answer" if len(last_boxes(text)) > 1 else ""
     return "a whole text of several lines is the gold answer" if "\n" in answer else ""
+
+
+def damaged_command(text: str) -> str:
+    """What to say of a text in which an escape of JSON or Python took the first letter of a LaTeX
+    command; empty where it did not."""
+    if (found := _DAMAGED.search(text)) is None or found.lastindex is None:
+        return ""
+    command = list(_TAILS)[found.lastindex - 1] + found[found.lastindex]
+    return f"a control character begins \\{command}: in JSON, write two backslashes for one"
 
 
 def _value(where: str, column: str, value: Any) -> Any:

@@ -32,7 +32,7 @@ from reason_llm.data.forms import (
     read_preference,
     read_problem,
 )
-from reason_llm.data.golds import has_answer
+from reason_llm.data.golds import damaged_command, has_answer
 from reason_llm.data.messages import SYSTEM_ROLES, Messages, holds_images, images_of
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.played import Played, is_played, played_by
@@ -444,11 +444,12 @@ class _SetReader:
 
     def _doubt(self, problem: Problem) -> str:
         """Why the gold answer may be another one, or may never be paid; empty where it is clear."""
-        if problem.doubt or self.config.score.rewards[0].kind not in MATH_REWARDS:
-            return problem.doubt
+        asked = problem.messages[-1]["content"]
+        doubt = problem.doubt or damaged_command(asked)
+        if doubt or self.config.score.rewards[0].kind not in MATH_REWARDS:
+            return doubt
         if problem.answer.isdecimal():
             return ""
-        asked = problem.messages[-1]["content"]
         letter = problem.answer.strip("(). ")
         if letter in _LETTERS and re.search(rf"\b{letter}\b", asked) is None:
             return NOT_LISTED

@@ -683,6 +683,7 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "-",
         "12.3456",
         "0.125",
+        "\text{north}",
     ]
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -706,4 +707,6 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"in 2 rows, the first is {path}:26",
         f"{path}: an e of the gold answer is read as a power of ten in 1 row, the first is "
         f"{path}:29",
+        f"{path}: a control character begins \\text: in JSON, write two backslashes for one in 1 "
+        f"row, the first is {path}:33",
     ]

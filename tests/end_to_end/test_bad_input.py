@@ -142,10 +142,6 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         ["my_model", "nonesuch"],
     ),
     "no such data": (lambda f: ["--data.train", str(f / "no.jsonl")], ["no.jsonl does not exist"]),
-    "context beyond the model": (
-        lambda f: ["--model.context_tokens", "100000"],
-        ["model.context_tokens=100000", "4096"],
-    ),
     "bad held-out set": (lambda f: ["--data.eval", str(f / "no.csv")], ["no.csv"]),
     "buffer of another run": (buffer_of_another_run, ["'other'", "--run.resume never"]),
     "buffer cut short": (

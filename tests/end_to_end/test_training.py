@@ -77,6 +77,7 @@ def test_what_a_run_leaves_behind(
     assert (resolved.sample.engine, resolved.train.packing) == ("transformers", "varlen")
     expected = config.model_dump()  # and in it what auto came to
     expected["sample"]["engine"], expected["train"]["packing"] = "transformers", "varlen"
+    expected["sample"]["fold"] = False
     assert resolved.model_dump() == expected
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert read_object(folder / "summary.json") == summary

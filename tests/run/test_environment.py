@@ -40,7 +40,7 @@ def test_a_start_that_differs_is_added_and_one_that_was_gone_back_behind_forgott
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_only(Config.model_validate(TREE), outside_models)
-    training = DataSet("a", "rows.jsonl", "prompts", True, 7, Counter(long=3))
+    training = DataSet("a", "rows.jsonl", "prompts", True, num_rows=7, dropped=Counter(long=3))
     steps = []
     for step, packages in (
         (0, {}),

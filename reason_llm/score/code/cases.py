@@ -152,6 +152,12 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
         )
     row = {**row, **_of_livecodebench(row)}
     value = _parsed(row[column], column)
+    language = value.get("language") if isinstance(value, dict) else None
+    if isinstance(language, str) and not language.casefold().startswith(("py", "cpython")):
+        raise ValueError(
+            f"{column!r} names the language {language[:20]!r}, and only Python is run; leave such "
+            "rows out by data.preprocess"
+        )
     if isinstance(value, dict) and value.keys() == {"input", "output"}:  # CodeContests
         value = {f"{name}s": cases for name, cases in value.items()}
     if isinstance(value, dict) and not _TEST_KEYS & value.keys() and set(_COLUMNS) & value.keys():

@@ -15,7 +15,9 @@ Kind = Literal["number", "letters", "command", "text", "sign", "currency"]
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _FULL_WIDTH = {0xFF01 + i: 0x21 + i for i in range(94)}
-_SYMBOLS = _FULL_WIDTH | str.maketrans(
+_DIGITS = {i: str(int(chr(i))) for i in range(0x660, 0xABFA) if chr(i).isdecimal()}
+"""Digits of other scripts."""
+_SYMBOLS = _FULL_WIDTH | _DIGITS | str.maketrans(
     {
         "π": "\\pi ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ",
         "λ": "\\lambda ", "μ": "\\mu ", "φ": "\\phi ", "ω": "\\omega ", "σ": "\\sigma ",
@@ -28,7 +30,7 @@ _SYMBOLS = _FULL_WIDTH | str.maketrans(
         "⅜": " 3/8", "⅝": " 5/8", "⅞": " 7/8", "⅐": " 1/7", "⅑": " 1/9", "⅒": " 1/10",
         "Ω": "\\Omega ", "\u2126": "\\Omega ", "√": "\\sqrt ", "\u00a0": " ", "\u2009": " ",
         "\u202f": " ", "€": "\\euro ", "£": "\\pounds ", "¥": "\\yen ", "₹": "\\rupee ",
-        "¢": "\\cent ", "∖": "\\setminus ", "‰": "\u2030",
+        "¢": "\\cent ", "∖": "\\setminus ", "‰": "\u2030", "٫": ".", "٬": ",",
     }
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")

@@ -106,6 +106,7 @@ print(sorted(heavy & set(sys.modules)))
 
 
 def test_a_config_that_contradicts_itself_has_its_error(tmp_path: Path) -> None:
-    model = section(tmp_path, {"model_type": "llama"}, context_tokens=513)
+    scaled = {"model_type": "llama", "rope_parameters": LLAMA3}
+    model = section(tmp_path, scaled, context_tokens=513)
     assert outline(model) is None  # Transformers' way names the limit
     assert outline(ModelSection(path=str(TINY), trust_remote_code=True)) is None
