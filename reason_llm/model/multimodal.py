@@ -40,8 +40,8 @@ def note(path: str, config: PretrainedConfig) -> str:
             f"the text part of {', '.join(FAMILIES)} can be trained"
         )
     return (
-        f"model.path={path}: model_type={family} also reads images; its text part alone is "
-        "trained, and the part that reads images is loaded only for rows that have some"
+        f"model.path={path}: model_type={family} also reads images; only its text part is "
+        "trained, and its vision tower is loaded only if rows have images"
     )
 
 

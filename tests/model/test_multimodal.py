@@ -178,7 +178,7 @@ def test_the_plan_of_a_run(tmp_path: Path, script: Callable[..., tuple[int, str,
     code, shown, error = script("train.py", *families.options(tmp_path / "runs", path), "--plan")
     assert code == 0, error
     assert "base weights" in shown
-    assert "model_type=qwen3_vl also reads images; its text part alone is trained" in shown + error
+    assert "model_type=qwen3_vl also reads images; only its text part is trained" in shown + error
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """The memory plan from a model's config alone, without PyTorch where its shape is counted by
 ``outline``."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -55,15 +56,35 @@ def plan_only(config: Config, outside: Outside) -> Plan:
             if (name := known(path)) is not None:
                 made[option] = folders.enter_context(TemporaryDirectory())
                 write_config(name, Path(made[option]))
+
+        def original(text: str) -> str:
+            for option, folder in made.items():
+                text = text.replace(folder, str(options[option]))
+            return text
+
+        folders.enter_context(_warnings_through(original))
         try:
             readable = config.with_options(made)
             plan = _plan_only(readable, outside)
             return replace(plan, downloads=_downloads(config, readable))
         except ReasonError as error:
-            told = str(error)
-            for option, folder in made.items():
-                told = told.replace(folder, str(options[option]))
-            raise type(error)(told) from error
+            raise type(error)(original(str(error))) from error
+
+
+@contextmanager
+def _warnings_through(change: Callable[[str], str]) -> Iterator[None]:
+    """Context in which the warnings of ``model.base`` are changed."""
+
+    def changed(record: logging.LogRecord) -> bool:
+        record.msg, record.args = change(record.getMessage()), ()
+        return True
+
+    logger = logging.getLogger("reason_llm.model.base")
+    logger.addFilter(changed)
+    try:
+        yield
+    finally:
+        logger.removeFilter(changed)
 
 
 def _plan_only(config: Config, outside: Outside) -> Plan:

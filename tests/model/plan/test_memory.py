@@ -445,7 +445,7 @@ def test_the_shape_has_as_many_parameters_as_its_publisher_says(name: str, tmp_p
     assert loaded == stored or ("text_config" in SHAPES[name] and 0.9 * stored < loaded < stored)
 
 
-def test_recurrent_layers_have_states_in_place_of_keys() -> None:
+def test_recurrent_layers_have_states_in_place_of_keys(caplog: pytest.LogCaptureFixture) -> None:
     """Qwen3.5-4B: 24 of 32 layers have 32 states of 128 x 128 in float32, and the last 4 inputs of
     a convolution over 8,192 channels; 8 have 4 heads of 256 for keys, and as many for values."""
     tree = {"model": {"path": "Qwen/Qwen3.5-4B", "context_tokens": 4096}, "data": {"train": "x"},
@@ -466,6 +466,7 @@ def test_recurrent_layers_have_states_in_place_of_keys() -> None:
     assert sizes["recurrent states"] == -(-bare.cache_tokens // (4096 + 256)) * state
     assert f"to download: {plan.downloads[0][1] / 1e9:.1f} GB of Qwen/Qwen3.5-4B" in plan.table()
     assert plan.downloads == (("Qwen/Qwen3.5-4B", 2 * 4_539_265_536),)
+    assert "model.path=Qwen/Qwen3.5-4B: model_type=qwen3_5 also reads images" in caplog.text
 
 
 @pytest.mark.long
