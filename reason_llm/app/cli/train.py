@@ -19,6 +19,9 @@ SWITCHES = {
     "quiet": "print only warnings and errors, like --log.console quiet",
 }
 
+PLANNED_ROWS = "data/arithmetic_train.jsonl"
+"""Rows of a plan that names a model and no rows: it reads none."""
+
 
 def run(program: str, arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
@@ -39,7 +42,10 @@ def train(
     mistakes: list[ReasonError] = []
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
     line = read_command_line(program, description, what, arguments, switches, in_force=True)
-    config, given = line.config(mistakes), line.given | asked
+    given = line.given | asked
+    if "plan" in given and line.what is None and "model.path" in line.overrides:
+        line.overrides.setdefault("data.train", PLANNED_ROWS)
+    config = line.config(mistakes)
     checks = given & {"plan", "data-check"}
     if not checks:
         raise_all(mistakes)

@@ -95,19 +95,20 @@ class OutsideModel:
     """Its time in a step; None: it is not counted."""
 
 
-def line(phases: Sequence[Phase], card: Card | None, steps: int) -> str:
-    """One line: the least seconds of a step, its longest phase, and the hours of so many steps; or
-    that there are no numbers of the card."""
+def line(phases: Sequence[Phase], card: Card | None, steps: int, cards: int = 1) -> str:
+    """One line: the least seconds of a step that so many cards share, its longest phase, and the
+    hours of so many steps; or that there are no numbers of the card."""
     if card is None:
         names = ", ".join(each.name for each in CARDS)
         return f"step time unknown: data sheets are known for {names} only"
-    seconds = {phase.name: phase.seconds(card) for phase in phases}
+    seconds = {phase.name: phase.seconds(card) / cards for phase in phases}
     total = sum(seconds.values())
     longest = max(phases, key=lambda phase: seconds[phase.name])
     share = seconds[longest.name] / total
+    where = f"an {card.name}" if cards == 1 else f"{cards} times an {card.name}"
     told = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
     return (
-        f"a step of full length takes at least {told} s on an {card.name}, "
+        f"a step of full length takes at least {told} s on {where}, "
         f"{longest.name} {share:.0%} of it ({longest.limit(card)}); {steps:,} steps "
         f"{steps * total / 3600:,.1f} h"
     )

@@ -115,6 +115,8 @@ class Plan:
     """Steps of the run."""
     phases: tuple[bound.Phase, ...]
     """The least cost of a step on a card."""
+    replicas: int = 1
+    """Number of cards that share a step."""
     skip_every: int = 0
     """Of so many layers one keeps no input; 0: all keep theirs."""
     tile_tokens: int | None = None
@@ -163,7 +165,8 @@ class Plan:
             most = max(peak.sampling, peak.learning, peak.scoring)
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
             if self.phases:
-                rows[-1] += f"; {bound.line(self.phases, bound.card_of(self.machine), self.steps)}"
+                card = bound.card_of(self.machine)
+                rows[-1] += f"; {bound.line(self.phases, card, self.steps, self.replicas)}"
         return rows
 
 
@@ -570,6 +573,7 @@ class _Draft:
             checkpoint_bytes=self._checkpoint_bytes,
             steps=self.config.run.steps,
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside)),
+            replicas=1 if self.config.run.replicas == "auto" else self.config.run.replicas,
             skip_every=self.skip_every,
             tile_tokens=tile if tile is not None and tile < longest else None,
             untiled=self.shape.untiled if is_long and self._recomputes else None,
