@@ -79,10 +79,13 @@ def _check_rows(
         of[0]: f" (and {len(of) - 1} more such rows)" if of[1:] else "" for of in errors.values()
     }
     if num_errors:
-        lines.append(f"{num_errors} errors, the first of each kind:")
+        errors_found = "1 error" if num_errors == 1 else f"{num_errors} errors"
+        lines.append(f"{errors_found}, the first of each kind:")
         lines += [f"  {printable(error)}{more[error]}" for error in [*more][:NUM_ERRORS_SHOWN]]
     else:
-        lines.append("no errors")
+        lines.append(
+            "no errors in the rows, read without the wrong options" if mistakes else "no errors"
+        )
     lines = [printable(without_secrets(line), keep="\n\t") for line in lines]
     return DataReport(lines, num_errors, list(map(printable, more)))
 

@@ -70,6 +70,8 @@ def build(
         if section in tree and tree[section] is None:
             tree[section] = {}  # an empty section is one of defaults
     tree.setdefault("data", {})
+    if "run.steps" in overrides and "run.epochs" not in overrides:
+        overrides = {**overrides, "run.epochs": None}  # of the file, which would win
     for key, value in overrides.items():
         _place(tree, key, value)
     if isinstance(tree.setdefault("run", {}), dict) and tree["run"].get("name") is None:

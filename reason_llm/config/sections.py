@@ -60,8 +60,8 @@ class RunSection(Section):
     steps: Count = 100
     """Number of steps; each samples, scores and trains."""
     epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Passes over the training set, rounded up to a whole step; overrides run.steps. null:
-    run.steps sets the length."""
+    """Passes over the training set, rounded up to a whole step; overrides run.steps, except a
+    --run.steps on the command line. null: run.steps sets the length."""
     resume: str = "auto"
     """auto: resume where the run stopped. never: move an old run and its buffer aside and start
     over. A checkpoint's folder: start a new run from its adapter and optimizer; the same command
@@ -302,7 +302,7 @@ class TrainSection(Section):
     decay to 0 at run.steps, cosine_with_min_lr to a tenth; warmup_stable_decay is constant and
     decays to 0 in the last tenth of the optimizer steps."""
     warmup_steps: Whole = 0
-    """Optimizer steps of linear warm-up from 0."""
+    """Optimizer steps of linear warm-up: step k of N has k/N of the learning rate, so 1 is none."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "muon"] = "adamw"
     """Optimizer. adamw: moments in float32; adamw_8bit: in 8 bits, by bitsandbytes;
     paged_adamw_8bit: also paged to host memory when the GPU is full. adafactor: one factored

@@ -246,6 +246,14 @@ def test_each_option_of_trl_has_an_answer() -> None:
     assert len(told) > 180
 
 
+def test_steps_on_the_command_line_win_over_epochs_of_the_file(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.yaml").write_text("{run: {epochs: 2}, data: {train: x, eval: 0.05}}")
+    assert load(file).run.epochs == 2
+    config = load(file, {"run.steps": 3})
+    assert (config.run.epochs, config.run.steps, config.data.eval) == (None, 3, "5%")
+    assert load(file, {"run.steps": 3, "run.epochs": 1}).run.epochs == 1
+
+
 def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
     text = (ROOT / "docs" / "coming_from.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \|$", text, re.MULTILINE)

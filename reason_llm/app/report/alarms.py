@@ -450,8 +450,8 @@ ALARMS: dict[str, Alarm] = {
     ),
     "The first reward is constant": Alarm(
         constant_reward,
-        "It tells no answer from another, so nothing is learned from it and evaluation says "
-        "nothing: call it on a right and on a wrong answer by hand.",
+        "It gives every answer the same value, so the model learns nothing from it, and "
+        "accuracies mean nothing: call it on a right and on a wrong answer by hand.",
     ),
     "Held-out accuracy does not follow the reward": Alarm(
         reward_without_accuracy, charts=("score/reward", "eval/accuracy")
