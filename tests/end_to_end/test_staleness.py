@@ -289,7 +289,7 @@ def test_what_fails_ahead_is_tried_again_at_its_turn(
     again, or goes on where it does not."""
     whole, failing = alone(), make("failing", run__samplers=1)
     with monkeypatch.context() as struck, caplog.at_level(logging.WARNING):
-        kill_at(struck, Scorer, "score", 4, RewardError("the reward is broken"))
+        kill_at(struck, Scorer, "score_as_they_come", 4, RewardError("the reward is broken"))
         train(failing)
     assert "sampling step 3 ahead failed (the reward is broken)" in caplog.text
     assert adapter(failing) == adapter(whole)
