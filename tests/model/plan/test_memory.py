@@ -193,7 +193,9 @@ EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
     ("family", "dtype", "checkpointing"),
     most_are_long(
         [
-            *product([*FAMILIES, "qwen3_moe", "qwen3_moe experts", "gpt_oss"], [torch.float32], ANY),
+            *product(
+                [*FAMILIES, "qwen3_moe", "qwen3_moe experts", "gpt_oss"], [torch.float32], ANY
+            ),
             *product(["qwen2", "gemma2", "gpt2", "gpt_oss"], [torch.bfloat16], ANY),
         ],
         [("qwen2", torch.float32, True), ("gpt2", torch.float32, False)],
