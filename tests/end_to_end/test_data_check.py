@@ -173,7 +173,7 @@ def test_rows_to_learn_from_show_what_is_learned(tmp_path: Path, call: Call) -> 
     assert "first 1 rows: 1 end with an end token, 1 have the ids of their text" in shown
     asked = "<|im_start|>user\nQ\\x1b[2J<|im_end|>\n<|im_start|>assistant\n\n"
     assert f", value 0.5\n{asked}--- learned, 9 tokens:\ngood one<|im_end|>\n" in shown
-    assert f"tokens\n{asked}--- learned, 4 tokens:\nbad<|im_end|>\n1 errors" in shown
+    assert f"tokens\n{asked}--- learned, 4 tokens:\nbad<|im_end|>\n1 error, " in shown
     assert f"  {train}:2: 'chosen' and 'rejected' are the same text; remove the row\n" in shown
     talks = {"Chosen": "Q: 1\nA: 1", "Rejected": "Q: 1\nA: 2"}
     train = lines(tmp_path / "a.jsonl", talks)
