@@ -51,7 +51,8 @@ class Routing:
 
     def _hook(self, place: int) -> Any:
         def hook(router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-            self._logits[place], _, self.experts[place] = output
+            found = output if output[0].is_floating_point() else output[::-1]  # Granite's
+            self._logits[place], _, self.experts[place] = found
 
         return hook
 

@@ -16,6 +16,7 @@ from families import changed
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
 from reason_llm.model import attention
+from reason_llm.model.adapters import MAMBA
 from reason_llm.model.base import (
     KEPT_KERNELS,
     Model,
@@ -189,9 +190,7 @@ def test_a_text_model_that_carries_a_vision_config_is_taken(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("family", [*families.OLDER, *families.TODAY, *families.MULTIMODAL])
 def test_families_whose_numbers_fit_pass(tmp_path: Path, family: str) -> None:
-    adapter = AdapterSection(targets=families.TARGETS.get(family, "all-linear"))
-    path = families.make(tmp_path, family)
-    check_model(ModelSection(path=path, dtype="float32", adapter=adapter))
+    check_model(ModelSection(path=families.make(tmp_path, family), dtype="float32"))
 
 
 def test_what_only_a_real_pass_can_tell_is_one_line(tmp_path: Path) -> None:
@@ -204,18 +203,13 @@ def test_what_only_a_real_pass_can_tell_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("family", sorted(families.TARGETS))
-def test_layers_that_peft_does_not_adapt_are_named_with_the_others(
-    tmp_path: Path, family: str
-) -> None:
-    path = families.make(tmp_path, family)
-    section = ModelSection(path=path, dtype="float32")
-    refused(section, f"PEFT adapts no out_proj of {family}, .*; set it to \\[")
-    with pytest.raises(ModelError) as caught:
-        check_model(section)
-    advised = re.search(r"\[(\S+)\], or some", str(caught.value))
-    assert advised is not None
-    check_model(section.with_options({"adapter.targets": advised[1].split(",")}))
+@pytest.mark.parametrize("family", MAMBA)
+def test_a_layer_that_kernels_read_past_is_left_out_or_refused(tmp_path: Path, family: str) -> None:
+    section = ModelSection(path=families.make(tmp_path, family), dtype="float32")
+    adapted = Shape.of(check_model(section)).adapted
+    assert "in_proj" in adapted and "out_proj" not in adapted
+    named = section.with_options({"adapter.targets": ["in_proj", "out_proj"]})
+    refused(named, "kernels of .* read the weight of .*out_proj past the layer")
 
 
 def test_targets_are_linear_layers_that_are_there() -> None:

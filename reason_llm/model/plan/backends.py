@@ -33,7 +33,7 @@ WITHOUT_VLLM = {
     "cohere2": "its windows in vLLM 0.32 see a token more than in Transformers",
     "gpt_neox": "vLLM 0.32 runs it by Transformers' modules, whose weights are not shared yet",
     "lfm2": "vLLM 0.32's log-probs of it are up to 1.1 nats off those of Transformers",
-    **dict.fromkeys(("falcon_h1", "granitemoehybrid", "nemotron_h", "olmo_hybrid"), _RECURRENT),
+    **dict.fromkeys(("falcon_h1", "nemotron_h", "olmo_hybrid"), _RECURRENT),
 }
 """Families that vLLM does not sample, by the ``model_type`` of the text part, with the reason."""
 

@@ -8,7 +8,7 @@ without storage, and each of its parameters becomes a view of the right rows; 4-
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,13 @@ EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight",
            "gate_up_proj_bias": "w13_bias", "down_proj_bias": "w2_bias"}  # fmt: skip
 """vLLM's names of the experts' fused weights, by Transformers'."""
 RENAMED = [(".mlp", ".block_sparse_moe"), (".self_attn", ".attn"),
-           (".embed_tokens", ".embedding")]  # fmt: skip
-"""Parts of names that are others in vLLM: Mixtral's from before Transformers 5, and gpt-oss's."""
+           (".embed_tokens", ".embedding"), (".router", ".gate")]  # fmt: skip
+"""Parts of names that are others in vLLM: Mixtral's from before Transformers 5, gpt-oss's, and
+Granite 4's."""
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
 """A weight of one expert in a checkpoint; Mixtral's names are of its paper."""
+DECAY = "A_log"
+"""Decays of Mamba's states, a number for each head, which vLLM holds as ``A = -exp(A_log)``."""
 VERIFIED_ROWS = 8192
 """Rows of a checkpoint tensor that are compared at once."""
 
@@ -46,7 +49,8 @@ def model_over(
     asked: str = "auto",
     is_whole: bool = False,
 ) -> Any:
-    """A Transformers causal LM whose every parameter is a view of vLLM's storage.
+    """A Transformers causal LM whose every parameter is a view of vLLM's storage, but for the
+    decays of Mamba's states (``DECAY``), which are read from the checkpoint.
 
     Args:
         config: read before the engine started, since vLLM registers its own classes for some.
@@ -81,6 +85,7 @@ def model_over(
         packed |= getattr(each, "packed_modules_mapping", None) or {}
     device = next(engine.module.parameters()).device
     parameters = dict(model.named_parameters(remove_duplicate=True))
+    decays: dict[str, Any] = {}
     for name, parameter in parameters.items():
         owner, _, attribute = name.rpartition(".")
         module, before = find_owner(theirs, packed, named(name))
@@ -88,6 +93,8 @@ def model_over(
         if attribute == "weight" and hasattr(module.weight, "bnb_quant_state"):  # its plugin's mark
             layer = nf4.linear_over(module.weight, len(before or ()), owner, place, dtype)
             model.set_submodule(owner, layer)
+        elif attribute == DECAY and not hasattr(module, DECAY):
+            decays[name] = place
         else:
             is_transposed = parameter.dim() == 3 and getattr(place, "is_transposed", False)
             start, parent = None, owner.rpartition(".")[0]
@@ -96,6 +103,10 @@ def model_over(
             view = shared_view(module, start, name, parameter.shape, is_transposed)
             own = nn.Parameter(view, requires_grad=False)
             setattr(place, attribute, own)
+    for opened, key, name in _stored(model, engine.path) if decays else ():
+        if name in decays:
+            own = opened.get_tensor(key).to(device, dtype)
+            setattr(decays[name], DECAY, nn.Parameter(own, requires_grad=False))
     model.tie_weights()
     if any(isinstance(module, nf4.Linear4bit) for module in model.modules()):
         model.is_loaded_in_4bit = True  # PEFT asks for it
@@ -211,19 +222,16 @@ def verify(model: nn.Module, path: str) -> int:
     quantised once more, and return the number of tensors compared. Raises ModelError: the first
     tensor that differs: vLLM repacked or changed it; or one that the checkpoint does not hold."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    named = folder.names_of(model)
     left = {id(parameter): parameter.numel() for parameter in parameters.values()}
     compared = 0
     with on_default_stream():
-        for file in checkpoint_files(path):
-            with safe_open(regular(file), framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a dict
-                    if (held := _found(parameters, named(name))) is not None:
-                        own, found = held
-                        if not _is_stored(model, own, found, opened, name):
-                            raise ModelError(f"{name} differs from {file}: it cannot be shared")
-                        left[id(parameters[own])] -= found.numel()
-                        compared += 1
+        for opened, key, name in _stored(model, path):
+            if (held := _found(parameters, name)) is not None:
+                own, found = held
+                if not _is_stored(model, own, found, opened, key):
+                    raise ModelError(f"{key} differs from {path}: it cannot be shared")
+                left[id(parameters[own])] -= found.numel()
+                compared += 1
     if missing := [name for name, each in parameters.items() if left[id(each)] > 0]:
         raise ModelError(
             f"model.path={path}: {missing[0]} is not in its checkpoint, so sharing "
@@ -232,11 +240,21 @@ def verify(model: nn.Module, path: str) -> int:
     return compared
 
 
+def _stored(model: nn.Module, path: str) -> Iterator[tuple[Any, str, str]]:
+    """An open file, a tensor's name in it, and its name in Transformers, for each tensor of a
+    checkpoint."""
+    named = folder.names_of(model)
+    for file in checkpoint_files(path):
+        with safe_open(regular(file), framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118 - not a dict
+                yield opened, key, named(key)
+
+
 def _found(parameters: dict[str, nn.Parameter], stored: str) -> tuple[str, Tensor] | None:
     """Transformers' name of a tensor in a checkpoint, and the part of that parameter which it is:
     one expert's of (E, rows, columns), of which the gate's rows come first. None if there is
     none."""
-    name = stored.replace(".block_sparse_moe.", ".mlp.")
+    name = stored if stored in parameters else stored.replace(".block_sparse_moe.", ".mlp.")
     if (match := EXPERT.fullmatch(name)) is None:
         return (name, parameters[name].data) if name in parameters else None
     is_down = match[3] in ("w2", "down_proj")

@@ -161,7 +161,8 @@ def test_the_families_of_today_share_and_agree(name: str, tmp_path: Path) -> Non
     with Model(section, tokenizer, 0, sizes) as model:
         assert model.engine is not None
         storages = {p.untyped_storage().data_ptr() for p in model.engine.module.parameters()}
-        base = [p for p in model.policy.parameters() if not p.requires_grad]
+        named = model.policy.named_parameters()
+        base = [p for n, p in named if not (p.requires_grad or n.endswith(shared_weights.DECAY))]
         assert all(p.untyped_storage().data_ptr() in storages for p in base)
         randomize(model, seed=1)
         with sampling(model, 0) as sampler:
