@@ -1,7 +1,6 @@
 """The base: what ends an answer, what may be adapted, and what is refused."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
