@@ -40,7 +40,12 @@ BASE = [
     "rich>=14",
     "matplotlib>=3.10",
 ]
-VLLM = ["vllm>=0.32,<0.33", "vllm-bnb-plugin>=0.0.3,<0.1"]
+# fla computes the recurrent layers of packed rows on a GPU (Qwen3.5, Qwen3-Next, OLMo Hybrid).
+VLLM = [
+    "vllm>=0.32,<0.33",
+    "vllm-bnb-plugin>=0.0.3,<0.1",
+    "flash-linear-attention>=0.6,<0.7",
+]
 UNSLOTH = ["unsloth>=2026.10.7,<2026.11", "unsloth-zoo>=2026.10.7,<2026.11"]
 TRACKERS = ["tensorboard>=2.21,<3", "wandb>=0.31,<1", "trackio>=0.43,<1"]
 GYM = ["reasoning-gym>=0.1.25,<0.2"]

@@ -23,6 +23,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from reason_llm.config import installation
+
 NAME = "reason_llm_sdpa"
 
 FAMILIES = (
@@ -34,7 +36,7 @@ FAMILIES = (
 """Families whose attention passes segments on and takes nothing but causality and a window from its
 mask; others may, and were not tried."""
 
-INSTALL_FLA = "pip install flash-linear-attention==0.6.0"
+INSTALL_FLA = installation.install("gpu")
 
 
 def layer_configs(text: PretrainedConfig) -> list[PretrainedConfig]:

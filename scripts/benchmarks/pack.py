@@ -27,10 +27,10 @@ LOCK = Path(__file__).resolve().parents[2] / "requirements" / "lock-gpu.txt"
 PACKED = """
 annotated-doc annotated-types apache-tvm-ffi astor bitsandbytes blake3 cachetools cbor2
 compressed-tensors datasets depyf dill dnspython docstring-parser einops email-validator fastapi
-googleapis-common-protos httpcore2 httptools httpx2 ijson interegular jiter jmespath jsonschema
-jsonschema-specifications lark llguidance lm-format-enforcer loguru mistral-common
-model-hosting-container-standards msgspec multiprocess openai opentelemetry-api
-opentelemetry-exporter-http-transport opentelemetry-exporter-otlp
+fla-core flash-linear-attention googleapis-common-protos httpcore2 httptools httpx2 ijson
+interegular jiter jmespath jsonschema jsonschema-specifications lark llguidance lm-format-enforcer
+loguru mistral-common model-hosting-container-standards msgspec multiprocess openai
+opentelemetry-api opentelemetry-exporter-http-transport opentelemetry-exporter-otlp
 opentelemetry-exporter-otlp-common opentelemetry-exporter-otlp-proto-common
 opentelemetry-exporter-otlp-proto-grpc opentelemetry-exporter-otlp-proto-http opentelemetry-proto
 opentelemetry-sdk opentelemetry-semantic-conventions opentelemetry-semantic-conventions-ai orjson
@@ -41,8 +41,7 @@ truststore typing-inspection uvicorn vllm vllm-bnb-plugin watchfiles websockets 
 """
 """Distributions in the archive, all of them in the lock."""
 MORE = {
-    "antlr4-python3-runtime": "4.13.2", "cut-cross-entropy": "25.1.1",
-    "flash-linear-attention": "0.6.0", "fla-core": "0.6.0", "hf-transfer": "0.1.9",
+    "antlr4-python3-runtime": "4.13.2", "cut-cross-entropy": "25.1.1", "hf-transfer": "0.1.9",
     "importlib-metadata": "10.2.0", "lazy-importer": "0.1.0",
     "latex2sympy2-extended": "1.11.0", "liger-kernel": "0.8.5",
     "math-verify": "0.9.0", "nest-asyncio": "1.6.0", "structlog": "26.1.0", "torchao": "0.18.0",

@@ -83,6 +83,7 @@ ADDED = {
     "configs/sample_tiny.yaml": "--data.eval data/arithmetic_test.jsonl "
     "--sample.prompts_per_step 16",  # so that some are right
     "--run.steps": "--run.steps 2",  # more than those that are done
+    "--run.epochs": "--run.epochs 0.002",  # 3 steps
     "configs/dapo_qwen2.5-7b_24gb.yaml": "--sample.max_new_tokens 1024 --sample.prompts_per_step 1 "
     "--sample.completions_per_prompt 2",  # its punishment spans 1024 tokens
 }

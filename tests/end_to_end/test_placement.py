@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -25,26 +26,32 @@ from stage_runs import write_rows
 
 pytestmark = pytest.mark.long
 SCRIPT = ROOT / "tests" / "fixtures" / "pretended_card.py"
-FOUND = 9
-"""Exit code of the script when an operation was refused."""
+FOUND, ENDED = 9, "end of a command on a pretended card"
+"""The script's exit code when an operation was refused, and its line after each command."""
 
 PPO = "--algorithm.name ppo --critic.warmup_steps 1"
+GRPO = (
+    "--train.gradient_checkpointing true --train.epochs 2 --train.optimizer_steps 2"
+    " --train.micro_batch_tokens 256 --algorithm.kl k3 --model.adapter.dropout 0.1"
+    " --train.ema 0.9"
+)
 ROLLOUTS: dict[str, str] = {
-    "grpo": "--train.gradient_checkpointing true --train.epochs 2 --train.optimizer_steps 2"
-    " --train.micro_batch_tokens 256 --algorithm.kl k3 --model.adapter.dropout 0.1",
-    "padded": "--train.packing padded --train.gradient_checkpointing true"
-    " --model.deterministic true --sample.stop </answer>",
-    "float32": "--model.dtype float32 --train.optimizer_steps 2 --sample.top_k 50"
-    " --sample.top_p 0.9",
+    "grpo": f"{GRPO} --run.steps 1",
+    "grpo_resumed": f"{GRPO} --run.name grpo --run.buffer {{folder}}/grpo.json",
     "ppo_8bit": f"{PPO} --train.optimizer adamw_8bit --train.ema 0.9 --model.adapter.rank 64",
-    "nf4": "--model.quantize nf4 --train.optimizer adamw_8bit --model.adapter.dropout 0.1"
-    " --train.gradient_checkpointing offload",
-    "shards": "--run.shards 2 --run.max_staleness 1",
-    "opd": "--algorithm.name opd --teacher.adapter {made}/runs/reward/adapter",
-    "taught": "--algorithm.name opd --teacher.model model/tiny --teacher.quantize nf4",
-    "paid": f"{PPO} --train.ema 0.9 --critic.start {{made}}/runs/reward/adapter"
-    " --score.rewards {rewards}",
+    "paid_padded": f"{PPO} --train.ema 0.9 --critic.start {{made}}/runs/reward/adapter"
+    " --score.rewards {rewards} --train.packing padded --train.gradient_checkpointing true",
+    "nf4_taught_by_nf4": "--model.quantize nf4 --train.optimizer adamw_8bit"
+    " --model.adapter.dropout 0.1 --train.gradient_checkpointing offload"
+    " --algorithm.name opd --teacher.model model/tiny --teacher.quantize nf4",
+    "shards_taught_by_an_adapter": "--run.shards 2 --run.max_staleness 1"
+    " --algorithm.name opd --teacher.adapter {made}/runs/reward/adapter",
+    "float32_deterministic": "--model.dtype float32 --train.optimizer_steps 2"
+    " --sample.top_k 50 --sample.top_p 0.9 --train.gradient_checkpointing true"
+    " --model.deterministic true --sample.stop </answer>",
 }
+"""Options of runs that follow one another in one process; a run resumes without a critic, with
+which the moments are moved to the card once more."""
 ROWS = {
     "sft": "demonstrations",
     "preference": "pairs",
@@ -68,31 +75,38 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def call(folder: Path, *arguments: str, fault: str = "") -> list[str]:
-    """What was refused in a run in ``folder``, 2 steps unless told otherwise."""
-    options = {
-        "run.steps": "2", "run.directory": str(folder / "runs"), "run.name": "run",
-        "run.buffer": str(folder / "buffer.json"), "eval.limit": "4", "eval.every": "0",
-    }  # fmt: skip
-    given = [part for name, value in options.items() for part in (f"--{name}", value)]
-    command = [sys.executable, str(SCRIPT), *([fault] if fault else []), "train"]
+def refused(folder: Path, runs: dict[str, list[str]], fault: str = "") -> dict[str, list[str]]:
+    """What was refused in each run of a process, by its name: 2 steps unless told otherwise."""
+    words = [fault] if fault else []
+    for name, (config, *more) in runs.items():
+        options = {
+            "run.steps": "2", "run.directory": str(folder / "runs"), "run.name": name,
+            "run.buffer": str(folder / f"{name}.json"), "eval.limit": "4", "eval.every": "0",
+        }  # fmt: skip
+        given = [part for option, value in options.items() for part in (f"--{option}", value)]
+        words += ["train", config, *given, *more, "THEN"]
     shown = subprocess.run(
-        [*command, *arguments[:1], *given, *arguments[1:]],
-        capture_output=True, text=True, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        [sys.executable, str(SCRIPT), *words[:-1]], capture_output=True, text=True, cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    refused = [line for line in shown.stderr.splitlines() if line.startswith("refused on a card: ")]
-    assert shown.returncode == (FOUND if refused else 0), shown.stderr[-3000:]
-    return refused
+    *parts, _ = shown.stderr.split(f"{ENDED}\n")
+    lines = [
+        [x for x in each.splitlines() if x.startswith("refused on a card: ")] for each in parts
+    ]
+    assert shown.returncode == (FOUND if any(lines) else 0), shown.stderr[-3000:]
+    return dict(zip(runs, lines, strict=True))
 
 
-def rollouts(folder: Path, *arguments: str, fault: str = "") -> list[str]:
-    """``call`` of the quick start with few rollouts."""
-    few = ("--sample.engine", "transformers", "--sample.prompts_per_step", "4")
-    return call(folder, "configs/quickstart.yaml", *few, *arguments, fault=fault)
+def quick_start(options: str, **paths: Any) -> list[str]:
+    """The quick start with few rollouts."""
+    few = "--sample.engine transformers --sample.prompts_per_step 4"
+    parts = (part.format(**paths) for part in options.split())
+    return ["configs/quickstart.yaml", *few.split(), *parts]
 
 
-@pytest.mark.parametrize("name", ROLLOUTS)
-def test_rollouts_stay_on_one_device(name: str, made: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def rollouts(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    folder = tmp_path_factory.mktemp("rollouts")
     models = [
         {"name": "reward_model", "label": label, "options": {"path": str(path), "normalize": kind}}
         for label, path, kind in (
@@ -101,44 +115,56 @@ def test_rollouts_stay_on_one_device(name: str, made: Path, tmp_path: Path) -> N
         )
     ]
     rewards = orjson.dumps([{"name": "think_answer_tags"}, *models]).decode()
-    arguments = (part.format(made=made, rewards=rewards) for part in ROLLOUTS[name].split())
-    assert rollouts(tmp_path, *arguments) == []
+    paths = {"made": made, "folder": folder, "rewards": rewards}
+    found = refused(folder, {k: quick_start(each, **paths) for k, each in ROLLOUTS.items()})
+    assert len((folder / "runs" / "grpo" / "metrics.jsonl").read_bytes().splitlines()) > 2
+    return found
 
 
-def test_a_resumed_run_stays_on_one_device(tmp_path: Path) -> None:
-    """Without a critic, beside which the moments are moved to the card once more."""
-    options = ("--train.ema", "0.9")
-    assert rollouts(tmp_path, *options, "--run.steps", "1") == []
-    assert rollouts(tmp_path, *options, "--run.steps", "2") == []
-    assert len((tmp_path / "runs" / "run" / "metrics.jsonl").read_bytes().splitlines()) > 2
+@pytest.fixture(scope="module")
+def rows(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    runs = {}
+    for name, rows in ROWS.items():
+        options = {
+            "data.train": f"{made}/{rows}.jsonl",
+            "eval.rows": f"{made}/held_out_{rows}.jsonl",
+            "train.rows_per_step": "8",
+            **({} if name == "reward" else {"sample.engine": "transformers"}),
+            **({"preference.name": "kto"} if name == "kto" else {}),
+        }
+        config = f"configs/{'preference' if name == 'kto' else name}_tiny.yaml"
+        runs[name] = [config, *(x for key, value in options.items() for x in (f"--{key}", value))]
+    return refused(tmp_path_factory.mktemp("rows"), runs)
+
+
+@pytest.mark.parametrize("name", ROLLOUTS)
+def test_rollouts_stay_on_one_device(name: str, rollouts: dict[str, list[str]]) -> None:
+    assert rollouts[name] == []
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_stay_on_one_device(name: str, made: Path, tmp_path: Path) -> None:
-    is_reward = name == "reward"
-    config = f"configs/{'preference' if name == 'kto' else name}_tiny.yaml"
-    options = {
-        "data.train": f"{made}/{ROWS[name]}.jsonl",
-        "eval.rows": f"{made}/held_out_{ROWS[name]}.jsonl",
-        "train.rows_per_step": "8",
-        **({} if is_reward else {"sample.engine": "transformers"}),
-        **({"preference.name": "kto"} if name == "kto" else {}),
-    }
-    given = (part for key, value in options.items() for part in (f"--{key}", value))
-    assert call(tmp_path, config, *given) == []
+def test_rows_stay_on_one_device(name: str, rows: dict[str, list[str]]) -> None:
+    assert rows[name] == []
 
 
-@pytest.mark.parametrize(
-    ("fault", "options", "line"),
-    [
-        ("column_on_host", "--run.steps 1", "aten.mul.Tensor of cuda"),
-        ("numpy_of_card", "--run.steps 1", "numpy of a tensor on the card at train/learner.py"),
-        ("moments_left_on_host", PPO, "aten._fused_adamw_.default of cuda"),
-    ],
-)
-def test_a_fault_is_found(fault: str, options: str, line: str, tmp_path: Path) -> None:
-    refused = rollouts(tmp_path, *options.split(), fault=fault)
-    assert any(each.startswith(f"refused on a card: {line}") for each in refused), refused
+FAULTS = {
+    "column_on_host": "aten.mul.Tensor of cuda",
+    "numpy_of_card": "numpy of a tensor on the card at train/learner.py",
+    "moments_left_on_host": "aten._fused_adamw_.default of cuda",
+}
+"""Faults of one run, and what is said of each."""
+
+
+@pytest.fixture(scope="module")
+def of_faults(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    run = {"run": quick_start(PPO)}
+    return refused(tmp_path_factory.mktemp("faults"), run, fault=",".join(FAULTS))["run"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str, of_faults: list[str]) -> None:
+    line = f"refused on a card: {FAULTS[fault]}"
+    assert any(each.startswith(line) for each in of_faults), of_faults
 
 
 @pytest.mark.parametrize("window", [None, 1024])

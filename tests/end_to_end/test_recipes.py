@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,12 @@ def test_ctrl_c_ends_the_recipe_and_not_only_its_run(
 
 
 @pytest.mark.long
-def test_rejection_sampling_learns_from_the_rows_of_the_round(project: Path) -> None:
+def test_rejection_sampling_learns_from_the_rows_of_the_round(
+    project: Path,
+    script: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To the end; and its command ``pairs`` again, as every command is called after a kill."""
     for name in ("sample", "sft"):
         path = project / "configs" / f"{name}_tiny.yaml"
         text = path.read_text().replace("prompts_per_step: 500", "prompts_per_step: 16")
@@ -155,8 +161,11 @@ def test_rejection_sampling_learns_from_the_rows_of_the_round(project: Path) -> 
     began = (runs / "rejection_sft_2" / "start" / name).read_bytes()
     assert began == (runs / "rejection_sft_1" / "adapter" / name).read_bytes()
     assert printed.count(" demonstrations of ") == 2
-    again = to_the_end(project, recipe="rejection_tiny")
-    assert (again.count("holds these rows already"), again.count("is finished")) == (2, 4)
+    monkeypatch.chdir(project)
+    for sampled in ("runs/rejection_sample_1", "runs/rejection_sample_2"):
+        rows = ("--out", f"{sampled}/right.jsonl", "--as", "demonstrations")
+        code, said, error = script("pairs.py", f"{sampled}/buffers", *rows)
+        assert (code, "holds these rows already" in said + error) == (0, True), error
 
 
 def config(folder: Path, name: str, **options: Any) -> str:

@@ -1,6 +1,6 @@
 """Resident memory of a learner over vLLM's weights, and beside a copy; run in a process of its own.
 
-measure_sharing.py FOLDER        makes a 400 M-parameter model there and prints name=value lines
+measure_sharing.py FOLDER        makes a 210 M-parameter model there and prints name=value lines
 """
 
 import sys
@@ -27,12 +27,12 @@ def resident_mib() -> float:
 
 
 def make(folder: Path) -> int:
-    """A random model of about 400 M parameters; how many bytes its weights take."""
+    """A random model of about 210 M parameters; how many bytes its weights take."""
     config = Qwen2Config(
         vocab_size=8192,
         hidden_size=1024,
         intermediate_size=4096,
-        num_hidden_layers=26,
+        num_hidden_layers=13,
         num_attention_heads=16,
         num_key_value_heads=8,
         max_position_embeddings=512,

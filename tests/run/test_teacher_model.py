@@ -208,34 +208,39 @@ def test_on_the_device_it_is_other_tensors(
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_to_the_same_adapter(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_adapter(
+    tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
     """Killed as the teacher reads and as the policy learns; of weights that have changed it is
     told."""
     folder = teacher(tmp_path / "teacher")
-    options = ["--run.steps", "3", "--sample.prompts_per_step", "4", "--run.keep_buffers", "none",
+    quick_start, steps = str(ROOT / "configs" / "quickstart.yaml"), ("--run.steps", "2")
+    options = ["--sample.prompts_per_step", "4", "--run.keep_buffers", "none",
                "--sample.completions_per_prompt", "2", "--sample.max_new_tokens", "12",
                "--run.directory", str(tmp_path / "runs"), "--model.adapter.dropout", "0.1",
                "--algorithm.name", "opd", "--teacher.model", str(folder), "--eval.every", "0",
                "--teacher.quantize", "nf4", "--log.console", "plain"]  # fmt: skip
 
-    def call(name: str, *before: str, status: int = 0) -> tuple[bytes, str]:
-        buffer = ("--run.name", name, "--run.buffer", str(tmp_path / f"{name}.json"))
-        script = before or (str(ROOT / "scripts" / "train.py"),)
-        command = [sys.executable, *script, str(ROOT / "configs" / "quickstart.yaml")]
-        ended = subprocess.run([*command, *options, *buffer], capture_output=True, text=True)
-        assert ended.returncode == status, ended.stderr
-        adapter = tmp_path / "runs" / name / "adapter" / "adapter_model.safetensors"
-        return adapter.read_bytes() if adapter.exists() else b"", ended.stderr
+    def given(name: str, *more: str) -> list[str]:
+        buffer = str(tmp_path / f"{name}.json")
+        return [quick_start, *options, "--run.name", name, "--run.buffer", buffer, *more]
 
-    whole, _ = call("whole")
+    def adapter(name: str) -> bytes:
+        code, _, error = script("train.py", *given(name, *steps))
+        assert code == 0, error
+        path = tmp_path / "runs" / name / "adapter" / "adapter_model.safetensors"
+        return path.read_bytes()
+
     die_at = str(ROOT / "tests" / "fixtures" / "die_at.py")
     for place, count in (
         ("reason_llm.readers.teacher:policy_logprobs", "2"),
-        ("reason_llm.train.learner:Learner._update", "2"),
+        ("reason_llm.train.learner:Learner._update", "1"),
     ):
-        call("killed", die_at, place, count, status=-9)
-    assert call("killed")[0] == whole
+        command = [sys.executable, die_at, place, count, *given("killed", *steps)]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == -9, ended.stderr
+    assert adapter("killed") == adapter("whole")
     path = folder / "model.safetensors"
     save_file({name: 2 * tensor for name, tensor in load_file(path).items()}, path)
-    options[1] = "4"
-    assert "teacher.model_sha256" in call("killed", status=2)[1]
+    code, _, error = script("train.py", *given("killed", "--run.steps", "3"))
+    assert (code, "teacher.model_sha256" in error) == (2, True)

@@ -1,8 +1,9 @@
-"""Agents over others' frameworks, as docs/environments.md lists them. Each is played in a process
-of its own, since the frameworks leave connections open until it ends."""
+"""Agents over others' frameworks, as docs/environments.md lists them. They are played in another
+process, since the frameworks leave connections open until it ends."""
 
 import subprocess
 import sys
+from ast import literal_eval
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,21 +54,47 @@ def test_each_row_of_the_table_is_run_or_says_why_not() -> None:
             assert run_by.startswith("by hand: "), name
 
 
+PLAY = """
+import sys, traceback
+sys.path[:0] = {path}
+import test_frameworks
+for name in {names}:
+    try:
+        test_frameworks.check(name)
+        problem = ""
+    except BaseException:
+        problem = traceback.format_exc()
+    print("played:", {{name: problem}})
+"""
+
+
+@pytest.fixture(scope="module")
+def problems() -> dict[str, str]:
+    """Tracebacks of the installed frameworks, by agent; empty where all is well."""
+    names = [name for name, package in (CHECKS | TOOL_AGENTS).items() if find_spec(package)]
+    path = [str(each) for each in (Path(__file__).parent, FIXTURES, *FIXTURES.parents[:2])]
+    done = subprocess.run(
+        [sys.executable, "-c", PLAY.format(path=path, names=names)],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    found = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("played: "):
+            found |= literal_eval(line.removeprefix("played: "))
+    return found | {name: done.stderr[-3000:] for name in names if name not in found}
+
+
 @pytest.mark.parametrize("name", [*CHECKS, *TOOL_AGENTS])
-def test_a_framework(name: str) -> None:
+def test_a_framework(name: str, problems: dict[str, str]) -> None:
     """What is not installed is skipped. To run one by hand, install it into a folder (``pip install
     --target``) and put that into ``PYTHONPATH``."""
-    package = (CHECKS | TOOL_AGENTS)[name]
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    folders = [Path(__file__).parent, FIXTURES, *FIXTURES.parents[:2]]
-    path = f"import sys; sys.path[:0] = {[*map(str, folders)]}"
-    played = f"{name}()" if name in CHECKS else f"calls_a_tool({name!r})"
-    code = f"{path}; import test_frameworks; test_frameworks.{played}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    if name not in problems:
+        pytest.skip(f"{(CHECKS | TOOL_AGENTS)[name]} is not installed")
+    assert not problems[name], problems[name]
+
+
+def check(name: str) -> None:
+    globals()[name]() if name in CHECKS else calls_a_tool(name)
 
 
 def played(name: str, *said: str, **options: Any) -> tuple[Any, Told]:

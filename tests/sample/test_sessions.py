@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -47,6 +47,7 @@ from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store import metrics
 from reason_llm.sample import SamplingParams, in_environment, openai_api
+from waves import limit_waves
 
 TOKENIZER = load_tokenizer(str(TINY))
 END = 2
@@ -690,13 +691,13 @@ def test_verifiers_goes_on_from_what_was_sampled() -> None:
 
 @long
 def test_a_taskset_s_records_are_its_own(episodes: list[tuple[Session, Any]]) -> None:
-    """128 rollouts of two turns, whose ids are not those of their texts."""
+    """32 rollouts of two turns, whose ids are not those of their texts."""
     source = "verifiers:sums_taskset?size=16&first=21"
     assert [row for _, row in read_rows(source, "train")][1] == {
         "prompt": [{"role": "user", "content": "22 + 22 = ?"}]
     }
     own = sessions("verifiers")
-    prompts = [a_prompt(n + 1, source + ":row {}") for n in range(16)]
+    prompts = [a_prompt(n + 1, source + ":row {}") for n in range(4)]
     groups = play(own, Told("it is 42", "it is 46", by_letters=True), prompts, each=8)
     check_equal(groups, episodes)
     first = groups[0].completions[0].environment
@@ -874,12 +875,19 @@ def test_a_run_of_a_taskset(tmp_path: Path) -> None:
 
 @long
 @pytest.mark.parametrize("environment", ["two_turns", "with_mcp", "mcp", "pool"])
-def test_killed_in_a_wave_it_goes_on_to_the_same_bits(environment: str, tmp_path: Path) -> None:
+def test_killed_in_a_wave_it_goes_on_to_the_same_bits(
+    environment: str,
+    tmp_path: Path,
+    script: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also with requests in parallel, with MCP over HTTP, from the agent and as tools, and with
     objects that later waves use again, of which a resumed run has new ones."""
+    limit_waves(2, monkeypatch.setattr)
     with ExitStack() as stack:
         url = stack.enter_context(http_server()) if "mcp" in environment else ""
-        killed_and_whole(environment, url, tmp_path)
+        monkeypatch.setenv("MCP_URL", url)
+        killed_and_whole(environment, url, tmp_path, script)
 
 
 GAME = """
@@ -896,40 +904,44 @@ class Game:
 """
 
 
-def killed_and_whole(environment: str, url: str, tmp_path: Path) -> None:
-    is_mcp = environment == "mcp"
+def killed_and_whole(
+    environment: str, url: str, tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
     (tmp_path / "game.py").write_text(GAME)
     named = {"mcp": f"mcp:{url}", "pool": f"{tmp_path / 'game.py'}:Game"}
     template = tmp_path / "template.jinja"
     template.write_text("{{ tools }}" + CHATML)
+    options: dict[str, Any] = {
+        "run__steps": 2,
+        "sample__environment": named.get(environment, f"agent:{AGENTS}:{environment}"),
+    }  # fmt: skip
+    if environment == "mcp":
+        options |= {"score__rewards": ["tag_count"], "data__template": str(template)}
+    else:
+        options["sample__max_new_tokens"] = 60
 
-    def adapter(folder: Path, *killed: str) -> tuple[bytes, Any]:
+    def command(folder: Path) -> list[str]:
         folder.mkdir(exist_ok=True)
-        config = small(
-            folder,
-            sample__environment=named.get(environment, f"agent:{AGENTS}:{environment}"),
-            **(
-                {"score__rewards": ["tag_count"], "data__template": str(template)} if is_mcp else {}
-            ),
-        )  # fmt: skip
         path = folder / "config.yaml"
+        config = small(folder, **options)
         path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
-        place = killed or ("reason_llm.loop:train", "0")
-        command = [sys.executable, str(FIXTURES / "die_at.py"), *place, str(path)]
-        command += ["--log.console", "plain"]
-        env = os.environ | {"MCP_URL": url, "PROMPTS_AT_ONCE": "2"}
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
-        assert ended.returncode == (-9 if killed else 0), ended.stderr
-        run = folder / "runs" / "small"
-        weights = run / "adapter" / "adapter_model.safetensors"
-        if killed:
-            return b"", None
+        return [str(path), "--log.console", "plain"]
+
+    def ended(folder: Path) -> tuple[bytes, Any]:
+        code, _, error = script("train.py", *command(folder))
+        assert code == 0, error
+        weights = folder / "runs" / "small" / "adapter" / "adapter_model.safetensors"
         return weights.read_bytes(), orjson.loads((folder / "buffer.json").read_bytes())["groups"]
 
-    whole = adapter(tmp_path / "whole")
+    place = {
+        "mcp": ("token_server:TokenServer.answer", "4"),  # one of a wave
+        "pool": ("turns:_Rollout.end", "21"),
+    }.get(environment, ("token_server:TokenServer.answer", "6"))
     broken = tmp_path / "broken"
-    place = "token_server:TokenServer.answer", "6"
-    if environment == "pool":
-        place = "turns:_Rollout.end", "21"
-    adapter(broken, f"reason_llm.environments.{place[0]}", place[1])
-    assert adapter(broken) == whole
+    killed = [sys.executable, str(FIXTURES / "die_at.py"), f"reason_llm.environments.{place[0]}"]
+    env = os.environ | {"PROMPTS_AT_ONCE": "2"}
+    dead = subprocess.run(
+        [*killed, place[1], *command(broken)], cwd=ROOT, capture_output=True, text=True, env=env
+    )
+    assert dead.returncode == -9, dead.stderr
+    assert ended(broken) == ended(tmp_path / "whole")

@@ -3,7 +3,7 @@ over the real vLLM's weights on the CPU.
 
 1. Every weight is vLLM's own and the checkpoint's; sampler and learner agree after a sync.
 2. The adapter serves from disk, and the merged model, by vLLM: to the policy.
-3. NF4; two steps of GRPO; a run that is killed.
+3. Two steps of GRPO, with NF4; a run that is killed.
 4. The check of a card by the shapes of Gemma 4 and Qwen3.5.
 
 vLLM's classes of these models import torchvision and mistral_common, though no image is read. Both
@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from bitsandbytes.nn import Linear4bit
 from safetensors.torch import load_file, save_file
 
 import families
@@ -64,6 +63,11 @@ HYBRIDS = ["granitemoehybrid", "granitemoehybrid_experts"]
 SHARED = [name for name in families.MULTIMODAL if name not in families.HYBRIDS]
 
 
+MERGED = ["gemma4", "mistral3", "qwen3_5_moe", "qwen3_5_text"]
+"""Those whose merged model vLLM serves; of all, it has the names and shapes of the base, which vLLM
+loads, and ``test_families`` compares its log-probs."""
+
+
 def engine_sizes(section: ModelSection, **options: Any) -> EngineSizes:
     return replace(SIZES, lora_targets=Shape.of(check_model(section)).adapted, **options)
 
@@ -87,6 +91,12 @@ def served(path: Path | str, row: Datum, adapter: Path | None = None) -> torch.T
     engine.forget_configs()
     pairs = zip(found.prompt_logprobs[1:], row.ids[1:], strict=True)
     return torch.tensor([each[token].logprob for each, token in pairs])
+
+
+def stored(folder: Path | str) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and data types of a checkpoint's tensors, by name."""
+    files = (load_file(path) for path in Path(folder).glob("*.safetensors"))
+    return {n: (tuple(t.shape), t.dtype) for tensors in files for n, t in tensors.items()}
 
 
 @pytest.mark.parametrize("name", [*SHARED, *IMPORTING, *HYBRIDS])
@@ -139,7 +149,9 @@ def test_the_text_part_is_shared_synced_served_and_merged(name: str, tmp_path: P
         dtype="float32", shard_bytes=2**30, rollouts=None, push=None, gguf=None,
     )  # fmt: skip
     export(request, Console("quiet"))
-    assert (served(tmp_path / "out", row) - own_T).abs().max() < 1e-5
+    assert stored(tmp_path / "out") == stored(path)
+    if name in MERGED:
+        assert (served(tmp_path / "out", row) - own_T).abs().max() < 1e-5
 
 
 def test_where_keys_are_values_the_other_layers_are_adapted(tmp_path: Path) -> None:
@@ -189,27 +201,15 @@ def test_an_exported_adapter_is_proven_by_vllm(
         serving.prove(Path(path), tmp_path / "adapter", load_tokenizer(path))
 
 
-@pytest.mark.parametrize("name", [*(name for name in SHARED if name != "qwen3_5_moe"), HYBRIDS[0]])
-def test_nf4(name: str, tmp_path: Path) -> None:
-    """Every packed byte is what quantising the checkpoint gives (``verify``, at the start)."""
-    path = families.make(tmp_path / "base", name, torch.bfloat16)
-    section = ModelSection(path=path, quantize="nf4", adapter=AdapterSection(rank=8, alpha=16))
-    tokenizer = load_tokenizer(path)
-    with Model(section, tokenizer, 0, engine_sizes(section, quantize="nf4")) as model:
-        assert sum(isinstance(each, Linear4bit) for each in model.policy.modules()) >= 10
-        randomize(model, seed=1)
-        with sampling(model, 0) as sampler:
-            prompts = prompts_of(tokenizer, "What is 3 + 4?", "Why?")
-            proof = prove_sampler_is_policy(sampler, model, prompts)
-        assert proof["sample/canary_difference_max"] < 0.5
-        del sampler
-    gc.collect()
-
-
-@pytest.mark.parametrize("name", [*SHARED, HYBRIDS[1]])
+@pytest.mark.parametrize("name", [*SHARED, *HYBRIDS])
 def test_two_steps_of_grpo(name: str, small_run: Callable[..., Config], tmp_path: Path) -> None:
-    model = {"path": families.make(tmp_path / "base", name), "dtype": "float32",
-             "context_tokens": 256, "adapter": {"rank": 4}}  # fmt: skip
+    """In NF4 where the weights can be packed: every packed byte is what quantising the checkpoint
+    gives (``verify``, at the start)."""
+    is_packed = name not in ("qwen3_5_moe", "granitemoehybrid_experts")
+    dtype = torch.bfloat16 if is_packed else torch.float32
+    model = {"path": families.make(tmp_path / "base", name, dtype), "dtype": "auto",
+             "quantize": "nf4" if is_packed else "none", "context_tokens": 256,
+             "adapter": {"rank": 4}}  # fmt: skip
     reward = tmp_path / "mine.py"
     reward.write_text("def mine(token_ids):\n    return sum(token_ids) % 7 / 7\n")
     config = small_run(
@@ -223,7 +223,8 @@ def test_two_steps_of_grpo(name: str, small_run: Callable[..., Config], tmp_path
     gc.collect()
     records = metrics.read(tmp_path / "runs" / "small")[1:]
     assert [record["step"] for record in records] == [1, 2]
-    assert all(record["sample/canary_difference_max"] < 1e-4 for record in records)
+    most = 0.5 if is_packed else 1e-4
+    assert all(record["sample/canary_difference_max"] < most for record in records)
     assert all(record["train/grad_norm"] > 0 for record in records)
 
 

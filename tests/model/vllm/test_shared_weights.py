@@ -65,9 +65,15 @@ pytest.importorskip("vllm", reason="the real vLLM is not installed: make test in
 pytestmark = pytest.mark.filterwarnings("default")
 
 
+SYNCED = [("phi3", False, "float32"), ("gemma2", True, "float32"), ("llama", False, "bfloat16")]
+"""Families whose weights are compared together with an adapter, in one start of the engine."""
+
+
 @pytest.mark.parametrize(
     ("family", "tied", "dtype"),
-    most_are_long(FAMILIES, [("gemma2", True, "bfloat16")]),
+    most_are_long(
+        [each for each in FAMILIES if each not in SYNCED], [("gemma2", True, "bfloat16")]
+    ),
 )
 def test_every_family_shares_every_weight(
     family: str, tied: bool, dtype: str, tmp_path: Path
@@ -121,23 +127,34 @@ def test_a_head_in_the_file_counts_though_the_config_ties_it(is_copy: bool, tmp_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("family", "dtype"),
-    [("phi3", "float32"), ("gemma2", "float32"), ("llama", "bfloat16")],
-)
-def test_every_family_s_adapter_is_synced(family: str, dtype: str, tmp_path: Path) -> None:
-    path = str(make_model(tmp_path / family, family, family.startswith("gemma"), dtype, 320))
+@pytest.mark.parametrize(("family", "tied", "dtype"), SYNCED)
+def test_every_family_shares_every_weight_and_its_adapter_is_synced(
+    family: str, tied: bool, dtype: str, tmp_path: Path
+) -> None:
+    path = str(make_model(tmp_path / family, family, tied, dtype, 320))
     adapter = AdapterSection(rank=8, alpha=16)
     section = ModelSection(path=path, dtype=dtype, adapter=adapter)  # type: ignore[arg-type]
     prompts = [Prompt(str(i), "", tuple(range(3 + i, 20 + i)), "") for i in range(4)]
-    with Model(section, load_tokenizer(path), 0, SIZES) as model:
+    with Model(section, load_tokenizer(path), 0, SIZES) as model:  # bitwise the checkpoint
+        assert model.engine is not None
+        storages = {p.untyped_storage().data_ptr() for p in model.engine.module.parameters()}
+        base = [p for p in model.policy.parameters() if not p.requires_grad]
+        assert all(p.untyped_storage().data_ptr() in storages for p in base)
         randomize(model, seed=3)
         with sampling(model, 0) as sampler:
             prove_sampler_is_policy(sampler, model, prompts)
             randomize(model, seed=4)
             with pytest.raises(TrainingError, match="not the policy"):
                 prove_sampler_is_policy(sampler, model, prompts)
-        del sampler
+        ordinary = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=getattr(torch, dtype),
+            attn_implementation=shared_weights.attention_for(model.text_config),
+        )
+        ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+        with torch.no_grad(), adapters.reference(model.policy):
+            assert torch.equal(model.policy(input_ids=ids).logits, ordinary(input_ids=ids).logits)
+        del sampler, base
     gc.collect()
 
 
@@ -424,7 +441,7 @@ def test_sharing_adds_little_memory_and_a_sync_writes_the_adapter_alone(tmp_path
     assert values["weights_mib"] > 200e6 * 4 / 2**20
     assert values["added_mib"] < 0.15 * values["weights_mib"]
     assert values["added_by_a_copy_mib"] > 0.8 * values["weights_mib"]
-    assert values["lora_parameters"] > 5e6
+    assert values["lora_parameters"] > 2.5e6
     # Each A is copied; each B is scaled, and then copied.
     written = values["lora_parameters"] + values["lora_b_parameters"]
     assert values["written_by_a_sync"] == written
