@@ -6,6 +6,7 @@ one batch of a Parquet file unpacks to is not bounded.
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -176,18 +177,29 @@ def _parquet_rows(path: Path) -> Read:
 
 
 def _rows_of(batch: Any) -> Iterable[Row]:
-    """The rows of a batch of Arrow's; a number of single precision as it is written, 0.1, and not
-    as the nearest double, 0.10000000149."""
-    import numpy
-    import pyarrow
-
+    """The rows of a batch of Arrow's; a number of half or single precision as it is written, 0.1,
+    and not as the nearest double, 0.10000000149."""
     rows: list[Row] = batch.to_pylist()
     for field in batch.schema:
-        if pyarrow.types.is_float32(field.type):
+        if {"float", "halffloat"} & {*re.findall(r"\w+", str(field.type))}:
             for row in rows:
-                if (value := row[field.name]) is not None:
-                    row[field.name] = float(str(numpy.float32(value)))
+                row[field.name] = _shortest(field.type, row[field.name])
     return rows
+
+
+def _shortest(kind: Any, value: Any) -> Any:
+    """A value of an Arrow type with numbers of few digits."""
+    import pyarrow
+
+    if value is None:
+        return None
+    if pyarrow.types.is_float32(kind) or pyarrow.types.is_float16(kind):
+        return float(str(kind.to_pandas_dtype()(value)))
+    if pyarrow.types.is_struct(kind):
+        return {field.name: _shortest(field.type, value[field.name]) for field in kind}
+    if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+        return [_shortest(kind.value_type, each) for each in value]
+    return value
 
 
 READERS: dict[str, Callable[[Path], Read]] = {
@@ -251,7 +263,10 @@ def _as_written(rows: Any) -> Iterator[Row]:
     mixed types ``datasets`` reads the text ``"007"`` as 7, and ``"1e3"`` as 1000.0."""
     names = [name for name, feature in rows.features.items() if _holds_json(feature)]
     if not names:
-        yield from map(dict, rows)
+        kinds = rows.features.arrow_schema
+        floats = [field for field in kinds if str(field.type) in ("float", "halffloat")]
+        for row in rows:
+            yield dict(row) | {f.name: _shortest(f.type, row[f.name]) for f in floats}
         return
     stored = rows.select_columns(names).with_format("arrow").iter(batch_size=PARQUET_BATCH_ROWS)
     texts = (row for table in stored for row in table.to_pylist())

@@ -51,6 +51,8 @@ class DataSet:
     """Columns, and members of messages, that are not read: rows where they have content."""
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Rows that may mean something else than it seems, by the reason."""
+    contradictions: dict[bytes, str] = field(default_factory=dict)
+    """Two places with different gold answers, for each question that has such."""
     origins: dict[str, None] = field(default_factory=dict)
     """Columns of the sides of preferences; a line for each way that the rows have."""
     prompts: Prompts = field(default_factory=Prompts)
@@ -99,6 +101,10 @@ class DataSet:
             lines.append(f"ignored columns: {', '.join(named)}")
         for doubt, places in self.doubts.items():
             lines.append(f"{doubt} in {_rows(len(places))}, the first is {places[0]}")
+        if self.contradictions:
+            count, first = len(self.contradictions), next(iter(self.contradictions.values()))
+            has = "1 question has" if count == 1 else f"{count:,} questions have"
+            lines.append(f"{has} different gold answers: {first}")
         return list(map(printable, lines))
 
     def skip(self, error: DataError) -> None:
