@@ -75,8 +75,8 @@ class Cells:
 
         A column that is null in every candidate's place is found, so that the error shows it.
         """
-        there = [n if n in self.row else self._folded.get(n.casefold(), "") for n in names]
-        there = [name for name in there if name in self.row]
+        spelled = (n if n in self.row else self._folded.get(n.casefold()) for n in names)
+        there = [name for name in spelled if name is not None]
         if filled:
             return next((name for name in there if not is_empty(self.row[name])), None)
         return next((name for name in there if self.row[name] is not None), next(iter(there), None))

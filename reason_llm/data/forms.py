@@ -39,7 +39,7 @@ from reason_llm.files import check_nesting
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = (
     "messages", "question", "problem", "prompt", "conversations", "conversation", "instruction",
-    "query", "question_content", "goal",
+    "query", "question_content", "goal", "ctx",
 )  # fmt: skip
 COMPLETION_COLUMNS = ("completion", "response", "output")
 SYSTEM_COLUMNS = ("system", "system_prompt")

@@ -4,6 +4,7 @@ in a text is found by ``score.math.gold_answer``."""
 import json
 import re
 from functools import partial
+from html import unescape
 from typing import Any
 
 from reason_llm.data.cells import Cells
@@ -39,10 +40,8 @@ ANSWER_KEYS = ("ground_truth", "target", "spans", "text")
 answers_spans, and SQuAD's answers."""
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
+_ENTITY = re.compile(r"&(?:[A-Za-z]{2,8}\d{0,2}|#\d{1,5}|#x[0-9a-fA-F]{1,5});")
 _DAMAGE = {
-    "HTML entities (&lt;) are read as they stand": re.compile(
-        r"&(?:lt|gt|amp|quot|apos|nbsp|times|le|ge|#\d{1,5}|#x[0-9a-fA-F]{1,5});"
-    ),
     "letters that a wrong encoding left (Ã©) are read as they stand": re.compile(
         r"Ã[^\x00-\x7f]|â€\S|Â[\xa0-\xbf]|\ufffd"
     ),
@@ -79,6 +78,10 @@ _WITH_SUFFIX = re.compile(
     r"([-+]?\d{1,3}(?:_\d{3})++)|([-+]?\d[\d.,]*+) ?(?:[kKMB]|bn|[^\W\d_a-zA-Z]{1,10}+)"
 )
 """``2k``, ``1_000`` and ``4º``."""
+_HYPHEN = re.compile(r"(?<![\w)])[\u2010\u2011\u2043\ufe63](?=[\d.])")
+"""Signs that look like a minus and are hyphens."""
+_OR = re.compile(r"(?<=[\d)}$]) ?(?:或者|或|oder|ou|или) ?(?=[\d$\\(a-z-])")
+"""Words of other languages between two values."""
 _RANGE = re.compile(r"(\d{1,6}+) ?[-–] ?(\d{1,6}+)")
 _REMARK = re.compile(r"([-+]?\d[\d.,/]*+) \(([^\W\d_]{3,20}+(?: [^\W\d_]{1,20}+){0,3})\)")
 """A number with its unit in brackets: ASDiv's ``16 (apples)``."""
@@ -127,6 +130,8 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
         return choices.label(where, value, column.casefold() == INDEX_COLUMN)
     if isinstance(value, float) and len(repr(value)) > len(short := f"{value:.15g}") + 2:
         value = short  # 0.30000000000000004: digits of the computer's rounding, which nobody writes
+    plain = without_entities(value) if isinstance(value, str) else value
+    has_entities, value = plain != value, plain
     is_scalar = isinstance(value, str | int | float)
     if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
         count = len({*value})
@@ -144,6 +149,7 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
             "gold answer, alone or after ####, in a last \\boxed{}, in a list of one or as "
             '{"ground_truth": …}; fix the row or set data.columns.answer'
         )
+    answer = _HYPHEN.sub("-", _OR.sub(" or ", answer))
     if _is_for_a_checker(answer):
         raise DataError(
             f"{where}: {column!r} is {shown(given)}, the tests of a program or the arguments of a "
@@ -153,6 +159,8 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
     if (with_unit := _REMARK.fullmatch(answer)) is not None:
         spelled = f"{with_unit[1]} {with_unit[2]}"
         answer = answer if is_only_text(spelled) else spelled  # 5 (five) stays
+    if has_entities:
+        return answer, "HTML entities (&lt;) of the gold answer are read as their signs"
     return answer, _doubt(value if isinstance(value, str) else "", answer)
 
 
@@ -194,10 +202,17 @@ def _doubt(text: str, answer: str) -> str:
     return "a whole text of several lines is the gold answer" if "\n" in answer else ""
 
 
+def without_entities(text: str) -> str:
+    """A text with the signs that HTML's entities stand for."""
+    return _ENTITY.sub(lambda found: unescape(found[0]), text)
+
+
 def damage(text: str) -> str:
     """What to say of a text that another program damaged: in which, for example, an escape of JSON
     or Python took the first letter of a LaTeX command; empty where none did."""
     if (found := _DAMAGED.search(text)) is None or found.lastindex is None:
+        if without_entities(text) != text:
+            return "HTML entities (&lt;) are read as they stand"
         return next((says for says, mark in _DAMAGE.items() if mark.search(text)), "")
     command = list(_TAILS)[found.lastindex - 1] + found[found.lastindex]
     return f"a control character begins \\{command}: in JSON, write two backslashes for one"

@@ -100,7 +100,11 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
             f"data file {source} does not exist; check data.train, data.eval and eval.sets"
         ) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{source}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
+        what = f"not UTF-8 at byte {error.start}"
+        with open_regular(path) as file:
+            if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                what = "UTF-16 (Excel's Unicode text)"
+        raise DataError(f"{source}: {what}; save it as UTF-8") from error
     except OSError as error:
         raise DataError(
             f"data file {source} cannot be read: {error.strerror or one_line(error)}; give a file "
@@ -133,7 +137,14 @@ def _json_rows(path: Path) -> Read:
             f"{path}: not valid JSON ({one_line(error)}); expected a list of objects"
         ) from error
     if not isinstance(rows, list):
-        raise DataError(f"{path}: holds {type(rows).__name__}; expected a list of objects")
+        members = rows if isinstance(rows, dict) else {}
+        names = [name for name, value in members.items() if isinstance(value, list)]
+        problem = f"{path}: holds {type(rows).__name__}; expected a list of objects"
+        if names:
+            problem += f": write the list in {names[0]!r} alone"
+        elif members and all(isinstance(value, dict) for value in members.values()):
+            problem += ": of a DataFrame, to_json(…, orient='records')"
+        raise DataError(problem)
     yield from _numbered(str(path), rows)
 
 
@@ -206,6 +217,7 @@ READERS: dict[str, Callable[[Path], Read]] = {
     ".jsonl": _jsonl_rows,
     ".json": _json_rows,
     ".csv": _csv_rows,
+    ".tsv": _csv_rows,
     ".parquet": _parquet_rows,
 }
 
