@@ -139,6 +139,8 @@ class Completed:
     value: float = 0.0
     """Score of a demonstration, where that is asked for; margin of a preference, by how
     much the chosen one is better; of a judged completion +1 for good, -1 for bad."""
+    label: str = field(default="", compare=False)
+    """The label of a judged completion, as the row has it."""
     sampled: Sampled | None = None
     extras: TemplateExtras = NO_EXTRAS
     """Arguments of the chat template from the row: tools and others."""
@@ -301,6 +303,7 @@ def _check_sides(cells: Cells) -> None:
     """Raise DataError for a row with several answers, none of them under the name of a side."""
     if any(cells.find(usual) is not None for usual in SIDE_COLUMNS):
         return
+    _check_no_steps(cells)
     names = [str(name) for name in cells.row]
     answers = [name for name in names if _NUMBERED.fullmatch(name)]
     answers = answers if len(answers) > 1 else [name for name in names if name in ANSWER_LISTS]
@@ -348,6 +351,7 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     name = cells.column(None, LABEL_COLUMNS, "data.form")
     label = cells[name]
     meant = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": -1.0}
+    meant |= {"desirable": 1.0, "undesirable": -1.0}
     meant |= dict.fromkeys(("0", "0.0", "-1", "-1.0"), -1.0)
     value = meant.get(str(label).strip().casefold())
     if value is None:
@@ -355,7 +359,9 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
             f"{where}: {name!r} is {shown(label)}; expected true or false, for which 1 and 0 or -1 "
             "may stand; fix the row"
         )
-    return replace(example, value=value, ignored=cells.ignored())
+    return replace(
+        example, value=value, ignored=cells.ignored(), label=str(label).strip().removesuffix(".0")
+    )
 
 
 def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
@@ -626,17 +632,21 @@ def _prompt_of_sides(cells: Cells) -> str | None:
     return None
 
 
+def _check_no_steps(cells: Cells) -> None:
+    """Raise DataError for a row with a label for each step of an answer."""
+    if isinstance(cells.row.get("labels"), list) and cells.find(("completions",)) is not None:
+        raise DataError(
+            f"{cells.where}: 'labels' are of the steps in 'completions', which no stage learns "
+            "from; join the steps to one 'completion' with one 'label' by data.preprocess"
+        )
+
+
 def _completion_column(cells: Cells) -> str:
     usual: Sequence[str] = COMPLETION_COLUMNS
     if cells.find(TOOL_COLUMNS, filled=True) is not None:
         usual = (*usual, CALLS_COLUMN)
     if cells.columns.answer is None and cells.find(usual) is None:
-        labels = cells.get("labels")
-        if isinstance(labels, list) and cells.find(("completions",)) is not None:
-            raise DataError(
-                f"{cells.where}: 'labels' are of the steps in 'completions', which no stage learns "
-                "from; join the steps to one 'completion' with one 'label' by data.preprocess"
-            )
+        _check_no_steps(cells)
     return cells.column(cells.columns.answer, usual, "data.columns.answer")
 
 

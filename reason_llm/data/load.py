@@ -408,6 +408,8 @@ class _SetReader:
             ) from error
         if isinstance(example, Completed) and example.origin:
             data_set.origins.setdefault(example.origin)
+        if isinstance(example, Completed) and example.label:
+            data_set.labels.add(example.label)
         elsewhere = self._read_elsewhere(data_set, row)
         data_set.ignored.update(name for name in example.ignored if name not in elsewhere)
         doubt = "" if isinstance(example, TextDocument) else example.doubt

@@ -200,7 +200,7 @@ BAD = [
     *[
         (read, {"prompt": "Q", "completions": ["A", "B"], "labels": [True, False]},
          "'labels' are of the steps in 'completions'")
-        for read in (read_labelled, read_demonstration)
+        for read in (read_labelled, read_demonstration, read_preference)
     ],
     *[
         (read_labelled, {"prompt": "Q", "completion": "A", "label": label},

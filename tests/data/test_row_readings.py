@@ -77,6 +77,7 @@ def asked(text: str) -> dict[str, str]:
         ({"messages": json.dumps([S, U])}, [S, U]),
         ({"messages": {"role": ["system", "user"], "content": ["S", "Q"]}}, [S, U]),
         ({" Question ": "Q"}, [U]),
+        ({"": 0, "question": "Q"}, [U]),
         ({"prompt": ["Q"]}, [U]),
         ({"prompt": '["Q"]'}, [U]),
         ({"prompt": json.dumps(json.dumps([S, U]))}, [S, U]),
@@ -667,6 +668,17 @@ def test_a_run_and_the_data_check_name_what_is_ignored(
     assert "  ignored columns: id (3 rows), url (2 rows)" in report.lines
 
 
+def test_two_labels_for_bad_are_named(tmp_path: Path, load: Callable[..., Data]) -> None:
+    path = tmp_path / "rows.jsonl"
+    for labels, count in (([1, -1, 0], 1), ([1, -1], 0), (["desirable", "Undesirable "], 0)):
+        rows = [{"prompt": "Q", "completion": str(label), "label": label} for label in labels]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = load(path, data__form="labels", **OF_FORM["labels"])
+        named = [note.split(": ")[1] for note in data.notes() if "both read" in note]
+        says = "labels 0 and -1 are both read as bad; if 0 means no vote, drop such rows by "
+        assert named == [f"{says}data.preprocess"] * count
+
+
 def test_contradicting_golds_are_named(tmp_path: Path, load: Callable[..., Data]) -> None:
     path = tmp_path / "rows.jsonl"
     golds = {"What is 1/2?": "0.5", "what is 1/2": "1/2", "Other": "3", "What is  1/2 ?": "2"}
@@ -721,6 +733,8 @@ def test_a_system_message_that_replaces_the_config_s_is_told(
         ([{"ground_truth": '["18"]'}], "18"),
         ({"ground_truth": {"target": ["18"]}, "style": "rule"}, "18"),
         ("x&lt;4", "x<4"),
+        ("\u2010120", "-120"),
+        ("$x_1=1$ 或 $x_2=5$", "$x_1=1$ or $x_2=5$"),
         ("[3]", "[3]"),
         ("007", "007"),
         ("1e3", "1e3"),
