@@ -45,6 +45,9 @@ _DAMAGE = {
     "letters that a wrong encoding left (Ã©) are read as they stand": re.compile(
         r"Ã[^\x00-\x7f]|â€\S|Â[\xa0-\xbf]|\ufffd"
     ),
+    "two backslashes before LaTeX commands (\\\\frac) are read as they stand": re.compile(
+        r"(?<!\\)\\\\(?:frac|sqrt|times|cdot|left|begin|text|mathbb|pi)(?![a-z])"
+    ),
     "a backslash and n are read as two characters, not as a line break": re.compile(
         r"\A[^\n]*?\\n(?=\\n|[A-Z0-9 #*`-]|\Z)[^\n]*\Z"
     ),
@@ -87,6 +90,8 @@ _REMARK = re.compile(r"([-+]?\d[\d.,/]*+) \(([^\W\d_]{3,20}+(?: [^\W\d_]{1,20}+)
 """A number with its unit in brackets: ASDiv's ``16 (apples)``."""
 JUDGE_SECONDS = 2.0
 """Seconds for one comparison with a gold answer."""
+MOST_CHECKED_CHARACTERS = 300
+"""Longest gold answer that is compared with itself."""
 MOST_NESTS = 8
 """Most objects, lists and JSON texts that may stand around a gold answer."""
 NO_VALUES = (
@@ -221,6 +226,8 @@ def damage(text: str) -> str:
 def unpaid(answer: str, question: str) -> str:
     """Why a policy that writes the gold answer, or its number alone, may not be paid, or one that
     writes another; empty where it is clear."""
+    if len(answer) > MOST_CHECKED_CHARACTERS:
+        return ""
     pays = partial(matches, answer, timeout_seconds=JUDGE_SECONDS, question=question)
     if not pays(answer):
         return "the gold answer itself is not paid when the model writes it"

@@ -409,7 +409,7 @@ class _SetReader:
         if isinstance(example, Completed) and example.origin:
             data_set.origins.setdefault(example.origin)
         if isinstance(example, Completed) and example.label:
-            data_set.labels.add(example.label)
+            data_set.labels.setdefault(example.label)
         elsewhere = self._read_elsewhere(data_set, row)
         data_set.ignored.update(name for name in example.ignored if name not in elsewhere)
         doubt = "" if isinstance(example, TextDocument) else example.doubt
@@ -448,7 +448,7 @@ class _SetReader:
         )
         if not is_same:
             data_set.contradictions.setdefault(
-                key, f"{where} has {gold!r:.40}, {problem.where} has {problem.answer!r:.40}"
+                key.hex(), f"{where} has {gold!r:.40}, {problem.where} has {problem.answer!r:.40}"
             )
 
     def _spelled(self, example: Example) -> str:

@@ -51,9 +51,9 @@ class DataSet:
     """Columns, and members of messages, that are not read: rows where they have content."""
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Rows that may mean something else than it seems, by the reason."""
-    labels: set[str] = field(default_factory=set)
+    labels: dict[str, None] = field(default_factory=dict)
     """Labels of judged completions, as the rows have them."""
-    contradictions: dict[bytes, str] = field(default_factory=dict)
+    contradictions: dict[str, str] = field(default_factory=dict)
     """Two places with different gold answers, for each question that has such."""
     origins: dict[str, None] = field(default_factory=dict)
     """Columns of the sides of preferences; a line for each way that the rows have."""
@@ -103,7 +103,7 @@ class DataSet:
             lines.append(f"ignored columns: {', '.join(named)}")
         for doubt, places in self.doubts.items():
             lines.append(f"{doubt} in {_rows(len(places))}, the first is {places[0]}")
-        if {"0", "-1"} <= self.labels:
+        if {"0", "-1"} <= self.labels.keys():
             lines.append(
                 "labels 0 and -1 are both read as bad; if 0 means no vote, drop such rows by "
                 "data.preprocess"

@@ -604,6 +604,8 @@ def test_reasoning_that_is_learned_is_not_named_as_ignored(
          "a backslash and n are read as two characters, not as a line break"),
         ("texts", {"text": "CafÃ© is 5 â€“ 7"},
          "letters that a wrong encoding left (Ã©) are read as they stand"),
+        ("problems", {"prompt": "Reduce $\\\\frac{6}{8}$.", "answer": "1"},
+         "two backslashes before LaTeX commands (\\\\frac) are read as they stand"),
         ("problems", {"prompt": "Is a &lt; b?", "answer": "1"},
          "HTML entities (&lt;) are read as they stand"),
         ("problems", {"prompt": "Add {nums}.", "nums": "1, 2", "answer": "3"},
