@@ -97,7 +97,9 @@ class DataSet:
         """A line of the columns that are ignored, and one per reason to doubt a gold answer."""
         lines = []
         if self.ignored:
-            named = [f"{name or repr(name)} ({_rows(count)})" for name, count in self.ignored.items()]
+            named = [
+                f"{name or repr(name)} ({_rows(count)})" for name, count in self.ignored.items()
+            ]
             if (more := len(named) - NUM_IGNORED_SHOWN) > 0:
                 named[NUM_IGNORED_SHOWN:] = [f"and {more} more"]
             lines.append(f"ignored columns: {', '.join(named)}")
