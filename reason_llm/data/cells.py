@@ -2,10 +2,12 @@
 or refused where the task is another one without them."""
 
 from collections.abc import Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 from reason_llm.config import ColumnsSection
-from reason_llm.data.messages import MEDIA, Note, is_empty, shown
+from reason_llm.data.messages import MEDIA, TRAIN_FLAGS, Note, is_empty, shown
 from reason_llm.data.rows import Row
 from reason_llm.errors import DataError
 
@@ -15,6 +17,25 @@ _NEVER_IGNORED = {
     **dict.fromkeys(WEIGHT_COLUMNS, "every row counts the same"),
 }
 """Columns without which the task is another one, in lower case."""
+
+
+def _as_text(value: Any) -> Any:
+    """A decimal number, a date or bytes of UTF-8, as Parquet has them, as text; any other value,
+    and bytes of an image, unchanged."""
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value.isoformat()
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
+
+
+def _is_untrained(name: str, value: Any) -> bool:
+    """Whether a column says that the row is not trained."""
+    trains = TRAIN_FLAGS.get(name.casefold())
+    return trains is not None and str(value).casefold() == str(not trains).casefold()
 
 
 class Cells:
@@ -29,7 +50,7 @@ class Cells:
         self.where = where
         self.columns = columns
         dropped = {name.casefold() for name in columns.ignore}
-        self.row = {n: v for n, v in row.items() if str(n).casefold() not in dropped}
+        self.row = {n: _as_text(v) for n, v in row.items() if str(n).casefold() not in dropped}
         self._folded: dict[str, str] = {}
         for name in self.row:
             self._folded.setdefault(str(name).strip().casefold(), name)
@@ -54,8 +75,8 @@ class Cells:
 
         A column that is null in every candidate's place is found, so that the error shows it.
         """
-        there = [n if n in self.row else self._folded.get(n.casefold(), "") for n in names]
-        there = [name for name in there if name in self.row]
+        spelled = (n if n in self.row else self._folded.get(n.casefold()) for n in names)
+        there = [name for name in spelled if name is not None]
         if filled:
             return next((name for name in there if not is_empty(self.row[name])), None)
         return next((name for name in there if self.row[name] is not None), next(iter(there), None))
@@ -94,6 +115,12 @@ class Cells:
             if name not in self._read and not is_empty(value)
         ]
         for name in unread:
+            if _is_untrained(name, self.row[name]):
+                raise DataError(
+                    f"{self.where}: column {name!r} is {shown(self.row[name])}, so the row is not "
+                    "to be trained; leave such rows out by data.preprocess, which returns None for "
+                    "them, or name it in data.columns.ignore"
+                )
             why = _NEVER_IGNORED.get(name.casefold())
             is_one = name.casefold() in WEIGHT_COLUMNS and self.row[name] in (1, "1", "1.0")
             if why is not None and not is_one:

@@ -10,7 +10,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from reason_llm.data.cells import Cells
-from reason_llm.data.messages import shown
+from reason_llm.data.messages import is_empty, shown
 from reason_llm.errors import DataError
 
 COLUMNS = ("choices", "options", "endings")
@@ -18,7 +18,7 @@ _DIGITS = ("0123456789", "123456789")
 FAMILIES = [
     (stem, labels, tuple(f"{stem}{mark}{label}" for label in labels))
     for stem, mark, labels in product(
-        ("", "op", "option", "choice", "ending", "answer"),
+        ("", "op", "option", "choice", "ending", "answer", "sol"),
         ("", "_", " "),
         (ascii_uppercase, *_DIGITS),
     )
@@ -35,6 +35,8 @@ _MARKS = (
     *(".\n", ")\n", ":\n", "]\n", "**. ", ".** ", "** ", "**: ", ")** "),
 )
 """Marks that may stand between the label of a choice and its text in a prompt."""
+WRONG = ("distractor", "incorrect", "wrong_answer", "wrong answer", "wrong_option")
+"""Beginnings of the names of columns with wrong choices alone: SciQ's and GPQA's."""
 ASK = "Answer with the {} of the right choice."
 """Last sentence of a prompt with choices whose gold answer is a label."""
 
@@ -66,9 +68,12 @@ class Choices:
         """The sentence that asks for a label."""
         return ASK.format("number" if all(map(str.isdecimal, self.labels)) else "letter")
 
-    def label(self, where: str, gold: Any) -> tuple[str, str]:
+    def label(self, where: str, gold: Any, is_index: bool = False) -> tuple[str, str]:
         """The label of a gold answer, and why it is in doubt: a label, the text of a choice or
         both, the number of its column, or, of choices without numbers, an index from 0.
+
+        Args:
+            is_index: whether a number is an index from 0, whatever the columns' numbers are.
 
         Raises:
             DataError: it is none, or could be two of them.
@@ -76,10 +81,11 @@ class Choices:
         if isinstance(gold, float) and gold.is_integer():  # of a column that lacks some
             gold = int(gold)
         text = str(gold).strip().casefold()
-        counted = COUNTED.format(1 if self.numbers else 0)
+        own = () if is_index else self.numbers
+        counted = COUNTED.format(1 if own else 0)
         for label in self.labels:
-            if label.casefold() == text.strip("()."):
-                return label, counted if label in self.numbers else ""
+            if label.casefold() == text.strip("().") and not (is_index and label in self.numbers):
+                return label, counted if label in own else ""
         mark = _LABELLED.match(text)
         both = (mark[1] or mark[2], text[mark.end() :]) if mark else ("", text)
         pairs = [
@@ -87,14 +93,14 @@ class Choices:
             for label, choice in zip(self.labels, self.texts, strict=True)
         ]
         found = {a for a, choice in pairs if choice == text or (a.casefold(), choice) == both}
-        numbers = self.numbers or tuple(map(str, range(len(self.labels))))
+        numbers = own or tuple(map(str, range(len(self.labels))))
         is_number = text in numbers and (isinstance(gold, int) or not found)
         doubt = "" if found else counted
         if is_number:
             found.add(self.labels[numbers.index(text)])
         if len(found) != 1:
             what = "could be any of the choices" if found else "is none of the choices"
-            if self.numbers and not found:
+            if own and not found:
                 what = "is neither the number of a choice, from 1 on, nor any of the choices"
             raise DataError(
                 f"{where}: the gold answer {shown(gold)} {what} "
@@ -132,6 +138,17 @@ def read_choices(cells: Cells) -> Choices | None:
             numbers = tuple(labels[: len(there)]) if labels[0] == "1" else ()
             return Choices(tuple(ascii_uppercase[: len(there)]), texts, numbers)
     return None
+
+
+def check_no_wrong_choices(cells: Cells) -> None:
+    """Raise DataError for a row without choices that has a column with a wrong one."""
+    for name, value in cells.row.items():
+        if str(name).casefold().startswith(WRONG) and not is_empty(value):
+            raise DataError(
+                f"{cells.where}: column {name!r} is {shown(value)}, a wrong choice, and no column "
+                "has all choices in their order; make a column 'choices' by data.preprocess, or "
+                "name such columns in data.columns.ignore to ask without choices"
+            )
 
 
 def _choices(value: Any) -> Choices | None:

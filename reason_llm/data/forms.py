@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -18,8 +19,8 @@ from typing import Any, Self
 
 from reason_llm.config import RESERVED_ARGUMENTS, ColumnsSection
 from reason_llm.data.cells import Cells
-from reason_llm.data.choices import Choices, read_choices
-from reason_llm.data.golds import has_answer, read_gold, read_tests
+from reason_llm.data.choices import Choices, check_no_wrong_choices, read_choices
+from reason_llm.data.golds import NO_VALUES, has_answer, read_gold, read_tests
 from reason_llm.data.messages import (
     ROLES,
     SYSTEM_ROLES,
@@ -38,14 +39,16 @@ from reason_llm.files import check_nesting
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = (
     "messages", "question", "problem", "prompt", "conversations", "conversation", "instruction",
-    "query", "question_content",
+    "query", "question_content", "goal", "ctx",
 )  # fmt: skip
 COMPLETION_COLUMNS = ("completion", "response", "output")
 SYSTEM_COLUMNS = ("system", "system_prompt")
 JOINED_COLUMNS = ("input", "context", "starter_code")
 """Columns whose text belongs to the prompt: Alpaca's, Dolly's, and those of programming tasks."""
-PASSAGE_COLUMNS = ("passage", "article", "body")
-"""Columns whose text comes before the question: DROP's and BoolQ's, RACE's, and SVAMP's."""
+PASSAGE_COLUMNS = ("passage", "article", "body", "premise")
+"""Columns whose text comes before the question: DROP's and BoolQ's, RACE's, SVAMP's, and COPA's."""
+NO_INPUTS = {*NO_VALUES, "noinput", "no input"} - {"proof", "?"}
+"""Texts of joined columns that say nothing."""
 STARTER = "Start from this code:\n\n```python\n{}\n```"
 TOOL_COLUMNS = ("tools", "functions")
 CALLS_COLUMN = "answers"
@@ -58,6 +61,13 @@ SIDES = ("chosen", "rejected")
 SIDE_COLUMNS = (("chosen", "chosen_response"), ("rejected", "rejected_response"))
 SCORE_COLUMNS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
 """Columns with a number for each side."""
+_NUMBERED = re.compile(
+    r"(?:response|completion|answer|output|human_ref|reply|generation|candidate|text|message)s?"
+    r"[_ -]?(?:[0-9]|[A-Da-d])"
+)
+_VERDICT = re.compile(r"(?i)prefer|winner|better|score|rating|rank|label|judg|vote|safer|overall")
+ANSWER_LISTS = ("responses", "completions", "candidates", "answers", "generations", "outputs")
+"""Columns with several answers to one prompt."""
 FORMS = {
     "preferences": ({"chosen", "rejected"}, "stage=preference and preference.name=dpo"),
     "labels": ({"completion", "label"}, "stage=preference and preference.name=kto"),
@@ -129,6 +139,8 @@ class Completed:
     value: float = 0.0
     """Score of a demonstration, where that is asked for; margin of a preference, by how
     much the chosen one is better; of a judged completion +1 for good, -1 for bad."""
+    label: str = field(default="", compare=False)
+    """The label of a judged completion, as the row has it."""
     sampled: Sampled | None = None
     extras: TemplateExtras = NO_EXTRAS
     """Arguments of the chat template from the row: tools and others."""
@@ -180,10 +192,12 @@ def read_problem(
         asked = _with_first_test(cells, asked)
     elif answer:
         gold, doubt = read_gold(cells, asked.choices)
-        if asked.choices is not None:
+        if asked.choices is None:
+            check_no_wrong_choices(cells)
+        else:
             asked = asked.with_text(asked.choices.request)
     text = asked.messages[-1]["content"] if asked.is_text else None
-    doubt = doubt or _doubt_of_prompt(asked, ())
+    doubt = doubt or _doubt_of_prompt(cells, asked, ())
     return Problem(
         where, asked.messages, gold, text, extras=asked.extras, ignored=cells.ignored(), doubt=doubt
     )
@@ -255,6 +269,7 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     if has_one_side and whole is not None and _ends_with_an_answer(cells, whole):
         cells = _with_last_answer(cells, whole, SIDES[0])
         last = f"the last message of column {whole!r}"
+    _check_sides(cells)
     names = [cells.column(None, usual, "data.form") for usual in SIDE_COLUMNS]
     sides = [from_json_text(where, name, cells[name]) for name in names]
     prompt = _prompt_of_sides(cells)
@@ -284,13 +299,31 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     )
 
 
+def _check_sides(cells: Cells) -> None:
+    """Raise DataError for a row with several answers, none of them under the name of a side."""
+    if any(cells.find(usual) is not None for usual in SIDE_COLUMNS):
+        return
+    _check_no_steps(cells)
+    names = [str(name) for name in cells.row]
+    answers = [name for name in names if _NUMBERED.fullmatch(name)]
+    answers = answers if len(answers) > 1 else [name for name in names if name in ANSWER_LISTS]
+    if answers:
+        verdicts = ", ".join(name for name in names if _VERDICT.search(name)) or "another column"
+        raise DataError(
+            f"{cells.where}: has several answers in {', '.join(map(repr, answers))}, and which is "
+            f"the better one only in {verdicts}; return 'chosen' and 'rejected' by data.preprocess"
+        )
+
+
 def _doubt_of_scores(row: Row) -> str:
     """Why chosen may be rejected: the row has a number for each of them; empty where it is
     clear."""
     for name in SCORE_COLUMNS:
-        chosen, rejected = (row.get(name.format(side)) for side in SIDES)
-        if isinstance(chosen, int | float) and isinstance(rejected, int | float):
-            return f"{name.format(SIDES[0])} is below that of rejected" * (chosen < rejected)
+        columns = [name.format(side) for side in SIDES]
+        with suppress(DataError):
+            chosen, rejected = (number_in("", each, row.get(each)) for each in columns)
+            order = "below" if chosen < rejected else "equal to" if chosen == rejected else ""
+            return f"{columns[0]} is {order} that of rejected" if order else ""
     return ""
 
 
@@ -318,6 +351,7 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     name = cells.column(None, LABEL_COLUMNS, "data.form")
     label = cells[name]
     meant = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": -1.0}
+    meant |= {"desirable": 1.0, "undesirable": -1.0}
     meant |= dict.fromkeys(("0", "0.0", "-1", "-1.0"), -1.0)
     value = meant.get(str(label).strip().casefold())
     if value is None:
@@ -325,7 +359,9 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
             f"{where}: {name!r} is {shown(label)}; expected true or false, for which 1 and 0 or -1 "
             "may stand; fix the row"
         )
-    return replace(example, value=value, ignored=cells.ignored())
+    return replace(
+        example, value=value, ignored=cells.ignored(), label=str(label).strip().removesuffix(".0")
+    )
 
 
 def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
@@ -401,13 +437,19 @@ def _with_first_test(cells: Cells, asked: _Asked) -> _Asked:
 def _read_prompt(cells: Cells, column: str) -> _Asked:
     """The prompt in a column, with the system message, the input, the choices and the tools that
     stand in other columns."""
-    talk = read_talk(cells.where, column, cells[column], "user", cells.note)
+    value = cells[column]
+    if isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith('["')):
+        texts = value if isinstance(value, list) else _parsed(value)
+        if isinstance(texts, list) and [type(text) for text in texts] == [str]:
+            value = texts[0]
+    talk = read_talk(cells.where, column, value, "user", cells.note)
     if talk.roles[-1:] not in (["user"], ["tool"]):
         ends = f", ends with a message of the {talk.roles[-1]:.40}" if talk.roles else ""
         raise DataError(
             f"{cells.where}: {column!r} is {shown(cells[column])}{ends}; expected text, a message "
             '{"role": …, "content": …} or a list of such that ends with a user message; fix the row'
         )
+    _check_roles(cells.where, column, talk)
     history = _history(cells, column)
     messages = _with_system(cells, [*history, *talk.messages])
     num_before = len(messages) - len(history) - len(talk.messages)
@@ -425,7 +467,9 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
                 f"{cells.where}: column {joined!r} is {shown(text)}; expected text, which joins "
                 "the prompt; write it as text by data.preprocess, or name it in data.columns.ignore"
             )
-        if text.strip() not in asked.messages[-1]["content"]:
+        if text.strip().strip("<>").casefold() in NO_INPUTS:
+            cells.note(f"{joined} with a word for no value")
+        elif text.strip() not in asked.messages[-1]["content"]:
             is_code = name == "starter_code"
             text = STARTER.format(text.rstrip()) if is_code else text
             asked = asked.with_text(text, is_before=name in PASSAGE_COLUMNS)
@@ -588,17 +632,21 @@ def _prompt_of_sides(cells: Cells) -> str | None:
     return None
 
 
+def _check_no_steps(cells: Cells) -> None:
+    """Raise DataError for a row with a label for each step of an answer."""
+    if isinstance(cells.row.get("labels"), list) and cells.find(("completions",)) is not None:
+        raise DataError(
+            f"{cells.where}: 'labels' are of the steps in 'completions', which no stage learns "
+            "from; join the steps to one 'completion' with one 'label' by data.preprocess"
+        )
+
+
 def _completion_column(cells: Cells) -> str:
     usual: Sequence[str] = COMPLETION_COLUMNS
     if cells.find(TOOL_COLUMNS, filled=True) is not None:
         usual = (*usual, CALLS_COLUMN)
     if cells.columns.answer is None and cells.find(usual) is None:
-        labels = cells.get("labels")
-        if isinstance(labels, list) and cells.find(("completions",)) is not None:
-            raise DataError(
-                f"{cells.where}: 'labels' are of the steps in 'completions', which no stage learns "
-                "from; join the steps to one 'completion' with one 'label' by data.preprocess"
-            )
+        _check_no_steps(cells)
     return cells.column(cells.columns.answer, usual, "data.columns.answer")
 
 
@@ -631,14 +679,21 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
         is_text,
         extras=asked.extras,
         untrained=untrained,
-        doubt=_doubt_of_prompt(asked, talks),
+        doubt=_doubt_of_prompt(cells, asked, talks),
     )
 
 
-def _doubt_of_prompt(asked: _Asked, talks: Sequence[Talk]) -> str:
+def _doubt_of_prompt(cells: Cells, asked: _Asked, talks: Sequence[Talk]) -> str:
     """Why a prompt that is a text may be meant otherwise; empty where it is clear."""
     text = asked.messages[-1]["content"].strip()
-    if not asked.is_text or len(text.split()) < 2:
+    if not asked.is_text:
+        return ""
+    for name in re.findall(r"\{([^\W\d]\w{0,40})\}", text):
+        if name in cells.row:
+            return f"the prompt has the name of column {name!r} in braces, and not its text"
+    if text[:1] in ("[", "{") and isinstance(_parsed(text), list | dict):
+        return "the prompt is JSON text and is read as it stands"
+    if len(text.split()) < 2:
         return ""
     if _dialogue(text):
         return "the prompt is a dialogue (Human:, Assistant:) and is read as one text"
@@ -711,11 +766,11 @@ def _whole(cells: Cells, column: str) -> Completed:
 
 
 def _check_roles(where: str, column: str, talk: Talk) -> None:
-    """Refuse a role that no stage learns from, which may be another name of the assistant's."""
+    """Refuse an unknown role, which may be another name of the assistant's."""
     for role in talk.roles:
         if role not in (*ROLES.values(), "ipython"):
             raise DataError(
-                f"{where}: {column!r} has messages of the role {role!r:.40}, which is not trained; "
+                f"{where}: {column!r} has messages of the role {role!r:.40}, which is not known; "
                 "rename it by data.preprocess to assistant, user, system or tool"
             )
 

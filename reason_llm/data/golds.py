@@ -3,6 +3,8 @@ in a text is found by ``score.math.gold_answer``."""
 
 import json
 import re
+from functools import partial
+from html import unescape
 from typing import Any
 
 from reason_llm.data.cells import Cells
@@ -24,23 +26,40 @@ from reason_llm.score.math import (
     is_only_text,
     last_answer_tags,
     last_boxes,
+    matches,
 )
 
 ANSWER_COLUMNS = (
     "gt_answer", "answer", "final_answer", "expected_answer", "answerKey", "ground_truth",
     "solution", "reward_model",
 )  # fmt: skip
+INDEX_COLUMN = "label"
+"""The gold answer where there are choices, as an index from 0: COPA's, PIQA's and HellaSwag's."""
 ANSWER_KEYS = ("ground_truth", "target", "spans", "text")
 """Keys of the answer in an object: verl's and PRIME's reward_model, Search-R1's in it, DROP's
 answers_spans, and SQuAD's answers."""
 CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
+_ENTITY = re.compile(r"&(?:[A-Za-z]{2,8}\d{0,2}|#\d{1,5}|#x[0-9a-fA-F]{1,5});")
+_DAMAGE = {
+    "letters that a wrong encoding left (Ã©) are read as they stand": re.compile(
+        r"Ã[^\x00-\x7f]|â€\S|Â[\xa0-\xbf]|\ufffd"
+    ),
+    "two backslashes before LaTeX commands (\\\\frac) are read as they stand": re.compile(
+        r"(?<!\\)\\\\(?:frac|sqrt|times|cdot|left|begin|text|mathbb|pi)(?![a-z])"
+    ),
+    "a backslash and n are read as two characters, not as a line break": re.compile(
+        r"\A[^\n]*?\\n(?=\\n|[A-Z0-9 #*`-]|\Z)[^\n]*\Z"
+    ),
+}
+"""Marks of what another program did to a text."""
 _DECIMAL_COMMA = re.compile(
     r"[-+]?\d{1,3}(?:\.\d{3})++,\d++(?: ?[^\W\d_]{1,20}+| ?[%€$£])?+"
     r"|[-+]?\d{1,9},\d{1,2}"
     r"|[-+]?\d{1,9},(?:\d{1,2}|\d{4,9}) ?(?:[^\W\d_]|[%€$£°\\])[^,;]{0,20}+"
     r"|[€$£] ?[-+]?\d{1,9},(?:\d{1,2}|\d{4,9})"
     r"|\d{1,2}(?:,\d{2}(?!\d))++,\d{3}"
+    r"|\d{1,3}(?: \d{3})++,\d++"
 )
 """``1.234,5``, ``2,5``, one number with a comma and a unit or a currency, ``3,50 €``, and
 ``12,34,567``."""
@@ -58,9 +77,21 @@ _DAMAGED = re.compile("|".join(f"{_ESCAPED[name]}({tails})" for name, tails in _
 _EXPONENT = re.compile(r"[-+]?\d++(?:\.\d++)?+[eE][-+]?\d++")
 _QUANTITIES = re.compile(r"\d [^\W\d_]{1,20}+,? and \d[\d.,]*+ [^\W\d_]")
 """``2 hours and 30 minutes``."""
+_WITH_SUFFIX = re.compile(
+    r"([-+]?\d{1,3}(?:_\d{3})++)|([-+]?\d[\d.,]*+) ?(?:[kKMB]|bn|[^\W\d_a-zA-Z]{1,10}+)"
+)
+"""``2k``, ``1_000`` and ``4º``."""
+_HYPHEN = re.compile(r"(?<![\w)])[\u2010\u2011\u2043\ufe63](?=[\d.])")
+"""Signs that look like a minus and are hyphens."""
+_OR = re.compile(r"(?<=[\d)}$]) ?(?:或者|或|oder|ou|или) ?(?=[\d$\\(a-z-])")
+"""Words of other languages between two values."""
 _RANGE = re.compile(r"(\d{1,6}+) ?[-–] ?(\d{1,6}+)")
 _REMARK = re.compile(r"([-+]?\d[\d.,/]*+) \(([^\W\d_]{3,20}+(?: [^\W\d_]{1,20}+){0,3})\)")
 """A number with its unit in brackets: ASDiv's ``16 (apples)``."""
+JUDGE_SECONDS = 2.0
+"""Seconds for one comparison with a gold answer."""
+MOST_CHECKED_CHARACTERS = 300
+"""Longest gold answer that is compared with itself."""
 MOST_NESTS = 8
 """Most objects, lists and JSON texts that may stand around a gold answer."""
 NO_VALUES = (
@@ -77,9 +108,14 @@ def has_answer(cells: Cells) -> bool:
 
 
 def answer_columns(cells: Cells) -> tuple[str, ...]:
-    """Usual names of the gold answer's column: SQuAD's, too, unless it holds xLAM's calls."""
-    is_squad = isinstance(cells.row.get("answers"), dict)
-    return (*ANSWER_COLUMNS, "answers") if is_squad else ANSWER_COLUMNS
+    """Usual names of the gold answer's column: SQuAD's, too, unless it holds xLAM's calls, and
+    SYNTHETIC-1's, unless it holds tests."""
+    found, verified = ANSWER_COLUMNS, cells.row.get("verification_info")
+    if isinstance(cells.row.get("answers"), dict):
+        found = (*found, "answers")
+    if isinstance(verified, str | dict) and "ground_truth" in verified:
+        found = (*found, "verification_info")
+    return found
 
 
 def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
@@ -91,16 +127,16 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
             f"{cells.where}: lacks a gold answer and has tests in column {tests!r}; make "
             "code_tests the first reward, or set data.columns.answer"
         )
-    where, column = (
-        cells.where,
-        cells.column(cells.columns.answer, answer_columns(cells), "data.columns.answer"),
-    )
+    usual = answer_columns(cells) if choices is None else (*answer_columns(cells), INDEX_COLUMN)
+    where, column = cells.where, cells.column(cells.columns.answer, usual, "data.columns.answer")
     given = cells[column]
     value = _value(where, column, given)
     if choices is not None:
-        return choices.label(where, value)
+        return choices.label(where, value, column.casefold() == INDEX_COLUMN)
     if isinstance(value, float) and len(repr(value)) > len(short := f"{value:.15g}") + 2:
         value = short  # 0.30000000000000004: digits of the computer's rounding, which nobody writes
+    plain = without_entities(value) if isinstance(value, str) else value
+    has_entities, value = plain != value, plain
     is_scalar = isinstance(value, str | int | float)
     if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
         count = len({*value})
@@ -118,6 +154,7 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
             "gold answer, alone or after ####, in a last \\boxed{}, in a list of one or as "
             '{"ground_truth": …}; fix the row or set data.columns.answer'
         )
+    answer = _HYPHEN.sub("-", _OR.sub(" or ", answer))
     if _is_for_a_checker(answer):
         raise DataError(
             f"{where}: {column!r} is {shown(given)}, the tests of a program or the arguments of a "
@@ -127,6 +164,8 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
     if (with_unit := _REMARK.fullmatch(answer)) is not None:
         spelled = f"{with_unit[1]} {with_unit[2]}"
         answer = answer if is_only_text(spelled) else spelled  # 5 (five) stays
+    if has_entities:
+        return answer, "HTML entities (&lt;) of the gold answer are read as their signs"
     return answer, _doubt(value if isinstance(value, str) else "", answer)
 
 
@@ -143,7 +182,7 @@ def _is_for_a_checker(answer: str) -> bool:
 
 def _doubt(text: str, answer: str) -> str:
     """The reason why a gold answer is ambiguous; empty where it is not."""
-    if damaged := damaged_command(text):
+    if damaged := damage(text):
         return damaged
     if answer.casefold() in NO_VALUES:
         return "the gold answer is a word for no value"
@@ -168,13 +207,37 @@ def _doubt(text: str, answer: str) -> str:
     return "a whole text of several lines is the gold answer" if "\n" in answer else ""
 
 
-def damaged_command(text: str) -> str:
-    """What to say of a text in which an escape of JSON or Python took the first letter of a LaTeX
-    command; empty where it did not."""
+def without_entities(text: str) -> str:
+    """A text with the signs that HTML's entities stand for."""
+    return _ENTITY.sub(lambda found: unescape(found[0]), text)
+
+
+def damage(text: str) -> str:
+    """What to say of a text that another program damaged: in which, for example, an escape of JSON
+    or Python took the first letter of a LaTeX command; empty where none did."""
     if (found := _DAMAGED.search(text)) is None or found.lastindex is None:
-        return ""
+        if without_entities(text) != text:
+            return "HTML entities (&lt;) are read as they stand"
+        return next((says for says, mark in _DAMAGE.items() if mark.search(text)), "")
     command = list(_TAILS)[found.lastindex - 1] + found[found.lastindex]
     return f"a control character begins \\{command}: in JSON, write two backslashes for one"
+
+
+def unpaid(answer: str, question: str) -> str:
+    """Why a policy that writes the gold answer, or its number alone, may not be paid, or one that
+    writes another; empty where it is clear."""
+    if len(answer) > MOST_CHECKED_CHARACTERS:
+        return ""
+    pays = partial(matches, answer, timeout_seconds=JUDGE_SECONDS, question=question)
+    if not pays(answer):
+        return "the gold answer itself is not paid when the model writes it"
+    number = _WITH_SUFFIX.fullmatch(answer)
+    if number is not None and not pays((number[1] or number[2]).replace("_", "")):
+        return "the number of the gold answer alone is not paid"
+    mirrored = answer[::-1]
+    if answer.isascii() and answer.isalpha() and mirrored != answer and pays(mirrored):
+        return "the letters of the gold answer are read as a product, so their order does not count"
+    return ""
 
 
 def _value(where: str, column: str, value: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -32,7 +33,7 @@ from reason_llm.data.forms import (
     read_preference,
     read_problem,
 )
-from reason_llm.data.golds import damaged_command, has_answer
+from reason_llm.data.golds import JUDGE_SECONDS, damage, has_answer, unpaid
 from reason_llm.data.messages import SYSTEM_ROLES, Messages, holds_images, images_of
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.played import Played, is_played, played_by
@@ -50,7 +51,7 @@ from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import CHAT, MAY_LACK, ROW, Prompt, TokenRow
-from reason_llm.score.math import is_only_text, same_word
+from reason_llm.score.math import equivalent, is_only_text, same_word
 from reason_llm.workers import within
 
 if TYPE_CHECKING:
@@ -67,7 +68,12 @@ _CHOICE = re.compile(r"\\(?:textbf|text|mathrm)\{\(([A-J])\)[ ~\\]*\}?+ ?\S")
 LEARNED: dict[str, Callable[[str, Row, ColumnsSection], Learned]] = {
     "texts": read_document, "preferences": read_preference, "labels": read_labelled,
 }  # fmt: skip
-_LETTERS = tuple("ABCDEFGHIJ")
+TEMPLATE_MARKS = (
+    "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<<SYS>>", "<|start_header_id|>",
+    "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>", "<|end|>",
+    "<|endoftext|>", "<|end_of_text|>", "<｜User｜>", "<｜Assistant｜>", "</s>", "### Response:",
+)  # fmt: skip
+"""Marks of turns, and ends of texts, that chat templates write."""
 NOT_LISTED = "the gold answer has the letter of a choice that the question does not list"
 OWN_SYSTEM = "the row's system message replaces data.system_prompt"
 TURN_BY_TURN = (
@@ -209,6 +215,8 @@ class _SetReader:
     end_token_ids: Collection[int] = ()
     evaluated: dict[bytes, str] = field(default_factory=dict)
     """Place of each question of a held-out set, by its key's digest."""
+    golds: dict[bytes, tuple[str, str]] = field(default_factory=dict)
+    """Place and gold answer of each question of the set that is read."""
     trained: set[bytes] = field(default_factory=set)
     """Digests of the keys of the training questions that were kept."""
     contamination: list[tuple[str, str]] = field(default_factory=list)
@@ -258,6 +266,7 @@ class _SetReader:
     def read(self, data_set: DataSet) -> list[Example]:
         """The examples of a set that pass all filters but those of length."""
         section, limit, examples = self.config.data, None, list[Example]()
+        self.golds = {}
         if data_set.is_training:
             limit = section.limit
         elif data_set.is_asked:
@@ -399,16 +408,22 @@ class _SetReader:
             ) from error
         if isinstance(example, Completed) and example.origin:
             data_set.origins.setdefault(example.origin)
+        if isinstance(example, Completed) and example.label:
+            data_set.labels.setdefault(example.label)
         elsewhere = self._read_elsewhere(data_set, row)
         data_set.ignored.update(name for name in example.ignored if name not in elsewhere)
         doubt = "" if isinstance(example, TextDocument) else example.doubt
         if isinstance(example, Problem):
             doubt = self._doubt(example)
+        texts = [example.text] if isinstance(example, TextDocument) else _texts_of(example)
+        damaged = next(filter(None, map(damage, texts)), "")
         own = not isinstance(example, TextDocument) and example.messages[0]["role"] in SYSTEM_ROLES
         asked = OWN_SYSTEM if own and self.renderer.system_prompt is not None else ""
-        for each in filter(None, (doubt, asked, self._spelled(example))):
+        for each in filter(None, dict.fromkeys((doubt, damaged, asked, self._spelled(example)))):
             data_set.doubts.setdefault(each, []).append(where)
         key = blake2b(question_key(example).encode(), digest_size=16).digest()
+        if isinstance(example, Problem):
+            self._compare_golds(data_set, example, key)
         if not data_set.is_training:
             self.evaluated.setdefault(key, where)
             return example
@@ -421,15 +436,33 @@ class _SetReader:
         self.trained.add(key)
         return example
 
+    def _compare_golds(self, data_set: DataSet, problem: Problem, key: bytes) -> None:
+        """Note a question that an earlier row of the set has with another gold answer."""
+        judge = self.config.score.rewards[0].kind
+        if not problem.answer or judge in CODE_REWARDS:
+            return
+        key += problem.environment.encode()
+        where, gold = self.golds.setdefault(key, (problem.where, problem.answer))
+        is_same = gold == problem.answer or (
+            judge in MATH_REWARDS and equivalent(gold, problem.answer, JUDGE_SECONDS)
+        )
+        if not is_same:
+            data_set.contradictions.setdefault(
+                key.hex(), f"{where} has {gold!r:.40}, {problem.where} has {problem.answer!r:.40}"
+            )
+
     def _spelled(self, example: Example) -> str:
         """What to say of control tokens that a row spells; empty where it spells none, and where no
         template writes them."""
         has_template = self.renderer.template.jinja or self.renderer.tokenizer.chat_template
         if isinstance(example, TextDocument) or has_template is None:
             return ""
-        said = example.completions if isinstance(example, Completed) else ()
-        named = self.renderer.controls_in([*example.messages, *(m for part in said for m in part)])
-        return f"control tokens that the row spells ({named[0]}) are read as text" if named else ""
+        said = _messages_of(example)
+        if named := self.renderer.controls_in(said):
+            return f"control tokens that the row spells ({named[0]}) are read as text"
+        marks = (mark for mark in TEMPLATE_MARKS for each in said if mark in each["content"])
+        mark = next(marks, None)
+        return f"marks of other chat templates ({mark}) are read as text" if mark else ""
 
     def _images_of(self, where: str, row: Row) -> Any:
         """The reader of the row's images; None for a row without any, and for a model of text."""
@@ -444,14 +477,13 @@ class _SetReader:
 
     def _doubt(self, problem: Problem) -> str:
         """Why the gold answer may be another one, or may never be paid; empty where it is clear."""
-        asked = problem.messages[-1]["content"]
-        doubt = problem.doubt or damaged_command(asked)
+        asked, doubt = problem.messages[-1]["content"], problem.doubt
         if doubt or self.config.score.rewards[0].kind not in MATH_REWARDS:
             return doubt
-        if problem.answer.isdecimal():
+        if not problem.answer or problem.answer.isdecimal():
             return ""
         letter = problem.answer.strip("(). ")
-        if letter in _LETTERS and re.search(rf"\b{letter}\b", asked) is None:
+        if letter in (*ascii_uppercase,) and re.search(rf"\b{letter}\b", asked) is None:
             return NOT_LISTED
         if problem.answer.casefold() in ("true", "false"):
             is_paid = "is" if same_word(problem.answer, asked) else "is not"
@@ -460,7 +492,7 @@ class _SetReader:
         if choice is not None and f"({choice[1]})" not in asked:
             return NOT_LISTED
         if not is_only_text(problem.answer):
-            return ""
+            return unpaid(problem.answer, asked)
         return "the gold answer is no mathematics, so that only the same words are paid"
 
     def _preprocessed(self, where: str, row: Row, function: Callable[..., Any]) -> Row | None:
@@ -653,6 +685,16 @@ class _SetReader:
         for unit in [rows] if is_pair else [(row,) for row in rows]:
             data_set.units.append(unit)
         return None
+
+
+def _messages_of(example: Problem | Completed) -> Messages:
+    """All messages of an example."""
+    said = example.completions if isinstance(example, Completed) else ()
+    return [*example.messages, *(message for part in said for message in part)]
+
+
+def _texts_of(example: Problem | Completed) -> list[str]:
+    return [message["content"] for message in _messages_of(example)]
 
 
 def _is_kept_by_json(value: object) -> bool:

@@ -7,6 +7,7 @@ same as JSON text, as CSV files and many Parquet sets hold it. Every function ra
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,7 @@ _KEPT = ("name", "tool_call_id")
 """Members that some chat templates write."""
 _PRINTED = tuple(f"{{'{name}':" for name in ("role", "content", "from", "value"))
 """Beginnings, without white space and brackets, of a conversation as Python prints it."""
+_MAY_BE_TALK = ("[", "{", "(", "array(", '"')
 _JSON_TALKS = ('{"role":', '{"content":')
 """Beginnings of a conversation as JSON text."""
 
@@ -184,7 +186,13 @@ def from_json_text(where: str, column: str, value: Any) -> Any:
     """
     if isinstance(value, dict):
         return _listed(value)
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{", "(", "array(")):
+    if not isinstance(value, str) or not value.lstrip().startswith(_MAY_BE_TALK):
+        return value
+    if value.lstrip().startswith('"'):  # JSON text of JSON text
+        with suppress(ValueError, RecursionError):
+            inner = json.loads(value)
+            if isinstance(inner, str) and inner.lstrip().startswith(("[{", "{")):
+                return from_json_text(where, column, inner)
         return value
     start = "".join(value[:200].split()).removeprefix("array(").lstrip("[(")
     if start.startswith(_PRINTED) or (start.startswith("{'") and "'role':'" in start):

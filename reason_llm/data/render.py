@@ -159,7 +159,13 @@ class Renderer:
         for message in self.with_system_prompt(messages):
             role, content = message["role"], message["content"].strip()
             parts = content.split(IMAGE_MARK) if message.get("images") else [content]
-            if role not in ("assistant", "tool") and not all(part in text for part in parts):
+            if role == "assistant" and content.rpartition("</think>")[2].strip() not in text:
+                ignored.setdefault("messages[].content of the assistant's earlier turns")
+            if not (
+                role == "assistant"
+                or all(part in text for part in parts)
+                or (role == "tool" and _holds_words(text, content))
+            ):
                 fix = "set data.template to one that writes it"
                 if message == {"role": "system", "content": self.system_prompt}:
                     fix += ", or data.system_prompt=none"
@@ -536,6 +542,12 @@ class Renderer:
         if spelled is None:
             raise ValueError("some are control tokens there, too")
         return spelled
+
+
+def _holds_words(text: str, content: str) -> bool:
+    """Whether a text has all words of a tool's result, which templates may write as JSON."""
+    words = {*re.findall(r"\w+", text.replace("\\n", " ").replace("\\t", " "))}
+    return words.issuperset(re.findall(r"\w+", content))
 
 
 def _is_assistant(message: Mapping[str, Any]) -> bool:

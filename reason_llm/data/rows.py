@@ -6,6 +6,7 @@ one batch of a Parquet file unpacks to is not bounded.
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -99,7 +100,11 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
             f"data file {source} does not exist; check data.train, data.eval and eval.sets"
         ) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{source}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
+        what = f"not UTF-8 at byte {error.start}"
+        with open_regular(path) as file:
+            if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                what = "UTF-16 (Excel's Unicode text)"
+        raise DataError(f"{source}: {what}; save it as UTF-8") from error
     except OSError as error:
         raise DataError(
             f"data file {source} cannot be read: {error.strerror or one_line(error)}; give a file "
@@ -132,7 +137,14 @@ def _json_rows(path: Path) -> Read:
             f"{path}: not valid JSON ({one_line(error)}); expected a list of objects"
         ) from error
     if not isinstance(rows, list):
-        raise DataError(f"{path}: holds {type(rows).__name__}; expected a list of objects")
+        members = rows if isinstance(rows, dict) else {}
+        names = [name for name, value in members.items() if isinstance(value, list)]
+        problem = f"{path}: holds {type(rows).__name__}; expected a list of objects"
+        if names:
+            problem += f": write the list in {names[0]!r} alone"
+        elif members and all(isinstance(value, dict) for value in members.values()):
+            problem += ": of a DataFrame, to_json(…, orient='records')"
+        raise DataError(problem)
     yield from _numbered(str(path), rows)
 
 
@@ -176,24 +188,36 @@ def _parquet_rows(path: Path) -> Read:
 
 
 def _rows_of(batch: Any) -> Iterable[Row]:
-    """The rows of a batch of Arrow's; a number of single precision as it is written, 0.1, and not
-    as the nearest double, 0.10000000149."""
-    import numpy
-    import pyarrow
-
+    """The rows of a batch of Arrow's; a number of half or single precision as it is written, 0.1,
+    and not as the nearest double, 0.10000000149."""
     rows: list[Row] = batch.to_pylist()
     for field in batch.schema:
-        if pyarrow.types.is_float32(field.type):
+        if {"float", "halffloat"} & {*re.findall(r"\w+", str(field.type))}:
             for row in rows:
-                if (value := row[field.name]) is not None:
-                    row[field.name] = float(str(numpy.float32(value)))
+                row[field.name] = _shortest(field.type, row[field.name])
     return rows
+
+
+def _shortest(kind: Any, value: Any) -> Any:
+    """A value of an Arrow type with numbers of few digits."""
+    import pyarrow
+
+    if value is None:
+        return None
+    if pyarrow.types.is_float32(kind) or pyarrow.types.is_float16(kind):
+        return float(str(kind.to_pandas_dtype()(value)))
+    if pyarrow.types.is_struct(kind):
+        return {field.name: _shortest(field.type, value[field.name]) for field in kind}
+    if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+        return [_shortest(kind.value_type, each) for each in value]
+    return value
 
 
 READERS: dict[str, Callable[[Path], Read]] = {
     ".jsonl": _jsonl_rows,
     ".json": _json_rows,
     ".csv": _csv_rows,
+    ".tsv": _csv_rows,
     ".parquet": _parquet_rows,
 }
 
@@ -251,7 +275,10 @@ def _as_written(rows: Any) -> Iterator[Row]:
     mixed types ``datasets`` reads the text ``"007"`` as 7, and ``"1e3"`` as 1000.0."""
     names = [name for name, feature in rows.features.items() if _holds_json(feature)]
     if not names:
-        yield from map(dict, rows)
+        kinds = rows.features.arrow_schema
+        floats = [field for field in kinds if str(field.type) in ("float", "halffloat")]
+        for row in rows:
+            yield dict(row) | {f.name: _shortest(f.type, row[f.name]) for f in floats}
         return
     stored = rows.select_columns(names).with_format("arrow").iter(batch_size=PARQUET_BATCH_ROWS)
     texts = (row for table in stored for row in table.to_pylist())

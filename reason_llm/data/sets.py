@@ -51,6 +51,10 @@ class DataSet:
     """Columns, and members of messages, that are not read: rows where they have content."""
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Rows that may mean something else than it seems, by the reason."""
+    labels: dict[str, None] = field(default_factory=dict)
+    """Labels of judged completions, as the rows have them."""
+    contradictions: dict[str, str] = field(default_factory=dict)
+    """Two places with different gold answers, for each question that has such."""
     origins: dict[str, None] = field(default_factory=dict)
     """Columns of the sides of preferences; a line for each way that the rows have."""
     prompts: Prompts = field(default_factory=Prompts)
@@ -93,12 +97,23 @@ class DataSet:
         """A line of the columns that are ignored, and one per reason to doubt a gold answer."""
         lines = []
         if self.ignored:
-            named = [f"{name} ({_rows(count)})" for name, count in self.ignored.items()]
+            named = [
+                f"{name or repr(name)} ({_rows(count)})" for name, count in self.ignored.items()
+            ]
             if (more := len(named) - NUM_IGNORED_SHOWN) > 0:
                 named[NUM_IGNORED_SHOWN:] = [f"and {more} more"]
             lines.append(f"ignored columns: {', '.join(named)}")
         for doubt, places in self.doubts.items():
             lines.append(f"{doubt} in {_rows(len(places))}, the first is {places[0]}")
+        if {"0", "-1"} <= self.labels.keys():
+            lines.append(
+                "labels 0 and -1 are both read as bad; if 0 means no vote, drop such rows by "
+                "data.preprocess"
+            )
+        if self.contradictions:
+            count, first = len(self.contradictions), next(iter(self.contradictions.values()))
+            has = "1 question has" if count == 1 else f"{count:,} questions have"
+            lines.append(f"{has} different gold answers: {first}")
         return list(map(printable, lines))
 
     def skip(self, error: DataError) -> None:

@@ -252,6 +252,9 @@ def _row(
         text, spans = _spans(where, messages, completion, renderer, ends)
         for member in renderer.check_written(where, messages, text[: spans[0][0]]):
             note(member)
+        read = [each for each in completion if each["role"] != "assistant"]
+        if read:
+            replace(renderer, system_prompt=None).check_written(where, read, text)
         for message in renderer.marked(completion):
             content = message["content"]
             if content != content.strip() and content not in text:

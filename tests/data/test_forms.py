@@ -169,7 +169,7 @@ BAD = [
     (read_demonstration, {"prompt": [{**U, "tool_calls": [1]}], "completion": "A"}, "tool calls 1"),
     (read_demonstration, {"messages": [U, A, R, {"role": "bot", "content": "B"}]}, "role 'bot'"),
     (read_labelled, {"prompt": "Q", "completion": [A, {"role": "bot", "content": "B"}, A],
-                     "label": 1}, "role 'bot', which is not trained"),
+                     "label": 1}, "role 'bot', which is not known"),
     (read_demonstration, {"messages": MANY}, "has 1,000,000 messages; .* at most 1,000"),
     (read_demonstration, {"prompt": MANY[:-1], "completion": "A"}, "999,999 messages"),
     (read_demonstration, {"prompt": "Q", "completion": MANY[1:]}, "999,999 messages"),
@@ -200,7 +200,7 @@ BAD = [
     *[
         (read, {"prompt": "Q", "completions": ["A", "B"], "labels": [True, False]},
          "'labels' are of the steps in 'completions'")
-        for read in (read_labelled, read_demonstration)
+        for read in (read_labelled, read_demonstration, read_preference)
     ],
     *[
         (read_labelled, {"prompt": "Q", "completion": "A", "label": label},

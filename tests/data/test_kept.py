@@ -65,7 +65,7 @@ def content(data: Data) -> Any:
 
 
 CASES: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
-    ([*ROWS, ROWS[0]], {}),
+    ([*ROWS, ROWS[0], {**ROWS[0], "answer": "#### 5"}], {}),
     (TALKS, {"stage": "sft"}),
     (PAIRS, {"stage": "preference"}),
 ]

@@ -107,9 +107,26 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, read: Cal
     path = lines(tmp_path, *ROWS)
     plain = [p.text for p in read(path)]
     files = {".jsonl": path.read_text(), ".json": json.dumps(ROWS), ".csv": CSV}
+    files[".tsv"] = CSV.replace(",", "\t")
     for kind, text in files.items():
         path.with_suffix(kind).write_text(text, encoding="utf-8-sig")
         assert [p.text for p in read(path.with_suffix(kind))] == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("rows.tsv", CSV.encode("utf-16"), "UTF-16 .*; save it as UTF-8"),
+        ("rows.json", b'{"version": 1, "data": [{}]}', "write the list in 'data' alone"),
+        ("rows.json", b'{"question": {"7": "Q"}}', "DataFrame, to_json.*orient='records'"),
+    ],
+)
+def test_files_of_another_shape(
+    name: str, content: bytes, says: str, tmp_path: Path, read: Callable
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        read(tmp_path / name)
 
 
 def test_integers_of_any_length_stay_what_they_are(tmp_path: Path, read: Callable) -> None:

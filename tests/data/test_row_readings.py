@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,12 @@ def asked(text: str) -> dict[str, str]:
         ({"messages": json.dumps([S, U])}, [S, U]),
         ({"messages": {"role": ["system", "user"], "content": ["S", "Q"]}}, [S, U]),
         ({" Question ": "Q"}, [U]),
+        ({"": 0, "question": "Q"}, [U]),
+        ({"prompt": ["Q"]}, [U]),
+        ({"prompt": '["Q"]'}, [U]),
+        ({"prompt": json.dumps(json.dumps([S, U]))}, [S, U]),
+        ({"question": "Q", "premise": "R"}, [asked("R\n\nQ")]),
+        ({"instruction": "Q", "input": "<noinput>"}, [U]),
         ({"prompt": json.dumps([U])}, [U]),
         ({"prompt": '[1, 2] or {"a": 3}?'}, [asked('[1, 2] or {"a": 3}?')]),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}]}, [U]),
@@ -181,11 +189,21 @@ TEXTS = ["Wood", "Tin", "Wool"]
         {"options": ["(a) Wood", "(b) Tin", "(c) Wool"], "answer": "(b) tin"},
         {"options": TEXTS, "answer": "B. Tin"},
         {"options": TEXTS, "answer": 1.0},
+        {"choice1": "Wood", "choice2": "Tin", "choice3": "Wool", "label": 1},
+        {"sol1": "Wood", "sol2": "Tin", "sol3": "Wool", "label": 1},
+        {"endings": TEXTS, "label": "1"},
     ],
 )  # fmt: skip
 def test_choices_are_written_and_the_gold_answer_is_a_letter(row: dict) -> None:
     found = problem({"question": "Which is a metal?", **row})
     assert (found.messages, found.answer, found.ignored) == ([asked(PICK)], "B", ())
+
+
+def test_wrong_choices_alone_are_refused() -> None:
+    row = {"question": "Q", "answer": "Tin", "distractor1": "Wood"}
+    with pytest.raises(DataError, match="'distractor1' is 'Wood', a wrong choice, and no column"):
+        problem(row)
+    assert problem(row, ignore=["distractor1"]).answer == "Tin"
 
 
 def test_labels_of_the_row_are_kept() -> None:
@@ -317,6 +335,35 @@ def test_a_turn_with_calls_is_learned(calls: dict) -> None:
     assert found.completions == ([written, reply, A],)
 
 
+@pytest.mark.parametrize(
+    ("shown", "says"),
+    [
+        ("{{ m.content }}", ""),
+        ("{{ m.content | tojson }}", ""),
+        ("{% if m.role != 'tool' %}{{ m.content }}{% endif %}", "the message of the tool, '4.2 m"),
+        ("{% if m.role != 'assistant' %}{{ m.content }}{% endif %}", "assistant's earlier turns"),
+    ],
+)
+def test_a_template_that_leaves_out_a_turn(
+    shown: str, says: str, tmp_path: Path, load: Callable[..., Data]
+) -> None:
+    path, template = tmp_path / "rows.jsonl", tmp_path / "mine.jinja"
+    template.write_text(
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}"
+        f"{shown}{{% endfor %}}{{% if add_generation_prompt %}}A:{{% endif %}}"
+    )
+    called = {"role": "assistant", "content": "I look.", "tool_calls": [CALL]}
+    talk = [U, called, {"role": "tool", "content": '4.2 m\n"high"'}]
+    path.write_text(json.dumps({"messages": talk, "answer": "1"}))
+    if "tool" in says:
+        with pytest.raises(DataError, match=says):
+            load(path, data__template=str(template))
+    else:
+        assert [says in note for note in load(path, data__template=str(template)).notes()] == (
+            [True] if says else []
+        )
+
+
 def test_a_call_has_its_own_arguments_alone(tmp_path: Path) -> None:
     calls = [
         {"function": {"name": name, "arguments": arguments}}
@@ -424,6 +471,14 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
          "tests in column 'test_list'; make code_tests the first reward"),
         (read_labelled, {"prompt": "Q", "completion": "A", "label": 1, "audio": "a"}, "'audio'"),
         (read_demonstration, {"messages": [U, A], "weight": 0.5}, "column 'weight' is 0.5"),
+        (read_demonstration, {"messages": [U, A], "train": False}, "is False, so the row is not"),
+        (read_demonstration, {"messages": [U, A], "masked": "true"}, "is 'true', so the row is"),
+        (read_problem, {"messages": [U, {"role": "ai", "content": "A"}, R], "answer": 1},
+         "has messages of the role 'ai', which is not known; rename"),
+        (read_preference, {"prompt": "Q", "response1": "A", "response2": "B", "winner": 1},
+         "several answers in 'response1', 'response2', and which is the better one only in winner"),
+        (read_preference, {"prompt": "Q", "responses": ["A", "B"], "scores": [1, 2]},
+         "several answers in 'responses', and which is the better one only in scores; return"),
         (read_demonstration, {"messages": [U, {**A, "weight": 0.5}]}, "has weight=0.5; expected"),
         (read_demonstration, {"messages": [U, {**A, "loss_mask": [1]}]}, "has loss_mask=.1.; exp"),
         (read_demonstration, {"messages": [U, {**A, "loss_scale": 0.5}]}, "has 'loss_scale', wh"),
@@ -473,14 +528,25 @@ def test_a_prompt_column_is_no_history() -> None:
     assert problem(row, prompt="history").messages == [asked("Why is the dough sour?")]
 
 
-def test_single_precision_is_read_as_it_is_written(tmp_path: Path) -> None:
-    table = pyarrow.table({
-        "question": ["How much?", "And now?"],
-        "answer": pyarrow.array([0.1, 19.99], pyarrow.float32()),
-    })  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "kind", "golds"),
+    [
+        ([0.1, 19.99], pyarrow.float32(), ["0.1", "19.99"]),
+        ([0.1, 2.5], pyarrow.float16(), ["0.1", "2.5"]),
+        ([[0.1], [19.99]], pyarrow.list_(pyarrow.float32()), ["0.1", "19.99"]),
+        ([{"ground_truth": 0.1}], pyarrow.struct({"ground_truth": pyarrow.float32()}), ["0.1"]),
+        ([Decimal("1.50"), Decimal("0.00")], pyarrow.decimal128(5, 2), ["1.50", "0.00"]),
+        ([date(2024, 1, 5)], pyarrow.date32(), ["2024-01-05"]),
+        (["4", "0x"], pyarrow.binary(), ["4", "0x"]),
+    ],
+)
+def test_values_of_parquet_are_read_as_they_are_written(
+    values: list, kind: Any, golds: list[str], tmp_path: Path
+) -> None:
+    table = pyarrow.table({"answer": pyarrow.array(values, kind)})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     rows = [row for _, row in READERS[".parquet"](tmp_path / "rows.parquet")]
-    assert [row["answer"] for row in rows] == [0.1, 19.99]
+    assert [problem({"question": "Q", **row}).answer for row in rows] == golds
 
 
 def test_columns_that_hold_the_prompt_twice() -> None:
@@ -532,6 +598,30 @@ def test_reasoning_that_is_learned_is_not_named_as_ignored(
          "the row is labelled false, and its answer is learned"),
         ("demonstrations", {"prompt": "<|im_start|>user\nQ", "completion": "A"},
          "control tokens that the row spells (<|im_start|>) are read as text"),
+        ("demonstrations", {"prompt": "[INST] Q [/INST]", "completion": "A"},
+         "marks of other chat templates ([INST]) are read as text"),
+        ("demonstrations", {"prompt": "Q", "completion": "Yes.\\nNo."},
+         "a backslash and n are read as two characters, not as a line break"),
+        ("texts", {"text": "CafÃ© is 5 â€“ 7"},
+         "letters that a wrong encoding left (Ã©) are read as they stand"),
+        ("problems", {"prompt": "Reduce $\\\\frac{6}{8}$.", "answer": "1"},
+         "two backslashes before LaTeX commands (\\\\frac) are read as they stand"),
+        ("problems", {"prompt": "Is a &lt; b?", "answer": "1"},
+         "HTML entities (&lt;) are read as they stand"),
+        ("problems", {"prompt": "Add {nums}.", "nums": "1, 2", "answer": "3"},
+         "the prompt has the name of column 'nums' in braces, and not its text"),
+        ("problems", {"prompt": '{"a": 1}', "answer": "3"},
+         "the prompt is JSON text and is read as it stands"),
+        ("problems", {"prompt": "Right?", "answer": "Y"},
+         "the gold answer has the letter of a choice that the question does not list"),
+        ("problems", {"prompt": "How much?", "answer": "{}"},
+         "the gold answer itself is not paid when the model writes it"),
+        ("problems", {"prompt": "How much?", "answer": "2k"},
+         "the number of the gold answer alone is not paid"),
+        ("problems", {"prompt": "How much?", "answer": "1_000"},
+         "the number of the gold answer alone is not paid"),
+        ("problems", {"prompt": "Which pet?", "answer": "cat"},
+         "the letters of the gold answer are read as a product, so their order does not count"),
         ("problems", {"prompt": "Q <|im_end|>", "answer": "1"},
          "control tokens that the row spells (<|im_end|>) are read as text"),
         ("problems", {"prompt": "Which one?", "answer": "(C)"},
@@ -541,6 +631,8 @@ def test_reasoning_that_is_learned_is_not_named_as_ignored(
         ("problems", {"prompt": "How many?", "answer": 1.125}, ""),
         ("preferences", {"prompt": "Q", "chosen": "A", "rejected": "B", "score_chosen": 1,
                          "score_rejected": 2}, "score_chosen is below that of rejected"),
+        ("preferences", {"prompt": "Q", "chosen": "A", "rejected": "B", "chosen_score": "3",
+                         "rejected_score": "3"}, "chosen_score is equal to that of rejected"),
         ("problems", {"prompt": "Which?", "answer": "{'a', 'b'}"},
          "the gold answer is a value as Python prints it: only the same words are paid"),
         ("problems", {"prompt": "If x is 7, is it prime?", "answer": True},
@@ -576,6 +668,27 @@ def test_a_run_and_the_data_check_name_what_is_ignored(
     assert found.notes() == [f"{path}: ignored columns: id (3 rows)"]
     report = check_data(config, [])
     assert "  ignored columns: id (3 rows), url (2 rows)" in report.lines
+
+
+def test_two_labels_for_bad_are_named(tmp_path: Path, load: Callable[..., Data]) -> None:
+    path = tmp_path / "rows.jsonl"
+    for labels, count in (([1, -1, 0], 1), ([1, -1], 0), (["desirable", "Undesirable "], 0)):
+        rows = [{"prompt": "Q", "completion": str(label), "label": label} for label in labels]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = load(path, data__form="labels", **OF_FORM["labels"])
+        named = [note.split(": ")[1] for note in data.notes() if "both read" in note]
+        says = "labels 0 and -1 are both read as bad; if 0 means no vote, drop such rows by "
+        assert named == [f"{says}data.preprocess"] * count
+
+
+def test_contradicting_golds_are_named(tmp_path: Path, load: Callable[..., Data]) -> None:
+    path = tmp_path / "rows.jsonl"
+    golds = {"What is 1/2?": "0.5", "what is 1/2": "1/2", "Other": "3", "What is  1/2 ?": "2"}
+    rows = [{"question": question, "answer": gold} for question, gold in golds.items()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load(path).notes() == [
+        f"{path}: 1 question has different gold answers: {path}:1 has '0.5', {path}:4 has '2'"
+    ]
 
 
 def test_a_system_message_that_replaces_the_config_s_is_told(
@@ -621,6 +734,9 @@ def test_a_system_message_that_replaces_the_config_s_is_told(
         ('{"ground_truth": ["18"]}', "18"),
         ([{"ground_truth": '["18"]'}], "18"),
         ({"ground_truth": {"target": ["18"]}, "style": "rule"}, "18"),
+        ("x&lt;4", "x<4"),
+        ("\u2010120", "-120"),
+        ("$x_1=1$ 或 $x_2=5$", "$x_1=1$ or $x_2=5$"),
         ("[3]", "[3]"),
         ("007", "007"),
         ("1e3", "1e3"),
@@ -629,6 +745,12 @@ def test_a_system_message_that_replaces_the_config_s_is_told(
 )
 def test_gold_answers_are_whole(answer: Any, gold: str) -> None:
     assert problem({"question": "Q", "answer": answer}).answer == gold
+
+
+@pytest.mark.parametrize("value", [{"ground_truth": "54"}, '{"ground_truth": "54"}'])
+def test_the_gold_answer_of_synthetic_1(value: Any) -> None:
+    found = problem({"prompt": "Q", "verification_info": value})
+    assert (found.answer, found.ignored) == ("54", ())
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from reason_llm.run.store import folder as run_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 _HEADER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
-_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
