@@ -57,6 +57,14 @@ def unpacked(content: bytes, run: int, step: int) -> dict[str, Any]:
     return opened(content, run, step)[0]
 
 
+def test_without_javascript_the_page_says_where_the_numbers_are(tmp_path: Path) -> None:
+    text = page([examined(write_run(tmp_path / "run", [record(0)]))]).decode()
+    (sentence,) = re.findall("<noscript>(.*)</noscript>", text)
+    assert re.findall("<code>(.*?)</code>", sentence) == [
+        "metrics.jsonl", "summary.json", "curves.png",
+    ]  # fmt: skip
+
+
 def test_a_token_s_ratio_is_the_learner_s_over_the_sampler_s(tmp_path: Path) -> None:
     said = group(["12"], [1.0])
     (before,) = said.completions
