@@ -30,6 +30,8 @@ IMAGES = "@images"
 """Member of ``Prompt.extra`` with the records of the prompt's images."""
 MAY_LACK = "?"
 """End of the name of a column that a reward asks for and a row may lack."""
+ALL = f"*{MAY_LACK}"
+"""Stands for every column of a row, where a reward takes ``**kwargs``."""
 LOGGED, SUM, COUNT = "logged/", "/sum", "/count"
 """Key of a metric that a reward logs; behind the name, what its mean is made of."""
 Text = Annotated[str, Field(strict=True)]

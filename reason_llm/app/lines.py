@@ -113,11 +113,15 @@ def pairs(accuracy: float, count: float | None) -> str:
 
 
 def accuracy(record: Record, judged_by: str) -> str:
-    """Held-out accuracy, of samples with its 95 % interval, and that of each named set; of another
-    first reward its mean."""
+    """Held-out accuracy with its number of problems, of samples with its 95 % interval, and that of
+    each named set; of another first reward its mean."""
+
+    def of(place: str, value: float) -> str:
+        return f"{mean_score(value, judged_by)}{on(record.get(f'{place}/problems', 0))}"
+
     sets = metrics.accuracies(record).items()
-    named = ", ".join(f"{name} {mean_score(value, judged_by)}" for name, value in sets)
-    value = mean_score(record["eval/accuracy"], judged_by)
+    named = ", ".join(f"{name} {of(f'eval/{name}', value)}" for name, value in sets)
+    value = of("eval", record["eval/accuracy"])
     told = [named] if named else []
     if "eval/accuracy_low" in record:
         ends = [mean_score(record[f"eval/accuracy_{end}"], judged_by) for end in ("low", "high")]
@@ -125,6 +129,11 @@ def accuracy(record: Record, judged_by: str) -> str:
     if "eval/pass_at_k" in record:
         told.insert(1, f"pass@{record['eval/samples']:.0f} {record['eval/pass_at_k']:.1%}")
     return f"held-out {judged_by} {value}" + (f" ({'; '.join(told)})" if told else "")
+
+
+def on(num_problems: float) -> str:
+    """`` on 48 problems``; empty for 0, where nobody counted them."""
+    return f" on {num_problems:,.0f} problem{'s' * (num_problems != 1)}" if num_problems else ""
 
 
 def mean_of(num_samples: float) -> str:
@@ -159,10 +168,12 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
     if summary["accuracy_before"] is not None:
         before, after = summary["accuracy_before"], summary["accuracy_after"]
         ends = f"{mean_score(before, by)} -> {mean_score(after, by)}"
+        ends += on(summary.get("accuracy_problems", 0))
         samples = summary.get("accuracy_samples", 0)
         lines.append(f"held-out {by} {ends}" + (f" ({mean_of(samples)})" if samples else ""))
     for name, (before, after) in summary["accuracy_of_sets"].items():
-        lines.append(f"  {name} {mean_score(before, by)} -> {mean_score(after, by)}")
+        ends = f"{mean_score(before, by)} -> {mean_score(after, by)}"
+        lines.append(f"  {name} {ends}{on(summary.get('problems_of_sets', {}).get(name, 0))}")
     if (loss := summary["held_out_loss"]) is not None:
         lines.append(f"held-out loss {loss[0]:.4g} -> {loss[1]:.4g}")
     if (right := summary["held_out_pair_accuracy"]) is not None:

@@ -279,7 +279,13 @@ def _unwrapped(where: str, column: str, value: Any) -> Any:
 def read_tests(cells: Cells) -> str:
     """The tests of a row as JSON."""
     row = cells.row
-    if (named := cells.columns.answer) is not None:
+    if (named := cells.columns.answer) is None and {"base_input", "plus_input"} <= row.keys():
+        raise DataError(
+            f"{cells.where}: the row is of evalplus's own file, whose plus_input has inputs alone, "
+            "so that only the base tests could be run; give evalplus/humanevalplus or "
+            "evalplus/mbppplus of the Hub, or a folder with a copy, where they are assertions"
+        )
+    if named is not None:
         column = cells.column(named, (), "data.columns.answer")
         row = {
             **{name: row[name] for name in (*BESIDE, "metadata") if name in row},

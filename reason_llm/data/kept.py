@@ -159,7 +159,7 @@ def _read(path: Path, key: str) -> Data:
     rest, sets = iter(arrays), []
     for kept in described:
         packed = {name: kind([*islice(rest, len(kind.KINDS))]) for name, kind in _PACKED.items()}
-        counters = {name: Counter(kept[name]) for name in ("dropped", "ignored")}
+        counters = {name: Counter(kept[name]) for name in ("dropped", "ignored", "handed")}
         sets.append(DataSet(**kept | counters | packed))
     training, held_out = sets[: counts[0]], sets[counts[0] : counts[0] + counts[1]]
     rows = sets[-1] if counts[2] else None

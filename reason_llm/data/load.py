@@ -50,7 +50,7 @@ from reason_llm.data.sets import Data, DataSet, question_key
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.errors import ConfigError, DataError, one_line
-from reason_llm.rollout import CHAT, MAY_LACK, ROW, Prompt, TokenRow
+from reason_llm.rollout import ALL, CHAT, MAY_LACK, ROW, Prompt, TokenRow
 from reason_llm.score.math import equivalent, is_only_text, same_word
 from reason_llm.workers import within
 
@@ -411,7 +411,12 @@ class _SetReader:
         if isinstance(example, Completed) and example.label:
             data_set.labels.setdefault(example.label)
         elsewhere = self._read_elsewhere(data_set, row)
-        data_set.ignored.update(name for name in example.ignored if name not in elsewhere)
+        unread = [name for name in example.ignored if name not in elsewhere]
+        if ALL in self.extra_columns and data_set.is_asked:
+            handed = [name for name in unread if name in row and name not in self.left_out]
+            data_set.handed.update(handed)
+            unread = [name for name in unread if name not in handed]
+        data_set.ignored.update(unread)
         doubt = "" if isinstance(example, TextDocument) else example.doubt
         if isinstance(example, Problem):
             doubt = self._doubt(example)
@@ -536,7 +541,7 @@ class _SetReader:
         found = {*self.extra_columns}
         if data_set.is_asked and self.played is not None:
             found |= self.played.columns_of(row)
-        return {str(name) for name in found}
+        return {str(name).removesuffix(MAY_LACK) for name in found}
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
         """The problem with its environment and the columns that rewards and environment read."""

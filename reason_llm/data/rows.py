@@ -261,6 +261,15 @@ def _hub_rows(source: str, split: str) -> Read:
         rows = datasets.load_dataset(name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         problem = one_line(error)
+        if (folder := Path(name)).is_dir():
+            files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in READERS]
+            if len(files) == 1 and "train" not in files[0].stem.lower():  # of no named split
+                yield from _read(str(files[0]), split, EMPTY)
+                return
+            raise DataError(
+                f"the folder {source} cannot be read as a data set ({problem}); name one of its "
+                "files"
+            ) from error
         if datasets.config.HF_HUB_OFFLINE:
             problem = "HF_HUB_OFFLINE is set, and the Hub's cache does not hold it"
         raise DataError(

@@ -49,6 +49,8 @@ class DataSet:
     """The errors of the first rows that ``data.on_bad_row`` dropped."""
     ignored: Counter[str] = field(default_factory=Counter)
     """Columns, and members of messages, that are not read: rows where they have content."""
+    handed: Counter[str] = field(default_factory=Counter)
+    """Columns that nothing reads but reward functions that take ``**kwargs``: rows, as above."""
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Rows that may mean something else than it seems, by the reason."""
     labels: dict[str, None] = field(default_factory=dict)
@@ -94,15 +96,18 @@ class DataSet:
 
     @property
     def readings(self) -> list[str]:
-        """A line of the columns that are ignored, and one per reason to doubt a gold answer."""
+        """A line of the columns that are ignored, one of those that only reward functions get, and
+        one per reason to doubt a gold answer."""
         lines = []
-        if self.ignored:
-            named = [
-                f"{name or repr(name)} ({_rows(count)})" for name, count in self.ignored.items()
-            ]
+        for what, columns in (
+            ("ignored columns", self.ignored),
+            ("columns that only the reward functions get", self.handed),
+        ):
+            named = [f"{name or repr(name)} ({_rows(count)})" for name, count in columns.items()]
             if (more := len(named) - NUM_IGNORED_SHOWN) > 0:
                 named[NUM_IGNORED_SHOWN:] = [f"and {more} more"]
-            lines.append(f"ignored columns: {', '.join(named)}")
+            if named:
+                lines.append(f"{what}: {', '.join(named)}")
         for doubt, places in self.doubts.items():
             lines.append(f"{doubt} in {_rows(len(places))}, the first is {places[0]}")
         if {"0", "-1"} <= self.labels.keys():

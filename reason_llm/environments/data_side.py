@@ -50,9 +50,15 @@ class DataSide:
         return {n: reset_columns(where) for n, where in environments_by_name(self.named).items()}
 
     def columns_of(self, row: Mapping[str, Any]) -> set[str]:
-        """Columns that ``reset`` asks for, and the one that names the environment."""
+        """Columns that ``reset`` or the agent is given, and the one that names the environment."""
         name = row.get(ENVIRONMENT) if isinstance(self.named, Mapping) else ""
-        return {*self.columns.get(str(name), ()), ENVIRONMENT}
+        given = self._given.get(str(name), ())
+        return {*(row if given is None else given), ENVIRONMENT}
+
+    @cached_property
+    def _given(self) -> Mapping[str, list[str] | None]:
+        """Columns that ``reset`` or the agent takes, by the environments' names; None: all."""
+        return {n: given_columns(where) for n, where in environments_by_name(self.named).items()}
 
     def name(self, where: str, row: Mapping[str, Any]) -> str:
         """Name of the row's environment."""
@@ -135,15 +141,26 @@ def tool_methods(kind: type[Any]) -> dict[str, Callable[..., Any]]:
 
 def reset_columns(where: str) -> list[str]:
     """The columns without which ``reset`` of ``sample.environment`` cannot be called."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = _reset_parameters(where)
+    return [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
+
+
+def given_columns(where: str) -> list[str] | None:
+    """The columns that ``reset`` of ``sample.environment`` takes, or its agent; None: all."""
+    parameters = _reset_parameters(where)
+    takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters) or own_session(where)[0] == "agent"
+    return None if takes_all else [p.name for p in parameters]
+
+
+def _reset_parameters(where: str) -> list[inspect.Parameter]:
     if own_session(where)[0]:
         return []
     kind = environment_class(where)
     try:
-        parameters = inspect.signature(MethodType(kind.reset, kind)).parameters.values()
+        return list(inspect.signature(MethodType(kind.reset, kind)).parameters.values())
     except (TypeError, ValueError):
         return []  # of no function; asked with all columns that fit
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
 
 
 def tool_schemas(where: str) -> tuple[dict[str, Any], ...]:

@@ -120,6 +120,7 @@ def evaluate(
     count, name = len(completions), scorer.rewards[0].name
     found = {
         "eval/accuracy": sum(c.rewards[name] for c in completions) / count,
+        "eval/problems": float(len(groups)),
         "eval/completion_tokens": sum(len(c.sampled_ids) for c in completions) / count,
         "eval/truncated_fraction": sum(c.finish_reason == "length" for c in completions) / count,
     }

@@ -39,7 +39,7 @@ from typing import Any, SupportsFloat, TypeVar
 from reason_llm.config import PYTHON
 from reason_llm.data import load_function
 from reason_llm.errors import ConfigError
-from reason_llm.rollout import MAY_LACK, ROW, Completion, Group, Prompt
+from reason_llm.rollout import ALL, MAY_LACK, ROW, Completion, Group, Prompt
 from reason_llm.workers import within
 
 T = TypeVar("T")
@@ -95,13 +95,16 @@ class CustomReward:
         """Whether it has the form of TRL's rewards."""
         self.takes_group = self.is_trl or bool(OF_GROUP & named.keys())
         self.columns: tuple[str, ...]
-        """Extra columns of the data that it asks for; with a ``?`` those that rows may lack."""
+        """Extra columns of the data that it asks for; with a ``?`` those that rows may lack, and
+        ``ALL`` for ``**kwargs``."""
         usual = OF_ONE | OF_GROUP | OF_BOTH
         self._optional = {n for n, p in named.items() if p.default is not p.empty} - usual
         if self.is_trl:
             needed = [n for n, p in named.items() if p.default is p.empty]
             needed = [n for n in needed if n not in OF_TRL | OF_TRAINER]
-            self.columns = (ROW, *needed)
+            may_lack = self._optional - OF_TRL - OF_TRAINER - NOT_OF_TRL
+            others = (ALL,) if self._takes_all else (f"{n}{MAY_LACK}" for n in sorted(may_lack))
+            self.columns = (ROW, *needed, *others)
             wrong = next((n for n in needed if n in NOT_OF_TRL), None)
             if wrong is not None:
                 raise ConfigError(

@@ -286,7 +286,10 @@ def test_a_run_over_several_sets_tells_each_accuracy(
     summary = orjson.loads((folder / "summary.json").read_bytes())
     assert list(summary["accuracy_of_sets"]) == ["sums", "seen"]
     sums, seen = (records[0][f"eval/{name}/accuracy"] for name in ("sums", "seen"))
-    assert f"held-out accuracy {sums:.1%} (sums {sums:.1%}, seen {seen:.1%})" in shown
+    of_sets = f"(sums {sums:.1%} on 8 problems, seen {seen:.1%} on 8 problems)"
+    assert f"held-out accuracy {sums:.1%} on 8 problems {of_sets}" in shown
+    sums, seen = (summary["accuracy_of_sets"][name][1] for name in ("sums", "seen"))
+    assert f" -> {sums:.1%} on 8 problems\n" in shown and f" -> {seen:.1%} on 8 problems\n" in shown
     assert (folder / "curves.png").stat().st_size > 10_000
     assert "questions of an evaluation set: 16, such as" in " ".join(shown.split())
 

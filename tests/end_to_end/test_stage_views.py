@@ -130,7 +130,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 NUMBER = r"-?[\d.]+(e-?\d+)?"
 SHOWN = {
-    "sft": ["loss N", "held-out accuracy N%", "held-out loss N  perplexity N", "epoch 0.69"],
+    "sft": [
+        *("loss N", "held-out accuracy N% on N problems", "held-out loss N  perplexity N"),
+        "epoch 0.69",
+    ],
     "pretrain": ["loss N", "held-out loss N  perplexity N", "epoch 0.69"],
     "reward": ["loss N", "pairs N%", r"held-out pairs N% \(N% to N%\)", "margin N"],
     "irpo": ["pairs N%", "margin N", "log-ratio chosen [+-]N  rejected [+-]N"],

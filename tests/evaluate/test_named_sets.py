@@ -13,7 +13,7 @@ import pytest
 from conftest import TINY
 from reason_llm.config import Config
 from reason_llm.data import load_evaluation
-from reason_llm.model.base import load_tokenizer
+from reason_llm.errors import DataError
 from reason_llm.rollout import Completion, Group
 from reason_llm.score import Scorer
 
@@ -115,11 +115,11 @@ def config_of(sets: Any, reward: str) -> Config:
     ],
 )  # fmt: skip
 def test_a_copy_of_a_set_is_asked_and_judged(
-    name: str, reward: str, asked: str, right: str, wrong: str, tmp_path: Path
+    name: str, reward: str, asked: str, right: str, wrong: str, tmp_path: Path, tokenizer: Any
 ) -> None:
     """The wrong program passes the tests that a row lists, and not those of evalplus."""
     config = config_of({name: str(published(tmp_path, name))}, reward)
-    (found,) = load_evaluation(config, load_tokenizer(str(TINY)), 4096, ())
+    (found,) = load_evaluation(config, tokenizer, 4096, ())
     (prompt,) = found.prompts
     assert found.name == name
     assert asked in prompt.text
@@ -127,6 +127,40 @@ def test_a_copy_of_a_set_is_asked_and_judged(
         completions = tuple(Completion((1,), text, (0.0,), "stop") for text in (right, wrong))
         (group,) = scorer.score([Group(prompt, completions)])
     assert [each.reward for each in group.completions] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+@pytest.mark.parametrize("name", ["humaneval+", "mbpp+"])
+def test_evalplus_s_own_file_is_refused(
+    name: str, is_file: bool, tmp_path: Path, tokenizer: Any
+) -> None:
+    """Inputs alone say nothing of results, and HumanEval's file has the base tests in ``test``."""
+    row = {
+        **(HUMANEVAL if name == "humaneval+" else MBPP),
+        "entry_point": "halves",
+        "contract": "",
+        "base_input": [[[2.0]]],
+        "plus_input": [[[1.0, 3.0], 2]],
+        "atol": 0,
+    }
+    file = tmp_path / "Plus-v0.1.10.jsonl"
+    file.write_bytes(orjson.dumps(row))
+    source = str(file if is_file else tmp_path)
+    with pytest.raises(DataError, match=r"jsonl:1: .*only the base tests.* give evalplus/humane"):
+        load_evaluation(config_of({name: source}, "code_tests"), tokenizer, 4096, ())
+
+
+def test_a_folder_with_one_file_is_that_file_and_one_without_the_split_is_refused(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    row = {"question": "Halve 7.", "answer": "3.5"}
+    (tmp_path / "sums.jsonl").write_bytes(orjson.dumps(row))
+    config = config_of({"mine": str(tmp_path)}, "boxed")
+    (found,) = load_evaluation(config, tokenizer, 4096, ())
+    assert [each.answer for each in found.prompts] == ["3.5"]
+    (tmp_path / "sums.jsonl").rename(tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match=r'the folder .* \(Unknown split "test".*; name one of its'):
+        load_evaluation(config, tokenizer, 4096, ())
 
 
 def test_names_stand_for_sets_of_the_hub() -> None:

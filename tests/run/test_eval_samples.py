@@ -45,9 +45,10 @@ def test_the_line_says_of_what_the_accuracy_is() -> None:
     record = {"eval/accuracy": 0.5, "eval/completion_tokens": 9.0}
     assert lines.accuracy(record, "accuracy") == "held-out accuracy 50.0%"
     record |= of_samples([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
-    told = lines.accuracy(record | {"eval/easy/accuracy": 0.25}, "accuracy")
-    assert told == (
-        "held-out accuracy 50.0% (18.8% to 81.2%, mean of 2 samples; pass@2 75.0%; easy 25.0%)"
+    record |= {"eval/problems": 4.0, "eval/easy/accuracy": 0.25, "eval/easy/problems": 1.0}
+    assert lines.accuracy(record, "accuracy") == (
+        "held-out accuracy 50.0% on 4 problems (18.8% to 81.2%, mean of 2 samples; pass@2 75.0%; "
+        "easy 25.0% on 1 problem)"
     )
 
 
@@ -80,10 +81,10 @@ def test_a_run_is_judged_by_its_samples(small_run: Callable[..., Config], tmp_pa
     assert len(kept) == 3 * 8
     first = records_of(config)[0]
     assert first["eval/accuracy"] == pytest.approx(fmean(each["score"] for each in kept))
-    assert first["eval/samples"] == 3
+    assert (first["eval/samples"], first["eval/problems"]) == (3, 8)
     assert len({each["completion"] for each in kept[:3]}) > 1
     assert summary["accuracy_before"] == first["eval/accuracy"]
-    assert "(mean of 3 samples)" in lines.of_summary(summary)[0]
+    assert "% on 8 problems (mean of 3 samples)" in lines.of_summary(summary)[0]
     best = max(each["eval/accuracy"] for each in records_of(config))
     assert summary["best"]["value"] == best
 

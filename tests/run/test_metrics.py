@@ -117,7 +117,7 @@ def test_records_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> Non
 
 
 def test_named_sets_stand_beside_the_first() -> None:
-    values = {"eval/accuracy": 0.5, "eval/completion_tokens": 3.0}
+    values = {"eval/accuracy": 0.5, "eval/completion_tokens": 3.0, "eval/problems": 30.0}
     record = values | metrics.by_name(values, "aime") | metrics.by_name({"eval/accuracy": 0.1}, "b")
     assert record["eval/aime/completion_tokens"] == 3.0
     assert metrics.accuracies(record) == {"aime": 0.5, "b": 0.1}
@@ -125,6 +125,7 @@ def test_named_sets_stand_beside_the_first() -> None:
     summary = metrics.summarize([first, {"step": 1}, {"step": 2, **record}], Path("a"), 0.0)
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.25, 0.5)
     assert summary["accuracy_of_sets"] == {"aime": [0.25, 0.5]}
+    assert (summary["accuracy_problems"], summary["problems_of_sets"]) == (30, {"aime": 30})
 
 
 def test_summary_adds_up_the_records() -> None:

@@ -170,6 +170,8 @@ def _evaluation(run: Path, adapter: Path) -> list[str]:
     if len(ends) == 2:
         samples = summary.get("accuracy_samples")
         how = f"mean of {samples} samples" if samples else "greedy"
+        if count := summary.get("accuracy_problems"):
+            how = f"{count:,} problems, {how}"
         lines.append(f"Held-out {by}, {how}: {change(ends, judged)}.")
     if loss := summary.get("held_out_loss"):
         lines.append(f"Held-out loss: {change(loss)}.")

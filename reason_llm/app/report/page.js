@@ -110,7 +110,7 @@ function metricChart(key, title, note, format, band, height = 130) {
       note = `mean of ${judge()}, held out`;
       format = score;
     }
-    note += (note && ", ") + drawn(data.runs);
+    note = [note, counted(data.runs, key), drawn(data.runs)].filter(Boolean).join(", ");
   }
   const name = title || key.replace(/^(score|eval)\//, "").replace(/\/accuracy$/, "");
   const warmup = data.runs.length === 1 && /^(critic|train|score)\//.test(key) ? data.runs[0].warmup_steps : 0;
@@ -119,6 +119,8 @@ function metricChart(key, title, note, format, band, height = 130) {
 
 // How held-out answers are made.
 const drawn = (runs) => [...new Set(runs.map((run) => columnOf(run, "eval/samples").values.at(-1) || 0))].map((k) => (k > 1 ? `mean of ${k} samples` : k ? "one sample" : "greedy")).join(" or ");
+// How many problems an accuracy is of.
+const counted = (runs, key = "eval/accuracy") => [...new Set(runs.map((run) => columnOf(run, key.replace(/accuracy$/, "problems")).values.at(-1) || 0))].filter(Boolean).map((count) => `on ${count.toLocaleString("en")} problem${count === 1 ? "" : "s"}`).join(" or ");
 // What evaluation measures: a first reward that does not tell what is right is no accuracy.
 const judge = (runs = data.runs) => [...new Set(runs.map((run) => run.judged_by))].join(" or ");
 const isAccuracy = (runs) => judge(runs) === "accuracy";
@@ -180,7 +182,7 @@ function figures(run) {
   const ends = (key) => { const { values } = columnOf(run, key); return values.length ? [values[0], values.at(-1)] : null; };
   const accuracy = ends("eval/accuracy"), reward = ends("score/reward"), length = ends("sample/completion_tokens");
   const change = (name, key, format, note = "") => { const found = ends(key); if (found) add(name, `${format(found[0])} → ${format(found[1])}`, note); };
-  if (accuracy) add(plainly(`Held-out ${judge([run])}`), `${judged(accuracy[0], [run])} → ${judged(accuracy[1], [run])}`, run.columns["eval/samples"] ? drawn([run]) : "");
+  if (accuracy) add(plainly(`Held-out ${judge([run])}`), `${judged(accuracy[0], [run])} → ${judged(accuracy[1], [run])}`, [counted([run]), run.columns["eval/samples"] ? drawn([run]) : ""].filter(Boolean).join(", "));
   if (reward) add("Mean reward", `${score(reward[0])} → ${score(reward[1])}`);
   if (length) add("Completion length", `${number(length[0])} → ${number(length[1])}`, "tokens");
   const between = run.pairs ? `${percent(run.pairs.low)} to ${percent(run.pairs.high)}, of ${shownCount(run.pairs.count)}` : "";

@@ -32,24 +32,26 @@ class Card:
 
 CARDS = (
     Card("RTX 4090", 24, 165.2e12, 1.008e12),
+    Card("RTX 3090", 24, 71e12, 0.936e12),
     Card("L4", 24, 121e12, 0.3e12),
     Card("RTX A6000", 48, 154.8e12, 0.768e12),
     Card("H100", 80, 989.4e12, 3.35e12),
     Card("H200", 141, 989.4e12, 4.8e12),
 )
-"""Source: NVIDIA's data sheets; where they count sparse products, half of that."""
+"""Source: NVIDIA's data sheets; where they count sparse products, half of that. RTX 3090 and A6000:
+"NVIDIA Ampere GA102 GPU Architecture", V2, pages 15 and 44."""
 LEAST_OF_CARD = 0.9
 """Part of a card's memory that is at least planned for, where it is meant."""
 
 
-def card_of(machine: Machine) -> Card | None:
-    """The machine's own card, or for an imagined one the first with that memory; None where there
-    is no data sheet of it."""
+def cards_of(machine: Machine) -> list[Card]:
+    """The machine's own card, or for an imagined one all with that memory; empty where there is no
+    data sheet of it. A Ti is another card."""
     if machine.card is not None:
         words = set(machine.card.split())
-        return next((card for card in CARDS if words.issuperset(card.name.split())), None)
+        return [each for each in CARDS if words >= {*each.name.split()} and "Ti" not in words]
     budget = machine.budget_bytes / GIB
-    return next((card for card in CARDS if LEAST_OF_CARD * card.gib <= budget <= card.gib), None)
+    return [card for card in CARDS if LEAST_OF_CARD * card.gib <= budget <= card.gib]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +97,29 @@ class OutsideModel:
     """Its time in a step; None: it is not counted."""
 
 
-def line(phases: Sequence[Phase], card: Card | None, steps: int, cards: int = 1) -> str:
-    """One line: the least seconds of a step that so many cards share, its longest phase, and the
-    hours of so many steps; or that there are no numbers of the card."""
-    if card is None:
+def line(phases: Sequence[Phase], cards: Sequence[Card], steps: int, count: int = 1) -> str:
+    """One line: the least seconds of a step that ``count`` of the first card share, its longest
+    phase, and the hours of so many steps; seconds and hours of the other cards; or that there are
+    no numbers of the card."""
+    if not cards:
         names = ", ".join(each.name for each in CARDS)
         return f"step time unknown: data sheets are known for {names} only"
-    seconds = {phase.name: phase.seconds(card) / cards for phase in phases}
-    total = sum(seconds.values())
-    longest = max(phases, key=lambda phase: seconds[phase.name])
-    share = seconds[longest.name] / total
-    where = f"an {card.name}" if cards == 1 else f"{cards} times an {card.name}"
-    told = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
+
+    def times(card: Card) -> tuple[float, str, str]:
+        """Seconds of a step; these and the hours of the run as text."""
+        total = sum(phase.seconds(card) for phase in phases) / count
+        told = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
+        return total, f"{told} s", f"{steps * total / 3600:,.1f} h"
+
+    card, *others = cards
+    total, told, hours = times(card)
+    longest = max(phases, key=lambda phase: phase.seconds(card))
+    where = f"an {card.name}" if count == 1 else f"{count} times an {card.name}"
+    more = "; ".join(f"{each.name}: {', '.join(times(each)[1:])}" for each in others)
     return (
-        f"a step of full length takes at least {told} s on {where}, "
-        f"{longest.name} {share:.0%} of it ({longest.limit(card)}); {steps:,} steps "
-        f"{steps * total / 3600:,.1f} h"
+        f"a step of full length takes at least {told} on {where}, {longest.name} "
+        f"{longest.seconds(card) / count / total:.0%} of it ({longest.limit(card)}); {steps:,} "
+        f"steps {hours}{f' ({more})' if more else ''}"
     )
 
 

@@ -165,8 +165,8 @@ class Plan:
             most = max(peak.sampling, peak.learning, peak.scoring)
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
             if self.phases:
-                card = bound.card_of(self.machine)
-                rows[-1] += f"; {bound.line(self.phases, card, self.steps, self.replicas)}"
+                cards = bound.cards_of(self.machine)
+                rows[-1] += f"; {bound.line(self.phases, cards, self.steps, self.replicas)}"
         return rows
 
 

@@ -307,11 +307,17 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
     return {
         "accuracy_before": accuracy[0] if accuracy else None,
         "accuracy_after": accuracy[1] if accuracy else None,
+        "accuracy_problems": int(values("eval/problems")[-1]) if values("eval/problems") else 0,
         "accuracy_samples": int(values("eval/samples")[-1]) if values("eval/samples") else 0,
         "accuracy_of_sets": {
             name: [named[0][name], named[-1][name]]
             for name in (named[0] if named else {})
             if name in named[-1]
+        },
+        "problems_of_sets": {
+            name: int(values(key)[-1])
+            for name in (named[0] if named else {})
+            if values(key := f"eval/{name}/problems")
         },
         "held_out_loss": ends("eval/loss"),
         "held_out_pair_accuracy": ends("eval/pair_accuracy"),

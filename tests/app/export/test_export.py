@@ -125,12 +125,13 @@ def test_a_card_tells_what_the_run_was_judged_by(
     """Only an accuracy is a percentage, also that of a named set."""
     summary = {"judged_by": judged_by, "accuracy_before": 0.25, "accuracy_after": 0.5,
                "accuracy_of_sets": {"hard": [0.25, 0.5]}, "accuracy_samples": 2,
+               "accuracy_problems": 48,
                "held_out_loss": [1.5, 1.25], "held_out_pair_accuracy": [0.5, 0.75]}  # fmt: skip
     (tmp_path / "summary.json").write_bytes(orjson.dumps(summary))
     config = Config.model_validate({"data": {"train": "x"}})
     adapter = tmp_path / "adapter"
     text = model_card.render(ModelCard("a", "b", None, None, None, config, tmp_path, adapter))
-    assert f"Held-out {judged_by}, mean of 2 samples: {shown[0]}" in text
+    assert f"Held-out {judged_by}, 48 problems, mean of 2 samples: {shown[0]}" in text
     assert f"- hard: {shown[1]}" in text
     assert "Held-out loss: 1.5 before training, 1.25 after." in text
     assert "Held-out pairs in order: 50.0% before training, 75.0% after." in text

@@ -57,6 +57,14 @@ def unpacked(content: bytes, run: int, step: int) -> dict[str, Any]:
     return opened(content, run, step)[0]
 
 
+def test_without_javascript_the_page_says_where_the_numbers_are(tmp_path: Path) -> None:
+    text = page([examined(write_run(tmp_path / "run", [record(0)]))]).decode()
+    (sentence,) = re.findall("<noscript>(.*)</noscript>", text)
+    assert re.findall("<code>(.*?)</code>", sentence) == [
+        "metrics.jsonl", "summary.json", "curves.png",
+    ]  # fmt: skip
+
+
 def test_a_token_s_ratio_is_the_learner_s_over_the_sampler_s(tmp_path: Path) -> None:
     said = group(["12"], [1.0])
     (before,) = said.completions
@@ -322,7 +330,9 @@ const words = (node) => node.children ? node.children.map(words).join("|") : nod
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node (apt-get install nodejs)")
 def test_the_page_s_own_code_shows_each_number_in_its_place(tmp_path: Path) -> None:
     """Without a browser: the words of its elements, one after the other."""
-    folder = write_run(tmp_path / "run", [record(s, eval__accuracy=s / 4) for s in range(4)])
+    folder = write_run(tmp_path / "run", [
+        record(s, eval__accuracy=s / 4, eval__problems=1256) for s in range(4)
+    ])  # fmt: skip
     held_out = {"name": "h", "source": "b", "rows": 7, "prompts": 5, "left_out": {"x": 2}}
     taken = SET | {"rows": 4321, "prompts": 1234}
     plan = [{"name": "weights", "sampling": 3 << 30, "learning": 5 << 20}]
@@ -340,7 +350,8 @@ def test_the_page_s_own_code_shows_each_number_in_its_place(tmp_path: Path) -> N
         "||Set|Rows|Taken|Left out|training|a|4,321|1,234|none|held out|h: b|7|5|2 by x",
         "9 training rows ask what", "|weights|3.00 GiB|5.0 MiB|planned in all|3.00 GiB|5.0 MiB|",
         "|measured peak|0.50 GiB|0.60 GiB", "|Processor|p, 1 cores, ", "|Packages|torch 2",
-        "|Went on|after step 2, now|", "|grpo on ", "Held-out accuracy|0.0% → 75.0%|",
+        "|Went on|after step 2, now|", "|grpo on ",
+        "Held-out accuracy|0.0% → 75.0%| on 1,256 problems|",
         "|Mean reward|0.500 → 0.500|", "|Sampled|300| tokens|Time|14 s|Peak memory|0.60 GiB",
     ):  # fmt: skip
         assert row in ended.stdout, row

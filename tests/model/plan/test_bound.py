@@ -87,27 +87,33 @@ def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) 
 
 def test_the_line(tmp_path: Path) -> None:
     phases = [bound.Phase("sampling", 0, 1.008e12, 0), bound.Phase("learning", 3 * 165.2e12, 0, 0)]
-    assert bound.line(phases, CARDS[0], 1800) == (
+    assert bound.line(phases, CARDS[:1], 1800) == (
         "a step of full length takes at least 4.0 s on an RTX 4090, "
         "learning 75% of it (matmul); 1,800 steps 2.0 h"
     )
     for seconds, told in ((9.94, "9.9"), (10.0, "10"), (2000.4, "2,000")):
         phase = bound.Phase("sampling", seconds * 165.2e12, 0, 0)
-        assert f"at least {told} s on" in bound.line([phase], CARDS[0], 1)
-    assert "step time unknown: data sheets are known for RTX 4090, " in bound.line(phases, None, 1)
+        assert f"at least {told} s on" in bound.line([phase], CARDS[:1], 1)
+    assert "step time unknown: data sheets are known for RTX 4090, " in bound.line(phases, [], 1)
+    phases[0] = bound.Phase("sampling", 0, 4 * 0.936e12, 0)
+    assert bound.line(phases, CARDS[:3], 450, 2).endswith(
+        " on 2 times an RTX 4090, sampling 55% of it (memory); 450 steps 0.4 h "
+        "(RTX 3090: 5.5 s, 0.7 h; L4: 8.3 s, 1.0 h)"
+    )
 
 
 @pytest.mark.parametrize(
     ("card", "gib", "name"),
     [
-        (None, 24, "RTX 4090"), (None, 22.5, "RTX 4090"), (None, 48, "RTX A6000"),
-        (None, 80, "H100"), (None, 12, None), (None, 16, None), (None, 40, None),
-        (None, 500, None),
+        (None, 24, "RTX 4090, RTX 3090, L4"), (None, 22.5, "RTX 4090, RTX 3090, L4"),
+        (None, 48, "RTX A6000"), (None, 80, "H100"), (None, 12, ""), (None, 16, ""),
+        (None, 40, ""), (None, 500, ""),
         ("NVIDIA GeForce RTX 4090", 20, "RTX 4090"), ("NVIDIA H100 80GB HBM3", 12, "H100"),
-        ("NVIDIA L4", 22, "L4"), ("NVIDIA L40S", 24, None), ("Tesla T4", 15, None),
+        ("NVIDIA L4", 22, "L4"), ("NVIDIA L40S", 24, ""), ("Tesla T4", 15, ""),
+        ("NVIDIA GeForce RTX 3090", 24, "RTX 3090"), ("NVIDIA GeForce RTX 3090 Ti", 24, ""),
     ],
 )  # fmt: skip
-def test_the_card_whose_time_is_told(card: str | None, gib: float, name: str | None) -> None:
-    """This machine's own, or one of the memory that is planned for."""
-    found = bound.card_of(Machine("cuda", int(gib * 2**30), 0, card))
-    assert (found and found.name) == name
+def test_the_cards_whose_time_is_told(card: str | None, gib: float, name: str) -> None:
+    """This machine's own, or all with the memory that is planned for."""
+    found = bound.cards_of(Machine("cuda", int(gib * 2**30), 0, card))
+    assert ", ".join(each.name for each in found) == name

@@ -412,6 +412,7 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     assert re.fullmatch(
         rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on an .+, "
         r"(sampling|learning|the teacher) \d+% of it \((matmul|memory)\); [\d,]+ steps [\d,.]+ h"
+        r"( \(RTX 3090: .+ s, .+ h; L4: .+ s, .+ h\))?"
         if card >= 24 else r"fits: .* GiB; step time unknown: .*", verdict
     ), verdict  # fmt: skip
 
