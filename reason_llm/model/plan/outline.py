@@ -132,7 +132,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         or not targets
         or not set(targets) <= names
         or adapter.target_parameters
-        or (is_full and is_whole)
+        or (is_full and (is_whole or layers.experts))
         or (layers.experts and section.quantize == "nf4")
         or ("k_proj" in targets and text.get("attention_k_eq_v"))  # vLLM cannot sample it
         or ((section.context_tokens or 0) > positions and not _can_extend(family, described))
@@ -219,6 +219,9 @@ def _text(described: Mapping[str, Any]) -> Mapping[str, Any] | None:
     key_heads = text["num_key_value_heads"], text.get("num_global_key_value_heads") or 1
     if any(heads % each for each in key_heads):
         return None
+    shared = text.get("num_kv_shared_layers") or 0
+    if shared and text["num_hidden_layers"] - shared < 6:
+        return None  # no earlier layer of each kind
     if "head_dim" not in text and (family == "qwen3" or text["hidden_size"] % heads):
         return None  # Qwen3's are 128, whatever the width
     if text.get("layer_types") not in (None, ["full_attention"] * text["num_hidden_layers"]):
