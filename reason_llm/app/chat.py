@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from reason_llm.config import Config, SampleSection, file as config_file, yaml_text
 from reason_llm.data import Messages, Renderer, chat_template, system_prompt
 from reason_llm.errors import ConfigError, DataError, ReasonError, printable, without_secrets
-from reason_llm.model import Model, adapters, base, decode, quiet_libraries
+from reason_llm.model import Model, adapters, base, decode, load_tokenizer, quiet_libraries
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.sample import SamplingParams, stop_strings, stream
 
@@ -107,7 +107,7 @@ class ChatSession:
         quiet_libraries()
         (config, self.adapter), self.options = subject, options
         section, data = config.model, config.data
-        tokenizer = base.load_tokenizer(section.path, section.trust_remote_code)
+        tokenizer = load_tokenizer(section.path, section.trust_remote_code)
         has_one, arguments = tokenizer.chat_template is not None, data.template_arguments
         template = chat_template(data.template, section.path, has_one, arguments, data.date)
         prompt = system_prompt(data.system_prompt, config.prompting_reward)

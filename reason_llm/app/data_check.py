@@ -13,7 +13,8 @@ from reason_llm.app.option_check import check_options
 from reason_llm.config import Config
 from reason_llm.data import SIDES, Data, DataSet, check_ends, load_data
 from reason_llm.errors import DataError, ReasonError, RewardError, printable, without_secrets
-from reason_llm.model import base, quiet_libraries
+from reason_llm.model import decode, end_token_ids, load_tokenizer, quiet_libraries
+from reason_llm.model.plan import context_limit
 from reason_llm.rollout import TokenRow
 from reason_llm.score import Scorer
 
@@ -54,14 +55,14 @@ def check_data(config: Config, mistakes: list[ReasonError]) -> DataReport:
 def _check_rows(
     config: Config, columns: Collection[str], mistakes: list[ReasonError]
 ) -> DataReport:
-    tokenizer = base.load_tokenizer(config.model.path, config.model.trust_remote_code)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     errors: dict[str, list[str]] = defaultdict(list)
 
     def note(error: DataError) -> None:
         errors[_kind(str(error))].append(str(error))
 
-    context = base.context_limit(config.model)
-    ends = base.end_token_ids(config.model.path, tokenizer)
+    context = context_limit(config.model)
+    ends = end_token_ids(config.model.path, tokenizer)
     data = load_data(config, tokenizer, context, note, columns, ends)
     try:
         _try_rewards(config, data, tokenizer)
@@ -192,9 +193,9 @@ def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str
         answer = f"gold answer: {prompt.answer}" if prompt.answer else "no gold answer"
         lines += [
             f"--- {prompt.id}",
-            base.decode(tokenizer, [prompt.token_ids])[0],
+            decode(tokenizer, [prompt.token_ids])[0],
             f"--- {answer}",
         ]
         if (asked := data.teacher_prompts.get(prompt.token_ids)) is not None:
-            lines += ["--- the teacher is asked:", *base.decode(tokenizer, [asked])]
+            lines += ["--- the teacher is asked:", *decode(tokenizer, [asked])]
     return lines

@@ -37,7 +37,7 @@ from reason_llm.config import Config
 from reason_llm.data import chat_template
 from reason_llm.errors import ConfigError, ReasonError, one_line
 from reason_llm.files import without_panics, write_atomically
-from reason_llm.model import adapters, base, default_device, positions
+from reason_llm.model import adapters, base, default_device, load_tokenizer, positions
 from reason_llm.model.vllm import MAX_LORA_RANKS
 from reason_llm.rollout import Completion, FinishReason, Prompt
 from reason_llm.run.store import folder as run_folder
@@ -481,7 +481,7 @@ def names_of(subject: ChatSubject, target: str) -> dict[str, Any]:
 def own_template(config: Config) -> str | None:
     """The chat template of ``data.template``; None if it is the tokenizer's."""
     model, data = config.model, config.data
-    tokenizer = base.load_tokenizer(model.path, model.trust_remote_code)
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     has_one = tokenizer.chat_template is not None
     return chat_template(data.template, model.path, has_one, data.template_arguments).jinja
 

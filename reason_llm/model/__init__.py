@@ -12,14 +12,9 @@ if TYPE_CHECKING:
         Model,
         Role,
         base_digest,
-        decode,
         default_device,
-        end_token_ids,
-        load_tokenizer,
         meta_model,
-        quiet_libraries,
         read_config,
-        reading,
     )
     from reason_llm.model.canary import prove_logprobs, prove_packing, share_of_base
     from reason_llm.model.datum import Datum, to_data
@@ -32,6 +27,13 @@ if TYPE_CHECKING:
     )
     from reason_llm.model.multimodal import reads_images
     from reason_llm.model.sequence_classifier import SequenceClassifier
+    from reason_llm.model.tokenizer import (
+        decode,
+        end_token_ids,
+        load_tokenizer,
+        quiet_libraries,
+        reading,
+    )
 
 __all__ = [
     "MOST_FEATURE_BYTES",
@@ -70,14 +72,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "base": "Model Role base_digest decode default_device end_token_ids load_tokenizer meta_model"
-    " quiet_libraries read_config reading",
+    "base": "Model Role base_digest default_device meta_model read_config",
     "canary": "prove_logprobs prove_packing share_of_base",
     "datum": "Datum to_data",
     "layout": "PlacedRow collate collate_columns lay_out placed",
     "logprobs": "policy_logprobs row_scores target_logprobs token_values",
     "multimodal": "reads_images",
     "sequence_classifier": "SequenceClassifier",
+    "tokenizer": "decode end_token_ids load_tokenizer quiet_libraries reading",
 }
 """The names of each module."""
 

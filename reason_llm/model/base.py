@@ -1,6 +1,6 @@
-"""The one base copy: tokenizer, weights, the adapters over them, and the two halves of a forward
-pass: ``hidden_states`` runs the decoder, ``logits`` the head on as few positions as the caller
-needs, so that full (B, T, V) logits never exist. Not here: vLLM's storage (``vllm``).
+"""The one base copy: weights, the adapters over them, and the two halves of a forward pass:
+``hidden_states`` runs the decoder, ``logits`` the head on as few positions as the caller needs, so
+that full (B, T, V) logits never exist. Not here: vLLM's storage (``vllm``).
 """
 
 import hashlib
@@ -10,30 +10,23 @@ import math
 import os
 import random
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache, partial
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
-import tokenizers
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    AutoTokenizer,
     Cache,
-    GenerationConfig,
     PretrainedConfig,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
-from transformers.utils import cached_file
 
 from reason_llm.config import ModelSection
 from reason_llm.errors import ModelError, clear_frames, one_line
-from reason_llm.files import Panic, without_panics
 from reason_llm.model import (
     adapted_linear,
     adapters,
@@ -47,6 +40,12 @@ from reason_llm.model import (
 )
 from reason_llm.model.attention import Segments
 from reason_llm.model.layout import PlacedRow
+from reason_llm.model.tokenizer import (
+    decode as decode,
+    end_token_ids,
+    load_tokenizer as load_tokenizer,
+    reading,
+)
 from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
@@ -55,8 +54,6 @@ from reason_llm.rollout import Image, Prompt
 
 log = logging.getLogger(__name__)
 
-MOST_TOKENS = 1 << 31
-"""Largest vocabulary."""
 KEPT_KERNELS = 64
 """Kernels that oneDNN keeps on a CPU: it compiles one for each shape, keeps 1,024 by default, some
 hundred MiB, and decoding needs a new shape whenever a row leaves."""
@@ -65,11 +62,6 @@ DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "VLLM_BATCH_INVARIANT": "
 cuBLAS may split a product over streams, and vLLM's kernels sum in an order that follows the batch.
 Source: vllm/envs.py; https://docs.pytorch.org/docs/stable/notes/randomness.html. Never run on a
 GPU."""
-PROBE = "What is 3 + 4?"
-"""A text that every tokenizer must be able to read."""
-PROBES = [PROBE, "def f(x):\n    return 12345 * x\n\n\tx = [1,  2]", "Это 世界, café… مرحبا 🙂"]
-"""Texts whose ids a tokenizer must have in common with its tokenizer.json."""
-TOKENIZER = "tokenizer.json"
 
 
 class Sight(Protocol):
@@ -478,117 +470,6 @@ def _adapter_name(role: Role) -> str:
     return adapters.POLICY if role == "policy" else role
 
 
-def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Tokenizer of a folder or a Hub id. Its chat template is checked in ``data.templates``. Raises
-    ModelError: no such folder, no tokenizer, or one that cannot be used."""
-    allowed = folder.check(path, "config.json", "tokenizer_config.json", runs=trust_remote_code)
-    with reading(path, "tokenizer"):
-        own = Path(path) / TOKENIZER
-        file = str(own) if own.is_file() else None
-        if not Path(path).is_dir():
-            file = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False)
-            if file is not None:
-                folder.check_json(Path(file))
-        with without_panics():
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=allowed)
-            if file is not None and isinstance(tokenizer, PreTrainedTokenizerFast):
-                tokenizer = _as_in_file(path, tokenizer, file)
-            spelled = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False))
-        limit = tokenizer.model_max_length
-        if not isinstance(limit, int | float) or not limit > 0:
-            raise ValueError(f"model_max_length={limit!r:.60} is no number of tokens")
-    is_same = "".join(spelled.split()).casefold() == "".join(PROBE.split()).casefold()
-    if not is_same or len(spelled.split()) < len(PROBE.split()):
-        raise ModelError(
-            f"model.path={path}: its tokenizer reads {PROBE!r} as {spelled!r}; a file of it, "
-            "such as tokenizer.json, is missing or damaged: save it again"
-        )
-    if tokenizer.eos_token_id is None:
-        raise ModelError(
-            f"model.path={path}: its tokenizer has no eos_token, so no answer could end; set one"
-        )
-    return tokenizer
-
-
-def _as_in_file(
-    path: str, tokenizer: PreTrainedTokenizerFast, file: str
-) -> PreTrainedTokenizerFast:
-    """The tokenizer, or the one in its tokenizer.json, where the class that Transformers chose
-    reads texts otherwise: LlamaTokenizer of Transformers 5 replaces what a byte-level file splits
-    texts by, and loses each blank (DeepSeek-R1's distillates). Raises ValueError where the file
-    cannot be loaded as it is."""
-    whole = tokenizers.Tokenizer.from_file(file)
-    whole.no_truncation()
-    whole.no_padding()
-    expected = [whole.encode(text, add_special_tokens=False).ids for text in PROBES]
-    found = _probe_ids(tokenizer)
-    if found == expected:
-        return tokenizer
-    named = {
-        name: token
-        for name, token in tokenizer.special_tokens_map.items()
-        if isinstance(token, str) and whole.token_to_id(token) is not None
-    }
-    plain = PreTrainedTokenizerFast.from_pretrained(path, **named)
-    if _probe_ids(plain) == found:  # as tokenizer_config.json asks
-        return tokenizer
-    kind = type(tokenizer).__name__
-    if _probe_ids(plain) != expected:
-        raise ValueError(f"{kind} reads texts with other ids than {TOKENIZER} gives them")
-    _say_once(
-        f"model.path={path}: Transformers' {kind} gives texts other ids than tokenizer.json, "
-        "which is used"
-    )
-    return plain
-
-
-def misread_by(path: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Name of the class as which Transformers reads a tokenizer that was saved in a folder, if it
-    has other ids there; None where they are the same."""
-    loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-    same = _probe_ids(loaded) == _probe_ids(tokenizer)
-    return None if same else type(loaded).__name__
-
-
-def _probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    return [tokenizer.encode(text, add_special_tokens=False) for text in PROBES]
-
-
-@cache
-def _say_once(line: str) -> None:
-    log.warning("%s", line)
-
-
-def decode(
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Sequence[int]],
-    end_token_ids: Collection[int] = (),
-) -> list[str]:
-    """Texts of rows of token ids, as rewards and environments see them: all tokens, special ones by
-    their names, except an end token that is the row's last. Raises ModelError: the tokenizer
-    panics."""
-    texts = (ids[:-1] if ids and ids[-1] in end_token_ids else ids for ids in rows)
-    try:
-        with without_panics():
-            return [
-                tokenizer.decode(
-                    list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-                )
-                for ids in texts
-            ]
-    except Panic as error:
-        raise ModelError(
-            f"the tokenizer of {tokenizer.name_or_path} cannot decode what the model wrote "
-            f"({error}); take the tokenizer.json that the model was published with"
-        ) from error
-
-
-def quiet_libraries() -> None:
-    """Silence the libraries' own messages and progress bars."""
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-
-
 def default_device() -> torch.device:
     """The GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -609,7 +490,7 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
     with reading(path, "config"):
         found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
     if multimodal.reads_images(found):
-        _say_once(multimodal.note(path, found))
+        folder.say(multimodal.note(path, found.model_type))
     return found
 
 
@@ -648,7 +529,7 @@ def context_limit(config: ModelSection) -> int:
             "set model.context_tokens"
         )
     if (line := positions.note(config.path, described, config.context_tokens)) is not None:
-        _say_once(line)
+        folder.say(line)
     return config.context_tokens or int(limit)
 
 
@@ -798,39 +679,3 @@ def _disable_dropout(base: Any) -> None:
         for name, value in vars(each).items():
             if "drop" in name and isinstance(value, float):
                 setattr(each, name, 0.0)
-
-
-def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of all tokens that end an answer: the tokenizer's and those of generation_config.json.
-    Raises ModelError: that file is damaged."""
-    theirs = None
-    with reading(path, "generation config"), suppress(OSError):  # there is no such file
-        theirs = GenerationConfig.from_pretrained(path).eos_token_id
-    more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
-    if not all(type(each) is int and 0 <= each < MOST_TOKENS for each in more):
-        raise ModelError(
-            f"model.path={path}: generation_config.json has eos_token_id={str(theirs)[:60]}; give "
-            "ids"
-        )
-    return sorted({tokenizer.eos_token_id, *more})
-
-
-@contextmanager
-def reading(path: str, what: str) -> Iterator[None]:
-    """Context that makes one ModelError of whatever reading a part of the model raises: the
-    tokenizers' Rust library raises nothing narrower than an Exception."""
-    try:
-        yield
-    except ModelError:
-        raise  # a ValueError, too
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise ModelError(
-                f"model.path={path}: its {what} needs Python code that comes with it; set "
-                "model.trust_remote_code to true if you trust that code, or take another model "
-                "(it is never run for a reward model)"
-            ) from error
-        fix = "the folder" if Path(path).is_dir() else "the Hub id and the network"
-        raise ModelError(
-            f"model.path={path}: its {what} cannot be read ({one_line(error)[:300]}); check {fix}"
-        ) from error

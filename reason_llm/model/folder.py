@@ -79,7 +79,7 @@ def check(path: str, *names: str, runs: bool = False) -> bool:
             "cache does not hold it; unset HF_HUB_OFFLINE, or give a folder"
         )
     if runs:
-        _say(
+        say(
             f"model.trust_remote_code is true: Python code that comes with {path} runs with all "
             "your rights"
         )
@@ -232,5 +232,6 @@ def _damaged(file: Path, error: Exception) -> ModelError:
 
 
 @cache
-def _say(warning: str) -> None:
+def say(warning: str) -> None:
+    """Log a warning, once in each process."""
     logger.warning("%s", warning)

@@ -4,16 +4,12 @@ through. Not here: images (``reason_llm.images``), for which those modules are l
 """
 
 import re
-from typing import Any
-
-from transformers import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PretrainedConfig,
-)
+from typing import TYPE_CHECKING, Any
 
 from reason_llm.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 FAMILIES = (
     *("gemma3", "gemma4", "gemma4_unified", "internvl", "lfm2_vl", "mistral3", "qwen2_5_vl"),
@@ -24,15 +20,14 @@ LLAMA4 = "vLLM permutes its weights for its rotary embedding, so that they canno
 """Reason why Llama 4 is refused."""
 
 
-def reads_images(config: PretrainedConfig) -> bool:
+def reads_images(config: "PretrainedConfig") -> bool:
     """Whether a config describes a model with a vision tower."""
     return "vision_config" in config.sub_configs
 
 
-def note(path: str, config: PretrainedConfig) -> str:
+def note(path: str, family: str) -> str:
     """The line that says what is trained of a model that also reads images. Raises ModelError: its
     text part cannot be trained."""
-    family = config.model_type
     if family not in FAMILIES:
         why = LLAMA4 if family == "llama4" else "its text part was not tried"
         raise ModelError(
@@ -45,15 +40,19 @@ def note(path: str, config: PretrainedConfig) -> str:
     )
 
 
-def auto_class(config: PretrainedConfig) -> Any:
+def auto_class(config: "PretrainedConfig") -> Any:
     """The class of Transformers that loads the whole checkpoint under its own names, where
     AutoModelForCausalLM refuses some of these families and renames the parts of others."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
     return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
 
 
-def text_class(config: PretrainedConfig) -> Any:
+def text_class(config: "PretrainedConfig") -> Any:
     """``auto_class``'s class without the modules of ``drop_towers``, whose weights it does not read
     from a checkpoint."""
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM
+
     if not reads_images(config):
         return AutoModelForCausalLM
     whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]

@@ -1,5 +1,6 @@
 """Tokenizers whose class in Transformers reads texts otherwise than their tokenizer.json."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -12,7 +13,9 @@ from conftest import TINY
 from families import SIZES, changed, make_model, prompts_of, quiet
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
-from reason_llm.model.base import Model, load_tokenizer, misread_by
+from reason_llm.model import load_tokenizer
+from reason_llm.model.base import Model
+from reason_llm.model.tokenizer import CLASSES, class_of, misread_by
 from reason_llm.sample import SamplingParams, sampling
 
 TEXT = "def f(x):\n    return 12345 * x\n\n\tЭто 世界,  café… 🙂 <|im_end|>\n"
@@ -68,6 +71,24 @@ def test_tokenizers_that_agree_with_their_file_stay_as_they_are(
 ) -> None:
     assert type(load_tokenizer(str(TINY))) is type(AutoTokenizer.from_pretrained(str(TINY)))
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_the_class_without_pytorch_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    """Every class that a tokenizer_config.json may name, and one that only ``AutoTokenizer``
+    reads."""
+    for file in TINY.glob("tokenizer*"):
+        shutil.copyfile(file, tmp_path / file.name)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    for named in (*CLASSES[family], "PreTrainedTokenizerFast", "LlamaTokenizerFast", None):
+        path = changed(tmp_path, "tokenizer_config.json", tokenizer_class=named)
+        expected, found = AutoTokenizer.from_pretrained(path), class_of(path).from_pretrained(path)
+        assert type(found) is type(expected), named
+        assert found.init_kwargs == expected.init_kwargs
+        assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    mapped = {"AutoTokenizer": [None, "x.Own"]}
+    changed(tmp_path, "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer", auto_map=mapped)
+    assert class_of(path) is AutoTokenizer
 
 
 @pytest.mark.long

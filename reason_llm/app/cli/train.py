@@ -69,7 +69,7 @@ def print_check(config: "Config", mistakes: list[ReasonError], is_plan: bool) ->
     if is_plan:
         lines = check_options(config, mistakes, is_plan=True)[2]
     else:
-        from reason_llm.app.data_check import check_data  # imports PyTorch and Transformers
+        from reason_llm.app.data_check import check_data  # imports Transformers
 
         report = check_data(config, mistakes)
         lines, num_errors = report.lines, report.num_errors

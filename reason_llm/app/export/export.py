@@ -48,7 +48,17 @@ from reason_llm.errors import (
     one_line,
 )
 from reason_llm.files import check_writable, regular, replacing_folder
-from reason_llm.model import Datum, adapters, base, positions, quiet_libraries, to_data
+from reason_llm.model import (
+    Datum,
+    adapters,
+    base,
+    end_token_ids,
+    load_tokenizer,
+    positions,
+    quiet_libraries,
+    to_data,
+    tokenizer as model_tokenizer,
+)
 from reason_llm.readers import reward_models
 from reason_llm.run import Document, read_document
 from reason_llm.run.start import saved_rollouts
@@ -157,7 +167,7 @@ def _export(request: ExportRequest, job: _Job, console: Console) -> Parity | Sco
             merge = _merge_reward_model if reward_model.is_one(job.adapter) else _merge
             result = merge(request, job, target, console)
         job.tokenizer.save_pretrained(target)
-        kind = None if request.adapter_only else base.misread_by(target, job.tokenizer)
+        kind = None if request.adapter_only else model_tokenizer.misread_by(target, job.tokenizer)
         processors = [] if request.adapter_only else job.base_folder.glob(PROCESSORS)
         for file in (job.base_folder / SENTENCE_PIECES, *processors):
             if file.is_file():
@@ -257,7 +267,7 @@ def _prepare(request: ExportRequest, scratch: Path) -> _Job:
         merged = (adapter, None)
     if not request.adapter_only:
         _check_room(request, merging.merged_bytes(*merged, DTYPES[request.dtype]))
-    tokenizer = base.load_tokenizer(str(folder))
+    tokenizer = load_tokenizer(str(folder))
     if config is not None:
         template = chat_template(config.data.template, name, tokenizer.chat_template is not None)
         if template.jinja is not None:  # the exported model is used with the prompts of training
@@ -318,7 +328,7 @@ def _merge_reward_model(
             console.line(f"the run's rows cannot be read ({one_line(error)[:200]})")
     rows = _compared(job, rows, "rows", torch.float32, console)
     ends = {row.ids[-1] for row in rows}
-    ends |= set(base.end_token_ids(str(job.base_folder), job.tokenizer))
+    ends |= set(end_token_ids(str(job.base_folder), job.tokenizer))
     job.tokenizer.pad_token = reward_model.padding_token(job.tokenizer, ends)
     merging.merge(job.base_folder, job.adapter, target, dtype, request.shard_bytes, score)
     config = reward_model.configured(
@@ -352,7 +362,7 @@ def _write_generation_config(job: _Job, target: Path) -> None:
         found = merging.read_json(job.base_folder / "config.json")
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         config = {name: found[name] for name in names if name in found}
-    theirs, ends = config.get("eos_token_id"), base.end_token_ids(str(file.parent), job.tokenizer)
+    theirs, ends = config.get("eos_token_id"), end_token_ids(str(file.parent), job.tokenizer)
     if not set(ends) <= set(theirs if isinstance(theirs, list) else [theirs]):
         content = orjson.dumps(config | {"eos_token_id": ends}, option=orjson.OPT_INDENT_2)
         (target / file.name).write_bytes(content)
@@ -464,7 +474,7 @@ def _convert(request: ExportRequest, job: _Job, converter: Path, console: Consol
     if config is not None:
         system = system_prompt(config.data.system_prompt, config.prompting_reward)
         temperature = config.sample.temperature
-    ends = base.end_token_ids(str(job.base_folder), job.tokenizer)
+    ends = end_token_ids(str(job.base_folder), job.tokenizer)
     described = gguf.modelfile(files[-1].name, job.tokenizer, ends, system, temperature)
     (out / "Modelfile").write_text(described, encoding="utf-8")
     if "TEMPLATE" not in described:

@@ -26,7 +26,7 @@ from reason_llm.config import Config
 from reason_llm.data import load_data
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import regular
-from reason_llm.model import Datum, adapters, base, score_head
+from reason_llm.model import Datum, adapters, base, end_token_ids, score_head
 
 LARGEST = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 MEAN = {torch.float32: 1e-4, torch.bfloat16: 0.1}
@@ -128,7 +128,7 @@ def padding_token(tokenizer: Any, ends: Collection[int]) -> str:
 def held_out_rows(config: Config, tokenizer: Any) -> list[Datum]:
     """The run's held-out rows, or its training rows where it had none; raises a ReasonError if they
     cannot be read any more."""
-    ends = base.end_token_ids(config.model.path, tokenizer)
+    ends = end_token_ids(config.model.path, tokenizer)
     context = base.context_limit(config.model)
     data = load_data(config, tokenizer, context, end_token_ids=ends)
     sets = [data.held_out_rows] if data.held_out_rows is not None else data.training

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from reason_llm.app.export.parity import Gap
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import regular
-from reason_llm.model import adapters, base, multimodal
+from reason_llm.model import adapters, base, multimodal, tokenizer as model_tokenizer
 from reason_llm.model.plan import backends
 
 MOST_SECONDS = 600
@@ -38,7 +38,9 @@ def prove(base_folder: Path, adapter: Path, tokenizer: Any) -> str | None:
     if not multimodal.reads_images(described) and described.model_type not in backends.IMPORTING:
         return None
     if (why_not := _why_not(base_folder, adapter, described)) is None:
-        texts = [tokenizer.encode(text, add_special_tokens=False) for text in base.PROBES]
+        texts = [
+            tokenizer.encode(text, add_special_tokens=False) for text in model_tokenizer.PROBES
+        ]
         try:
             gap = _measure(base_folder, adapter, texts)
         except (subprocess.SubprocessError, OSError, ValueError) as error:

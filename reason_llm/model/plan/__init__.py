@@ -15,7 +15,12 @@ from reason_llm.model.plan.memory import (
     element_bytes,
 )
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.unread import naming_the_teacher, plan_only, teacher_of
+from reason_llm.model.plan.unread import (
+    context_limit,
+    naming_the_teacher,
+    plan_only,
+    teacher_of,
+)
 
 if TYPE_CHECKING:
     from reason_llm.model.plan.meter import Meter, peak_rss_mib
@@ -33,6 +38,7 @@ __all__ = [
     "Shape",
     "Subject",
     "bound",
+    "context_limit",
     "element_bytes",
     "look_at",
     "naming_the_teacher",

@@ -11,12 +11,12 @@ from typing import Any
 
 from reason_llm.config import ModelSection
 from reason_llm.files import cached, read_bounded
-from reason_llm.model import folder
+from reason_llm.model import folder, multimodal
+from reason_llm.model.plan.layers import LAYERS
 from reason_llm.model.plan.shape import DROPS, EAGER, KEPT, SCORES, Kept, Shape
-from reason_llm.model.plan.shipped import FAMILIES, SHAPES, SIZES, known
+from reason_llm.model.plan.shipped import FAMILIES, SHAPES, SIZES, TOWERS, WHOLE, known
 from reason_llm.model.positions import is_plain
 
-ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 _LLAMA3 = {"factor", "low_freq_factor", "high_freq_factor"}
 _ROPE = {"rope_type", "type", "rope_theta", "original_max_position_embeddings", *_LLAMA3}
 
@@ -56,7 +56,7 @@ KEYS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("rope_scaling", "rope_parameters"), _is_rope),
     **dict.fromkeys(("transformers_version", "_name_or_path"), lambda value: type(value) is str),
     **dict.fromkeys(("torch_dtype", "dtype"), lambda v: v in ("bfloat16", "float16", "float32")),
-    "model_type": lambda value: str(value) in FAMILIES,
+    "model_type": lambda value: type(value) is str,
     "architectures": lambda value: isinstance(value, list),
     "attention_dropout": lambda value: value == 0,
     "head_dim": _is_count,
@@ -69,6 +69,30 @@ KEYS: dict[str, Callable[[Any], bool]] = {
 """Keys of a config.json whose model is counted here, each with the check of its value."""
 
 
+def _may_be(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+_DELTA = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+          "linear_value_head_dim", "linear_conv_kernel_dim")  # fmt: skip
+_GEMMA4 = {
+    **dict.fromkeys(("head_dim", "global_head_dim"), _is_count),
+    **dict.fromkeys(("num_global_key_value_heads", "num_kv_shared_layers"), _may_be(_is_count)),
+    "attention_k_eq_v": _may_be(_is_bool),
+    "final_logit_softcapping": _may_be(_is_number),
+}
+MORE: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "gemma4": {**_GEMMA4, "hidden_size_per_layer_input": _is_count},
+    "gemma4_unified": _GEMMA4,
+    "gpt_oss": dict.fromkeys(("head_dim", "num_local_experts", "num_experts_per_tok"), _is_count),
+    "qwen3_5": dict.fromkeys(("head_dim", "full_attention_interval", *_DELTA), _is_count),
+}
+"""Further keys of a family's text part, with the check of their values or of None."""
+OF_WHOLE = {"model_type", "architectures", "dtype", "torch_dtype", "tie_word_embeddings",
+            "transformers_version", "text_config", "vision_config", "audio_config"}  # fmt: skip
+"""Keys of a config.json with a text part."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outline:
     """What a plan takes from a model's config."""
@@ -76,8 +100,12 @@ class Outline:
     shape: Shape
     context_tokens: int
     """Longest prompt plus completion: the config's, or the model's limit."""
-    stored_bytes: int
-    """Size of the weights on the Hub."""
+    positions: int
+    """The model's limit."""
+    stored_bytes: int | None
+    """Size of the weights on the Hub; None where the towers of the model are not known."""
+    note: str | None
+    """The line that says what is trained of a model that also reads images."""
 
 
 def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
@@ -90,93 +118,125 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
     Raises:
         ModelError: the folder's files are damaged.
     """
-    adapter, is_full = section.adapter, section.train == "full"
     described = None if section.trust_remote_code else _described(section.path)
-    if described is None or not set(described) <= set(KEYS):
+    text = None if described is None else _text(described)
+    if described is None or text is None:
         return None
-    if not all(KEYS[name](value) for name, value in described.items()):
-        return None
-    family, counts = str(described.get("model_type")), [described.get(name) for name in SIZES]
-    kind = f"{FAMILIES.get(family)}ForCausalLM"
-    if not all(counts) or described.get("architectures", [kind]) != [kind]:
-        return None
-    hidden, wide, layers, heads, key_heads, vocabulary, positions = map(int, filter(None, counts))
-    if family == "qwen3" and "head_dim" not in described:
-        return None  # 128, whatever the width
-    size = described.get("head_dim") or hidden // heads
-    if heads % key_heads or ("head_dim" not in described and hidden % heads):
-        return None
-    if described.get("layer_types") not in (None, ["full_attention"] * layers):
-        return None
-    ends = {
-        "q_proj": (hidden, heads * size),
-        "k_proj": (hidden, key_heads * size),
-        "v_proj": (hidden, key_heads * size),
-        "o_proj": (heads * size, hidden),
-        "gate_proj": (hidden, wide),
-        "up_proj": (hidden, wide),
-        "down_proj": (wide, hidden),
-    }
-    targets = ends.keys() if adapter.targets == "all-linear" else adapter.targets
+    adapter, is_full = section.adapter, section.train == "full"
+    family, positions = str(described["model_type"]), int(text["max_position_embeddings"])
+    is_whole, layers = family in WHOLE, LAYERS[family](text)
+    names = {name for name, _, _ in layers.linear}
+    targets = names if adapter.targets == "all-linear" else adapter.targets
     if (
         isinstance(targets, str)
-        or not set(targets) <= ends.keys()
-        or adapter.target_parameters
         or not targets
-        or ((section.context_tokens or 0) > positions and not _can_extend(described))
+        or not set(targets) <= names
+        or adapter.target_parameters
+        or (is_full and (is_whole or layers.experts))
+        or (layers.experts and section.quantize == "nf4")
+        or ("k_proj" in targets and text.get("attention_k_eq_v"))  # vLLM cannot sample it
+        or ((section.context_tokens or 0) > positions and not _can_extend(family, described))
     ):
         return None
-    biased: tuple[str, ...] = ATTENTION[:3] if family == "qwen2" else ()
-    if family in ("llama", "qwen3") and described.get("attention_bias"):
-        biased = ATTENTION
-    if family == "llama" and described.get("mlp_bias"):
-        biased += MLP
-    if (family not in ("llama", "qwen3") and "attention_bias" in described) or (
-        family != "llama" and "mlp_bias" in described
-    ):
-        return None
-    norms = 2 * hidden + (2 * size if family == "qwen3" else 0)
-    linear = tuple(inputs * outputs for inputs, outputs in ends.values())
-    tied = described.get("tie_word_embeddings", False)
-    other = (1 if tied else 2) * vocabulary * hidden + hidden
-    other += layers * (norms + sum(ends[name][1] for name in biased))
-    adapted = {} if is_full else {name: ends[name] for name in ends if name in set(targets)}
-    lines, rank = sum(map(sum, adapted.values())), adapter.rank
-    widths = [ends[name][0] for name in ends] + [rank] * bool(adapted)
-    total = layers * sum(linear) + other
-    drops = not is_full and adapter.dropout > 0
+    hidden, vocabulary = int(text["hidden_size"]), int(text["vocab_size"])
+    count, rank = int(text["num_hidden_layers"]), adapter.rank
+    adapted = [] if is_full else [each for each in layers.linear if each[0] in targets]
+    packable = tuple(inputs * outputs for _, inputs, outputs in layers.linear)
+    tables = 1 if text.get("tie_word_embeddings", False) else 2
+    dense = layers.other + tables * vocabulary * hidden + hidden
+    lines = sum(inputs + outputs for _, inputs, outputs in adapted)
+    widest = max(max(each[1:]) for each in adapted) if adapted else 0
+    held = KEPT.get(family, Kept())
+    if attention == "eager" and held.score_bytes + held.score_elements == 0:
+        held = EAGER
+    untiled = DROPS if adapted and adapter.dropout > 0 else layers.untiled
+    if held.score_bytes + held.score_elements > 0:
+        untiled = SCORES
+    widths = [inputs for _, inputs, _ in layers.linear] + [rank] * bool(adapted)
     shape = Shape(
-        layers=layers,
+        layers=count,
         hidden=hidden,
-        intermediate=max(widths),
-        query=heads * size,
-        key_value=key_heads * size,
-        cached=layers * key_heads * size,
-        attention_layers=layers,
-        heads=heads,
+        intermediate=max(*widths, layers.expert_inputs),
+        query=layers.query,
+        key_value=max(layers.keys, default=0),
+        cached=sum(layers.keys),
+        attention_layers=count - layers.recurrent,
+        heads=int(text["num_attention_heads"]),
         vocabulary=vocabulary,
-        packable=linear * layers,
-        dense=other,
-        adapter=layers * rank * lines,
-        trained=total if is_full else layers * rank * lines,
-        largest=max(vocabulary * hidden, *linear)
-        if is_full
-        else rank * max(map(max, adapted.values())),
-        adapter_lines=layers * lines,
-        adapted=tuple(sorted(adapted)),
-        adapter_outputs=rank * len(adapted),
+        packable=packable,
+        dense=dense,
+        adapter=rank * lines,
+        trained=sum(packable) + dense if is_full else rank * lines,
+        largest=max(vocabulary * hidden, *packable) if is_full else rank * widest,
+        adapter_lines=lines,
+        adapted=tuple(sorted({name for name, _, _ in adapted})),
+        adapter_outputs=rank * len(adapted) // count,
         adapted_experts=0,
-        kept=EAGER if attention == "eager" else KEPT.get(family, Kept()),
-        has_softcap=False,
-        untiled=SCORES if attention == "eager" else DROPS if drops else None,
+        kept=held,
+        has_softcap=text.get("final_logit_softcapping") is not None,
+        routed=layers.experts * count,
+        untiled=untiled,
+        recurrent_layers=layers.recurrent,
+        state=layers.recurrent * layers.state,
+        conv_state=layers.recurrent * layers.conv_state,
     )
-    dtype = described.get("dtype") or described.get("torch_dtype")
-    stored = total * (4 if dtype == "float32" else 2)
-    return Outline(shape, section.context_tokens or positions, stored)
+    size = 4 if (described.get("dtype") or described.get("torch_dtype")) == "float32" else 2
+    towers = TOWERS.get(str(known(section.path))) if is_whole else 0
+    return Outline(
+        shape,
+        section.context_tokens or positions,
+        positions,
+        None if towers is None else (sum(packable) + dense + towers) * size,
+        multimodal.note(section.path, family) if is_whole else None,
+    )
 
 
-def _can_extend(described: Mapping[str, Any]) -> bool:
-    return all(is_plain(described.get(name)) for name in ("rope_scaling", "rope_parameters"))
+def _text(described: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The keys of the text part of a config.json; None where one is not of the kinds that are
+    counted here."""
+    family = str(described.get("model_type"))
+    is_whole, more = family in WHOLE, MORE.get(family, {})
+    kind = f"{WHOLE.get(family)}ForConditionalGeneration"
+    if not is_whole:
+        kind = f"{FAMILIES.get(family)}ForCausalLM"
+    text = described.get("text_config") if is_whole else described
+    checks = KEYS | more
+    if (
+        family not in LAYERS
+        or described.get("architectures", [kind]) != [kind]
+        or not isinstance(text, dict)
+        or not text.keys() <= checks.keys()
+        or not all(checks[name](text.get(name)) for name in {*text, *SIZES, *more})
+    ):
+        return None
+    if is_whole and (
+        not described.keys() <= OF_WHOLE
+        or text.get("model_type") != f"{family}_text"
+        or text.get("tie_word_embeddings") != described.get("tie_word_embeddings")
+    ):
+        return None
+    heads = text["num_attention_heads"]
+    key_heads = text["num_key_value_heads"], text.get("num_global_key_value_heads") or 1
+    if any(heads % each for each in key_heads):
+        return None
+    shared = text.get("num_kv_shared_layers") or 0
+    if shared and text["num_hidden_layers"] - shared < 6:
+        return None  # no earlier layer of each kind
+    if "head_dim" not in text and (family == "qwen3" or text["hidden_size"] % heads):
+        return None  # Qwen3's are 128, whatever the width
+    if text.get("layer_types") not in (None, ["full_attention"] * text["num_hidden_layers"]):
+        return None
+    if more and text.keys() & {"layer_types", "rope_scaling", "rope_parameters"}:
+        return None
+    biases = {"llama": {"attention_bias", "mlp_bias"}, "qwen3": {"attention_bias"}}
+    others = {"attention_bias", "mlp_bias"} - biases.get(family, set[str]())
+    return None if text.keys() & others else text
+
+
+def _can_extend(family: str, described: Mapping[str, Any]) -> bool:
+    return family not in MORE and all(
+        is_plain(described.get(name)) for name in ("rope_scaling", "rope_parameters")
+    )
 
 
 def _described(path: str) -> Mapping[str, Any] | None:

@@ -5,8 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3",
+            "gpt_oss": "GptOss"}  # fmt: skip
 """Families that ``outline`` counts, and the beginning of their classes' names."""
+WHOLE = {"qwen3_5": "Qwen3_5", "gemma4": "Gemma4", "gemma4_unified": "Gemma4Unified"}
+"""The same of families that also read images."""
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "vocab_size", "max_position_embeddings")  # fmt: skip
 
@@ -20,7 +23,7 @@ def _plain(family: str, *sizes: int, tied: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _whole(family: str, kind: str, tied: bool, text: dict[str, Any], **more: Any) -> dict[str, Any]:
+def _whole(family: str, tied: bool, text: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The keys of the config.json of a model that also reads images."""
     text = {
         "model_type": f"{family}_text",
@@ -29,7 +32,7 @@ def _whole(family: str, kind: str, tied: bool, text: dict[str, Any], **more: Any
         **text,
     }
     return {
-        "model_type": family, "architectures": [f"{kind}ForConditionalGeneration"],
+        "model_type": family, "architectures": [f"{WHOLE[family]}ForConditionalGeneration"],
         "dtype": "bfloat16", "tie_word_embeddings": tied, "text_config": text, **more,
     }  # fmt: skip
 
@@ -41,7 +44,7 @@ def _qwen3_5(hidden: int, wide: int, tower: dict[str, Any], tied: bool) -> dict[
              "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
     tower = {"patch_size": 16, "num_position_embeddings": 2304, "out_hidden_size": hidden} | tower
     text = {**sizes, "head_dim": 256, "full_attention_interval": 4, **delta}
-    return _whole("qwen3_5", "Qwen3_5", tied, text, vision_config=tower)
+    return _whole("qwen3_5", tied, text, vision_config=tower)
 
 
 _GEMMA4 = {"head_dim": 256, "global_head_dim": 512, "final_logit_softcapping": 30.0}
@@ -72,13 +75,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         4096, 12288, {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304}, tied=False
     ),
     "google/gemma-4-E4B-it": _whole(
-        "gemma4", "Gemma4", True,
+        "gemma4", True,
         {**dict(zip(SIZES, (2560, 10240, 42, 8, 2, 262144, 131072), strict=True)), **_GEMMA4,
          "sliding_window": 512, "num_kv_shared_layers": 18, "hidden_size_per_layer_input": 256},
         vision_config={}, audio_config={},
     ),
     "google/gemma-4-12B-it": _whole(
-        "gemma4_unified", "Gemma4Unified", True,
+        "gemma4_unified", True,
         {**dict(zip(SIZES, (3840, 15360, 48, 16, 8, 262144, 262144), strict=True)), **_GEMMA4,
          "sliding_window": 1024, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
         vision_config={}, audio_config={},
@@ -88,6 +91,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """The keys of each model's config.json that memory depends on, by its Hub id; ``model/gpt-oss-20b``
 is the copy in bfloat16 that ``scripts/export.py`` makes."""
+
+TOWERS: dict[str, int] = {}
+"""Weights of the parts of a model that read images and sound, as Transformers 5.19 builds them."""
 
 
 def known(path: str) -> str | None:

@@ -16,6 +16,7 @@ from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.unread import Outside, no_models
 from reason_llm.model.sizes import ImageSizes
+from reason_llm.model.tokenizer import end_token_ids, load_tokenizer, quiet_libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,10 @@ def look_at(config: Config) -> Subject:
         ModelError: tokenizer, config or the weights' headers cannot be used.
         ConfigError: an option contradicts the model or the machine.
     """
-    base.quiet_libraries()
+    quiet_libraries()
     device, path, trusted = base.default_device(), config.model.path, config.model.trust_remote_code
-    tokenizer = base.load_tokenizer(path, trusted)
-    base.end_token_ids(path, tokenizer)  # which sampling needs
+    tokenizer = load_tokenizer(path, trusted)
+    end_token_ids(path, tokenizer)  # which sampling needs
     described = base.read_config(path, trusted)
     config, why = backends.choose(config, described, device)
     policy, context = base.check_model(config.model), base.context_limit(config.model)

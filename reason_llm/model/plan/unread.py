@@ -15,6 +15,7 @@ from typing import Any
 from reason_llm.config import Config, ModelSection
 from reason_llm.errors import ModelError, ReasonError
 from reason_llm.files import cached
+from reason_llm.model import folder
 from reason_llm.model.plan import bound, memory
 from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import Device, HostDevice, Machine, may_have_gpu
@@ -73,13 +74,13 @@ def plan_only(config: Config, outside: Outside) -> Plan:
 
 @contextmanager
 def _warnings_through(change: Callable[[str], str]) -> Iterator[None]:
-    """Context in which the warnings of ``model.base`` are changed."""
+    """Context in which the warnings of ``model.folder.say`` are changed."""
 
     def changed(record: logging.LogRecord) -> bool:
         record.msg, record.args = change(record.getMessage()), ()
         return True
 
-    logger = logging.getLogger("reason_llm.model.base")
+    logger = logging.getLogger("reason_llm.model.folder")
     logger.addFilter(changed)
     try:
         yield
@@ -104,7 +105,7 @@ def _plan_only(config: Config, outside: Outside) -> Plan:
         engine = "vllm" if on_gpu and can_share else "transformers"
         config = config.with_options({"sample.engine": engine})
     shape = shape_of(config.model, config.model.attention)
-    limit = _base().context_limit(config.model) if found is None else found.context_tokens
+    limit = found.context_tokens if found is not None else context_limit(config.model)
     models = [*outside(config, machine)]
     return memory.plan(config, shape, machine, limit, learns=config.learns, outside=models)
 
@@ -127,24 +128,34 @@ def _downloads(config: Config, readable: Config) -> tuple[tuple[str, int], ...]:
 
 
 def _stored_bytes(section: ModelSection) -> int:
-    if (found := outline(section)) is not None:
+    if (found := outline(section)) is not None and found.stored_bytes is not None:
         return found.stored_bytes
     return int(_base().stored_bytes(section.path, section.trust_remote_code))
+
+
+def context_limit(section: ModelSection) -> int:
+    """Longest prompt plus completion in tokens; where it exceeds the model's positions, with one
+    line that says so. Raises ModelError: as ``base.context_limit``."""
+    found = outline(section)
+    if found is not None and found.context_tokens <= found.positions:
+        return found.context_tokens
+    return int(_base().context_limit(section))
 
 
 def shape_of(section: ModelSection, attention: str = "auto") -> Shape:
     """The shape of a model with what is trained, by its config.json or, built without storage, on
     itself. Raises ModelError: as ``base.meta_model``."""
     if (found := outline(section, attention)) is not None:
+        if found.note is not None:
+            folder.say(found.note)
         return found.shape
     return Shape.of(_base().meta_model(section), attention)
 
 
 def _base() -> Any:
     """The module that reads models by Transformers, which is slow to import."""
-    base = import_module("reason_llm.model.base")
-    base.quiet_libraries()
-    return base
+    import_module("reason_llm.model.tokenizer").quiet_libraries()
+    return import_module("reason_llm.model.base")
 
 
 def _fits_vllm(config: Config) -> bool:

@@ -40,6 +40,7 @@ from reason_llm.model.datum import Datum
 from reason_llm.model.logprobs import policy_logprobs, target_logprobs
 from reason_llm.model.plan import memory, plan_only
 from reason_llm.model.plan.machine import GIB, Machine
+from reason_llm.model.plan.outline import outline
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES, SIZES
 from reason_llm.model.sizes import ImageSizes, chunk_bytes
@@ -444,9 +445,13 @@ def test_there_is_a_config_for_every_promised_card() -> None:
     most_are_long(PARAMETERS, ["Qwen/Qwen2.5-1.5B-Instruct", "google/gemma-4-12B-it"]),
 )
 def test_the_shape_has_as_many_parameters_as_its_publisher_says(name: str, tmp_path: Path) -> None:
-    path = write_config(name, tmp_path)
-    shape = Shape.of(meta_model(ModelSection(path=path)))
+    path, adapter = write_config(name, tmp_path), AdapterSection(targets=["q_proj", "down_proj"])
+    if name == "model/gpt-oss-20b":
+        adapter = AdapterSection()
+    shape = Shape.of(meta_model(ModelSection(path=path, adapter=adapter)))
     stored = stored_bytes(path, trust_remote_code=False) / 2
+    found = outline(ModelSection(path=name, adapter=adapter))
+    assert found is not None and (found.shape, found.stored_bytes) == (shape, 2 * stored)
     assert stored == pytest.approx(PARAMETERS[name], rel=0.01)
     loaded = shape.dense + sum(shape.packable)
     assert loaded == stored or ("text_config" in SHAPES[name] and 0.9 * stored < loaded < stored)

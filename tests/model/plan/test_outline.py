@@ -36,6 +36,18 @@ COUNTED: list[dict[str, Any]] = [
     {"model_type": "qwen2", "tie_word_embeddings": True},
     {"model_type": "qwen3", "head_dim": 24, "attention_bias": True},
 ]
+GPT_OSS = {"model_type": "gpt_oss", "head_dim": 32, "num_local_experts": 4,
+           "num_experts_per_tok": 2}  # fmt: skip
+DELTA = {"head_dim": 32, "full_attention_interval": 2, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+         "linear_conv_kernel_dim": 3}  # fmt: skip
+GEMMA4 = {"head_dim": 16, "global_head_dim": 24, "num_hidden_layers": 12}
+WHOLE: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_5", DELTA),
+    ("gemma4", GEMMA4 | {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 3}),
+    ("gemma4_unified", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1,
+                                 "final_logit_softcapping": 30.0}),
+]  # fmt: skip
 LEFT: list[dict[str, Any]] = [
     {"model_type": "gpt_neox"},
     {"model_type": "qwen3"},  # its heads are of 128 by default
@@ -66,6 +78,34 @@ def test_a_counted_shape_is_the_built_one(
     described: dict[str, Any], train: str, tmp_path: Path
 ) -> None:
     check(section(tmp_path, described, train=train), "eager" if train == "full" else "auto")
+
+
+def whole(family: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A config.json with a text part, of a model that also reads images."""
+    ties = {"tie_word_embeddings": True}
+    text = SMALL | ties | {"model_type": f"{family}_text"} | text
+    return ties | {"model_type": family, "text_config": text, "vision_config": {}} | more
+
+
+@pytest.mark.parametrize(("family", "text"), WHOLE, ids=[family for family, _ in WHOLE])
+@pytest.mark.parametrize("attention", ["auto", "eager"])
+def test_the_text_part_of_a_model_that_reads_images_is_counted(
+    family: str, text: dict[str, Any], attention: str, tmp_path: Path
+) -> None:
+    names = ["q_proj", "up_proj", "down_proj"]
+    targets = names if "attention_k_eq_v" in text or attention == "eager" else "all-linear"
+    path = str(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(whole(family, text)))
+    check(ModelSection(path=path, adapter=AdapterSection(rank=3, targets=targets)), attention)
+    for more in ({"text_config": {}}, {"image_token_index": 3}):
+        (tmp_path / "config.json").write_text(json.dumps(whole(family, text) | more))
+        assert outline(ModelSection(path=path)) is None
+
+
+def test_a_mixture_is_counted(tmp_path: Path) -> None:
+    check(section(tmp_path, GPT_OSS))
+    for options in ({"train": "full"}, {"quantize": "nf4"}):  # the second one is refused
+        assert outline(section(tmp_path, GPT_OSS, **options)) is None
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], ["o_proj"]], ids=str)
@@ -100,21 +140,31 @@ def test_a_model_is_planned_without_data(script: Callable[..., tuple[int, str, s
     assert seconds[0] == pytest.approx(2 * seconds[1], rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "name", ["gsm8k_qwen2.5-7b_24gb", "distill_qwen2.5-1.5b_24gb", "quickstart"]
-)
-def test_a_plan_of_a_shipped_config_loads_no_heavy_library(name: str) -> None:
+def heavy_after(name: str, arguments: list[list[str]]) -> str:
+    """The heavy libraries that a process has after calls of a command."""
     code = f"""
 import sys
 from reason_llm.app.cli import call
-assert call("plan", "plan", ["configs/{name}.yaml"]) == 0
+for arguments in {arguments}:
+    assert call({name!r}, "", arguments) in (0, 2), arguments  # 2: rows that a stage writes
 heavy = {{"torch", "transformers", "peft", "bitsandbytes", "vllm"}}
 print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "[]"
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_plan_of_a_shipped_config_loads_no_heavy_library() -> None:
+    configs = sorted(map(str, (ROOT / "configs").glob("*.yaml")))
+    assert heavy_after("plan", [[config] for config in configs]) == "[]"
+
+
+@pytest.mark.long
+def test_a_data_check_loads_no_pytorch() -> None:
+    checks = [[f"configs/{name}.yaml", "--data-check"] for name in ("quickstart", "sft_tiny")]
+    assert heavy_after("train", checks) == "['transformers']"
 
 
 def test_a_config_that_contradicts_itself_has_its_error(tmp_path: Path) -> None:

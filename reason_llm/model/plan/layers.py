@@ -1,0 +1,167 @@
+"""The layers of the families that ``outline`` counts, by the numbers of their config.json, as
+Transformers 5.19 builds them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Linear = tuple[str, int, int]
+"""Last name, inputs and outputs of a linear layer."""
+Text = Mapping[str, Any]
+"""Keys of the text part of a config.json, of the kinds that ``outline`` has checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A decoder without its embeddings, its last norm and its head."""
+
+    linear: list[Linear]
+    """In the model's order."""
+    other: int
+    """Elements of all other weights."""
+    query: int
+    """Query heads times their size, in the layer with the largest heads."""
+    keys: list[int]
+    """Elements of a token's keys, of each layer that keeps them."""
+    recurrent: int = 0
+    """Layers with a recurrent state."""
+    state: int = 0
+    """Elements of one such state, and of the inputs that its convolution keeps."""
+    conv_state: int = 0
+    experts: int = 0
+    """In a layer."""
+    expert_inputs: int = 0
+    """Inputs of the down projections of all experts of one token."""
+    untiled: str | None = None
+    """Reason why the feed-forwards do not pass backward in tiles."""
+
+
+def _attention(hidden: int, query: int, keys: int, gated: int = 1) -> list[Linear]:
+    return [
+        ("q_proj", hidden, gated * query),
+        ("k_proj", hidden, keys),
+        ("v_proj", hidden, keys),
+        ("o_proj", query, hidden),
+    ]
+
+
+def _feed_forward(hidden: int, wide: int) -> list[Linear]:
+    return [
+        ("gate_proj", hidden, wide),
+        ("up_proj", hidden, wide),
+        ("down_proj", wide, hidden),
+    ]
+
+
+def _sizes(text: Text) -> tuple[int, int, int, int, int, int]:
+    """Width, width of the feed-forward, layers, query heads, key heads and their size."""
+    hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+    size = text.get("head_dim") or hidden // heads
+    names = ("intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    wide, layers, heads, key_heads = (int(text[name]) for name in names)
+    return hidden, wide, layers, heads, key_heads, int(size)
+
+
+def _plain(text: Text) -> Layers:
+    """Llama, Mistral, Qwen2 and Qwen3."""
+    hidden, wide, layers, heads, key_heads, size = _sizes(text)
+    family, query, keys = text["model_type"], heads * size, key_heads * size
+    attention, feed_forward = _attention(hidden, query, keys), _feed_forward(hidden, wide)
+    biased = attention[:3] if family == "qwen2" else []
+    if text.get("attention_bias"):
+        biased = attention
+    if text.get("mlp_bias"):
+        biased = [*biased, *feed_forward]
+    norms = 2 * hidden + (2 * size if family == "qwen3" else 0)
+    other = layers * (norms + sum(outputs for _, _, outputs in biased))
+    return Layers([*attention, *feed_forward] * layers, other, query, [keys] * layers)
+
+
+def _qwen3_5(text: Text) -> Layers:
+    hidden, wide, layers, heads, key_heads, size = _sizes(text)
+    inner_keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
+    inner_heads, inner_size = text["linear_num_value_heads"], text["linear_value_head_dim"]
+    values = inner_heads * inner_size
+    mixed = 2 * inner_keys + values
+    delta = [
+        ("out_proj", values, hidden),
+        ("in_proj_qkv", hidden, mixed),
+        ("in_proj_z", hidden, values),
+        ("in_proj_b", hidden, inner_heads),
+        ("in_proj_a", hidden, inner_heads),
+    ]
+    attention = _attention(hidden, heads * size, key_heads * size, gated=2)
+    are_full = [(place + 1) % text["full_attention_interval"] == 0 for place in range(layers)]
+    parts = (
+        [*(attention if is_full else delta), *_feed_forward(hidden, wide)] for is_full in are_full
+    )
+    full, recurrent = sum(are_full), layers - sum(are_full)
+    kernel = text["linear_conv_kernel_dim"]
+    return Layers(
+        [each for part in parts for each in part],
+        layers * 2 * hidden
+        + full * 2 * size
+        + recurrent * (mixed * kernel + 2 * inner_heads + inner_size),
+        heads * size,
+        [key_heads * size] * full,
+        recurrent,
+        inner_heads * text["linear_key_head_dim"] * inner_size,
+        mixed * kernel,
+        untiled="its layers have Qwen3_5GatedDeltaNet" if recurrent else None,
+    )
+
+
+def _gemma4(text: Text) -> Layers:
+    """Every sixth layer and the last one see everything, with larger heads; the last layers take
+    the keys and values of earlier ones; with inputs of their own in E2B and E4B."""
+    hidden, wide, layers, heads, key_heads, size = _sizes(text)
+    inputs = text.get("hidden_size_per_layer_input", 0)
+    own = layers - text.get("num_kv_shared_layers", 0)
+    linear, kept, other = list[Linear](), list[int](), 0
+    for place in range(layers):
+        is_full = (place + 1) % 6 == 0 or place == layers - 1
+        is_one = is_full and text.get("attention_k_eq_v", False)
+        head = text["global_head_dim"] if is_full else size
+        keys = head * ((is_one and text.get("num_global_key_value_heads")) or key_heads)
+        query, *projections, out = _attention(hidden, heads * head, keys)
+        projections = projections[: (1 if is_one else 2) if place < own else 0]
+        linear += [query, *projections, out, *_feed_forward(hidden, wide)]
+        other += 4 * hidden + head * (2 if place < own else 1)
+        kept += [keys] if place < own else []
+        if inputs:
+            linear += [
+                ("per_layer_input_gate", hidden, inputs),
+                ("per_layer_projection", inputs, hidden),
+            ]
+            other += hidden
+    if inputs:
+        linear.append(("per_layer_model_projection", hidden, layers * inputs))
+        other += inputs + text.get("vocab_size_per_layer_input", 262144) * layers * inputs
+    untiled = "its layers have Linear" if inputs else None
+    return Layers(linear, other, heads * text["global_head_dim"], kept, untiled=untiled)
+
+
+def _gpt_oss(text: Text) -> Layers:
+    hidden, wide, layers, heads, key_heads, size = _sizes(text)
+    attention = _attention(hidden, heads * size, key_heads * size)
+    experts, asked = text["num_local_experts"], text["num_experts_per_tok"]
+    biases = sum(outputs for _, _, outputs in attention)
+    of_expert = hidden * 2 * wide + 2 * wide + wide * hidden + hidden
+    other = layers * (2 * hidden + biases + heads + experts * (of_expert + hidden + 1))
+    return Layers(
+        attention * layers,
+        other,
+        heads * size,
+        [key_heads * size] * layers,
+        experts=experts,
+        expert_inputs=asked * wide,
+    )
+
+
+LAYERS: dict[str, Callable[[Text], Layers]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _plain),
+    **dict.fromkeys(("gemma4", "gemma4_unified"), _gemma4),
+    "gpt_oss": _gpt_oss,
+    "qwen3_5": _qwen3_5,
+}
+"""By the ``model_type`` of the whole."""
