@@ -69,7 +69,7 @@ def made(
     values = {name: padded(column) for name, column in (columns or {}).items()}
     return Batch(
         mask, padded(rows).requires_grad_(), torch.zeros(mask.shape), values,
-        torch.tensor(rewards or [0.0] * len(rows)),
+        torch.tensor(rewards or [0.0] * len(rows)), rewards,
     )  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def test_kto_by_hand() -> None:
 def test_kto_pairs_each_prompt_with_the_completion_before() -> None:
     rows = [Datum.of((n,), (10 * n,) * n, str(n)) for n in (1, 2, 3)]
     found = Labels(row=PREFERENCES["kto"]).extra_rows(rows)
-    assert [d.ids for d in found] == [(1, 30, 30, 30), (2, 10), (3, 20, 20)]
+    assert [d.ids.tolist() for d in found] == [[1, 30, 30, 30], [2, 10], [3, 20, 20]]
     assert [d.num_trained for d in found] == [3, 1, 2]
 
 
