@@ -345,10 +345,11 @@ class Learner:
                     progress(len(rows))
                     done += len(rows)
                 tally.to_host()
-        for rows, _, loss, largest in learned:
-            if not torch.isfinite(loss):
-                what = f"the loss is {loss.item()} on {', '.join(data[i].name for i in rows)}"
-                raise _diverged(f"step {step}: {what}", float(largest))
+        for each in learned:
+            if not torch.isfinite(each.loss):
+                names = ", ".join(data[i].name for i in each.rows)
+                what = f"step {step}: the loss is {each.loss.item()} on {names}"
+                raise _diverged(what, float(each.largest_log_ratio))
         if self.updates_in_step == 0 and objective.output == "logprobs":
             order = [i for each in learned for i in each.rows]
             held = in_rows(data, order, [each.logprobs_N.float() for each in learned])

@@ -69,8 +69,10 @@ def test_no_micro_batch_waits_for_the_card(model: Model, name: str, packing: Any
         prepared = made.prepared(data)
         with seen:
             made.update(0, prepared, progress)
-    assert len(waits) > 2
-    assert not sum(waits, Counter()), waits
+    assert len(waits) > 1
+    # Of padded rows Transformers looks once a pass whether their positions are packed.
+    of_mask = Counter(_local_scalar_dense=1) if packing == "padded" else Counter[str]()
+    assert waits == [of_mask] * len(waits)
     assert seen.waits  # the sums are read behind the last one
 
 
