@@ -151,8 +151,9 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
             is_truncated=c.finish_reason == "length", has_reward=c.has_reward or c.reward is None,
         )  # fmt: skip
         row = datum_of(
-            prompt.token_ids, c.token_ids, name, columns=columns, is_sampled=c.is_sampled
-        )
+            prompt.token_ids, c.token_ids, name, columns=columns,
+            is_sampled=c.is_sampled if c.spans else None,
+        )  # fmt: skip
         rows.append(replace(row, images=images[number]))
         for n, o in enumerate(c.others, 1):
             told, wrote = f"{name}.{n}", o.is_sampled
