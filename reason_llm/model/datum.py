@@ -140,7 +140,7 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
     images = [group.prompt.images for group in groups]
     for rollout, (number, prompt, i, c) in enumerate(numbered):
         name, advantage = f"{prompt.id}#{i}", c.advantage or 0.0
-        columns = {
+        columns: dict[str, ArrayLike] = {
             "sampler_logprobs": c.logprobs,
             "advantages": c.of_turns(c.turn_advantages or [advantage] * c.num_turns),
         }
