@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from reason_llm.files import check_nesting
@@ -223,16 +224,16 @@ class Completion:
         """The sum of the turns' rewards before each turn; only a 0 where turns have none."""
         return list(accumulate(self.turn_rewards[:-1], initial=0.0))
 
-    def of_turns(self, values: Sequence[float]) -> list[float]:
+    def of_turns(self, values: Sequence[float]) -> NDArray[np.float64]:
         """T numbers: for each token that of its turn, one of the runs around the spans; 0 where the
         model did not write it."""
-        found = [0.0] * len(self.token_ids)
+        found = np.zeros(len(self.token_ids))
         starts = [0, *(span.end for span in self.spans)]
         ends = [*(span.start for span in self.spans), len(found)]
         if len(starts) > self.num_turns:  # it begins with the end of its prompt
             starts, ends = starts[1:], ends[1:]
         for value, start, end in zip(values, starts, ends, strict=True):
-            found[start:end] = [value] * (end - start)
+            found[start:end] = value
         return found
 
     @property

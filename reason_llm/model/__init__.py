@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     )
     from reason_llm.model.canary import prove_logprobs, prove_packing, share_of_base
     from reason_llm.model.datum import Datum, to_data
-    from reason_llm.model.layout import PlacedRow, collate, collate_columns, lay_out, placed
+    from reason_llm.model.layout import (
+        MicroBatch,
+        PlacedRow,
+        collate,
+        in_rows,
+        lay_out,
+        placed,
+        places_of,
+    )
     from reason_llm.model.logprobs import (
         policy_logprobs,
         row_scores,
@@ -46,7 +54,6 @@ __all__ = [
     "base_digest",
     "chunk_bytes",
     "collate",
-    "collate_columns",
     "decode",
     "default_device",
     "end_token_ids",
@@ -56,6 +63,7 @@ __all__ = [
     "most_keys",
     "offload",
     "placed",
+    "places_of",
     "policy_logprobs",
     "prove_logprobs",
     "prove_packing",
@@ -75,7 +83,7 @@ _HOMES = {
     "base": "Model Role base_digest default_device meta_model read_config",
     "canary": "prove_logprobs prove_packing share_of_base",
     "datum": "Datum to_data",
-    "layout": "PlacedRow collate collate_columns lay_out placed",
+    "layout": "MicroBatch PlacedRow collate in_rows lay_out placed places_of",
     "logprobs": "policy_logprobs row_scores target_logprobs token_values",
     "multimodal": "reads_images",
     "sequence_classifier": "SequenceClassifier",

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
@@ -92,22 +94,21 @@ class Places:
     """True where a place in this table is real; None if all are."""
 
     @classmethod
-    def of(cls, index: list[int], device: torch.device) -> "Places":
-        """The places of the tokens in ``index``."""
-        sorted_M, places_M = torch.tensor(index).sort(stable=True)
-        _, counts_N = sorted_M.unique_consecutive(return_counts=True)
-        ends_N = counts_N.cumsum(0)
-        shared_S = (counts_N > 1).nonzero()[:, 0]
-        counts_S1, times = counts_N[shared_S, None], torch.arange(int(counts_N.max()))
+    def of(cls, index_M: NDArray[np.int64]) -> "Places":
+        """The places of the tokens in ``index_M``, which has each of them."""
+        places_M, counts_N = index_M.argsort(kind="stable"), np.bincount(index_M)
+        ends_N = counts_N.cumsum()
+        shared_S = np.flatnonzero(counts_N > 1)
+        counts_S1, times = counts_N[shared_S, None], np.arange(counts_N.max())
         starts_S1 = ends_N[shared_S, None] - counts_S1
-        all_SR = places_M[starts_S1 + times.minimum(counts_S1 - 1)]
+        all_SR = places_M[starts_S1 + np.minimum(times, counts_S1 - 1)]
         is_place_SR = times < counts_S1
         return cls(
-            index_M=torch.tensor(index, device=device),
-            first_N=places_M[ends_N - counts_N].to(device),
-            shared_S=shared_S.to(device),
-            all_SR=all_SR.to(device),
-            is_place_SR1=None if is_place_SR.all() else is_place_SR[..., None].to(device),
+            index_M=torch.from_numpy(index_M),
+            first_N=torch.from_numpy(places_M[ends_N - counts_N]),
+            shared_S=torch.from_numpy(shared_S),
+            all_SR=torch.from_numpy(all_SR),
+            is_place_SR1=None if is_place_SR.all() else torch.from_numpy(is_place_SR[..., None]),
         )
 
 
@@ -133,24 +134,27 @@ class Segments:
         cls,
         query_lengths: list[int],
         key_lengths: list[int],
-        key_index: list[int] | None,
-        device: torch.device,
+        index_M: NDArray[np.int64] | None,
     ) -> "Segments":
-        """Segments from lengths in tokens, with their cumulative sums."""
-
-        def ends(lengths: list[int]) -> Tensor:
-            summed = torch.tensor([0, *lengths]).cumsum(0)
-            return summed.to(device, torch.int32)
-
+        """Segments from lengths in tokens, in host memory; ``index_M`` is the token of each key,
+        None where each segment sees only its own."""
+        query_ends, key_ends = (
+            torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32)
+            for lengths in (query_lengths, key_lengths)
+        )
+        starts: list[int | None] = [None] * len(query_lengths)
         key_starts = accumulate(key_lengths, initial=0)
-        shared = zip(query_lengths, key_lengths, key_starts, strict=False)
+        rows = zip(query_lengths, key_lengths, key_starts, strict=False)
+        for i, (own, keys, at) in enumerate(rows):
+            if index_M is not None and own < keys:
+                starts[i] = int(index_M[at])
         return cls(
             tuple(query_lengths),
             tuple(key_lengths),
-            tuple(key_index[at] if key_index and own < keys else None for own, keys, at in shared),
-            None if key_index is None else Places.of(key_index, device),
-            ends(query_lengths),
-            ends(key_lengths),
+            tuple(starts),
+            None if index_M is None else Places.of(index_M),
+            query_ends,
+            key_ends,
         )
 
 

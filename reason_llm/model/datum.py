@@ -3,23 +3,25 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from reason_llm.rollout import Group, Image, TokenRow
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Datum:
     """One row of T tokens. Every column has length T, and its entry t belongs to token t; entries
     of tokens that are not trained are 0 and count nowhere."""
 
     name: str
     """Name in messages: the prompt's id and the completion's index."""
-    ids: tuple[int, ...]
-    trained: tuple[bool, ...]
+    ids: NDArray[np.int64]
+    trained: NDArray[np.bool_]
     """False for the prompt and for tokens that the model did not write."""
     group: int = 0
     """Rows with the same number belong to one prompt of the data."""
@@ -35,6 +37,10 @@ class Datum:
     images: tuple[Image, ...] = ()
     """Those of the prompt."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", np.asarray(self.ids, np.int64))
+        object.__setattr__(self, "trained", np.asarray(self.trained, np.bool_))
+
     @classmethod
     def of(
         cls,
@@ -47,27 +53,32 @@ class Datum:
         reward: float = 0.0,
         is_truncated: bool = False,
         has_reward: bool = True,
-        columns: Mapping[str, Sequence[float]] | None = None,
+        columns: Mapping[str, ArrayLike] | None = None,
         is_sampled: Sequence[bool] | None = None,
     ) -> Self:
         """Row of a prompt with one completion; ``columns`` hold a number for each of its tokens,
         ``is_sampled`` which of them the model wrote (None: all)."""
-        prompt = len(prompt_ids)
-        trained = (True,) * len(completion_ids) if is_sampled is None else tuple(is_sampled)
-        whole = {
-            key: torch.tensor([0.0] * prompt + list(values), dtype=torch.float32)
+        prompt = np.asarray(prompt_ids, np.int64)
+
+        def whole(of_completion: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
+            return np.append(np.zeros(len(prompt), dtype), np.asarray(of_completion, dtype))
+
+        ids = np.append(prompt, np.asarray(completion_ids, np.int64))
+        flags = np.ones(len(completion_ids)) if is_sampled is None else is_sampled
+        given = {
+            key: torch.from_numpy(whole(values, np.float32))
             for key, values in (columns or {}).items()
         }
         return cls(
-            name, (*prompt_ids, *completion_ids), (False,) * prompt + trained,
-            group, rollout, reward, is_truncated, has_reward, whole,
+            name, ids, whole(flags, np.bool_), group, rollout, reward, is_truncated, has_reward,
+            given,
         )  # fmt: skip
 
     @classmethod
     def of_row(cls, row: TokenRow) -> Self:
         """Datum of a row of an offline stage, whose number is its reward."""
-        images = row.images
-        return cls(row.name, row.ids, row.trained, row.group, reward=row.value, images=images)
+        ids, trained = np.asarray(row.ids, np.int64), np.asarray(row.trained, np.bool_)
+        return cls(row.name, ids, trained, row.group, reward=row.value, images=row.images)
 
     @property
     def num_tokens(self) -> int:
@@ -77,36 +88,41 @@ class Datum:
     @property
     def num_trained(self) -> int:
         """Number of trained tokens."""
-        return sum(self.trained)
+        return int(self.trained.sum())
+
+    @property
+    def num_prompt(self) -> int:
+        """Number of tokens before the first trained one."""
+        return int(self.trained.argmax()) if self.trained.any() else self.num_tokens
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """The tokens before the first trained one."""
-        return self.ids[: self.trained.index(True)] if True in self.trained else self.ids
+        return tuple(self.ids[: self.num_prompt].tolist())
 
     @property
-    def prompt_key(self) -> tuple[int | str, ...]:
+    def prompt_key(self) -> tuple[bytes | str, ...]:
         """The prompt's ids and the digests of its images: two images may have the same ids."""
-        return (*self.prompt_ids, *(each.sha256 for each in self.images))
+        return (self.ids[: self.num_prompt].tobytes(), *(each.sha256 for each in self.images))
 
     def with_prompt(self, prompt_ids: tuple[int, ...]) -> Self:
         """A copy with another prompt and without columns."""
-        start = len(self.prompt_ids)
+        start = self.num_prompt
         return replace(
             self,
-            ids=(*prompt_ids, *self.ids[start:]),
-            trained=(*(False,) * len(prompt_ids), *self.trained[start:]),
+            ids=np.append(np.asarray(prompt_ids, np.int64), self.ids[start:]),
+            trained=np.append(np.zeros(len(prompt_ids), np.bool_), self.trained[start:]),
             columns={},
         )
 
     def on_trained(self, name: str) -> Tensor:
         """A column's entries for the trained tokens, in order."""
         column = self.columns[name]
-        return column[torch.tensor(self.trained, device=column.device)]
+        return column[torch.from_numpy(self.trained).to(column.device)]
 
     def with_trained(self, name: str, values: Tensor) -> Self:
         """The row with an additional column, given for its trained tokens in order."""
-        mask = torch.tensor(self.trained, device=values.device)
+        mask = torch.from_numpy(self.trained).to(values.device)
         column = torch.zeros(len(mask), dtype=values.dtype, device=values.device)
         return replace(self, columns={**self.columns, name: column.masked_scatter(mask, values)})
 
@@ -124,7 +140,7 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
     images = [group.prompt.images for group in groups]
     for rollout, (number, prompt, i, c) in enumerate(numbered):
         name, advantage = f"{prompt.id}#{i}", c.advantage or 0.0
-        columns = {
+        columns: dict[str, ArrayLike] = {
             "sampler_logprobs": c.logprobs,
             "advantages": c.of_turns(c.turn_advantages or [advantage] * c.num_turns),
         }
@@ -135,8 +151,9 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
             is_truncated=c.finish_reason == "length", has_reward=c.has_reward or c.reward is None,
         )  # fmt: skip
         row = datum_of(
-            prompt.token_ids, c.token_ids, name, columns=columns, is_sampled=c.is_sampled
-        )
+            prompt.token_ids, c.token_ids, name, columns=columns,
+            is_sampled=c.is_sampled if c.spans else None,
+        )  # fmt: skip
         rows.append(replace(row, images=images[number]))
         for n, o in enumerate(c.others, 1):
             told, wrote = f"{name}.{n}", o.is_sampled

@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from reason_llm.model.attention import Segments
+from reason_llm.model.layout import on_device
 
 CONVOLUTION, RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 """Names of the two functions in Transformers' modules."""
@@ -73,9 +74,9 @@ def rounds(segments: Segments, before: int) -> Rounds:
         inputs += seen[len(seen) - before :]
         outputs += range(len(inputs), len(inputs) + own)
         inputs += range(start + 1, end + 1)
-    device = segments.query_ends.device
-    numbers = (torch.tensor(each, device=device) for each in (parents, inputs, outputs))
-    return Rounds(tuple(parts), tuple(first), tuple(second), *numbers)
+    numbers = tuple(map(torch.tensor, (parents, inputs, outputs)))
+    there = on_device(numbers, segments.query_ends.device)
+    return Rounds(tuple(parts), tuple(first), tuple(second), *there)
 
 
 def separate_rows(model: nn.Module) -> None:

@@ -5,16 +5,24 @@ The shift is here: the hidden state of token t - 1 predicts token t, and entry t
 tensor belongs to token t.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from reason_llm.model.attention import Segments
 from reason_llm.model.datum import Datum
 from reason_llm.rollout import Image
+
+T = TypeVar("T")
+ALIGNMENT = 16
+"""Bytes at whose multiples the parts of a copy begin."""
 
 
 class PlacedRow(NamedTuple):
@@ -47,34 +55,36 @@ class Layout:
 
 def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
     """Rows end to end: each row whole, or only the tokens after a prompt that is already there."""
-    ids, positions, predictors, ends, keys = (list[int]() for _ in range(5))
-    query_lengths, key_lengths, skips = list[int](), list[int](), list[int]()
-    starts: dict[tuple[int | str, ...], int] = {}
+    ids, positions, predictors, keys = (list[NDArray[np.int64]]() for _ in range(4))
+    query_lengths, key_lengths, skips, row_ends = (list[int]() for _ in range(4))
+    starts: dict[tuple[bytes | str, ...], int] = {}
+    start = 0
     for datum in data:
-        prompt, start = datum.prompt_ids, len(ids)
-        key = datum.prompt_key
-        skipped = len(prompt) if key in starts else 0
+        key, length = datum.prompt_key, datum.num_tokens
+        skipped = datum.num_prompt if key in starts else 0
         at = starts.setdefault(key, start)
-        skips.append(skipped)
-        ids += datum.ids[skipped:]
-        positions += range(skipped, datum.num_tokens)
-        own = range(start, len(ids))
+        ids.append(datum.ids[skipped:])
+        positions.append(np.arange(skipped, length))
+        places = np.append(np.arange(at, at + skipped), np.arange(start, start + length - skipped))
         # The prompt's last token predicts the first one of each of its completions.
-        places = [*range(at, at + skipped), *own]
-        predictors += [places[t - 1] for t, is_trained in enumerate(datum.trained) if is_trained]
-        ends.append(max((p for p, t in zip(places, datum.trained, strict=True) if t), default=at))
-        keys += places
-        query_lengths.append(len(own))
-        key_lengths.append(datum.num_tokens)
-    is_shared = len(starts) < len(data)
-    return Layout(
-        ids_1N=torch.tensor([ids], device=device),
-        positions_1N=torch.tensor([positions], device=device),
-        predictors_M=torch.tensor(predictors, device=device),
-        ends_B=torch.tensor(ends, device=device),
-        segments=Segments.of(query_lengths, key_lengths, keys if is_shared else None, device),
+        trained = np.flatnonzero(datum.trained)
+        predictors.append(places[trained - 1])
+        row_ends.append(int(places[trained[-1]]) if len(trained) else at)
+        keys.append(places)
+        skips.append(skipped)
+        query_lengths.append(length - skipped)
+        key_lengths.append(length)
+        start += length - skipped
+    index_M = np.concatenate(keys) if len(starts) < len(data) else None
+    layout = Layout(
+        ids_1N=torch.from_numpy(np.concatenate(ids)[None]),
+        positions_1N=torch.from_numpy(np.concatenate(positions)[None]),
+        predictors_M=torch.from_numpy(np.concatenate(predictors)),
+        ends_B=torch.tensor(row_ends),
+        segments=Segments.of(query_lengths, key_lengths, index_M),
         skipped=tuple(skips),
     )
+    return on_device(layout, device)
 
 
 def placed(data: Sequence[Datum], layout: Layout | None) -> list[PlacedRow]:
@@ -90,21 +100,97 @@ def placed(data: Sequence[Datum], layout: Layout | None) -> list[PlacedRow]:
 
 def collate(data: Sequence[Datum], device: torch.device) -> tuple[Tensor, Tensor]:
     """ids_BT (int64) and mask_BT (True on trained tokens), padded on the right."""
-    longest = max(datum.num_tokens for datum in data)
-    ids_BT = torch.zeros(len(data), longest, dtype=torch.long)
-    mask_BT = torch.zeros(len(data), longest, dtype=torch.bool)
+    shape = len(data), max(datum.num_tokens for datum in data)
+    ids_BT, mask_BT = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     for row, datum in enumerate(data):
-        ids_BT[row, : datum.num_tokens] = torch.tensor(datum.ids)
-        mask_BT[row, : datum.num_tokens] = torch.tensor(datum.trained)
-    return ids_BT.to(device), mask_BT.to(device)
+        ids_BT[row, : datum.num_tokens] = datum.ids
+        mask_BT[row, : datum.num_tokens] = datum.trained
+    return on_device((torch.from_numpy(ids_BT), torch.from_numpy(mask_BT)), device)
 
 
-def collate_columns(data: Sequence[Datum], device: torch.device) -> dict[str, Tensor]:
+def places_of(mask_BT: Tensor) -> Tensor:
+    """Places (N,) of the masked tokens among all of them, in order. A card is waited for."""
+    return mask_BT.flatten().nonzero()[:, 0]
+
+
+def in_rows(data: Sequence[Datum], order: Sequence[int], parts: Sequence[Tensor]) -> list[Tensor]:
+    """Numbers of each row's trained tokens, in host memory; ``parts`` hold those of the rows in
+    ``order``, one after another, and the other rows have none. A card is waited for."""
+    found = [torch.empty(0)] * len(data)
+    if parts:
+        split = torch.cat(list(parts)).cpu().split([data[i].num_trained for i in order])
+        for i, numbers in zip(order, split, strict=True):
+            found[i] = numbers
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows as the model and the objective read them."""
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    """True on trained tokens."""
+    places_M: Tensor
+    """See ``places_of``."""
+    rewards_B: Tensor
+    columns: dict[str, Tensor]
     """Columns that every row has, (B, T) float32, 0 in the padding."""
-    names = set.intersection(*(set(datum.columns) for datum in data))
-    return {
-        name: torch.nn.utils.rnn.pad_sequence(
-            [datum.columns[name].to(device).float() for datum in data], batch_first=True
+    layout: Layout | None
+    """None: the rows are padded for the model, too."""
+
+    @classmethod
+    def of(cls, data: Sequence[Datum], device: torch.device, is_packed: bool) -> "MicroBatch":
+        """Rows on the device, by one copy."""
+        host = torch.device("cpu")
+        ids_BT, mask_BT = collate(data, host)
+        names = set.intersection(*(set(datum.columns) for datum in data))
+        columns = {
+            name: pad_sequence([datum.columns[name].float() for datum in data], batch_first=True)
+            for name in sorted(names)
+        }
+        made = cls(
+            ids_BT,
+            mask_BT,
+            torch.from_numpy(np.flatnonzero(mask_BT.numpy())),
+            torch.tensor([datum.reward for datum in data]),
+            columns,
+            lay_out(data, host) if is_packed else None,
         )
-        for name in sorted(names)
-    }
+        return on_device(made, device)
+
+
+def on_device(value: T, device: torch.device) -> T:
+    """A tensor, or a record with tensors of the host, on the device: by one copy from pinned
+    memory, for which nobody waits."""
+    if device.type == "cpu":
+        return value
+    found = list[Tensor]()
+    _changed(value, found.append)
+    starts = [0, *accumulate(-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in found)]
+    held = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+    def parts(whole: Tensor) -> Iterator[Tensor]:
+        for start, each in zip(starts, found, strict=False):
+            part = whole[start : start + each.nbytes]
+            yield part.view(each.dtype).view(each.shape)
+
+    for part, each in zip(parts(held), found, strict=True):
+        part.copy_(each)
+    there = parts(held.to(device, non_blocking=True))
+    moved: T = _changed(value, lambda _: next(there))
+    return moved
+
+
+def _changed(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The value, with each tensor in it changed; in a fixed order."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_changed(each, change) for each in value)
+    if isinstance(value, dict):
+        return {name: _changed(each, change) for name, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        return replace(value, **_changed(parts, change))
+    return value

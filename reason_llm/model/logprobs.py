@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from reason_llm.model.base import Model, Role
-from reason_llm.model.layout import Layout
+from reason_llm.model.layout import Layout, places_of
 
 CHUNK_ELEMENTS = 2**23
 """Logits of a chunk where nobody says how many tokens it has; 32 MiB in float32."""
@@ -175,17 +175,20 @@ def policy_logprobs(
     entropy_gradient: bool = False,
     layout: Layout | None = None,
     chunk_tokens: int | None = None,
+    places_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (B, T) of the masked tokens under the model as it is now.
 
     Args:
         layout: of the same rollouts; with it the model sees them end to end in one row.
         chunk_tokens: as ``target_logprobs`` takes it.
+        places_M: of the masked tokens; None: they are found, for which a card is waited for.
     """
-    hidden_ND = _predicting_hidden(model, ids_BT, mask_BT, layout)
+    places_M = places_of(mask_BT) if places_M is None else places_M
+    hidden_ND = _predicting_hidden(model, ids_BT, places_M, layout)
     logprobs_N, entropies_N = target_logprobs(
         hidden_ND,
-        ids_BT[mask_BT],
+        ids_BT.flatten().index_select(0, places_M),
         model.head.weight,
         model.head.bias,
         temperature / model.logit_scale,
@@ -194,22 +197,17 @@ def policy_logprobs(
         entropy_gradient=entropy_gradient,
         adapter=model.head_adapter(hidden_ND),
     )
-    zeros_BT = torch.zeros(ids_BT.shape, dtype=logprobs_N.dtype, device=ids_BT.device)
-    return (
-        zeros_BT.masked_scatter(mask_BT, logprobs_N),
-        zeros_BT.masked_scatter(mask_BT, entropies_N),
-    )
+    return _spread(logprobs_N, places_M, ids_BT), _spread(entropies_N, places_M, ids_BT)
 
 
 def token_values(
-    model: Model, role: Role, ids_BT: Tensor, mask_BT: Tensor, layout: Layout | None = None
+    model: Model, role: Role, ids_BT: Tensor, places_M: Tensor, layout: Layout | None = None
 ) -> Tensor:
-    """Values (B, T) of the masked tokens by the role's head, float32, 0 elsewhere: entry t is the
-    value of the state in which token t was chosen, read where its log-prob is."""
-    hidden_ND = _predicting_hidden(model, ids_BT, mask_BT, layout)
+    """Values (B, T) of the tokens at these places by the role's head, float32, 0 elsewhere: entry t
+    is the value of the state in which token t was chosen, read where its log-prob is."""
+    hidden_ND = _predicting_hidden(model, ids_BT, places_M, layout)
     values_N = model.heads[role](hidden_ND.float())[:, 0]
-    zeros_BT = torch.zeros(ids_BT.shape, dtype=values_N.dtype, device=ids_BT.device)
-    return zeros_BT.masked_scatter(mask_BT, values_N)
+    return _spread(values_N, places_M, ids_BT)
 
 
 def row_scores(
@@ -231,12 +229,18 @@ def row_scores(
 
 
 def _predicting_hidden(
-    model: Model, ids_BT: Tensor, mask_BT: Tensor, layout: Layout | None
+    model: Model, ids_BT: Tensor, places_M: Tensor, layout: Layout | None
 ) -> Tensor:
-    """Hidden states (N, D) that predict the masked tokens, in order."""
+    """Hidden states (N, D) that predict the tokens at these places, in order."""
     if layout is None:
-        return model.hidden_states(ids_BT)[:, :-1][mask_BT[:, 1:]]
+        return model.hidden_states(ids_BT).flatten(0, 1).index_select(0, places_M - 1)
     return _packed_hidden(model, layout).index_select(0, layout.predictors_M)
+
+
+def _spread(values_N: Tensor, places_M: Tensor, ids_BT: Tensor) -> Tensor:
+    """Values at their places in (B, T), 0 elsewhere."""
+    spread_N = values_N.new_zeros(ids_BT.numel()).index_copy(0, places_M, values_N)
+    return spread_N.view(ids_BT.shape)
 
 
 def _packed_hidden(model: Model, layout: Layout) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from reason_llm.model.datum import Datum
-from reason_llm.model.layout import Layout
+from reason_llm.model.layout import Layout, on_device
 
 FAMILIES = ("gpt_oss", "mixtral", "olmoe", "qwen3_moe")
 """Families whose routers give logits, weights and chosen experts."""
@@ -86,8 +86,9 @@ def _times(data: Sequence[Datum], layout: Layout | None, ids_BT: Tensor) -> Tens
     """Number of rows that each token of a micro-batch belongs to, (N,): 0 for padding, more than 1
     in a prompt that packed rows share."""
     if layout is None:
-        lengths_B1 = torch.tensor([[row.num_tokens] for row in data], device=ids_BT.device)
+        lengths_B1 = on_device(torch.tensor([[row.num_tokens] for row in data]), ids_BT.device)
         return (torch.arange(ids_BT.shape[1], device=ids_BT.device) < lengths_B1).flatten()
     if (keys := layout.segments.keys) is None:
         return torch.ones_like(layout.ids_1N[0])
-    return keys.index_M.bincount(minlength=layout.ids_1N.shape[1])
+    counts_N = torch.zeros_like(layout.ids_1N[0])
+    return counts_N.index_add_(0, keys.index_M, torch.ones_like(keys.index_M))

@@ -5,7 +5,7 @@ GPU between sampling and learning alone; or a vLLM server, which reads the rollo
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +17,12 @@ from reason_llm.data import Data
 from reason_llm.errors import ModelError, TrainingError, one_line
 from reason_llm.model import (
     Datum,
+    MicroBatch,
     Model,
     adapters,
     base as model_base,
-    collate,
     digests,
+    in_rows,
     load_tokenizer,
     offload,
     policy_logprobs,
@@ -135,7 +136,7 @@ class TeacherModel(_Teacher, OutsideReader):
         asked = [self.asked(row) for row in data]
         settings = learner.settings
         tokens = learner.micro_batches.tokens
-        found: list[torch.Tensor] = [torch.empty(0)] * len(data)
+        order, found = list[int](), list[torch.Tensor]()
         name = f"the teacher {self.section.path}"
         with (
             offload.on_device(model.policy, model.device, name),
@@ -143,20 +144,20 @@ class TeacherModel(_Teacher, OutsideReader):
             model.using("reference"),
         ):
             for attempt in MicroBatches(tokens).attempts(asked):
+                order, found = [], []
                 with attempt as batches:
                     for indices in batches:
-                        ids_BT, mask_BT = collate([asked[i] for i in indices], model.device)
+                        of_batch = [replace(asked[i], columns={}) for i in indices]
+                        rows = MicroBatch.of(of_batch, model.device, is_packed=False)
                         logprobs_BT, _ = policy_logprobs(
-                            model, ids_BT, mask_BT, settings.temperature,
-                            chunk_tokens=settings.chunk_tokens,
+                            model, rows.ids_BT, rows.mask_BT, settings.temperature,
+                            chunk_tokens=settings.chunk_tokens, places_M=rows.places_M,
                         )  # fmt: skip
-                        for row, i in enumerate(indices):
-                            found[i] = logprobs_BT[row][mask_BT[row]].cpu()
+                        found.append(logprobs_BT.flatten()[rows.places_M])
+                        order += indices
                         progress(len(indices))
-        return [
-            datum.with_trained(COLUMN, logprobs)
-            for datum, logprobs in zip(data, found, strict=True)
-        ]
+        read = in_rows(asked, order, found)
+        return [datum.with_trained(COLUMN, each) for datum, each in zip(data, read, strict=True)]
 
 
 class _Logprob(BaseModel):
@@ -209,14 +210,14 @@ class TeacherService(_Teacher, OutsideReader):
         """Log-probs of the row's trained tokens."""
         body = {
             "model": self.section.model,
-            "prompt": row.ids,
+            "prompt": row.ids.tolist(),
             "max_tokens": 1,
             "prompt_logprobs": 0,
         }
         answer = self.server.ask(body, (64 + row.num_tokens) << 10)
         try:
             given = _TeacherAnswer.model_validate_json(answer).choices[0].prompt_logprobs
-            pairs = zip(given, row.ids, row.trained, strict=True)
+            pairs = zip(given, row.ids.tolist(), row.trained, strict=True)
             found = [(at or {})[id].logprob for at, id, is_trained in pairs if is_trained]
         except (ValidationError, ValueError, KeyError) as error:
             raise ValueError(

@@ -126,7 +126,7 @@ def repetition_penalty(token_ids: Sequence[int], ngram: int, penalty: float) -> 
     total = len(token_ids) - ngram + 1
     if total < 1:
         return 0.0
-    unique = {tuple(token_ids[i : i + ngram]) for i in range(total)}
+    unique = set(zip(*(token_ids[i : i + total] for i in range(ngram)), strict=True))
     return (1 - len(unique) / total) * penalty
 
 

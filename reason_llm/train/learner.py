@@ -22,11 +22,10 @@ from reason_llm.config import TrainSection
 from reason_llm.errors import TrainingError
 from reason_llm.model import (
     Datum,
+    MicroBatch,
     Model,
     Role,
-    collate,
-    collate_columns,
-    lay_out,
+    in_rows,
     placed,
     policy_logprobs,
     prove_packing,
@@ -83,6 +82,15 @@ class Part(NamedTuple):
     passed: Sequence[int]
     counts: Counts
     progress: Progress
+
+
+class Learned(NamedTuple):
+    """A micro-batch after its backward pass; its tensors are on the model's device."""
+
+    rows: Sequence[int]
+    logprobs_N: Tensor
+    loss: Tensor
+    largest_log_ratio: Tensor
 
 
 class Learner:
@@ -166,7 +174,7 @@ class Learner:
         self.logprobs_at_start = [None] * len(data)
         for i in counted:
             if "old_logprobs" in data[i].columns:
-                self.logprobs_at_start[i] = data[i].on_trained("old_logprobs").float().cpu()
+                self.logprobs_at_start[i] = data[i].on_trained("old_logprobs").float()
         with ending_out_of_memory("making the gradients"):  # a batch without signal: of zeros
             self._make_gradients()
         with self.model.using(settings.role), self._seen_routers():
@@ -221,11 +229,11 @@ class Learner:
                 tally = Tally()
                 with attempt as batches:
                     for indices in batches:
-                        batch, tokens = self._passed([rows[i] for i in indices])
+                        batch, places_M, tokens = self._passed([rows[i] for i in indices])
                         found = objective.loss(batch, counts)
                         tally.add_micro_batch(
                             found.total / counts.denominator, batch.mask_BT, tokens, 0,
-                            found.values, None, None, found.of_units,
+                            found.values, None, None, found.of_units, places_M,
                         )  # fmt: skip
         return tally.of_rows()
 
@@ -238,21 +246,22 @@ class Learner:
         self, data: Sequence[Datum], role: Role, output: Output | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The objective's output, or this one, for each row's trained tokens in this role, and
-        entropies, without dropout."""
-        outputs: list[Tensor] = [torch.empty(0)] * len(data)
-        entropies = list(outputs)
+        entropies, without dropout, in host memory."""
+        order, found = list[int](), list[list[Tensor]]()
         self.model.policy.eval()
         with self.model.using(role), self._seen_routers():
             for attempt in self.micro_batches.attempts(data):
+                order, found = [], []
                 with attempt as batches:
                     for indices in batches:
                         rows = [data[i] for i in indices]
-                        batch, _ = self._passed(rows, role=role, output=output)
-                        for row, i in enumerate(indices):
-                            outputs[i] = batch.logprobs_BT[row][batch.mask_BT[row]]
-                            entropies[i] = batch.entropies_BT[row][batch.mask_BT[row]]
+                        batch, places_M, _ = self._passed(rows, role=role, output=output)
+                        read = batch.logprobs_BT, batch.entropies_BT
+                        found.append([each_BT.flatten()[places_M] for each_BT in read])
+                        order += indices
         self.model.policy.train()
-        return outputs, entropies
+        outputs, entropies = ([each[i] for each in found] for i in (0, 1))
+        return in_rows(data, order, outputs), in_rows(data, order, entropies)
 
     def measure_step(
         self, data: Sequence[Datum], role: Role, output: Output | None = None
@@ -290,69 +299,76 @@ class Learner:
         entropy_gradient: bool = False,
         role: Role | None = None,
         output: Output | None = None,
-    ) -> tuple[Batch, int]:
-        """A micro-batch after its forward pass, and its number of tokens; role and output are by
-        default those of the learner."""
+    ) -> tuple[Batch, Tensor, int]:
+        """A micro-batch after its forward pass, the places of its trained tokens, and its number of
+        tokens; role and output are by default those of the learner."""
         model, settings = self.model, self.settings
         output = output or settings.objective.output
-        ids_BT, mask_BT = collate(data, model.device)
-        layout = lay_out(data, model.device) if self.is_packed else None
-        tokens = (ids_BT if layout is None else layout.ids_1N).numel()
+        rows = MicroBatch.of(data, model.device, self.is_packed)
+        ids_BT, mask_BT, places_M, layout = rows.ids_BT, rows.mask_BT, rows.places_M, rows.layout
+        passed = ids_BT if layout is None else layout.ids_1N
         if self._routing is not None:
             self._routing.begin(data, layout, ids_BT)
-        width = (ids_BT if layout is None else layout.ids_1N).shape[1]
-        with model.seeing(placed(data, layout), width):
+        with model.seeing(placed(data, layout), passed.shape[1]):
             if output == "logprobs":
                 output_BT, entropies_BT = policy_logprobs(
                     model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
-                    settings.chunk_tokens,
+                    settings.chunk_tokens, places_M,
                 )  # fmt: skip
             else:
                 read = {"values": token_values, "scores": row_scores}[output]
-                output_BT = read(model, role or settings.role, ids_BT, mask_BT, layout)
+                where = places_M if output == "values" else mask_BT
+                output_BT = read(model, role or settings.role, ids_BT, where, layout)
                 entropies_BT = torch.zeros_like(output_BT)
-        columns = collate_columns(data, model.device)
-        rewards_B = torch.tensor([row.reward for row in data], device=model.device)
-        return Batch(mask_BT, output_BT, entropies_BT, columns, rewards_B), tokens
+        rewards = [datum.reward for datum in data]
+        batch = Batch(mask_BT, output_BT, entropies_BT, rows.columns, rows.rewards_B, rewards)
+        return batch, places_M, passed.numel()
 
     def _accumulate_rows(self, part: Part) -> Tally:
         """Set the gradients to those of these rows; out of memory, from the start again."""
         step, data, passed, counts, progress = part
         states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
-        tally, done = Tally(), 0
-        size = ROWS[self.settings.objective.unit]
+        tally, done, learned = Tally(), 0, list[Learned]()
+        objective = self.settings.objective
+        size = ROWS[objective.unit]
         for attempt in self.micro_batches.attempts([data[i] for i in passed], size):
             for parameter in self.parameters:
                 parameter.grad.zero_()  # type: ignore[union-attr]
             torch.set_rng_state(states[0])  # dropout masks are drawn again
             torch.cuda.set_rng_state_all(states[1])
             progress(-done)
-            tally, done = Tally(), 0
+            tally, done, learned = Tally(), 0, []
             with attempt as batches:
-                for indices in batches:
-                    self._backward(step, data, [passed[i] for i in indices], counts, tally)
-                    progress(len(indices))
-                    done += len(indices)
+                for indices in batches:  # here nothing waits for the card
+                    rows = [passed[i] for i in indices]
+                    learned.append(self._backward(data, rows, counts, tally))
+                    progress(len(rows))
+                    done += len(rows)
+                tally.to_host()
+        for each in learned:
+            if not torch.isfinite(each.loss):
+                names = ", ".join(data[i].name for i in each.rows)
+                what = f"step {step}: the loss is {each.loss.item()} on {names}"
+                raise _diverged(what, float(each.largest_log_ratio))
+        if self.updates_in_step == 0 and objective.output == "logprobs":
+            order = [i for each in learned for i in each.rows]
+            held = in_rows(data, order, [each.logprobs_N.float() for each in learned])
+            for i in order:
+                if "old_logprobs" not in data[i].columns:  # which are without dropout
+                    self.logprobs_at_start[i] = held[i]
         return tally
 
     def _backward(
-        self, step: int, data: Sequence[Datum], indices: list[int], counts: Counts, tally: Tally
-    ) -> None:
+        self, data: Sequence[Datum], indices: list[int], counts: Counts, tally: Tally
+    ) -> Learned:
         """Add the gradient of one micro-batch of an optimizer batch."""
         objective, rows = self.settings.objective, [data[i] for i in indices]
         is_on_gpu = self.model.device.type == "cuda"
         with save_on_cpu(pin_memory=is_on_gpu) if self.offloads else nullcontext():
-            batch, tokens = self._passed(rows, objective.entropy_gradient)
+            batch, places_M, tokens = self._passed(rows, objective.entropy_gradient)
         mask_BT, logprobs_BT = batch.mask_BT, batch.logprobs_BT
         gives_logprobs = objective.output == "logprobs"
         is_sampled = gives_logprobs and "sampler_logprobs" in batch.columns
-        is_first = self.updates_in_step == 0
-        if is_first and gives_logprobs:
-            held_BT = logprobs_BT.detach().float().cpu()  # at once: each copy waits for the card
-            for row, i in enumerate(indices):
-                if "old_logprobs" not in data[i].columns:  # which are without dropout
-                    trained = torch.tensor(data[i].trained)
-                    self.logprobs_at_start[i] = held_BT[row, : len(trained)][trained]
         result = objective.loss(batch, counts)
         loss = result.total / counts.denominator
         if self._routing is not None:
@@ -363,20 +379,18 @@ class Learner:
             loss = loss + self.settings.train.router_aux_loss_coef * balance
             tally.add("router_aux_loss", balance.detach())
         log_ratio_BT = (logprobs_BT.detach() - batch.old_BT) * mask_BT
-        if not torch.isfinite(loss):
-            raise _diverged(f"step {step}: the loss is {loss.item()} on "
-                            f"{', '.join(row.name for row in rows)}",
-                            float(log_ratio_BT.abs().max()))  # fmt: skip
         loss.backward()
         mismatch_BT = None
-        if is_first and is_sampled:
+        if self.updates_in_step == 0 and is_sampled:
             mismatch_BT = logprobs_BT - batch.columns["sampler_logprobs"]
         padding = 0 if self.is_packed else tokens - sum(row.num_tokens for row in rows)
         tally.add_micro_batch(
             loss, mask_BT, tokens, padding, result.values, log_ratio_BT if is_sampled else None,
-            mismatch_BT, dict(result.of_units or {}),
+            mismatch_BT, result.of_units, places_M,
         )  # fmt: skip
         tally.left_out += result.masked_out
+        logprobs_N = logprobs_BT.detach().flatten()[places_M]
+        return Learned(indices, logprobs_N, loss.detach(), log_ratio_BT.abs().max())
 
     def _update(
         self, step: int, optimizer_step: int, tallies: Sequence[Tally], names: Sequence[str]
@@ -498,14 +512,14 @@ class Learners:
         optim.move_state(policy.optimizer, policy.model.device)
         counted = [rows[i] for i in critic.settings.objective.counted(rows) if rows[i].has_reward]
         values_N, returns_N = (
-            torch.cat([torch.empty(0), *(row.on_trained(name).cpu() for row in counted)])
+            torch.cat([torch.empty(0), *(row.on_trained(name) for row in counted)])
             for name in ("old_values", "whole_returns")
         )
         metrics["critic/explained_variance"] = advantages.explained_variance(values_N, returns_N)
         if step >= self.warmup_steps:
             return metrics | policy.update(step, rows, progress)
         progress(len(rows))
-        policy.logprobs_at_start = [row.on_trained("old_logprobs").float().cpu() for row in rows]
+        policy.logprobs_at_start = [row.on_trained("old_logprobs").float() for row in rows]
         return metrics | policy.settings.objective.describe(rows, range(len(rows)))
 
 

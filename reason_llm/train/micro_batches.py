@@ -124,7 +124,7 @@ def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) ->
 def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> list[list[int]]:
     """Indices grouped so that all tokens together are within the budget, a prompt's counted once;
     units of a prompt are side by side, the group with the longest row first. Else as above."""
-    groups: dict[tuple[int | str, ...], list[list[int]]] = {}
+    groups: dict[tuple[bytes | str, ...], list[list[int]]] = {}
     for unit in units(range(len(data)), size):
         groups.setdefault(data[unit[0]].prompt_key, []).append(list(unit))
 
@@ -138,9 +138,9 @@ def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> 
     for group in sorted(groups.values(), key=lambda group: by_length(group[0])):
         for place, unit in enumerate(group):
             own_keys = sum(data[i].num_tokens for i in unit)
-            own = own_keys - sum(len(data[i].prompt_ids) for i in unit)
-            own += sum({data[i].prompt_key: len(data[i].prompt_ids) for i in unit}.values())
-            shared = len(data[unit[0]].prompt_ids) if place else 0  # which the unit before has
+            own = own_keys - sum(data[i].num_prompt for i in unit)
+            own += sum({data[i].prompt_key: data[i].num_prompt for i in unit}.values())
+            shared = data[unit[0]].num_prompt if place else 0  # which the unit before has
             more = own - shared
             fits = tokens + more <= budget_tokens
             if batches and fits and keys + own_keys <= most_keys(budget_tokens):

@@ -49,6 +49,8 @@ class Batch:
     columns: Mapping[str, Tensor]
     rewards_B: Tensor
     """Each row's number: its reward, its label, or the margin of its pair."""
+    rewards: Sequence[float] = ()
+    """The same in host memory."""
 
     @property
     def old_BT(self) -> Tensor:
@@ -64,7 +66,7 @@ class Loss:
     """The masked sum, to be divided by the optimizer batch's denominator."""
     values: Mapping[str, Tensor]
     """(B, T) by metric: logged as means over the masked tokens."""
-    masked_out: int = 0
+    masked_out: Tensor | int = 0
     """Rows all of whose tokens the objective took out."""
     of_units: Mapping[str, Tensor] = field(default_factory=dict)
     """(U,) by metric, one for each row or pair: logged as means."""
@@ -205,7 +207,7 @@ class PolicyGradient(Objective):
         """The surrogate with its importance weights, the KL, the entropy bonus."""
         row, mask_BT, logprobs_BT = self.row, batch.mask_BT, batch.logprobs_BT
         kept_BT = self._kept(batch)
-        masked_out = int((mask_BT.any(1) & ~kept_BT.any(1)).sum())
+        masked_out = (mask_BT.any(1) & ~kept_BT.any(1)).sum()
         if row.top_entropy_fraction < 1:
             # Those from before the step: as the policy moves, the part stays the same.
             kept_BT = kept_BT & (batch.columns["entropies"] >= counts.min_entropy)
@@ -292,8 +294,7 @@ def mean_advantage(datum: Datum) -> float:
 
 def _log_ratio(datum: Datum, name: str) -> Tensor:
     """log pi_old less another's log-probs, of the trained tokens."""
-    ours = datum.on_trained("old_logprobs")
-    return ours - datum.on_trained(name).to(ours.device)  # a teacher's wait in host memory
+    return datum.on_trained("old_logprobs") - datum.on_trained(name)
 
 
 def _earned(data: Sequence[Datum], weight: float) -> Tensor:

@@ -69,6 +69,8 @@ def with_learner_logprobs(
     def spread(completion: Completion) -> tuple[float, ...] | None:
         if (values := next(found)) is None:
             return None
+        if not completion.spans:
+            return tuple(shortest_decimals(values))
         numbers = iter(shortest_decimals(values))
         return tuple(next(numbers) if wrote else 0.0 for wrote in completion.is_sampled)
 

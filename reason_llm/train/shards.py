@@ -168,14 +168,14 @@ class ShardedLearner(Learner):
     ) -> None:
         """Fill in what the peers measured of their shards' rows, to the last bit."""
         shards = self.shards
-        own = [values[i].float().cpu() for shard in shards.own for i in dealt[shard]]
+        own = [values[i].float() for shard in shards.own for i in dealt[shard]]
         content = torch.cat([torch.empty(0), *own]).numpy().tobytes()
         each = shards.count // shards.peers.size
         for rank, given in enumerate(shards.peers.gather(content)):
             if rank == shards.peers.rank or not given:
                 continue
             rows = [i for shard in dealt[rank * each : (rank + 1) * each] for i in shard]
-            numbers = torch.frombuffer(bytearray(given), dtype=torch.float32).to(self.model.device)
+            numbers = torch.frombuffer(bytearray(given), dtype=torch.float32)
             parts = numbers.split([data[i].num_trained for i in rows])
             for i, part in zip(rows, parts, strict=True):
                 values[i] = part

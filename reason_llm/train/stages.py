@@ -120,13 +120,16 @@ class Labels(Objective):
         ref_B = batch.columns["ref_logprobs"].sum(1)
         desirable_B = batch.rewards_B > 0
         loss_B = preferences.kto(
-            policy_B, ref_B, desirable_B, policy_B.new_tensor(counts.baseline), row.beta,
+            policy_B, ref_B, desirable_B, policy_B.new_full((), counts.baseline), row.beta,
             row.desirable_weight, row.undesirable_weight,
         )  # fmt: skip
         ratio_B = (policy_B - ref_B).detach()
+        of_label = {True: [ratio_B[:0]], False: [ratio_B[:0]]}
+        for i, label in enumerate(batch.rewards):  # a mask's number of rows would be the card's
+            of_label[label > 0].append(ratio_B[i : i + 1])
         metrics: Mapping[str, Tensor] = {
-            "chosen_log_ratio": ratio_B[desirable_B],
-            "rejected_log_ratio": ratio_B[~desirable_B],
+            "chosen_log_ratio": torch.cat(of_label[True]),
+            "rejected_log_ratio": torch.cat(of_label[False]),
             "kl_baseline": torch.full_like(ratio_B, counts.baseline),
         }
         return Loss(loss_B.sum(), {"entropy": batch.entropies_BT}, of_units=metrics)

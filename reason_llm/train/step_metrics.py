@@ -1,10 +1,12 @@
-"""Metrics of a step: sums over micro-batches, kept as tensors until read."""
+"""Metrics of a step: sums over micro-batches, kept on the model's device until these end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from reason_llm.model import places_of
 
 RATIO_QUANTILES = {"p01": 0.01, "p99": 0.99}
 
@@ -18,10 +20,10 @@ class Tally:
     """Number of tokens that went through the model, prompts and padding included."""
     padding: int = 0
     updates: int = 0
-    left_out: int = 0
+    left_out: int | Tensor = 0
     """Completions that off_policy_threshold took out."""
     sums: dict[str, Tensor | float] = field(default_factory=dict)
-    mismatch_max: float = 0.0
+    mismatch_max: float | Tensor = 0.0
     log_ratios: list[Tensor] = field(default_factory=list)
     unit_sums: dict[str, Tensor | float] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
@@ -38,13 +40,15 @@ class Tally:
         log_ratio_BT: Tensor | None,
         mismatch_BT: Tensor | None,
         of_units: Mapping[str, Tensor] | None = None,
+        places_M: Tensor | None = None,
     ) -> None:
         """Add a micro-batch of ``passed`` tokens, ``padding`` included, with means over the masked
         tokens of ``values`` (B, T) and over rows or pairs of ``of_units`` (U,); the policy's
         log-probs less the old ones, if there are such, and less the sampler's, until the policy has
-        moved."""
+        moved; ``places_M`` of the masked tokens, as ``policy_logprobs`` takes them."""
+        places_M = places_of(mask_BT) if places_M is None else places_M
         self.add("loss", loss.detach())
-        self.tokens += int(mask_BT.sum())
+        self.tokens += len(places_M)
         self.passed += passed
         self.padding += padding
         for name, value_BT in values.items():
@@ -55,14 +59,21 @@ class Tally:
             self.unit_sums[name] = self.unit_sums.get(name, 0.0) + value_U.detach().float().sum()
             self.units[name] = self.units.get(name, 0) + value_U.numel()
         if log_ratio_BT is not None:
-            self.log_ratios.append(log_ratio_BT.detach()[mask_BT].float().cpu())
+            self.log_ratios.append(log_ratio_BT.detach().flatten()[places_M].float())
         if mismatch_BT is not None:
-            mismatch_N = mismatch_BT.detach()[mask_BT].float()
+            mismatch_N = mismatch_BT.detach().flatten()[places_M].float()
             if len(mismatch_N):
-                self.mismatch_max = max(self.mismatch_max, float(mismatch_N.abs().max()))
+                self.mismatch_max = mismatch_N.abs().max().clamp(min=self.mismatch_max)
             # k3 of KL(sampler || learner), from tokens that the sampler drew
             self.add("sampler_kl", (torch.expm1(mismatch_N) - mismatch_N).sum())
             self.add("sampler_tokens", float(len(mismatch_N)))
+
+    def to_host(self) -> None:
+        """Move all to host memory; a card is waited for."""
+        self.left_out, self.mismatch_max = int(self.left_out), float(self.mismatch_max)
+        for sums in (self.sums, self.unit_sums):
+            sums |= {name: torch.as_tensor(value).cpu() for name, value in sums.items()}
+        self.log_ratios = [each.cpu() for each in self.log_ratios]
 
     def add_update(self, norm: float, rate: float) -> None:
         """Add an optimizer step."""
@@ -105,7 +116,7 @@ class Tally:
         means = {name: sums.pop(name, 0.0) / max(1, updates) for name in per_update}
         if compared:
             means["sampler_kl"] = sampler_kl / compared
-            means["sampler_mismatch_max"] = self.mismatch_max
+            means["sampler_mismatch_max"] = float(self.mismatch_max)
         if self.tokens:
             means |= {name: value / self.tokens for name, value in sums.items()}
         means |= {name: float(value) / self.units[name] for name, value in self.unit_sums.items()}

@@ -55,7 +55,7 @@ def opened(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 def whole_logprobs(model: Model, data: Data, row: Datum) -> torch.Tensor:
     """Log-probs of a row's trained tokens by the whole model, given pixels."""
     made = [data.images.pixels(image) for image in row.images]
-    ids = torch.tensor([row.ids])
+    ids = torch.tensor(row.ids[None])
     types = torch.zeros_like(ids)
     for image in row.images:
         types[0, image.start : image.start + image.length] = 1
@@ -96,7 +96,7 @@ def test_positions_are_those_of_transformers(opened: tuple[Model, Data]) -> None
     model, data = opened
     whole = model.policy.base_model.model.model
     for row in rows_of(data):
-        ids, types = torch.tensor([row.ids]), torch.zeros(1, row.num_tokens, dtype=torch.long)
+        ids, types = torch.tensor(row.ids[None]), torch.zeros(1, row.num_tokens, dtype=torch.long)
         for image in row.images:
             types[0, image.start : image.start + image.length] = 1
         grids = torch.tensor([image.grid for image in row.images]) if row.images else None

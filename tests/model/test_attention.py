@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -15,7 +16,7 @@ from reason_llm.model.base import Model
 def test_shared_keys_add_up_in_float32_and_in_one_order(index: list[int]) -> None:
     """torch's own backward pass adds in 16 bits, and on a GPU by atomics."""
     tokens = max(index) + 1
-    places = Places.of(index, torch.device("cpu"))
+    places = Places.of(np.array(index))
     torch.manual_seed(0)
     key = torch.randn(1, 2, tokens, 3).bfloat16().requires_grad_()
     gathered = attention._gathered(key, places)

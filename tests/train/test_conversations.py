@@ -45,19 +45,20 @@ def test_each_is_a_row() -> None:
     assert [each.rollout for each in data] == [0, 1, 2, 3, 0, 0, 3]
     assert [each.reward for each in data] == [3, 1, 0, 2, 3, 3, 2]
     split, short = data[4], data[6]
-    assert split.ids == (7, 8, 9, 4, 5, 6, 4)
-    assert split.trained == (False, False, False, True, False, True, True)
+    assert split.ids.tolist() == [7, 8, 9, 4, 5, 6, 4]
+    assert split.trained.tolist() == [False, False, False, True, False, True, True]
     assert split.columns["sampler_logprobs"].tolist() == [0, 0, 0, -1, 0, -2, -3]
     assert split.columns["advantages"].tolist() == [0, 0, 0, 1.5, 0, 1.5, 1.5]
-    assert (short.ids, short.columns["advantages"].tolist()) == ((7, 3), [0, 0.5])
+    assert (short.ids.tolist(), short.columns["advantages"].tolist()) == ([7, 3], [0, 0.5])
 
 
 def test_a_row_with_another_prompt_keeps_what_the_model_wrote() -> None:
     row = to_data(GROUPS)[4]
-    trained = (False, True, False, True, True)
-    expected = replace(row, ids=(1, 4, 5, 6, 4), trained=trained, columns={})
-    assert row.with_prompt((1,)) == expected
-    assert replace(row, trained=(False,) * 7).prompt_ids == row.ids
+    other = row.with_prompt((1,))
+    assert other.ids.tolist() == [1, 4, 5, 6, 4]
+    assert other.trained.tolist() == [False, True, False, True, True]
+    assert (other.name, other.rollout, other.columns) == (row.name, row.rollout, {})
+    assert replace(row, trained=(False,) * 7).prompt_ids == tuple(row.ids)
 
 
 def test_what_holds_for_the_rollout_holds_for_its_rows() -> None:

@@ -327,7 +327,7 @@ def _merge_reward_model(
         except ReasonError as error:
             console.line(f"the run's rows cannot be read ({one_line(error)[:200]})")
     rows = _compared(job, rows, "rows", torch.float32, console)
-    ends = {row.ids[-1] for row in rows}
+    ends = {int(row.ids[-1]) for row in rows}
     ends |= set(end_token_ids(str(job.base_folder), job.tokenizer))
     job.tokenizer.pad_token = reward_model.padding_token(job.tokenizer, ends)
     merging.merge(job.base_folder, job.adapter, target, dtype, request.shard_bytes, score)

@@ -157,7 +157,7 @@ def gap(file: Path, folder: Path, rollouts: list[Datum], dtype: torch.dtype) -> 
     found = []
     for row in rows:
         model.reset()
-        model.eval(list(row.ids))
+        model.eval(row.ids.tolist())
         logprobs_TV = torch.tensor(model.scores[: len(row.ids)]).log_softmax(-1)
         trained_T, ids_T = torch.tensor(row.trained), torch.tensor(row.ids)
         places = trained_T.nonzero()[:, 0]

@@ -183,7 +183,7 @@ def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
         if taken and tokens > MOST_TOKENS:
             break
         taken.append(rollout)
-    highest = max(max(rollout.ids) for rollout in taken)
+    highest = max(int(rollout.ids.max()) for rollout in taken)
     if highest >= vocabulary:
         raise ModelError(
             f"the rollouts hold token {highest} and the model knows {vocabulary}: they are of "

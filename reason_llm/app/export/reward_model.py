@@ -147,7 +147,7 @@ def check_scores(
     head, decoder = head_of(adapter), policy.get_base_model().get_decoder()
     scores = []
     for row in rows:
-        ids_1T = torch.tensor([row.ids], device=policy.device)
+        ids_1T = torch.tensor(row.ids[None], device=policy.device)
         last_D = decoder(input_ids=ids_1T, use_cache=False).last_hidden_state[0, -1]
         scores.append(float(head[0] @ last_D.float().cpu()))
     del policy, decoder

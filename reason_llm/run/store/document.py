@@ -78,7 +78,7 @@ def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
     """The document as JSON with its digest; ``compressed``: in gzip, the same bytes every time."""
     value = {"format": FORMAT} | {name: getattr(document, name) for name in WRITTEN}
     content = sealed(orjson.dumps(value) + b"\n")
-    return gzip.compress(content, compresslevel=6, mtime=0) if compressed else content
+    return gzip.compress(content, compresslevel=4, mtime=0) if compressed else content
 
 
 def read_document(

@@ -147,7 +147,7 @@ def test_a_pass_over_the_longest_pair_takes_no_more_than_planned(
         counts = objective.count(rows)
 
         def call() -> None:
-            learner._backward(0, rows, [0, 1], counts, Tally())
+            learner._backward(rows, [0, 1], counts, Tally())
 
         call()
         found = peak_allocated(call)

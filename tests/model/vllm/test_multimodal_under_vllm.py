@@ -83,7 +83,7 @@ def served(path: Path | str, row: Datum, adapter: Path | None = None) -> torch.T
     )  # fmt: skip
     request = None if adapter is None else LoRARequest("policy", 1, str(adapter))
     params = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-    prompt = {"prompt_token_ids": list(row.ids)}
+    prompt = {"prompt_token_ids": row.ids.tolist()}
     (found,) = llm.generate([prompt], params, lora_request=request, use_tqdm=False)
     llm.llm_engine.engine_core.shutdown()
     del llm
@@ -135,7 +135,7 @@ def test_the_text_part_is_shared_synced_served_and_merged(name: str, tmp_path: P
             assert row.num_tokens < 128
             all_1T = torch.ones(1, row.num_tokens, dtype=torch.bool)
             all_1T[0, 0] = False
-            own_T, _ = policy_logprobs(model, torch.tensor([row.ids]), all_1T, 1.0)
+            own_T, _ = policy_logprobs(model, torch.tensor(row.ids[None]), all_1T, 1.0)
         assert (padded_BT[mask_BT] - reported_N).abs().max() < 1e-5
         assert (packed_BT[mask_BT] - reported_N).abs().max() < 1e-5
         assert (plain_BT[mask_BT] - reported_N).abs().max() > 0.1
