@@ -88,6 +88,16 @@ def _form_of(tree: str) -> Form:
     return Form(value, frozenset(work.steps), frozenset(work.operations), work.is_too_large)
 
 
+def are_one_fraction(gold: Tree, answer: Tree) -> bool:
+    """Whether two fractions differ only in what is multiplied out: ``(2x - 4)/(x + 3)`` and
+    ``2(x - 2)/(x + 3)``."""
+    return gold[0] == answer[0] == "frac" and all(
+        _expanded(dict(form_of(one).value), _MAX_EXPANDED)
+        == _expanded(dict(form_of(other).value), _MAX_EXPANDED)
+        for one, other in zip(gold[1:], answer[1:], strict=True)
+    )
+
+
 def leaves_open(gold: Tree, answer: Tree, may_have_root: bool = False) -> bool:
     """Whether there is work in ``answer`` that the form of ``gold`` does not have either."""
     return bool(work_left(gold, answer, may_have_root))

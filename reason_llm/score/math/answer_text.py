@@ -68,7 +68,7 @@ _SMALL_WORDS = word_set(
     """
     the a an of in on at for by with from there that this he she they we it i his her their its
     our so therefore thus hence each every left total altogether all now will can
-    exactly such
+    exactly such property properties condition conditions
     """
 )
 _ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
@@ -130,6 +130,8 @@ _WITH_UNIT = re.compile(
 _END = re.compile(r"[.,?!]?+(?:\s|\Z)")
 _SIZED = word_set("s min h d week month yr cent usd")
 """Units of which a question's value is given without a name."""
+_EULER = re.compile(r"(?<![A-Za-z\\])e(?![A-Za-z]|[+-]?+\d)")
+_EXPONENT = re.compile(r"(?<=\d)e(?=[+-]?+\d)")
 _LONGEST_NUMERAL = 100
 _BASES = tuple(
     (base, re.compile(rf"\b(?:in|into|to|as)(?: an?)? (?:{words})\b", re.IGNORECASE))
@@ -139,6 +141,10 @@ _BASES = tuple(
 _PREFIXES = {"0x": "16", "0b": "2", "0o": "8"}
 _OF_NUMERALS = re.compile(r"\\(?:text(?:bf|tt)?|math(?:rm|bf|tt)|[,;! ])|[{}()$\s]")
 _HEXADECIMAL = re.compile(r"[0-9A-F]++")
+_TEXT_IN_FORMULA = re.compile(r"\\(?:text|mathrm)\{([A-Za-z ,.]*+)\}")
+_CALCULATION = re.compile(
+    r"(?=[^\d]*+\d)(?:[-\d.,\s+*/()=:{}×]|\\(?:times|cdot|div|left|right|[dt]?+frac|[,;! ]))++"
+)
 _LONGEST_LIST = 400
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})++")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
@@ -361,10 +367,18 @@ def is_only_text(gold: str) -> bool:
 
 def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
     """Both read to their end; None if one cannot be."""
+    if _has_euler(gold) != _has_euler(answer):
+        gold, answer = (_EXPONENT.sub(" e", each) for each in (gold, answer))
     if (gold_reading := reading_of(gold, letters_are_units=False)) is None:
         return None
     reading = reading_of(answer, letters_are_units=not variables(gold_reading.tree))
     return None if reading is None else (gold_reading, reading)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_euler(text: str) -> bool:
+    """Whether the number e stands in it, so that ``3e-2`` next to it is no power of ten."""
+    return "e" in text and _EULER.search(text) is not None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -548,7 +562,7 @@ def _is_told(tokens: list[Token]) -> bool:
 def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     """The digits of two numerals of one base, ``FF`` and ``FF_{16}`` or ``0xFF``; None where one is
     none, or says no base and the question none."""
-    if max(len(gold), len(answer)) > _LONGEST_NUMERAL or not _has_base(answer):
+    if max(len(gold), len(answer)) > _LONGEST_NUMERAL or not (_has_base(answer) or _has_base(gold)):
         return None
     asked = next((base for base, words in _BASES if words.search(question)), "")
     found = []
@@ -559,7 +573,10 @@ def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] 
             digits, base = digits[2:], _PREFIXES[prefix]
         found.append((digits.upper(), base or asked))
     (own, base), (said, other) = found
-    if own == _OF_NUMERALS.sub("", answer).upper() or not base.isdigit() or base != other:
+    if not _has_base(answer) and own.isdigit():  # as mathematics, 101 and 101_2
+        return None
+    is_bare = own == _OF_NUMERALS.sub("", answer).upper() and not _has_base(gold)
+    if is_bare or not base.isdigit() or base != other:
         return None
     is_hexadecimal = {own, said} <= {*filter(_HEXADECIMAL.fullmatch, (own, said))}
     return (own, said) if is_hexadecimal else None
@@ -597,8 +614,10 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
             return False
     if says_empty(gold) and says_empty(answer):
         return True
-    if "".join(map(str, gold)) == "0" and says_empty(answer) and asks_for_number(question):
-        return True
+    if "".join(map(str, gold)) == "0" and asks_for_number(question):
+        rest = answer[len(gold) :] if answer[: len(gold)] == gold else answer
+        if says_empty(rest):  # 0 (no solutions)
+            return True
     if with_sets(gold) is not gold:
         return None
     if (verdict := _yes_or_no(gold, answer)) is not None:
@@ -671,7 +690,8 @@ def _is_same_date(gold: str, answer: str, question: str) -> bool:
     if second is None:  # perhaps with the name of its month
         return _numbers_of_date(gold) == _date_in_any_form(answer, question)
     if _numbers_of_date(gold) == _numbers_of_date(answer):
-        is_asked = not first[7] and second[7] in words_of(question)
+        asked = {"am", "pm"} & words_of(question)
+        is_asked = not first[7] and (not asked or second[7] in asked)
         if second[7] in (None, first[7]) or is_asked:
             return True
     hours = [_of_the_day(found) for found in (first, second)]
@@ -826,14 +846,24 @@ def _chosen(tokens: list[Token], question: str) -> str | None:
     if alone := _choice([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
         is_variable = alone.lower() in "".join(t.text for t in tokens) and question
         return "" if is_variable and read_question(question).has_variable(alone.lower()) else alone
-    marks = _choice_marks(tokens)
-    if not marks:
+    if not _choice_marks(tokens):
         letter = tokens[0].text if tokens else ""
         is_known = letter in _options(question)
         return letter if is_known and _is_option_text(letter, tokens[1:], question) else None
+    letter, text = _marked(tokens, question) or ("", [])
+    return letter if letter and _is_option_text(letter, text, question) else ""
+
+
+def _marked(tokens: list[Token], question: str) -> tuple[str, list[Token]] | None:
+    """The one letter before a text, or, where the question has options, behind it, ``12 (B)``, and
+    the text; None for others."""
+    marks = _choice_marks(tokens)
+    if len(marks) != 1:
+        return None
     letter, start, end = marks[0]
-    is_one = len(marks) == 1 and start == 0
-    return letter if is_one and _is_option_text(letter, tokens[end:], question) else ""
+    if start == 0:
+        return letter, tokens[end:]
+    return (letter, tokens[:start]) if end == len(tokens) and _options(question) else None
 
 
 def _letters(tokens: list[Token], question: str) -> set[str]:
@@ -872,13 +902,10 @@ def as_option(gold: str, question: str) -> tuple[str, ...] | None:
     tokens = _without_braces_of_letters(tokens_of(unwrapped(gold)))
     if tokens and tokens[0].kind == "text":
         tokens = [*tokenize(tokens[0].text), *tokens[1:]]
-    marks = _choice_marks(tokens)
-    if len(marks) != 1 or marks[0][1] > 0 or marks[0][0] not in options:
+    letter, rest = _marked(tokens, question) or ("", [])
+    if letter not in options or not _is_option_text(letter, rest, question):
         return None
-    letter, _, end = marks[0]
-    if not _is_option_text(letter, tokens[end:], question):
-        return None
-    text = " ".join(map(str, whole_numerals(tokens[end:])))
+    text = " ".join(map(str, whole_numerals(rest)))
     return (letter,) if len(text) == 1 and text.isalpha() else (letter, text)
 
 
@@ -906,6 +933,24 @@ def without_formulas(gold: str, answer: str) -> str:
         return answer
     has_letter = [any(token.kind == "letters" for token in tokenize(each)) for each in between]
     return f"{first}={last}" if all(has_letter) else answer
+
+
+def without_words(answer: str, question: str) -> str:
+    """``9 \\times 2 = \\$18`` of ``9 \\text{ eggs} \\times \\$2 = \\$18``, and ``3 \\times 4 \\text{ ft}``
+    of ``3 \\text{ ft} \\times 4 \\text{ ft}``: a calculation without the question's words in it."""
+    if len(answer) > MAX_CHARACTERS or "\\text" not in answer and "\\mathrm" not in answer:
+        return answer
+    left, sign, right = answer.rpartition("=")
+    if not sign:
+        left, sign, right = answer.rpartition("\\times")
+    named = [found.strip() for found in _TEXT_IN_FORMULA.findall(left)]
+    plain = _TEXT_IN_FORMULA.sub("", left).replace("\\$", "")
+    if not (named and _CALCULATION.fullmatch(plain)):
+        return answer
+    if sign == "=":
+        return f"{plain}={right}" if are_known(" ".join(named).split(), question) else answer
+    units = {*named, *map(str.strip, _TEXT_IN_FORMULA.findall(right))}
+    return f"{plain}{sign}{right}" if len(units) == 1 else answer
 
 
 def with_text_unit(gold: str, question: str) -> str:

@@ -296,8 +296,8 @@ class _TreeReader:
 
     def sets(self) -> Tree:
         tree = self.sum()
-        if self.take("\\over"):
-            tree = ["frac", tree, self.sum()]
+        if sign := self.take("\\over", "\\choose"):
+            tree = [*(["frac"] if sign == "\\over" else ["call", "binom"]), tree, self.sum()]
         while sign := self.take("\\cup", "\\cap", "\\setminus", "\\backslash", "\\wedge", "\\vee"):
             tree = [sign[1:], tree, self.sum()]
         return tree

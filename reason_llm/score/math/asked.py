@@ -375,6 +375,13 @@ def asks_for_simplest(question: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
+def asks_for_fraction(question: str) -> bool:
+    """Whether a simplified expression is asked for, in factors or multiplied out."""
+    text = _plain(question)
+    return "simplif" in text and not any(words in text for words in ("factor", "expand"))
+
+
+@functools.lru_cache(maxsize=1024)
 def asks_to_round(question: str) -> bool:
     """Whether an approximate value is asked for: ``to the nearest percent``."""
     text = question.lower()

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from reason_llm.score.math.answer_form import (
+    are_one_fraction,
     form_of,
     has_one_root,
     is_plain,
@@ -35,10 +36,12 @@ from reason_llm.score.math.answer_text import (
     unwrapped,
     with_text_unit,
     without_formulas,
+    without_words,
 )
 from reason_llm.score.math.answer_tree import MAX_CHARACTERS, Tree, variables
 from reason_llm.score.math.asked import (
     asks_for_curve,
+    asks_for_fraction,
     asks_for_number,
     asks_for_percent,
     asks_for_simplest,
@@ -119,6 +122,8 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
         if (lists := as_lists(wanted, answer)) is not None:
             yield lists
         if (short := without_formulas(wanted, answer)) != answer:
+            yield wanted, short
+        if (short := without_words(answer, question)) != answer:
             yield wanted, short
         if (measure := converted(wanted, answer, question)) is not None:
             yield measure
@@ -297,6 +302,8 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
         if is_plain(gold_part) or not has_more or not stated.holds(gold_part):
             return False
         return not (is_named and stated.asks_for(tree[2]))
+    if asks_for_fraction(question) and are_one_fraction(gold_part, part):
+        return stated.holds(part)
     is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")
     if has_one_root(part) and not asks_for_simplest(question):
         return stated.holds(part)

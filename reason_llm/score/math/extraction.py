@@ -88,6 +88,8 @@ _CONCLUSION = re.compile(
 )
 """A last sentence that gives a name its value."""
 _FALSE_BEFORE = re.compile(rf"\b{_FALSE} \Z", re.IGNORECASE)
+_PREDICATE = re.compile(r" (?:is|are) (?:not )?+(?:an? )?+[a-z]{3}")
+"""Words behind a formula that a sentence is about."""
 _INSTEAD = re.compile(r"(?<=\s)(?:not|instead|rather)\b", re.IGNORECASE)
 """Words behind which stands what the answer is not."""
 _NOT = re.compile(r"(?<=[\d$)}*]), not (?=[\d$\\\\(*-])")
@@ -468,11 +470,19 @@ def last_boxes(text: str) -> list[str]:
     return _distinct([text[box.content].strip() for box in found])
 
 
+def _closing(text: str, start: str, end: str) -> int:
+    """The place of a mark that ends mathematics, and is no sign of a currency; -1 for none."""
+    place = text.find(end, len(start))
+    while place > 0 and end == "$" and text[place - 1] == "\\":
+        place = text.find(end, place + 1)
+    return place
+
+
 def _phrase_answer(rest: str) -> str:
     """The answer after ``answer is``: LaTeX at its start, else all up to the sentence's end."""
     rest = _NOT.split(rest.strip().removeprefix("**").strip(), maxsplit=1)[0].rstrip(" ,")
     for start, end in _MATHEMATICS:
-        closing = rest.find(end, len(start)) if rest.startswith(start) else -1
-        if closing > len(start):
+        closing = _closing(rest, start, end) if rest.startswith(start) else -1
+        if closing > len(start) and not _PREDICATE.match(rest, closing + len(end)):
             return rest[len(start) : closing].strip()
     return _BOLD_END.sub("", _SENTENCE_END.split(rest, maxsplit=1)[0]).strip()

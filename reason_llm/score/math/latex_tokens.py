@@ -31,6 +31,13 @@ _SYMBOLS = _FULL_WIDTH | _DIGITS | str.maketrans(
         "Ω": "\\Omega ", "\u2126": "\\Omega ", "√": "\\sqrt ", "\u00a0": " ", "\u2009": " ",
         "\u202f": " ", "€": "\\euro ", "£": "\\pounds ", "¥": "\\yen ", "₹": "\\rupee ",
         "¢": "\\cent ", "∖": "\\setminus ", "‰": "\u2030", "٫": ".", "٬": ",",
+        "ρ": "\\rho ", "δ": "\\delta ", "ε": "\\epsilon ", "ψ": "\\psi ", "τ": "\\tau ",
+        "η": "\\eta ", "κ": "\\kappa ", "ξ": "\\xi ", "χ": "\\chi ", "Δ": "\\Delta ",
+        "∠": "\\angle ", "△": "\\triangle ", "≡": "\\equiv ", "→": "\\to ", "∣": "\\mid ",
+        "⇒": "\\Rightarrow ", "⟹": "\\implies ", "∴": "\\therefore ", "∶": ":", "∗": "*",
+        "⟨": "\\langle ", "⟩": "\\rangle ", "⋯": "\\ldots ", "⩽": "\\leq ", "⩾": "\\geq ",
+        "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
+        "∛": "\\sqrt[3] ", "∜": "\\sqrt[4] ", "\u2011": "-", "\u2010": "-", "\u200b": "",
     }
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
@@ -65,7 +72,7 @@ _SYNONYMS = {
     "varnothing": "emptyset", "thickapprox": "approx", "lvert": "|", "rvert": "|", "vert": "|",
     "fbox": "boxed", "textcolor": "color", "ast": "*", "imath": "i", "deg": "degree",
     "infin": "infty", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
-    "colon": ":", "bigcup": "cup", "bigcap": "cap", "smallsetminus": "setminus",
+    "colon": ":", "Bbb": "mathbb", "bigcup": "cup", "bigcap": "cap", "smallsetminus": "setminus",
 }  # fmt: skip
 _IS_WORDS = re.compile(r"\(?+[^\W\d_][^\d_{}$^\\\\<>=+]*+")
 _IS_A_NAME = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s./])*+")
@@ -80,7 +87,7 @@ _PLAIN = (
 _PERCENT = frozenset(["percent", "percentage", "pct"])
 _BRACKETS = frozenset(["(", ")", "[", "]", "\\{", "\\}"])
 _CURRENCIES = {
-    "$": "usd", "textdollar": "usd", "euro": "eur", "texteuro": "eur", "pounds": "gbp",
+    "$": "usd", "textdollar": "usd", "mathdollar": "usd", "euro": "eur", "texteuro": "eur", "pounds": "gbp",
     "pound": "gbp", "textsterling": "gbp", "yen": "jpy", "textyen": "jpy", "rupee": "inr",
     "cent": "cent", "textcent": "cent",
 }  # fmt: skip
@@ -93,6 +100,11 @@ _UNIT_FRACTION = re.compile(
     r"\\[dt]?+frac *+\{\\(?:text|mathrm) *+\{([^{}\\$]++)\}\} *+"
     r"\{\\(?:text|mathrm) *+\{([^{}\\$]++)\}(\^\d|\^\{\d\})?+\}"
 )
+_NUMBER_SET = re.compile(
+    r"(\\in(?![A-Za-z])[ ]?+(?:\\math(?:bf|rm)[ ]?+)?+|\\mathbb[ ]?+)"
+    r"(?:\{([CNQRZ])\}|([CNQRZ])(?![A-Za-z_(]))"
+)
+"""``\\mathbb Z``, ``\\in Z`` and ``\\in\\mathbf{Z}``."""
 _LONE_DOLLAR = re.compile(r"(?<!\\)\$(?=[ ]?[0-9.])")
 _BARE = word_set("< > | [ ] * i :")
 """Synonyms that are no commands."""
@@ -129,6 +141,8 @@ def tokenize(text: str) -> list[Token]:
     text = to_latex(_TEXT_DEGREES.sub(r"^{\\circ}\\mathrm{\1}", text))
     if "frac{\\" in text:
         text = _UNIT_FRACTION.sub(_as_unit, text)
+    if "\\in" in text or "\\mathbb" in text:
+        text = _NUMBER_SET.sub(_as_set, text)
     if "\\begin" not in text:
         text = text.replace("\\\\", "\\")  # escaped once too often
     text = _PRIME.sub("'", _ROW_SPACE.sub("\\\\\\\\", text))
@@ -143,6 +157,11 @@ def _as_unit(fraction: re.Match[str]) -> str:
     if not (is_unit(above) and is_unit(below)):
         return fraction[0]
     return f"\\text{{ {above}/{below}}}{fraction[3] or ''}"
+
+
+def _as_set(found: re.Match[str]) -> str:
+    sign = "\\in" if found[1].startswith("\\in") else ""
+    return f"{sign}\\mathbb{{{found[2] or found[3]}}}"
 
 
 def _raw_tokens(text: str) -> Iterator[Token]:

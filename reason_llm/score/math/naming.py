@@ -769,6 +769,12 @@ def is_name(tree: Tree, question: str = "") -> bool:
         return True
     if question and _is_foreign(tree, question):  # x_1 + x_2
         return True
+    if tree[0] == "frac" and all(map(_is_plain_name, tree[1:])):  # a/b, the ratio of a to b
+        above, below = (
+            "".join(each[1] for each in subtrees(part) if each[0] == "var") for part in tree[1:]
+        )
+        if f"ratio of {above} to {below}" in question.replace("$", ""):
+            return True
     if question and not variables(tree) and form_of(tree).is_too_large:  # i^{2023}
         return read_question(question).asks_for(tree)
     return bool(variables(tree)) and read_question(question).asks_for(tree)

@@ -64,6 +64,12 @@ _SYMBOLS = {
     "(h, k)": word_set("center centre vertex"), "(h,k)": word_set("center centre vertex"),
 }  # fmt: skip
 """Names that stand for words of the question."""
+_NAMED = re.compile(r"(\\?[A-Za-z]{1,5}+) ?= ?(?=[^=]++\Z)")
+_NO_OTHERS = re.compile(
+    r"[,;.]?(?: and| with)?+(?: there (?:are|is|exist))?+ no others?"
+    r"(?: (?:such )?(?:solution|value|pair|triple|integer|number|function|root)s?)?(?= *[.}]|\Z)"
+)
+"""Words that say that an answer is complete."""
 _UNIT_BEHIND = re.compile(r"\\text\{[^{}]*+\}\Z")
 _PRICE = re.compile(r"-?\$\d")
 _SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
@@ -78,6 +84,7 @@ _SMALL = word_set(
     """
 )
 """Words that are no label."""
+_NO_WORDS = frozenset[str]()
 _VERBS = word_set("is are was were equals equal has have had be contains makes gives as by")
 _DENIALS = word_set(
     """
@@ -324,6 +331,10 @@ def prose_of(text: str, question: str) -> Prose | None:
         shown = _stripped(item)
         if prose.gaps[-1] and (sign := _SIGN.match(shown)):  # slope = 3
             shown = _stripped(shown[sign.end() :])
+        if (name := _NAMED.match(shown)) and _SYMBOLS.get(name[1], _NO_WORDS) & {
+            word.lower() for word in prose.gaps[-1]
+        }:  # radius r = 3
+            shown = shown[name.end() :]
         shown = _right_side(shown)
         if shown:
             prose.values.append(shown)
@@ -334,7 +345,7 @@ def prose_of(text: str, question: str) -> Prose | None:
 def _plain(text: str) -> str:
     for shown, plain in (("a.m.", "am"), ("p.m.", "pm"), ("per cent", "percent")):
         text = text.replace(shown, plain)
-    return text
+    return _NO_OTHERS.sub("", text) if "no other" in text else text
 
 
 def _is_unit_word(word: str) -> bool:
@@ -371,7 +382,7 @@ def _with_number_words(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
         if text.removeprefix("the limit is ").removeprefix("diverges to ") == name:
             return [(False, latex)]
     found = list[tuple[bool, str]]()
-    words = [(part, item) for _, item in items for part in item.replace("/", " ").split("-")]
+    words = [(part, item) for _, item in items for part in _parts_of_word(item)]
     place = 0
     while place < len(words):
         number, length = _number_at([word.lower() for word, _ in words[place:]])
@@ -382,6 +393,12 @@ def _with_number_words(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
             found.append((True, words[place][0]))
             place += 1
     return found
+
+
+def _parts_of_word(word: str) -> list[str]:
+    """``twenty`` and ``one`` of ``twenty-one``; ``five-digit`` is one word."""
+    parts = word.replace("/", " ").split("-")
+    return parts if as_number([part.lower() for part in parts]) is not None else [word]
 
 
 def _with_relations(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
@@ -559,10 +576,8 @@ def _words_of(text: str, question: str) -> list[str]:
     splitter = _Splitter(words_of(question))
     splitter.split(text, True)
     known = _BLANKS.sub("", question)
-    if any(
-        not is_word and _BLANKS.sub("", _stripped(item)) not in known
-        for is_word, item in splitter.items
-    ):
+    formulas = [_BLANKS.sub("", _stripped(item)) for is_word, item in splitter.items if not is_word]
+    if any(each.partition("=")[0] not in known for each in formulas):  # 221 = 13 \\cdot 17
         return []
     words = " ".join(item.lower() for is_word, item in splitter.items if is_word and item != ".")
     for saying, word in _SAYINGS.items():
@@ -668,9 +683,9 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
     yield found
     if len(found.values) < 2:
         return
-    text = "".join(question.split())
+    text = _BLANKS.sub("", question)
     shown = [value.replace("\\text{", "").replace("}", "") for value in found.values]
-    is_stated = ["".join(value.split()).rstrip("=") in text for value in shown]
+    is_stated = [_BLANKS.sub("", value).rstrip("=") in text for value in shown]
     verb = max((i for i, gap in enumerate(found.gaps[:-1]) if _last_is_verb(gap)), default=0)
     about = {
         i

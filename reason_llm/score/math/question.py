@@ -101,7 +101,7 @@ class Stated:
     def holds(self, tree: Tree) -> bool:
         """Whether it states an expression, or a relation, in this form."""
         form = form_of(tree)
-        return any(form_of(part.tree).is_same(form) for part in self.like(tree))
+        return any(form_of(part.tree) == form for part in self.like(tree))
 
     def asks_for(self, tree: Tree) -> bool:
         """Whether an expression is a whole formula of the question."""
