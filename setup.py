@@ -127,7 +127,7 @@ setup(
         "Development Status :: 4 - Beta",
         "Environment :: GPU :: NVIDIA CUDA",
         "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3.11",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     license="Apache-2.0",
