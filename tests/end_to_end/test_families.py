@@ -3,8 +3,8 @@
 import math
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -173,19 +173,23 @@ def test_names_that_peft_takes_for_experts_are_refused(tmp_path: Path) -> None:
     assert {name.rpartition(".")[2] for name in lines} == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["lm_head"]], ids=["all-linear", "head"])
+HEADS = [*families.OLDER, "granite", "cohere2", "gemma3"]
+"""Families with heads of all kinds: tied, scaled, with a bias; that of ``gemma4_unified`` is
+capped."""
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "target"),
     most_are_long(
-        [*families.OLDER, *families.TODAY, *families.MULTIMODAL],
-        [*families.OLDER, "granite", "cohere2", "gemma3"],
+        [
+            *product([*families.OLDER, *families.TODAY, *families.MULTIMODAL], ["all-linear"]),
+            *product([*HEADS, "gemma4_unified"], ["lm_head"]),
+        ],
+        [*product(HEADS, ["all-linear", "lm_head"])],
     ),
 )
-def test_chunked_log_probs_are_those_of_full_logits(
-    name: str, targets: Any, tmp_path: Path
-) -> None:
-    if targets == "all-linear":
-        targets = families.TARGETS.get(name, targets)
+def test_chunked_log_probs_are_those_of_full_logits(name: str, target: str, tmp_path: Path) -> None:
+    targets = [target] if target == "lm_head" else families.TARGETS.get(name, target)
     path = families.make(tmp_path / "base", name, attention_dropout=0.1)
     loader = AutoModelForImageTextToText if name in families.MULTIMODAL else AutoModelForCausalLM
     section = ModelSection(

@@ -142,9 +142,12 @@ def test_a_finished_run_is_left_alone_and_can_be_prolonged(tmp_path: Path) -> No
     assert (run / "adapter" / "adapter_model.safetensors").read_bytes() != before
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("place", "count"), [pytest.param(SAMPLING, 80, marks=pytest.mark.faults), (LEARNING, 1)]
+    ("place", "count"),
+    [
+        pytest.param(SAMPLING, 80, marks=pytest.mark.faults),
+        pytest.param(LEARNING, 1, marks=pytest.mark.long),
+    ],
 )
 def test_the_buffer_of_the_first_step_is_enough_to_go_on(
     place: str, count: int, tmp_path: Path, uninterrupted: dict[str, object]

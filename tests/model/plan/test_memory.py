@@ -225,11 +225,12 @@ def test_activations_are_planned_for_and_not_far_beyond(
         mask = torch.zeros(rows, tokens, dtype=torch.bool)
         mask[:, -8:] = True  # few, so that the chunk of log-probs is small
 
-        def call() -> None:
-            logprobs, _ = policy_logprobs(model, ids, mask, 1.0)
-            losses.masked_sum(-logprobs, mask, "token_mean").backward()
+        def call(tokens: int = tokens) -> None:
+            some = mask[:, -tokens:]
+            logprobs, _ = policy_logprobs(model, ids[:, -tokens:], some, 1.0)
+            losses.masked_sum(-logprobs, some, "token_mean").backward()
 
-        call()
+        call(16)  # what is made once
         found = peak_allocated(call)
     planned = shape.activation_bytes(rows * tokens, tokens, dtype.itemsize, checkpointing)
     print(f"{family} {name} {checkpointing}: {found:,} of {planned:,} = {found / planned:.2f}")
@@ -239,7 +240,13 @@ def test_activations_are_planned_for_and_not_far_beyond(
 @pytest.mark.parametrize("skip_every", [0, 2])
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    most_are_long(product(["qwen2", "llama", "phi3", "gpt2"], DTYPES), [("qwen2", torch.float32)]),
+    most_are_long(
+        [
+            *product(["qwen2", "llama", "phi3", "gpt2"], DTYPES[:1]),
+            *product(["qwen2", "gpt2"], DTYPES[1:]),
+        ],
+        [("qwen2", torch.float32)],
+    ),
 )
 def test_activations_in_tiles_are_planned_for(
     family: str,
@@ -269,12 +276,13 @@ def test_activations_in_tiles_are_planned_for(
         mask = torch.zeros(rows, tokens, dtype=torch.bool)
         mask[:, -8:] = True  # few, so that the chunk of log-probs is small
 
-        def call() -> None:
-            logprobs, _ = policy_logprobs(model, ids, mask, 1.0)
-            losses.masked_sum(-logprobs, mask, "token_mean").backward()
+        def call(tokens: int = tokens) -> None:
+            some = mask[:, -tokens:]
+            logprobs, _ = policy_logprobs(model, ids[:, -tokens:], some, 1.0)
+            losses.masked_sum(-logprobs, some, "token_mean").backward()
 
         with learning(learner):
-            call()
+            call(16)  # what is made once
             found = peak_allocated(call)
     planned = shape.activation_bytes(
         rows * tokens, tokens, dtype.itemsize, True, tile_tokens=128, skip_every=skip_every
@@ -287,7 +295,10 @@ def test_activations_in_tiles_are_planned_for(
 @pytest.mark.parametrize(
     ("family", "dtype", "checkpointing"),
     most_are_long(
-        product(["qwen2", "llama", "phi3"], DTYPES, [False, True]),
+        [
+            *product(["qwen2", "llama", "phi3"], DTYPES[:1], ANY),
+            *product(["qwen2"], DTYPES[1:], ANY),
+        ],
         [("qwen2", torch.float32, False)],
     ),
 )
@@ -330,7 +341,10 @@ def test_activations_of_rows_end_to_end_are_planned_for(
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    most_are_long(product(["qwen2", "llama", "gpt2"], DTYPES), [("qwen2", torch.bfloat16)]),
+    most_are_long(
+        [*product(["qwen2", "llama", "gpt2"], DTYPES[:1]), ("qwen2", torch.bfloat16)],
+        [("qwen2", torch.bfloat16)],
+    ),
 )
 def test_all_weights_take_what_was_planned(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     name = str(dtype).removeprefix("torch.")
