@@ -50,7 +50,13 @@ from reason_llm.score.math.asked import (
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
-from reason_llm.score.math.prose import as_number, contradicts, orders, readings as prose_readings
+from reason_llm.score.math.prose import (
+    as_number,
+    contradicts,
+    has_words,
+    orders,
+    readings as prose_readings,
+)
 from reason_llm.score.math.question import (
     asks_yes_or_no,
     last_question,
@@ -59,6 +65,7 @@ from reason_llm.score.math.question import (
 )
 
 _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|t)(?:slant)?(?![A-Za-z])")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _MARKS_OF_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm)\{|\\[{}, ;]|[{}~]")
 _BETWEEN_ITEMS = re.compile(r",\s*+(?:and\s)?+|\sand\s")
 _IN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyz ,-'")
@@ -265,10 +272,14 @@ def _finals(gold: Tree, answer: Tree) -> list[Tree]:
 
 
 def is_quoted(gold: str, answer: str, question: str) -> bool:
-    """Whether an answer is a sentence or an equation of the question, word for word, and more than
-    the gold answer and one of the options."""
+    """Whether an answer is a sentence, an equation or, for a number, a phrase of the question, word
+    for word, and more than the gold answer and one of the options."""
     is_long = len(answer.split()) >= _QUOTED_WORDS
-    if not (is_long or "=" in answer) or "".join(answer.split()) not in "".join(question.split()):
+    if not has_words(gold):  # 5 is no answer in the words "the five-digit number"
+        is_long |= len(_WORD.findall(answer)) > (2 if answer[:1].isalpha() else 3)
+    if not (is_long or "=" in answer or "\\equiv" in answer) or "".join(
+        answer.split()
+    ) not in "".join(question.split()):
         return False
     return normalise(answer) != normalise(gold) and as_option(answer, question) is None
 

@@ -37,7 +37,7 @@ _SYMBOLS = _FULL_WIDTH | _DIGITS | str.maketrans(
         "⇒": "\\Rightarrow ", "⟹": "\\implies ", "∴": "\\therefore ", "∶": ":", "∗": "*",
         "⟨": "\\langle ", "⟩": "\\rangle ", "⋯": "\\ldots ", "⩽": "\\leq ", "⩾": "\\geq ",
         "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
-        "∛": "\\sqrt[3] ", "∜": "\\sqrt[4] ", "\u2011": "-", "\u2010": "-", "\u200b": "",
+        "∛": "\\sqrt[3] ", "∜": "\\sqrt[4] ", "\u2011": "-", "\u2010": "-",
     }
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]++")
@@ -87,9 +87,9 @@ _PLAIN = (
 _PERCENT = frozenset(["percent", "percentage", "pct"])
 _BRACKETS = frozenset(["(", ")", "[", "]", "\\{", "\\}"])
 _CURRENCIES = {
-    "$": "usd", "textdollar": "usd", "mathdollar": "usd", "euro": "eur", "texteuro": "eur", "pounds": "gbp",
-    "pound": "gbp", "textsterling": "gbp", "yen": "jpy", "textyen": "jpy", "rupee": "inr",
-    "cent": "cent", "textcent": "cent",
+    "$": "usd", "textdollar": "usd", "mathdollar": "usd", "euro": "eur", "texteuro": "eur",
+    "pounds": "gbp", "pound": "gbp", "textsterling": "gbp", "yen": "jpy", "textyen": "jpy",
+    "rupee": "inr", "cent": "cent", "textcent": "cent",
 }  # fmt: skip
 """Commands that show the sign of a currency."""
 _CURRENCY_IN_TEXT = re.compile(r" *+\{\s*+(?:US)?+\s*+\\(\$|euro|pounds|yen|rupee|cent)\s*+\}")

@@ -146,6 +146,8 @@ def test_the_last_statement_s_box_is_the_answer(text: str) -> None:
         ("So $$x = 3$$", "x = 3"),
         ("It is 4 <answer>4", None),
         ("<think>It is 4.", None),
+        ("The answer is: $\\sqrt{2}$ is irrational", "$\\sqrt{2}$ is irrational"),
+        ("**Answer:** $\\$2,664.00$", "\\$2,664.00"),
     ],
 )
 def test_extract_answer(text: str, answer: str | None) -> None:
