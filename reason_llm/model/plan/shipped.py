@@ -92,7 +92,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 """The keys of each model's config.json that memory depends on, by its Hub id; ``model/gpt-oss-20b``
 is the copy in bfloat16 that ``scripts/export.py`` makes."""
 
-TOWERS: dict[str, int] = {}
+TOWERS = {
+    "Qwen/Qwen3.5-4B": 333514240,
+    "Qwen/Qwen3.5-9B": 456010480,
+    "google/gemma-4-E4B-it": 478087456,
+    "google/gemma-4-12B-it": 52379904,
+}
 """Weights of the parts of a model that read images and sound, as Transformers 5.19 builds them."""
 
 
