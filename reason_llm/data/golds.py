@@ -110,7 +110,8 @@ def has_answer(cells: Cells) -> bool:
 def answer_columns(cells: Cells) -> tuple[str, ...]:
     """Usual names of the gold answer's column: SQuAD's, too, unless it holds xLAM's calls, and
     SYNTHETIC-1's, unless it holds tests."""
-    found, verified = ANSWER_COLUMNS, cells.row.get("verification_info")
+    found: tuple[str, ...] = ANSWER_COLUMNS
+    verified = cells.row.get("verification_info")
     if isinstance(cells.row.get("answers"), dict):
         found = (*found, "answers")
     if isinstance(verified, str | dict) and "ground_truth" in verified:
