@@ -170,6 +170,12 @@ class Data:
         return [data_set.size for data_set in self.training]
 
     @property
+    def num_held_out(self) -> int:
+        """Number of prompts, rows and pairs that are held out."""
+        rows = [self.held_out_rows] if self.held_out_rows else []
+        return sum(each.size for each in [*self.held_out, *rows])
+
+    @property
     def held_out_prompts(self) -> Sequence[Prompt]:
         """Prompts of all held-out sets."""
         return Joined([data_set.prompts for data_set in self.held_out])

@@ -450,8 +450,9 @@ ALARMS: dict[str, Alarm] = {
     ),
     "The first reward is constant": Alarm(
         constant_reward,
-        "It gives every answer the same value, so the model learns nothing from it, and "
-        "accuracies mean nothing: call it on a right and on a wrong answer by hand.",
+        "Every answer gets the same value, so the model learns nothing from it. Either no answer "
+        "is right yet: take easier problems, or start from an SFT adapter (model.start). Or the "
+        "reward cannot tell answers apart: call it on a right and on a wrong answer by hand.",
     ),
     "Held-out accuracy does not follow the reward": Alarm(
         reward_without_accuracy, charts=("score/reward", "eval/accuracy")

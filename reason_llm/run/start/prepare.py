@@ -146,7 +146,7 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
     kind = "prompts" if config.samples else "pairs" if config.learns_pairs else "rows"
     yield (
         f"run {config.run.name} {where}: {sum(data.sizes)} {kind}, "
-        f"{len(data.held_out_prompts)} held out, model {config.model.path}"
+        f"{data.num_held_out} held out, model {config.model.path}"
     )
     yield from data.notes()
     for reader in run.readers:
