@@ -730,8 +730,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "share such as 5%"),
     (lambda c, row: c.data.is_offline and share_of(c.data.eval) is not None
      and not c.of_stage.scores,
-     "data.eval={c.data.eval} contradicts data.form={c.data.form}, whose rows are not problems; set "
-     "eval.rows={c.data.eval}"),
+     "data.eval={c.data.eval} contradicts data.form={c.data.form}, whose rows are not problems; "
+     "set eval.rows={c.data.eval}"),
     (lambda c, row: c.samples and c.eval.rows is not None,
      "eval.rows={c.eval.rows} contradicts stage={c.stage}, which has no rows; use data.eval"),
     (lambda c, row: c.stage != "rl" and c.run.from_buffer is not None,
