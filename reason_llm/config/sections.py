@@ -31,6 +31,7 @@ from reason_llm.config.stages import (
 from reason_llm.config.types import (
     ONE_IS_A_LIST,
     Count,
+    Gib,
     NonNegative,
     Positive,
     Section,
@@ -385,10 +386,10 @@ class EvalSection(Section):
 class MemorySection(Section):
     """Memory limits."""
 
-    budget_gib: Literal["auto"] | Positive = "auto"
-    """GPU memory (host memory without a GPU) from which all sizes are derived. auto: all of it,
-    minus the GPU memory that other programs hold when the run starts."""
-    host_gib: Literal["auto"] | Positive = "auto"
+    budget_gib: Literal["auto"] | Gib = "auto"
+    """GPU memory in GiB (host memory without a GPU) from which all sizes are derived. auto: all of
+    it, minus the GPU memory that other programs hold when the run starts."""
+    host_gib: Literal["auto"] | Gib = "auto"
     """Limit of host memory in a run on a GPU. auto: all of the machine's memory."""
 
 

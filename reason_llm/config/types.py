@@ -18,6 +18,8 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Gib = Annotated[float, Field(gt=0, le=4096, allow_inf_nan=False)]
+"""More would be a number of megabytes."""
 Whole = Annotated[int, Field(ge=0, strict=True)]
 
 

@@ -34,12 +34,14 @@ CARDS = (
     Card("RTX 4090", 24, 165.2e12, 1.008e12),
     Card("RTX 3090", 24, 71e12, 0.936e12),
     Card("L4", 24, 121e12, 0.3e12),
+    Card("RTX 5090", 32, 209.5e12, 1.792e12),
     Card("RTX A6000", 48, 154.8e12, 0.768e12),
     Card("H100", 80, 989.4e12, 3.35e12),
     Card("H200", 141, 989.4e12, 4.8e12),
 )
 """Source: NVIDIA's data sheets; where they count sparse products, half of that. RTX 3090 and A6000:
-"NVIDIA Ampere GA102 GPU Architecture", V2, pages 15 and 44."""
+"NVIDIA Ampere GA102 GPU Architecture", V2, pages 15 and 44; RTX 5090: "NVIDIA RTX Blackwell GPU
+Architecture"."""
 LEAST_OF_CARD = 0.9
 """Part of a card's memory that is at least planned for, where it is meant."""
 
@@ -143,10 +145,13 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:
     prompt = sizes.context - new
     held = prompt / sample.completions_per_prompt + new / 2
     at_once = max(1.0, min(sizes.at_once, rollouts, sizes.cache / held))
-    base, head = sum(shape.packable), shape.vocabulary * shape.hidden
+    base, head = _passed(shape), shape.vocabulary * shape.hidden
     flops = 2 * (base + shape.adapter) * (sample.prompts_per_step * prompt + rollouts * new)
     flops += 2 * head * rollouts * new
     weights = _weight_bytes(config.model.quantize, shape) + 2 * head
+    if shape.experts:  # those that tokens meet if routers choose all alike
+        left = (1 - shape.active_experts / shape.experts) ** at_once
+        weights += 2 * shape.experts * (1 - left)
     cached = shape.kv_bytes_per_token(2) * rollouts * new**2 / 2
     cached += 2 * shape.state_bytes(2) * rollouts * new  # read and written
     read = new * rollouts / at_once * weights + cached
@@ -158,10 +163,10 @@ def reading(name: str, quantize: str, shape: Shape, config: Config, sizes: Sizes
     counted."""
     rows, context = config.units_per_step, sizes.context
     new, tokens = min(config.sample.max_new_tokens, context), rows * context
-    total = 2.0 * sum(shape.packable) * tokens + 2 * shape.vocabulary * shape.hidden * rows * new
+    total = 2.0 * _passed(shape) * tokens + 2 * shape.vocabulary * shape.hidden * rows * new
     total += 4 * shape.query * shape.attention_layers * rows * context**2 / 2
     batches = max(1.0, tokens / sizes.micro_batch)
-    read = batches * _weight_bytes(quantize, shape, unpacked=True)
+    read = batches * (_weight_bytes(quantize, shape, unpacked=True) + 2 * shape.experts)
     return Phase(name, total, read, tokens)
 
 
@@ -183,14 +188,15 @@ def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
         """Cost in forward passes, where a backward pass costs ``backward`` of them."""
         return measured + epochs * (1 + again + backward)
 
-    base, head = sum(shape.packable), shape.vocabulary * shape.hidden
+    base, head = _passed(shape), shape.vocabulary * shape.hidden
     is_full = config.model.train == "full"
     total = 2 * base * tokens * flops(1 + is_full) + 2 * shape.adapter * tokens * flops(2)
     total += 4 * shape.query * shape.attention_layers * pairs * flops(BACKWARD_OF_ATTENTION)
     if not config.of_stage.scores:
         total += 2 * head * rows * new * (measured + (2 + 2 * is_full) * epochs)
     batches = max(1.0, tokens / sizes.micro_batch)
-    read = batches * flops(1) * _weight_bytes(config.model.quantize, shape, unpacked=True)
+    weights = _weight_bytes(config.model.quantize, shape, unpacked=True) + 2 * shape.experts
+    read = batches * flops(1) * weights
     return Phase("learning", total, read, tokens)
 
 
@@ -209,8 +215,14 @@ def _passes(config: Config) -> tuple[float, float]:
     return measured, epochs
 
 
+def _passed(shape: Shape) -> int:
+    """Weights of the linear layers and experts that one token passes."""
+    return sum(shape.packable) + shape.active_experts
+
+
 def _weight_bytes(quantize: str, shape: Shape, *, unpacked: bool = False) -> float:
-    """Bytes of the linear layers that one pass reads, and writes where it unpacks them first."""
+    """Bytes of the linear layers, without experts, that one pass reads, and writes where it unpacks
+    them first."""
     weights = sum(shape.packable)
     if quantize == "none":
         return 2.0 * weights

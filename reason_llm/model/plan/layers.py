@@ -30,6 +30,10 @@ class Layers:
     conv_state: int = 0
     experts: int = 0
     """In a layer."""
+    of_expert: int = 0
+    """Elements of the weights of one."""
+    active: int = 0
+    """Experts of one token."""
     expert_inputs: int = 0
     """Inputs of the down projections of all experts of one token."""
     untiled: str | None = None
@@ -146,14 +150,16 @@ def _gpt_oss(text: Text) -> Layers:
     attention = _attention(hidden, heads * size, key_heads * size)
     experts, asked = text["num_local_experts"], text["num_experts_per_tok"]
     biases = sum(outputs for _, _, outputs in attention)
-    of_expert = hidden * 2 * wide + 2 * wide + wide * hidden + hidden
-    other = layers * (2 * hidden + biases + heads + experts * (of_expert + hidden + 1))
+    of_expert, of_biases = 3 * hidden * wide, 2 * wide + hidden
+    other = layers * (2 * hidden + biases + heads + experts * (of_expert + of_biases + hidden + 1))
     return Layers(
         attention * layers,
         other,
         heads * size,
         [key_heads * size] * layers,
         experts=experts,
+        of_expert=of_expert,
+        active=asked,
         expert_inputs=asked * wide,
     )
 

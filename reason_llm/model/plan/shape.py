@@ -79,6 +79,10 @@ class Shape:
     kept: Kept
     has_softcap: bool
     """The logits are soft-capped."""
+    experts: int = 0
+    """Elements of the weights of all experts."""
+    active_experts: int = 0
+    """Those of the experts that one token passes."""
     routed: int = 0
     """Experts of all routers together."""
     untiled: str | None = None
@@ -101,7 +105,7 @@ class Shape:
         from peft.tuners.lora.layer import ParamWrapper
         from torch import nn
 
-        from reason_llm.model import nf4, recompute, weights
+        from reason_llm.model import adapters, nf4, recompute, weights
         from reason_llm.model.attention import head_size, layer_configs
         from reason_llm.model.routing import routers
         from reason_llm.model.vllm.shared_weights import attention_for
@@ -141,6 +145,8 @@ class Shape:
         )
         if held.score_bytes + held.score_elements > 0:
             untiled = SCORES
+        experts = adapters.expert_weights(base).values()
+        asked = config.num_experts_per_tok if experts else 0
         wrapped = [m for m in lora.values() if isinstance(m, ParamWrapper)]
         return cls(
             layers=config.num_hidden_layers,
@@ -163,6 +169,8 @@ class Shape:
             adapted_experts=sum(m.get_param().numel() for m in wrapped) // config.num_hidden_layers,
             kept=held,
             has_softcap=getattr(config, "final_logit_softcapping", None) is not None,
+            experts=sum(each.numel() for each in experts),
+            active_experts=asked * sum(each[0].numel() for each in experts),
             routed=sum(router.num_experts for router in routers(base)),
             untiled=untiled or recompute.unfit(base.get_decoder()),
             recurrent_layers=max(len(states), len(conv_states)),

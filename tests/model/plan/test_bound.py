@@ -117,3 +117,20 @@ def test_the_cards_whose_time_is_told(card: str | None, gib: float, name: str) -
     """This machine's own, or all with the memory that is planned for."""
     found = bound.cards_of(Machine("cuda", int(gib * 2**30), 0, card))
     assert ", ".join(each.name for each in found) == name
+
+
+def test_a_mixture_reads_the_experts_that_its_tokens_meet(tmp_path: Path) -> None:
+    """4 of 32 experts a token: a decoded one passes an eighth of them, and 64 at once read all but
+    (7/8)^64, if the routers choose all alike."""
+    config, shape = card_config(tmp_path, algorithm__name="dapo")
+    experts = 10**9
+    mixture = replace(shape, experts=experts, active_experts=experts // 8)
+    (sampling, learning), (plain, dense) = (
+        bound.phases(config, each, SIZES) for each in (mixture, shape)
+    )
+    passes = config.sample.prompts_per_step * PROMPT + config.sample.rollouts_per_step * NEW
+    waves = config.sample.rollouts_per_step / 64
+    assert sampling.flops - plain.flops == pytest.approx(2 * experts / 8 * passes)
+    met = 1 - (7 / 8) ** 64
+    assert sampling.read_bytes - plain.read_bytes == pytest.approx(NEW * waves * 2 * experts * met)
+    assert learning.flops - dense.flops == pytest.approx(3 * 2 * experts / 8 * passes)
