@@ -107,7 +107,7 @@ def test_rows_are_drawn_in_the_run_s_order_and_told_so(preferences: Make) -> Non
     job = prepare(preferences(run__seed=3), SILENT)
     found, (data_set,) = Rows(job), job.data.training
     drawn = [data_set.rows[2 * i + side] for i in order([10], [1.0], 3, 4, 5) for side in (0, 1)]
-    assert [(d.ids, d.group) for d in found.drawn(4, 5)] == [
+    assert [(tuple(d.ids), d.group) for d in found.drawn(4, 5)] == [
         (row.ids, n // 2) for n, row in enumerate(drawn)
     ]
     assert [d.ids for d in found.held_out()] == [row.ids for row in job.data.held_out_rows.rows]

@@ -266,7 +266,7 @@ def test_reset_may_say_something_else_to_each_rollout(monkeypatch: pytest.Monkey
     (datum,) = to_data([replace(group, completions=(scored,))])
     advantages = datum.columns["advantages"].tolist()
     assert sorted(set(advantages)) == [0.0, 3.0, 4.0]
-    assert advantages[datum.trained.index(True)] == 3.0
+    assert advantages[datum.num_prompt] == 3.0
     assert advantages[-1] == 4.0
 
 
@@ -436,7 +436,7 @@ WITH_SPAN = Completion(
 def test_a_span_is_masked_everywhere() -> None:
     prompt = replace(a_prompt(), token_ids=(1, 2, 3))
     (datum,) = to_data([Group(prompt, (WITH_SPAN,))])
-    assert datum.trained == (False,) * 3 + (True, True, False, False, True)
+    assert tuple(datum.trained) == (False,) * 3 + (True, True, False, False, True)
     assert datum.columns["advantages"].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0.5]
     assert datum.prompt_ids == (1, 2, 3)
     (group,) = with_learner_logprobs([Group(prompt, (WITH_SPAN,))], [torch.tensor([-1.0, -2, -4])])

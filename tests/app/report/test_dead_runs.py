@@ -170,5 +170,5 @@ def test_a_reward_of_one_half_is_an_alarm_and_no_accuracy(
     found, lines = run(score__rewards=[{"custom": f"{tmp_path / 'mine.py'}:half"}])
     assert found["The first reward is constant"] == 3
     assert found["Nothing is learned"] == 3
-    assert lines[0] == "held-out half 0.500 -> 0.500"
+    assert lines[0] == "held-out half 0.500 -> 0.500 on 8 problems"
     assert not any("accuracy" in line for line in lines)
