@@ -110,7 +110,9 @@ def test_rows_are_drawn_in_the_run_s_order_and_told_so(preferences: Make) -> Non
     assert [(tuple(d.ids), d.group) for d in found.drawn(4, 5)] == [
         (row.ids, n // 2) for n, row in enumerate(drawn)
     ]
-    assert [d.ids for d in found.held_out()] == [row.ids for row in job.data.held_out_rows.rows]
+    assert [tuple(d.ids) for d in found.held_out()] == [
+        row.ids for row in job.data.held_out_rows.rows
+    ]
     found.write_texts()
     told = gzip.decompress((job.folder / "rows.jsonl.gz").read_bytes()).splitlines()
     lines = [json.loads(line) for line in told]
