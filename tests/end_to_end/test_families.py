@@ -37,7 +37,7 @@ def test_three_steps_and_an_export(
     name: str, small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
     path = families.make(tmp_path / "base", name)
-    adapter = {"rank": 4, "targets": families.TARGETS.get(name, "all-linear")}
+    adapter = {"rank": 4}
     options = {"path": path, "dtype": "float32", "context_tokens": 256, "adapter": adapter}
     reward = tmp_path / "mine.py"
     reward.write_text("def mine(token_ids):\n    return sum(token_ids) % 7 / 7\n")
@@ -103,8 +103,7 @@ def test_the_table_of_families_is_what_the_code_does(tmp_path: Path) -> None:
     }
     for name, *told in ROWS:
         text = CONFIG_MAPPING[name]().get_text_config(decoder=True)
-        adapter = AdapterSection(targets=families.TARGETS.get(name, "all-linear"))
-        section = ModelSection(path=str(tmp_path / name), quantize="nf4", adapter=adapter)
+        section = ModelSection(path=str(tmp_path / name), quantize="nf4")
         if name not in families.OLDER | families.TODAY | families.MULTIMODAL:
             families.make_model(tmp_path / name, name, False, "float32")
         else:
@@ -194,7 +193,7 @@ capped."""
     ),
 )
 def test_chunked_log_probs_are_those_of_full_logits(name: str, target: str, tmp_path: Path) -> None:
-    targets = [target] if target == "lm_head" else families.TARGETS.get(name, target)
+    targets = [target] if target == "lm_head" else target
     path = families.make(tmp_path / "base", name, attention_dropout=0.1)
     loader = AutoModelForImageTextToText if name in families.MULTIMODAL else AutoModelForCausalLM
     section = ModelSection(

@@ -34,7 +34,7 @@ OF_TODAY = ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "mistral
 UNTILED = {
     "opt", "bloom", "gemma4_text", "gemma4", *families.MIXTURES,
     "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next", "nemotron_h",
-    "granitemoehybrid", "lfm2", "lfm2_vl", "olmo_hybrid", "falcon_h1",
+    "granitemoehybrid", "granitemoehybrid_experts", "lfm2", "lfm2_vl", "olmo_hybrid", "falcon_h1",
 }  # fmt: skip
 """Without feed-forwards of linear layers alone, or with recurrent or other layers around them."""
 
@@ -75,8 +75,7 @@ def model_of(folder: Path, family: str, **options: Any) -> Model:
         path = str(folder)
     else:
         path = families.make(folder, family)
-    targets = families.TARGETS.get(family, "all-linear")
-    adapter = AdapterSection(rank=4, targets=targets, dropout=options.pop("dropout", 0.0))
+    adapter = AdapterSection(rank=4, dropout=options.pop("dropout", 0.0))
     made = Model(ModelSection(path=path, adapter=adapter, **options), load_tokenizer(path), 0)
     if not made.is_full:
         families.randomize(made, 1)
