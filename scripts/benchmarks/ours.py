@@ -233,7 +233,7 @@ class _Steps:
             "step_seconds": seconds,
             "learning_seconds": seconds,
             "learning_tokens_per_second": passed / seconds,
-            "tokens": sum(sum(row.trained) for row in rows),
+            "tokens": sum(row.num_trained for row in rows),
         }
 
     def longest(self) -> dict[str, float]:
