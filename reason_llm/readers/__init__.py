@@ -3,10 +3,8 @@
 ``KINDS`` is the one table of them; to add one, write a file and a row.
 """
 
-from collections.abc import Iterator
-
 from reason_llm.config import Config
-from reason_llm.model.plan import Machine, OutsideModel, Subject
+from reason_llm.model.plan import Subject
 from reason_llm.readers import critic, reference, reward_models, teacher
 from reason_llm.readers.reader import (
     Base,
@@ -32,12 +30,6 @@ def open_readers(config: Config, subject: Subject, base: Base) -> list[Reader]:
     return [reader for kind in KINDS.values() for reader in kind.made(config, subject, base)]
 
 
-def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:
-    """Readers with separate weights, for the memory plan; raises ReasonError."""
-    for kind in KINDS.values():
-        yield from kind.plan(config, machine)
-
-
 __all__ = [
     "KINDS",
     "Base",
@@ -49,7 +41,6 @@ __all__ = [
     "StopRequest",
     "critic",
     "open_readers",
-    "outside_models",
     "reference",
     "reward_models",
 ]

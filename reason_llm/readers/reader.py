@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from reason_llm.config import Config
 from reason_llm.data import Data
 from reason_llm.model import Datum, Model
-from reason_llm.model.plan import Machine, OutsideModel, Subject
+from reason_llm.model.plan import Subject
 from reason_llm.rollout import Group
 from reason_llm.train import ColumnReader, Learner
 
@@ -123,5 +123,3 @@ class ReaderKind:
 
     made: Callable[[Config, Subject, Base], Sequence[Reader]]
     """The readers that a config asks for, checked; raises ReasonError."""
-    plan: Callable[[Config, Machine], Sequence[OutsideModel]] = lambda config, machine: ()
-    """Those with separate weights, for the memory plan."""

@@ -28,7 +28,7 @@ from reason_llm.model import (
     to_data,
     weights,
 )
-from reason_llm.model.plan import Machine, OutsideModel, Subject
+from reason_llm.model.plan import Subject
 from reason_llm.readers.reader import Base, Progress, ReaderKind, RewardReader
 from reason_llm.rollout import CHAT, Group
 from reason_llm.train import Learner
@@ -137,7 +137,12 @@ def _open(config: Config, subject: Subject, base: Base) -> Sequence[RewardModelR
         ConfigError: a folder is missing or of another base.
         ModelError: its files are damaged.
     """
-    return [_checked(key, each, config, base) for key, each in config.reward_models.items()]
+    rewards = config.rewards_by_readers.items()
+    return [
+        _checked(key, each, config, base)
+        for key, each in rewards
+        if isinstance(each, RewardModelOptions)
+    ]
 
 
 def _checked(
@@ -185,8 +190,8 @@ def paid_by(config: Config, folder: Path) -> tuple[float, float]:
     mean, std = (_number(described.get(name)) for name in ("mean", "std"))
     weight, is_normalized = 1.0, True
     for spec in config.score.rewards:
-        model = spec.reward_model
-        if model is not None and model.path.resolve() == folder.resolve():
+        model = spec.reader
+        if isinstance(model, RewardModelOptions) and model.path.resolve() == folder.resolve():
             weight, is_normalized = spec.weight, model.normalize == "fixed"
     if not is_normalized or mean is None or std is None or std <= 0:
         return weight, 0.0
@@ -267,17 +272,4 @@ def conversations(
     return rows
 
 
-def _planned(key: str, folder: Path) -> OutsideModel:
-    shape = sequence_classifier.look_at(folder)
-
-    def passing_bytes(tokens: int, chunk_tokens: int) -> int:
-        return shape.passing_bytes_per_token * tokens
-
-    return OutsideModel(f"reward model {key}", shape.weight_bytes, passing_bytes)
-
-
-def _plan(config: Config, machine: Machine) -> Sequence[OutsideModel]:
-    return [_planned(*each) for each in config.outside_reward_models.items()]
-
-
-KIND = ReaderKind(_open, _plan)
+KIND = ReaderKind(_open)

@@ -57,11 +57,10 @@ def test_what_contradicts_itself_is_told(
 def test_each_is_a_role_of_the_base_where_it_is_asked() -> None:
     rewards = [FIRST, model("a"), model("b")]
     made = config(rewards)
-    assert made.roles == ["reward:a", "reward:b"]
-    assert made.reward_adapters == dict.fromkeys(made.roles, Path("some/folder"))
-    assert made.outside_reward_models == {}
-    assert config(rewards, run={"from_buffer": "buffers"}).roles == []
-    assert config(rewards, stage="sft").roles == []
+    assert made.roles == dict.fromkeys(["reward:a", "reward:b"], Path("some/folder"))
+    assert made.classifiers["reward_model"] == {}
+    assert config(rewards, run={"from_buffer": "buffers"}).roles == {}
+    assert config(rewards, stage="sft").roles == {}
 
 
 def test_a_reward_without_a_label_is_written_as_before() -> None:
