@@ -42,8 +42,8 @@ from reason_llm.config.readers import (
     READER_REWARDS,
     READERS,
     CriticSection,
+    LowMean,
     ReaderReward,
-    RewardModelOptions,
     TeacherSection,
 )
 from reason_llm.config.score import (

@@ -28,7 +28,7 @@ from reason_llm.model import (
     policy_logprobs,
 )
 from reason_llm.model.plan import Shape, Subject, naming_section
-from reason_llm.readers.reader import Base, OutsideReader, Progress, Reader, ReaderKind
+from reason_llm.readers.reader import Base, OutsideReader, Progress, Reader
 from reason_llm.score import service
 from reason_llm.train import (
     ColumnReader,
@@ -228,7 +228,8 @@ class TeacherService(_Teacher, OutsideReader):
         return torch.tensor(found)
 
 
-def _open(config: Config, subject: Subject, base: Base) -> Sequence[Reader]:
+def opened(config: Config, subject: Subject, base: Base) -> Sequence[Reader]:
+    """The teacher of an algorithm that has one; raises ModelError."""
     section = config.teacher
     if config.stage != "rl" or not config.algorithm.row().teacher:
         return ()
@@ -285,6 +286,3 @@ def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
             f"teacher.url={section.url}: {section.model} has another tokenizer than the model that "
             "learns, so it cannot read the same token ids; serve a model of the same family"
         )
-
-
-KIND = ReaderKind(_open)

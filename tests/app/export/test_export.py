@@ -11,7 +11,7 @@ import torch
 
 from reason_llm.app.export import model_card, parity
 from reason_llm.app.export.model_card import ModelCard, is_hub_id, licence_of
-from reason_llm.app.export.reward_model import ScoreParity
+from reason_llm.app.export.parity import ScoreParity
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ModelError
 from reason_llm.model import Datum
