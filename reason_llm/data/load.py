@@ -228,6 +228,8 @@ class _SetReader:
         default_factory=dict
     )
     """By the reader and a training prompt's ids: its row, and what the reader is asked instead."""
+    asked: Mapping[str, str] = field(init=False)
+    """``Config.reader_prompts``."""
     left_out: set[str] = field(default_factory=set)
     """Columns that rewards in TRL's form are not given, of which the user knows."""
     played: Played | None = None
@@ -240,6 +242,7 @@ class _SetReader:
     images_opened: bool = False
 
     def __post_init__(self) -> None:
+        self.asked = self.config.reader_prompts
         if (named := self.config.sample.environment) is not None:
             self.extra_columns = {*self.extra_columns, CHAT, ROW}
             self.played = played_by(named)
@@ -609,7 +612,7 @@ class _SetReader:
                 "data.max_prompt_tokens leaves out long ones), lower sample.max_new_tokens or "
                 "raise model.context_tokens"
             )
-        for name, text in self.config.reader_prompts.items() if data_set.is_training else ():
+        for name, text in self.asked.items() if data_set.is_training else ():
             self._ask_reader(name, problem, prompt, text, room)
         renderer = self.renderer.of(problem.environment).with_extras(problem.extras)
         data_set.ignored.update(
