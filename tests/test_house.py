@@ -8,6 +8,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -20,6 +21,8 @@ from packaging.utils import canonicalize_name
 
 from conftest import ROOT
 from house import MODULES, PACKAGE, imports_of, name_of, tree_of
+from reason_llm.config import READERS
+from reason_llm.readers import KINDS
 
 ORDER = [
     {"errors"},
@@ -123,6 +126,27 @@ def test_there_is_no_circle() -> None:
             needed |= ours(PACKAGE / Path(*face.split(".")) / "__init__.py") - FOLDERS
         needed -= FOLDERS
     TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("reader", ["critic", "teacher", "reward_model"])
+def test_a_reader_is_a_slice(reader: str) -> None:
+    """Few modules have a name of a reader in their code; the others ask ``config.READERS``."""
+    name = re.compile(rf"(^|_|\b){reader}s?(_|\b)")
+    found = [
+        path
+        for path in MODULES
+        if any(
+            name.search(str(getattr(node, field, "")))
+            for node in ast.walk(tree_of(path))
+            for field in ("id", "attr", "arg", "name", "module")
+        )
+    ]
+    assert len(found) <= 8, found
+    assert len({path.parent for path in found}) <= 4, found
+
+
+def test_readers_are_the_rows_of_the_table() -> None:
+    assert KINDS.keys() == READERS.keys()
 
 
 def test_heavy_libraries_have_one_owner() -> None:

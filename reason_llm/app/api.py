@@ -16,8 +16,7 @@ from reason_llm.run import Record, Watch
 from reason_llm.run.store import folder as run_folder, metrics
 
 if TYPE_CHECKING:
-    from reason_llm.app.export.parity import Parity
-    from reason_llm.app.export.reward_model import ScoreParity
+    from reason_llm.app.export.parity import Parity, ScoreParity
 
 Reward = str | Mapping[str, Any] | Callable[..., Any]
 """Name of a reward, its options as in a config, or a function."""

@@ -72,12 +72,12 @@ def find_subject(
             "runs/quickstart/adapter"
         )
     for each in (path, adapter or path):
-        run_folder.refuse_reward_model(each)
+        run_folder.check_writes(each, "chat")
     is_config = path.suffix in (".yaml", ".yml")
     if is_config or run_folder.is_run(path):
         config = config_file.load(path) if is_config else run_folder.read_config(path)
         run = config.run.directory / str(config.run.name) if is_config else path
-        run_folder.refuse_reward_model(run)
+        run_folder.check_writes(run, "chat")
         run_folder.check_writes(config, "chat")
         if adapter is None and run_folder.is_run(run):
             adapter = run_folder.find_adapter(run, which)

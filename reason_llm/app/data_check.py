@@ -73,8 +73,8 @@ def _check_rows(
         lines += _lines_of_rows(data, ends, tokenizer, note)
     else:
         lines += _shown_prompts(data, tokenizer)
-    for key, options in config.score.reward_models.items():
-        lines.append(f"the reward model {key} in {options.path} is not read by this check")
+    for key, options in config.score.by_readers.items():
+        lines.append(f"the {options.title} {key} in {options.path} is not read by this check")
     num_errors = sum(map(len, errors.values()))
     more = {
         of[0]: f" (and {len(of) - 1} more such rows)" if of[1:] else "" for of in errors.values()
@@ -187,7 +187,7 @@ def _spread(lengths_tokens: Sequence[int]) -> str:
 
 
 def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The first, the middle and the last training prompt, and what a teacher reads there."""
+    """The first, the middle and the last training prompt, and what readers are asked."""
     lines = []
     for prompt in _some(data.prompts):
         answer = f"gold answer: {prompt.answer}" if prompt.answer else "no gold answer"
@@ -196,6 +196,7 @@ def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str
             decode(tokenizer, [prompt.token_ids])[0],
             f"--- {answer}",
         ]
-        if (asked := data.teacher_prompts.get(prompt.token_ids)) is not None:
-            lines += ["--- the teacher is asked:", *decode(tokenizer, [asked])]
+        for name, prompts in data.reader_prompts.items():
+            if (asked := prompts.get(prompt.token_ids)) is not None:
+                lines += [f"--- the {name} is asked:", *decode(tokenizer, [asked])]
     return lines

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from reason_llm.config import command
+from reason_llm.config import READERS, command
 from reason_llm.errors import CheckpointError
 from reason_llm.run import Best, Record
 from reason_llm.run.store import folder as run_folder, metrics
@@ -73,20 +73,20 @@ def left(records: Sequence[Record], last_step: int) -> str:
 
 
 def watched(record: Record) -> list[str]:
-    """The numbers that show the progress of a stage, of PPO's critic or of a distillation."""
+    """The numbers that show the progress of a stage and of its readers."""
     shown = {
         "train/margin": "margin {:.3g}",
         "train/chosen_log_ratio": "log-ratio chosen {:+.2f}",
         "train/rejected_log_ratio": "rejected {:+.2f}",
-        "critic/explained_variance": "explained variance {:.2f}",
-        "train/teacher_kl": "KL to the teacher {:.3g}",
+        **{key: text for reader in READERS.values() for key, text in reader.watched.items()},
         "train/kl_per_completion": "KL of a completion {:.3g}",
         "train/kl_coefficient": "coefficient {:.3g}",
         "data/epoch": "epoch {:.2f}",
     }
     texts = [text.format(record[key]) for key, text in shown.items() if key in record]
-    if "critic/loss" in record and "train/loss" not in record:
-        texts.append("the critic alone learns")
+    for name, reader in READERS.items():
+        if reader.learns and f"{name}/loss" in record and "train/loss" not in record:
+            texts.append(f"the {name} alone learns")
     return texts
 
 

@@ -4,7 +4,7 @@ start that read neither weights nor rows.
 Not covered: the state of the run's folder and the headers of the weights.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -14,7 +14,7 @@ from reason_llm.config import Config, RewardSpec
 from reason_llm.data import chat_template, check_files, load_function, system_prompt
 from reason_llm.errors import ReasonError
 from reason_llm.files import check_writable
-from reason_llm.model.plan import Machine, OutsideModel, plan_only, teacher_of
+from reason_llm.model.plan import plan_only
 from reason_llm.run.start import replicas
 from reason_llm.score import Scorer
 
@@ -57,15 +57,5 @@ def check_options(
     check(lambda: trackers.check_installed(config.log.trackers))
     check(lambda: replicas.replicas_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
-    check(lambda: table.extend(plan_only(config, _outside_models).table()))
+    check(lambda: table.extend(plan_only(config).table()))
     return config.with_options(without), columns, table
-
-
-def _outside_models(config: Config, machine: Machine) -> Iterable[OutsideModel]:
-    """As ``readers.outside_models``, whose import is slow, where a reward model asks for it."""
-    if not config.outside_reward_models:
-        return teacher_of(config, machine)
-    found: Iterable[OutsideModel] = import_module("reason_llm.readers").outside_models(
-        config, machine
-    )
-    return found

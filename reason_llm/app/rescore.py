@@ -27,9 +27,9 @@ def rescore(document: Document, config: Config, source: Path) -> Document:
             groups differ in size.
         RewardError: a reward raised, unless ``score.on_error`` is zero.
     """
-    if models := list(config.score.reward_models):
+    for key, options in config.score.by_readers.items():
         raise ConfigError(
-            f"score.rewards has the reward model {models[0]}, and rescore loads no model; leave it "
+            f"score.rewards has the {options.title} {key}, and rescore loads no model; leave it "
             "out, or sample again with it"
         )
     answers = config.run.directory / str(config.run.name) / ANSWERS

@@ -38,10 +38,16 @@ from reason_llm.config.functions import PYTHON
 from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
 from reason_llm.config.preferences import PreferenceRow
+from reason_llm.config.readers import (
+    READER_REWARDS,
+    READERS,
+    CriticSection,
+    LowMean,
+    ReaderReward,
+    TeacherSection,
+)
 from reason_llm.config.score import (
-    REWARD_MODEL,
     RIGHTNESS,
-    RewardModelOptions,
     RewardSpec,
     ScoreSection,
     is_right,
@@ -55,9 +61,7 @@ from reason_llm.config.sections import (
 )
 from reason_llm.config.stages import (
     STAGES,
-    CriticSection,
     StageName,
-    TeacherSection,
 )
 from reason_llm.config.surrogates import SURROGATES, Terms, masked_mean
 from reason_llm.config.types import Count, Section, ServiceSection

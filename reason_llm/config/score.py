@@ -1,7 +1,6 @@
 """Score section: rewards of completions."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -14,6 +13,7 @@ from pydantic import (
 )
 
 from reason_llm.config.functions import name_of, source_digest
+from reason_llm.config.readers import READER_REWARDS, ReaderReward
 from reason_llm.config.types import ONE_IS_A_LIST, MayBeText, Positive, Section
 from reason_llm.config.wrong_values import wrong
 
@@ -29,8 +29,6 @@ GO_BY_FIRST = ("cosine", "length")
 """Rewards that depend on whether the first reward says correct, and are missing if it is."""
 SAYS_RIGHT = (*RIGHTNESS, "regex")
 """Built-in rewards that these may depend on; the others also reward wrong answers."""
-REWARD_MODEL = "reward_model"
-"""Name of the reward by a model, computed after the step's sampling."""
 
 
 def is_right(kind: str, value: float) -> bool:
@@ -41,23 +39,6 @@ def is_right(kind: str, value: float) -> bool:
         kind: ``RewardSpec.kind`` of the first reward.
     """
     return value >= 1 if kind in SAYS_RIGHT else value > 0
-
-
-class RewardModelOptions(Section):
-    """Options of a reward model."""
-
-    path: Path
-    """Folder adapter/ of a reward run with the same base, or a sequence-classification model with
-    one label."""
-    normalize: Literal["fixed", "none"] = "fixed"
-    """fixed: standardised by the mean and standard deviation in the folder's reward.json and
-    clipped to [-10, 10]. none: the raw score."""
-
-    @property
-    def is_outside(self) -> bool:
-        """Whether the folder holds a full model rather than an adapter of the run's base."""
-        has_model = (self.path / "config.json").is_file()
-        return has_model and not (self.path / "adapter_config.json").is_file()
 
 
 class RewardSpec(MayBeText):
@@ -103,11 +84,11 @@ class RewardSpec(MayBeText):
         return str(self.custom).rpartition(":")[2].rpartition(".")[2]
 
     @property
-    def reward_model(self) -> RewardModelOptions | None:
-        """Options of a reward model; None for other rewards."""
-        if self.name != REWARD_MODEL:
+    def reader(self) -> ReaderReward | None:
+        """Options of the reader that gives the reward; None for other rewards."""
+        if self.name not in READER_REWARDS:
             return None
-        return RewardModelOptions.model_validate(self.options)
+        return READER_REWARDS[self.name].model_validate(self.options)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -136,13 +117,14 @@ class RewardSpec(MayBeText):
         if self.custom is not None and self.options:
             raise ValueError(f"custom={self.custom} takes no options; leave them out")
         try:
-            _ = self.reward_model
+            _ = self.reader
         except ValidationError as error:
             first = error.errors()[0]
             option = ".".join(map(str, first["loc"]))
+            names = READER_REWARDS[str(self.name)].model_fields
             raise ValueError(
                 f"option {option!r} of {self.name} {wrong(first)} (its options: "
-                f"{', '.join(RewardModelOptions.model_fields)}); fix score.rewards"
+                f"{', '.join(names)}); fix score.rewards"
             ) from error
         return self
 
@@ -171,10 +153,11 @@ class ScoreSection(Section):
         names = [reward.key for reward in rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"names a reward twice: {', '.join(names)}; give each a label")
-        if rewards[0].name == REWARD_MODEL:
+        if (reader := rewards[0].reader) is not None:
             raise ValueError(
-                f"begins with the reward model {names[0]}, and the first reward judges evaluation; "
-                "put a reward that judges answers first, with weight 0 if it only evaluates"
+                f"begins with the {reader.title} {names[0]}, and the first reward judges "
+                "evaluation; put a reward that judges answers first, with weight 0 if it only "
+                "evaluates"
             )
         first, names_of = rewards[0].name, [reward.name for reward in rewards]
         is_form = first is not None and first not in SAYS_RIGHT
@@ -199,7 +182,7 @@ class ScoreSection(Section):
         return "accuracy" if first.kind in RIGHTNESS else first.key
 
     @property
-    def reward_models(self) -> dict[str, RewardModelOptions]:
-        """Options of the reward models, by reward key."""
-        found = {reward.key: reward.reward_model for reward in self.rewards}
+    def by_readers(self) -> dict[str, ReaderReward]:
+        """Options of the rewards that readers give, by reward key."""
+        found = {reward.key: reward.reader for reward in self.rewards}
         return {key: options for key, options in found.items() if options is not None}

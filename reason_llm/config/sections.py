@@ -16,16 +16,15 @@ from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
 from reason_llm.config.data import EVALUATION_SETS, DataSection, evaluation_source, share_of
 from reason_llm.config.matching import matching
 from reason_llm.config.preferences import PreferenceSection
-from reason_llm.config.score import RewardModelOptions, ScoreSection
+from reason_llm.config.readers import READERS, ReaderReward, ReaderSections
+from reason_llm.config.score import ScoreSection
 from reason_llm.config.stages import (
     READ_BY,
     STAGES,
-    CriticSection,
     Method,
     RewardSection,
     Stage,
     StageName,
-    TeacherSection,
     usual_form,
 )
 from reason_llm.config.types import (
@@ -35,7 +34,6 @@ from reason_llm.config.types import (
     NonNegative,
     Positive,
     Section,
-    ServiceSection,
     Whole,
 )
 
@@ -415,8 +413,8 @@ class LogSection(Section):
         return list(dict.fromkeys(trackers))
 
 
-class Config(Section):
-    """Options of a run."""
+class _Sections(Section):
+    """Stage of a run, and the sections that most runs have."""
 
     stage: StageName = "rl"
     """What the run trains on. rl: rewards of the policy's rollouts. sample: nothing; it samples and
@@ -442,10 +440,11 @@ class Config(Section):
     """Memory limits."""
     log: LogSection = LogSection()
     """Console and trackers."""
-    critic: CriticSection = CriticSection()
-    """Critic of algorithm.name ppo."""
-    teacher: TeacherSection = TeacherSection()
-    """Teacher of algorithm.name opd."""
+
+
+class Config(ReaderSections, _Sections):
+    """Options of a run."""
+
     reward: RewardSection = RewardSection()
     """Training of a reward model."""
     preference: PreferenceSection = PreferenceSection()
@@ -540,8 +539,8 @@ class Config(Section):
 
     @property
     def first_policy_step(self) -> int:
-        """Number of first steps that train only the critic."""
-        return self.critic.warmup_steps if self.algorithm.row().critic else 0
+        """Number of first steps that train only a reader, such as the critic."""
+        return max(reader.first_policy_step(self) for reader in READERS.values())
 
     @property
     def policy_optimizer_steps(self) -> int:
@@ -560,56 +559,69 @@ class Config(Section):
         return self.stage == "rl" and row_rl.kl != "none" and row_rl.kl_reference == "start"
 
     @property
-    def roles(self) -> list[str]:
-        """Roles with a separate adapter, without the policy."""
-        row = self.algorithm.row()
-        roles = ["start"] if self.compares_with_start else []
-        if row.critic:
-            roles.append("critic")
-        if row.teacher and self.teacher.adapter is not None:
-            roles.append("teacher")
-        return [*roles, *self.reward_adapters]
+    def roles(self) -> dict[str, Path | None]:
+        """Roles with a separate adapter, without the policy, and the folder of each; None: a new
+        adapter."""
+        adapters = [reader.adapters(self) for reader in READERS.values()]
+        return {role: folder for each in adapters for role, folder in each.items()}
 
     @property
-    def teacher_model(self) -> ModelSection | None:
-        """Separate teacher model, with its adapter off; None without one."""
-        path = self.teacher.model
-        if path is None or self.teacher.url:
-            return None
-        return ModelSection(
-            path=path,
-            dtype=self.model.dtype,
-            quantize=self.teacher.quantize,
-            context_tokens=self.model.context_tokens,
-            adapter=AdapterSection(rank=1),
-        )
+    def learned_roles(self) -> list[str]:
+        """Those that are trained, with a head of one output."""
+        learned = [reader for reader in READERS.values() if reader.learns]
+        return [role for reader in learned for role in reader.adapters(self)]
 
     @property
-    def reward_models(self) -> dict[str, RewardModelOptions]:
-        """Reward models that the run uses, by reward; none for saved rollouts."""
+    def reads_base(self) -> bool:
+        """Whether a reader reads by the base's weights as they were before training."""
+        return any(reader.reads_base(self) for reader in READERS.values())
+
+    @property
+    def reading_passes(self) -> tuple[int, int]:
+        """Passes over a step's tokens that readers add: without gradient, and learned from."""
+        measured, learned = zip(*(reader.passes(self) for reader in READERS.values()), strict=True)
+        return sum(measured), sum(learned)
+
+    @property
+    def reader_models(self) -> dict[str, ModelSection]:
+        """Separate models of the base's kind that read rollouts, with their adapters off, by the
+        name of their section."""
+        options = {name: reader.model(self) for name, reader in READERS.items()}
+        return {
+            name: ModelSection(
+                **given,
+                dtype=self.model.dtype,
+                context_tokens=self.model.context_tokens,
+                adapter=AdapterSection(rank=1),
+            )
+            for name, given in options.items()
+            if given is not None
+        }
+
+    @property
+    def reader_prompts(self) -> dict[str, str]:
+        """Prompts of readers that have another one than the policy, by their section."""
+        prompts = {name: reader.prompt(self) for name, reader in READERS.items()}
+        return {name: prompt for name, prompt in prompts.items() if prompt is not None}
+
+    @property
+    def rewards_by_readers(self) -> dict[str, ReaderReward]:
+        """Rewards that readers give in the run, by reward key; none for saved rollouts."""
         asks = self.samples and self.run.from_buffer is None
-        return self.score.reward_models if asks else {}
+        return self.score.by_readers if asks else {}
 
     @property
-    def reward_adapters(self) -> dict[str, Path]:
-        """Folders of the reward models that are adapters of the base, by role."""
-        models = self.reward_models.items()
-        return {f"reward:{key}": each.path for key, each in models if not each.is_outside}
-
-    @property
-    def outside_reward_models(self) -> dict[str, Path]:
-        """Folders of the separate reward models, by reward key."""
-        models = self.reward_models.items()
-        return {key: each.path for key, each in models if each.is_outside}
+    def classifiers(self) -> dict[str, dict[str, Path]]:
+        """Folders of separate models that give scores, by the name of the reader and of the
+        reward."""
+        return {name: dict(reader.classifiers(self)) for name, reader in READERS.items()}
 
     @property
     def other_adapters(self) -> dict[str, Path]:
         """Adapters of other runs that the run begins from or reads, by the option of each."""
-        named = {"model.start": self.model.start, "teacher.adapter": self.teacher.adapter}
-        for key, model in self.score.reward_models.items():
-            if not model.is_outside:
-                named[f"path of the reward {key}"] = model.path
-        named["critic.start"] = self.critic.start
+        named: dict[str, Path | None] = {"model.start": self.model.start}
+        for reader in READERS.values():
+            named |= reader.named_adapters(self)
         return {option: path for option, path in named.items() if path is not None}
 
     @property
@@ -656,7 +668,7 @@ class Config(Section):
                     f"the {name} section contradicts stage={self.stage}, which does not read it; "
                     f"leave it out, or set stage to {stages[0]}"
                 )
-            elif name in ("critic", "teacher") and not getattr(row, name):
+            elif name in READERS and READERS[name].is_of_algorithm and not getattr(row, name):
                 found.append(
                     f"the {name} section contradicts algorithm.name={self.algorithm.name}, which "
                     f"has no {name}; leave it out"
@@ -686,14 +698,7 @@ NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "run.replicas, run.shards, run.samplers or run.max_staleness: only adapters are sent between "
      "processes; leave them out"),
-    (lambda c, row: row.critic,
-     "algorithm.name={c.algorithm.name}: its critic is an adapter over a frozen base; use "
-     "grpo"),
-    (lambda c, row: c.teacher.adapter is not None,
-     "teacher.adapter={c.teacher.adapter}: it was trained over a frozen base; set "
-     "teacher.prompt"),
-    (lambda c, row: bool(c.reward_adapters),
-     "a reward model in score.rewards that is an adapter: its base must be frozen; name a model"),
+    *(rule for reader in READERS.values() for rule in reader.needs_frozen_base),
     (lambda c, row: c.of_stage.scores or not c.learns,
      "stage={c.stage}: it trains an adapter and a head, or nothing; use another stage"),
     (lambda c, row: c.train.ema is not None,
@@ -779,50 +784,11 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
      "algorithm.kl_reference=start contradicts model.start=null: there is no starting adapter; "
      "set model.start, or leave the option out to use the base"),
-    (lambda c, row: c.teacher.prompt is not None and "{prompt}" not in c.teacher.prompt,
-     "teacher.prompt={c.teacher.prompt!r:.60} must contain {{prompt}}, which is replaced by the "
-     "question"),
-    (lambda c, row: row.teacher and not (
-        c.teacher.adapter or c.teacher.model or c.teacher.prompt
-     ),
-     "algorithm.name={c.algorithm.name} needs a teacher: set teacher.adapter to a folder, "
-     "teacher.model to another model, or teacher.prompt to a prompt that tells the base more than "
-     "the student gets"),
-    (lambda c, row: c.teacher.adapter is not None and c.teacher.model is not None,
-     "teacher.adapter={c.teacher.adapter} contradicts teacher.model={c.teacher.model}: the adapter "
-     "belongs to the student's base; leave one of them out, or merge the adapter into the model"),
-    (lambda c, row: c.teacher.quantize != "none" and (
-        c.teacher.model is None or c.teacher.url is not None
-     ),
-     "teacher.quantize={c.teacher.quantize} contradicts teacher.model={c.teacher.model} or "
-     "teacher.url={c.teacher.url}: it applies to a teacher model that is loaded here; leave it "
-     "out"),
     *(
         (lambda c, row, is_so=is_so: c.sample.fold is True and is_so(c), f"sample.fold=true {why}")
         for is_so, why in NOT_WITH_FOLD
     ),
-    (lambda c, row: c.teacher.url is not None and c.teacher.model is None,
-     "teacher.url={c.teacher.url} needs teacher.model, the name of the model there"),
-    (lambda c, row: c.teacher.url is not None and c.sample.temperature != 1,
-     "teacher.url={c.teacher.url} contradicts sample.temperature={c.sample.temperature}: a "
-     "server returns log-probs at temperature 1; set it to 1, or load teacher.model here"),
-    (lambda c, row: c.teacher.url is None and any(
-        getattr(c.teacher, name) != TeacherSection.model_fields[name].default
-        for name in ServiceSection.model_fields
-     ),
-     "teacher.timeout_seconds, retries or key_env contradicts teacher.url=null: they "
-     "apply to a server; set teacher.url, or leave them out"),
-    (lambda c, row: (
-        c.teacher.model is not None and c.teacher.url is None and c.model.backend == "unsloth"
-     ),
-     "teacher.model={c.teacher.model} contradicts model.backend=unsloth, which patches all "
-     "models of the process; set model.backend to native"),
-    (lambda c, row: c.critic.start is not None and c.critic.warmup_steps == 0,
-     "critic.warmup_steps=0 contradicts critic.start={c.critic.start}: a reward model must first "
-     "learn the values of unfinished answers; set warmup_steps to 1 or more, such as 10"),
-    (lambda c, row: row.critic and c.run.epochs is None and c.critic.warmup_steps >= c.run.steps,
-     "critic.warmup_steps={c.critic.warmup_steps} contradicts run.steps={c.run.steps}: the policy "
-     "would never be trained; lower it"),
+    *(rule for reader in READERS.values() for rule in reader.contradictions),
     (lambda c, row: c.stage == "rl" and c.sample.completions_per_prompt < 2 and row.needs_group,
      "sample.completions_per_prompt={c.sample.completions_per_prompt} contradicts algorithm.name="
      "{c.algorithm.name}, which compares the completions of a group; set it to 2 or more, or "
@@ -836,10 +802,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: isinstance(row.keep, int) and row.keep > c.sample.completions_per_prompt,
      "algorithm.keep={row.keep} contradicts sample.completions_per_prompt="
      "{c.sample.completions_per_prompt}; set it to that or less"),
-    (lambda c, row: row.dynamic_sampling > 1 and bool(c.score.reward_models),
-     "algorithm.dynamic_sampling={row.dynamic_sampling} contradicts the reward model in "
-     "score.rewards, which scores after sampling; set dynamic_sampling to 1, or leave the "
-     "reward model out"),
     (lambda c, row: c.sample.is_filtered and (
         row.correction not in ("auto", "none") or row.off_policy_threshold > 0
      ),
@@ -916,7 +878,6 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("run.steps", "run.epochs", "run.directory", "run.resume", "run.buffer"),
             *("run.save_every", "run.keep_", "run.replicas", "run.samplers", "run.ray"),
             *("eval.", "data.eval", "log.", "score.timeout_seconds"),
-            *("teacher.timeout_seconds", "teacher.retries", "teacher.key_env"),
             # The digest of the prompts, which is also compared, covers the rows that they drop.
             *("data.contamination", "data.on_bad_row", "data.limit", "data.preprocess"),
         ),
@@ -926,7 +887,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         (
             *("train.learning_rate", "train.schedule", "train.warmup_steps", "train.weight_decay"),
             *("train.max_grad_norm", "train.micro_batch_tokens", "train.packing"),
-            *("model.deterministic", "model.attention", "teacher.url"),
+            *("model.deterministic", "model.attention"),
             *("train.gradient_checkpointing", "memory.", "sample.engine", "sample.fold"),
             *("score.on_error", "run.shards"),
             "data.columns_sha256",  # columns that the rewards read in addition to the answer
@@ -934,6 +895,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         ),
         "warn",
     ),
+    **{name: how for reader in READERS.values() for name, how in reader.changes.items()},
 }
 """Options that may change when a run is resumed, as dotted prefixes; all others may not. ``free``:
 the adapter is the same. ``warn``: the adapter changes, perhaps only in its bits, and the run

@@ -1,19 +1,10 @@
-"""Table of stages, and the sections of reward models, PPO's critic and the distillation teacher."""
+"""Table of stages, and the section of the stage that trains a reward model."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
-from reason_llm.config.types import (
-    Count,
-    Fraction,
-    NonNegative,
-    Section,
-    ServiceSection,
-    Whole,
-)
+from reason_llm.config.readers import ReaderSections
+from reason_llm.config.types import NonNegative, Section
 
 StageName = Literal["rl", "sample", "sft", "pretrain", "reward", "preference"]
 
@@ -51,7 +42,7 @@ class Stage:
 
 PROBLEMS = ("problems", "prompts")
 STAGES: dict[StageName, Stage] = {
-    "rl": Stage(PROBLEMS, ("algorithm", "critic", "teacher"), samples=True),
+    "rl": Stage(PROBLEMS, ("algorithm", *ReaderSections.model_fields), samples=True),
     "sample": Stage(
         PROBLEMS,
         method=Method(
@@ -122,46 +113,3 @@ class RewardSection(Section):
     centering: NonNegative = 0.01
     """Weight of (r_chosen + r_rejected)^2, which centers rewards at 0. Source: arXiv:2312.09244
     eq. 2."""
-
-
-class CriticSection(Section):
-    """Critic of PPO: an adapter and a value head over the same base."""
-
-    learning_rate: NonNegative = 1e-4
-    """Peak learning rate of the critic."""
-    updates: Count = 1
-    """Optimizer steps of the critic per step; each passes over all rollouts once."""
-    warmup_steps: Whole = 10
-    """Number of first steps that train only the critic."""
-    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Discount per token."""
-    lam: Fraction = 1.0
-    """Lambda of GAE: 1 uses full returns, 0 only the critic's values. Below 1 a final reward hardly
-    reaches the first tokens of a long answer: at 0.95, 4 millionths of it remain 240 tokens
-    earlier. The critic is trained on full returns. Source: arXiv:1506.02438 eq. 16; 1 is the
-    default of OpenRLHF and verl."""
-    value_clip: NonNegative = 0.2
-    """Clip range of the values around their old values. 0: no clipping."""
-    start: Path | None = None
-    """Reward model adapter to start from; its head is scaled like its rewards. It was trained on
-    finished answers only, so it needs warmup_steps. null: a new adapter and a zero head."""
-
-
-class TeacherSection(ServiceSection):
-    """Teacher of algorithm.name opd."""
-
-    adapter: Path | None = None
-    """Folder of the teacher's adapter for the same base. null: teacher.model, or the base, which
-    then needs teacher.prompt."""
-    model: str | None = None
-    """Folder or Hub id of a separate teacher model with the student's tokenizer. It reads a step's
-    rollouts before training and is on the GPU only in that phase. null: the teacher uses the same
-    base."""
-    quantize: Literal["none", "nf4"] = "none"
-    """Quantisation of teacher.model, as in model.quantize."""
-    url: str | None = None
-    """Address of a vLLM server, such as http://localhost:8000/v1, that returns the log-probs of the
-    sampled tokens (prompt_logprobs); teacher.model is then the model's name there."""
-    prompt: str | None = None
-    """Prompt of the teacher, with {prompt} and {answer}, for example a hint that the student does
-    not get. null: the student's prompt."""

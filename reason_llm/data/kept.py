@@ -95,7 +95,7 @@ def load_kept(
 def _files(config: Config, extra_columns: Collection[str]) -> list[Path] | None:
     """The data files; None where rows come from elsewhere, or user code makes or changes them."""
     section = config.data
-    if section.preprocess or config.sample.environment or config.teacher.prompt:
+    if section.preprocess or config.sample.environment or config.reader_prompts:
         return None
     if ROW in extra_columns or config.model.trust_remote_code:
         return None

@@ -125,7 +125,10 @@ def load_data(
         problems,
         rows,
         reader.contamination,
-        {student: teacher for student, (_, teacher) in reader.teacher_prompts.items()},
+        {
+            name: {asked: prompt for asked, (_, prompt) in prompts.items()}
+            for name, prompts in reader.reader_prompts.items()
+        },
     )
 
 
@@ -221,10 +224,12 @@ class _SetReader:
     """Digests of the keys of the training questions that were kept."""
     contamination: list[tuple[str, str]] = field(default_factory=list)
     """(training row, held-out row) with the same question, those left out included."""
-    teacher_prompts: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = field(
+    reader_prompts: dict[str, dict[tuple[int, ...], tuple[str, tuple[int, ...]]]] = field(
         default_factory=dict
     )
-    """By a training prompt's ids: its row, and what the teacher is asked in its place."""
+    """By the reader and a training prompt's ids: its row, and what the reader is asked instead."""
+    asked: Mapping[str, str] = field(init=False)
+    """``Config.reader_prompts``."""
     left_out: set[str] = field(default_factory=set)
     """Columns that rewards in TRL's form are not given, of which the user knows."""
     played: Played | None = None
@@ -237,6 +242,7 @@ class _SetReader:
     images_opened: bool = False
 
     def __post_init__(self) -> None:
+        self.asked = self.config.reader_prompts
         if (named := self.config.sample.environment) is not None:
             self.extra_columns = {*self.extra_columns, CHAT, ROW}
             self.played = played_by(named)
@@ -606,8 +612,8 @@ class _SetReader:
                 "data.max_prompt_tokens leaves out long ones), lower sample.max_new_tokens or "
                 "raise model.context_tokens"
             )
-        if data_set.is_training and self.config.teacher.prompt is not None:
-            self._ask_teacher(problem, prompt, self.config.teacher.prompt, room)
+        for name, text in self.asked.items() if data_set.is_training else ():
+            self._ask_reader(name, problem, prompt, text, room)
         renderer = self.renderer.of(problem.environment).with_extras(problem.extras)
         data_set.ignored.update(
             renderer.check_written(problem.where, problem.messages, prompt.text)
@@ -627,11 +633,13 @@ class _SetReader:
             )
         return self.context_tokens - most
 
-    def _ask_teacher(self, problem: Problem, prompt: Prompt, text: str, room: int) -> None:
-        """Note what the teacher is asked in this prompt's place."""
+    def _ask_reader(
+        self, name: str, problem: Problem, prompt: Prompt, text: str, room: int
+    ) -> None:
+        """Note what a reader is asked in this prompt's place."""
         if "{answer}" in text and not problem.answer:
             raise DataError(
-                f"{problem.where}: has no gold answer for the {{answer}} of teacher.prompt; give "
+                f"{problem.where}: has no gold answer for the {{answer}} of {name}.prompt; give "
                 "it one, or leave {answer} out"
             )
         *earlier, last = problem.messages  # of the user
@@ -643,15 +651,16 @@ class _SetReader:
         asked = renderer.prompt(problem.where, talk, problem.answer).token_ids
         if len(asked) > room:
             raise DataError(
-                f"{problem.where}: with teacher.prompt the prompt has {len(asked)} tokens and "
-                f"the context leaves {room} for it; shorten teacher.prompt, lower "
+                f"{problem.where}: with {name}.prompt the prompt has {len(asked)} tokens and "
+                f"the context leaves {room} for it; shorten {name}.prompt, lower "
                 "sample.max_new_tokens or raise model.context_tokens"
             )
-        where, known = self.teacher_prompts.setdefault(prompt.token_ids, (problem.where, asked))
+        prompts = self.reader_prompts.setdefault(name, {})
+        where, known = prompts.setdefault(prompt.token_ids, (problem.where, asked))
         if known != asked:
             raise DataError(
                 f"{problem.where}: asks what {where} asks and has another answer, so "
-                "teacher.prompt would give one of them away wrongly; remove one of the two, or "
+                f"{name}.prompt would give one of them away wrongly; remove one of the two, or "
                 "set data.deduplicate=true"
             )
 

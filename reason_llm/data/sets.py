@@ -128,6 +128,10 @@ class DataSet:
             self.skipped.append(printable(str(error)))
 
 
+PromptOf = Mapping[tuple[int, ...], tuple[int, ...]]
+"""Token ids of a reader's prompt by those of the policy's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Data:
     """All data from which a run learns and by which it is judged."""
@@ -141,8 +145,8 @@ class Data:
     """The rows of ``eval.rows``, of the training rows' form."""
     contamination: list[tuple[str, str]] = field(default_factory=list)
     """(training row, held-out row) with the same question, those left out included."""
-    teacher_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
-    """With teacher.prompt, the teacher's prompt for each training prompt; both as token ids."""
+    reader_prompts: Mapping[str, PromptOf] = field(default_factory=dict)
+    """The prompts of ``Config.reader_prompts`` for the training prompts, by the reader."""
     digests: tuple[str, str | None] = ("", None)
     """Digests of the training sets: token ids, answers and values; and the columns that rewards
     read, None without any. Empty unless ``load_kept`` read the data."""

@@ -127,7 +127,7 @@ def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str
 def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tuple[Config, Target]:
     """Config and model that ``what`` names."""
     path = Path(what)
-    run_folder.refuse_reward_model(path)
+    run_folder.check_writes(path, "evaluate")
     if run_folder.is_run(path):
         config = run_folder.read_config(path, overrides)
         run_folder.check_writes(config, "evaluate")
@@ -171,7 +171,7 @@ def _target(name: str, config: Config, own: Target, run: Path | None) -> Target:
         which = run_folder.which_adapter(None if name == "adapter" else name)
         return _kept(name, config, run_folder.find_adapter(run, which))
     path = Path(name)
-    run_folder.refuse_reward_model(path)
+    run_folder.check_writes(path, "evaluate")
     if run_folder.is_run(path):
         run_folder.check_writes(run_folder.read_config(path), "evaluate")
         return _kept(name, config, run_folder.find_adapter(path))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reason_llm.config import Config, ModelSection
+from reason_llm.config import READERS, Config, ModelSection
 from reason_llm.data import Example, Row
 from reason_llm.errors import ConfigError, DataError, ModelError
 from reason_llm.images.files import Picture, pictures_of, placed
@@ -185,18 +185,16 @@ class Images:
 
 def _contradictions(config: Config, is_alone: bool) -> Iterator[tuple[str, str]]:
     """Options that do not go with images, and what to set them to."""
-    sample, teacher = config.sample, config.teacher
+    sample = config.sample
     if sample.environment is not None:
         yield f"sample.environment={sample.environment}", "leave it out"
     if config.stage == "preference" and not config.learns_pairs:
         yield f"preference.name={config.preference.name}", "take one that learns from pairs"
     if not is_alone:
         yield "run.replicas, run.samplers, run.shards or run.max_staleness", "leave it out"
-    for name in ("prompt", "model", "url"):
-        if getattr(teacher, name) is not None:
-            yield f"teacher.{name}, which reads text alone,", "leave it out"
-    for name in config.reward_models:
-        yield f"the reward model {name}, which reads text alone,", "leave it out"
+    for reader in READERS.values():
+        for use in reader.text_only(config):
+            yield f"{use}, which reads text alone,", "leave it out"
 
 
 def open_images(section: ModelSection) -> Images | None:

@@ -1,55 +1,47 @@
 """Models other than the policy that read a step's rollouts: each gives a column or a reward.
 
-``KINDS`` is the one table of them; to add one, write a file and a row.
+``KINDS`` opens them, and ``config.READERS`` says what the rest of the package has to know of each.
+To add one, write a file and a row of both.
 """
 
-from collections.abc import Iterator
-
 from reason_llm.config import Config
-from reason_llm.model.plan import Machine, OutsideModel, Subject
+from reason_llm.model.plan import Subject
 from reason_llm.readers import critic, reference, reward_models, teacher
 from reason_llm.readers.reader import (
     Base,
+    Opened,
     OutsideReader,
     Progress,
     Reader,
-    ReaderKind,
     RewardReader,
     StopRequest,
 )
+from reason_llm.readers.reward_models import SCALE, description
 
-KINDS = {
-    "reference": reference.KIND,
-    "reward model": reward_models.KIND,
-    "teacher": teacher.KIND,
-    "critic": critic.KIND,
+KINDS: dict[str, Opened] = {
+    "reference": reference.opened,
+    "reward_model": reward_models.opened,
+    "teacher": teacher.opened,
+    "critic": critic.opened,
 }
-"""In the order in which their roles are added to the model."""
+"""By the names of ``config.READERS``, in the order in which their roles are added to the model."""
 
 
 def open_readers(config: Config, subject: Subject, base: Base) -> list[Reader]:
     """All readers of a run, checked, before a weight is read; raises ReasonError."""
-    return [reader for kind in KINDS.values() for reader in kind.made(config, subject, base)]
-
-
-def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:
-    """Readers with separate weights, for the memory plan; raises ReasonError."""
-    for kind in KINDS.values():
-        yield from kind.plan(config, machine)
+    return [reader for opened in KINDS.values() for reader in opened(config, subject, base)]
 
 
 __all__ = [
     "KINDS",
+    "SCALE",
     "Base",
     "OutsideReader",
     "Progress",
     "Reader",
-    "ReaderKind",
     "RewardReader",
     "StopRequest",
-    "critic",
+    "description",
     "open_readers",
-    "outside_models",
     "reference",
-    "reward_models",
 ]

@@ -9,7 +9,7 @@ from reason_llm.config import Config
 from reason_llm.model import Model, adapters, score_head
 from reason_llm.model.plan import Subject
 from reason_llm.readers import reward_models
-from reason_llm.readers.reader import Base, Reader, ReaderKind
+from reason_llm.readers.reader import Base, Reader
 from reason_llm.train import ColumnReader, LearningSettings, RoleReader, Values
 
 
@@ -33,29 +33,28 @@ class Critic(Reader):
         """See ``Reader``."""
         return RoleReader("old_values", "critic", "values")
 
-
-def settings(config: Config, policy: LearningSettings) -> LearningSettings | None:
-    """Settings of the critic's learner, from those of the policy's; None without a critic."""
-    critic, row = config.critic, config.algorithm.row()
-    if config.stage != "rl" or not row.critic:
-        return None
-    train = config.train.with_options(
-        {"learning_rate": critic.learning_rate, "epochs": critic.updates}
-        | {"optimizer_steps": 1, "warmup_steps": 0}
-        | {"router_aux_loss_coef": 0.0}
-    )
-    return replace(
-        policy,
-        objective=Values(clip=critic.value_clip, leaves_out_truncated=row.truncated == "leave_out"),
-        train=train,
-        total_optimizer_steps=config.run.steps * critic.updates,
-        first_step=0,
-        role="critic",
-        readers=(),
-    )
+    def learning(self, config: Config, policy: LearningSettings) -> LearningSettings:
+        """See ``Reader``."""
+        critic, row = config.critic, config.algorithm.row()
+        train = config.train.with_options(
+            {"learning_rate": critic.learning_rate, "epochs": critic.updates}
+            | {"optimizer_steps": 1, "warmup_steps": 0}
+            | {"router_aux_loss_coef": 0.0}
+        )
+        leaves_out = row.truncated == "leave_out"
+        return replace(
+            policy,
+            objective=Values(clip=critic.value_clip, leaves_out_truncated=leaves_out),
+            train=train,
+            total_optimizer_steps=config.run.steps * critic.updates,
+            first_step=0,
+            role="critic",
+            readers=(),
+        )
 
 
-def _open(config: Config, subject: Subject, base: Base) -> Sequence[Critic]:
+def opened(config: Config, subject: Subject, base: Base) -> Sequence[Critic]:
+    """The critic of an algorithm that has one; raises ModelError."""
     if config.stage != "rl" or not config.algorithm.row().critic:
         return ()
     if (start := config.critic.start) is None:
@@ -63,7 +62,4 @@ def _open(config: Config, subject: Subject, base: Base) -> Sequence[Critic]:
     adapters.check_over(subject.policy, start, config.model.path)
     width = subject.policy.get_base_model().get_output_embeddings().weight.shape[1]
     score_head.check(start, width)
-    return (Critic(start, *reward_models.paid_by(config, start)),)
-
-
-KIND = ReaderKind(_open)
+    return (Critic(start, *reward_models.paid_by(config, start, "critic.start")),)

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from reason_llm.config import Config
 from reason_llm.data import Data
 from reason_llm.model import Datum, Model
-from reason_llm.model.plan import Machine, OutsideModel, Subject
+from reason_llm.model.plan import Subject
 from reason_llm.rollout import Group
-from reason_llm.train import ColumnReader, Learner
+from reason_llm.train import ColumnReader, Learner, LearningSettings
 
 Progress = Callable[[int], None]
 """Called with the number of rows or completions that were read."""
@@ -78,6 +78,10 @@ class Reader:
         and all replicas read together; None for the others."""
         return None
 
+    def learning(self, config: Config, policy: LearningSettings) -> LearningSettings | None:
+        """Settings of its learner, from those of the policy's; None if it does not learn."""
+        return None
+
 
 class OutsideReader(Reader, ABC):
     """A model with separate weights, which gives a column in a separate memory phase."""
@@ -117,11 +121,5 @@ class RewardReader(Reader, ABC):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderKind:
-    """A row of the table of readers."""
-
-    made: Callable[[Config, Subject, Base], Sequence[Reader]]
-    """The readers that a config asks for, checked; raises ReasonError."""
-    plan: Callable[[Config, Machine], Sequence[OutsideModel]] = lambda config, machine: ()
-    """Those with separate weights, for the memory plan."""
+Opened = Callable[[Config, Subject, Base], Sequence[Reader]]
+"""The readers of a kind that a config asks for, checked; raises ReasonError."""

@@ -29,7 +29,7 @@ from reason_llm.errors import one_line
 from reason_llm.files import MIB, read_bounded, write_atomically
 from reason_llm.model import Datum, Model, Role, digests
 from reason_llm.model.plan import Subject
-from reason_llm.readers.reader import Base, Progress, Reader, ReaderKind, StopRequest
+from reason_llm.readers.reader import Base, Progress, Reader, StopRequest
 from reason_llm.train import ColumnReader, Learner, RoleReader
 
 START = "start"
@@ -58,11 +58,9 @@ class Reference(Reader):
         return RoleReader(COLUMN, self.role)
 
 
-def _open(config: Config, subject: Subject, base: Base) -> Sequence[Reference]:
+def opened(config: Config, subject: Subject, base: Base) -> Sequence[Reference]:
+    """The reference, of every run."""
     return (Reference("start" if config.compares_with_start else "reference"),)
-
-
-KIND = ReaderKind(_open)
 
 
 class References:

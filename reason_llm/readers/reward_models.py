@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import Config, RewardModelOptions
+import orjson
+
+from reason_llm.config import Config, readers as kinds
 from reason_llm.data import Renderer, chat_template
 from reason_llm.errors import ConfigError, ModelError, one_line
-from reason_llm.files import MIB, read_object
+from reason_llm.files import MIB, read_object, sealed
 from reason_llm.model import (
     Model,
     SequenceClassifier,
@@ -28,8 +30,8 @@ from reason_llm.model import (
     to_data,
     weights,
 )
-from reason_llm.model.plan import Machine, OutsideModel, Subject
-from reason_llm.readers.reader import Base, Progress, ReaderKind, RewardReader
+from reason_llm.model.plan import Subject
+from reason_llm.readers.reader import Base, Progress, RewardReader
 from reason_llm.rollout import CHAT, Group
 from reason_llm.train import Learner
 
@@ -130,18 +132,23 @@ def normalized(scores: Sequence[float], scale: tuple[float, float] | None) -> li
     ]
 
 
-def _open(config: Config, subject: Subject, base: Base) -> Sequence[RewardModelReader]:
+def opened(config: Config, subject: Subject, base: Base) -> Sequence[RewardModelReader]:
     """The config's reward models.
 
     Raises:
         ConfigError: a folder is missing or of another base.
         ModelError: its files are damaged.
     """
-    return [_checked(key, each, config, base) for key, each in config.reward_models.items()]
+    rewards = config.rewards_by_readers.items()
+    return [
+        _checked(key, each, config, base)
+        for key, each in rewards
+        if isinstance(each, kinds.RewardModelOptions)
+    ]
 
 
 def _checked(
-    key: str, options: RewardModelOptions, config: Config, base: Base
+    key: str, options: kinds.RewardModelOptions, config: Config, base: Base
 ) -> RewardModelReader:
     folder = options.path
     if not folder.is_dir():
@@ -178,15 +185,16 @@ def _checked(
     )  # fmt: skip
 
 
-def paid_by(config: Config, folder: Path) -> tuple[float, float]:
+def paid_by(config: Config, folder: Path, option: str) -> tuple[float, float]:
     """Slope and offset of the reward in the score of the reward model in this folder: what the run
-    pays by it; where it pays nothing, the normalised score; raises ModelError."""
-    described = _described("critic.start", folder)
+    pays by it; where it pays nothing, the normalised score; raises ModelError, which names the
+    ``option``."""
+    described = _described(option, folder)
     mean, std = (_number(described.get(name)) for name in ("mean", "std"))
     weight, is_normalized = 1.0, True
     for spec in config.score.rewards:
-        model = spec.reward_model
-        if model is not None and model.path.resolve() == folder.resolve():
+        model = spec.reader
+        if isinstance(model, kinds.RewardModelOptions) and model.path.resolve() == folder.resolve():
             weight, is_normalized = spec.weight, model.normalize == "fixed"
     if not is_normalized or mean is None or std is None or std <= 0:
         return weight, 0.0
@@ -267,17 +275,24 @@ def conversations(
     return rows
 
 
-def _planned(key: str, folder: Path) -> OutsideModel:
-    shape = sequence_classifier.look_at(folder)
+def description(
+    config: Config, records: Sequence[Mapping[str, float]], base: str, template: str
+) -> dict[str, bytes]:
+    """Files beside the adapter of a run, by name: ``reward.json`` of a reward model, with what was
+    measured last on its held-out rows, where there were any, and digests of what it was trained
+    over.
 
-    def passing_bytes(tokens: int, chunk_tokens: int) -> int:
-        return shape.passing_bytes_per_token * tokens
-
-    return OutsideModel(f"reward model {key}", shape.weight_bytes, passing_bytes)
-
-
-def _plan(config: Config, machine: Machine) -> Sequence[OutsideModel]:
-    return [_planned(*each) for each in config.outside_reward_models.items()]
-
-
-KIND = ReaderKind(_open, _plan)
+    Args:
+        records: of the run.
+        base, template: digests of the base's config and of how prompts are written.
+    """
+    if not config.of_stage.scores:
+        return {}
+    measured = [record for record in records if "eval/reward_std" in record]
+    last = measured[-1] if measured else {}
+    names = {"eval/reward_mean": "mean", "eval/reward_std": "std"} | {
+        f"eval/{name}": name for name in ("pair_accuracy", "pairs", "length_correlation")
+    }
+    values: dict[str, Any] = {name: last[key] for key, name in names.items() if key in last}
+    values |= {"read_at": END_TOKEN, "base": base, "template": template}
+    return {SCALE: sealed(orjson.dumps(values, option=orjson.OPT_INDENT_2))}

@@ -27,8 +27,8 @@ from reason_llm.model import (
     offload,
     policy_logprobs,
 )
-from reason_llm.model.plan import Shape, Subject, naming_the_teacher, teacher_of
-from reason_llm.readers.reader import Base, OutsideReader, Progress, Reader, ReaderKind
+from reason_llm.model.plan import Shape, Subject, naming_section
+from reason_llm.readers.reader import Base, OutsideReader, Progress, Reader
 from reason_llm.score import service
 from reason_llm.train import (
     ColumnReader,
@@ -61,7 +61,7 @@ class _Teacher(Reader):
 
     def take(self, data: Data) -> None:
         """See ``Reader``."""
-        self.prompts = data.teacher_prompts
+        self.prompts = data.reader_prompts.get("teacher", {})
 
     def asked(self, datum: Datum) -> Datum:
         """The row with the teacher's prompt, where it has one; raises TrainingError."""
@@ -228,7 +228,8 @@ class TeacherService(_Teacher, OutsideReader):
         return torch.tensor(found)
 
 
-def _open(config: Config, subject: Subject, base: Base) -> Sequence[Reader]:
+def opened(config: Config, subject: Subject, base: Base) -> Sequence[Reader]:
+    """The teacher of an algorithm that has one; raises ModelError."""
     section = config.teacher
     if config.stage != "rl" or not config.algorithm.row().teacher:
         return ()
@@ -237,8 +238,8 @@ def _open(config: Config, subject: Subject, base: Base) -> Sequence[Reader]:
         url = f"{section.url}/completions"
         server = service.Service("the teacher", url, section, TrainingError)
         return (TeacherService(section, server),)
-    if config.teacher_model is not None:
-        return (_checked(config.teacher_model, subject),)
+    if (other := config.reader_models.get("teacher")) is not None:
+        return (_checked(other, subject),)
     if section.adapter is not None:
         adapters.check_over(subject.policy, section.adapter, config.model.path)
     return (TeacherRole(section.adapter),)
@@ -248,7 +249,7 @@ def _checked(section: ModelSection, subject: Subject) -> TeacherModel:
     """A teacher that is another model; its weights unread. Raises ModelError: its files cannot be
     used, or it has another tokenizer or fewer token ids."""
     student = subject.config.model.path
-    with naming_the_teacher():
+    with naming_section("teacher"):
         tokenizer, policy = load_tokenizer(section.path), model_base.check_model(section)
         context = model_base.context_limit(section)
     if tokenizer.get_vocab() != subject.tokenizer.get_vocab():
@@ -285,6 +286,3 @@ def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
             f"teacher.url={section.url}: {section.model} has another tokenizer than the model that "
             "learns, so it cannot read the same token ids; serve a model of the same family"
         )
-
-
-KIND = ReaderKind(_open, teacher_of)

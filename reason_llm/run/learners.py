@@ -6,7 +6,7 @@ from pathlib import Path
 from reason_llm.config import Config
 from reason_llm.model import Model
 from reason_llm.model.plan import Plan
-from reason_llm.readers import Reader, critic, reference
+from reason_llm.readers import Reader, reference
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.metrics import Record
 from reason_llm.train import (
@@ -55,9 +55,10 @@ def make(
         readers=tuple(each for each in columns if each is not None),
     )
     policy = _learner(config, model, settings)
-    if (of_critic := critic.settings(config, settings)) is None:
-        return Learners(policy)
-    return Learners(policy, _learner(config, model, of_critic), config.critic.warmup_steps)
+    for reader in readers:
+        if (own := reader.learning(config, settings)) is not None:
+            return Learners(policy, _learner(config, model, own), config.first_policy_step)
+    return Learners(policy)
 
 
 def _learner(config: Config, model: Model, settings: LearningSettings) -> Learner:

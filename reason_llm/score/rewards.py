@@ -19,9 +19,8 @@ import regex
 from pydantic import Field, ValidationError
 
 from reason_llm.config import (
-    REWARD_MODEL,
+    READER_REWARDS,
     Count,
-    RewardModelOptions,
     RewardSpec,
     ScoreSection,
     Section,
@@ -526,9 +525,12 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     ),
     "gym": (NoOptions, _gym),
     "environment": (EnvironmentOptions, _environment),
-    REWARD_MODEL: (  # a separate model has its own template, which takes messages
-        RewardModelOptions,
-        lambda o, c: Reward(of_model=True, columns=(CHAT,) if o.is_outside else ()),
-    ),
+    **{  # a separate model has its own template, which takes messages
+        name: (
+            options,
+            lambda o, c: Reward(of_model=True, columns=(CHAT,) if o.is_outside else ()),
+        )
+        for name, options in READER_REWARDS.items()
+    },
     "judge": (JudgeOptions, _judge),
 }

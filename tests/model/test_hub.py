@@ -15,7 +15,6 @@ from reason_llm.errors import DataError, ModelError, ReasonError
 from reason_llm.model import base
 from reason_llm.model.plan import plan_only
 from reason_llm.model.plan.shipped import SHAPES, known
-from reason_llm.readers import outside_models
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -61,7 +60,7 @@ def test_shipped_models_are_planned_from_their_numbers() -> None:
     tree = {"model": {"path": "Qwen/Qwen2.5-1.5B-Instruct"}, "data": {"train": "x"},
             "algorithm": {"name": "opd"}, "teacher": {"model": "Qwen/Qwen3-8B"},
             "memory": {"budget_gib": 80}}  # fmt: skip
-    plan = plan_only(Config.model_validate(tree), outside_models)
+    plan = plan_only(Config.model_validate(tree))
     sizes = {line.name: max(line.learning, line.scoring) / 2 for line in plan.lines}
     assert sizes["base weights (bfloat16)"] == pytest.approx(1.54e9, rel=0.01)
     assert sizes["teacher"] == pytest.approx(8.19e9, rel=0.01)
@@ -72,10 +71,10 @@ def test_a_plan_that_does_not_fit_names_the_model() -> None:
     tree = {"model": {"path": "Qwen/Qwen2.5-32B-Instruct"}, "data": {"train": "x"},
             "memory": {"budget_gib": 8}}  # fmt: skip
     with pytest.raises(ReasonError, match=r"too little for Qwen/Qwen2\.5-32B-Instruct: learning"):
-        plan_only(Config.model_validate(tree), outside_models)
+        plan_only(Config.model_validate(tree))
     tree["model"] = {"path": "org/unknown"}
     with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
-        plan_only(Config.model_validate(tree), outside_models)
+        plan_only(Config.model_validate(tree))
 
 
 def test_the_shipped_shapes_are_those_of_the_shipped_configs() -> None:
@@ -96,4 +95,4 @@ def test_a_plan_of_weights_in_mxfp4_says_how_they_are_unpacked() -> None:
     tree = {"model": {"path": "openai/gpt-oss-20b"}, "data": {"train": "x"},
             "memory": {"budget_gib": 80}}  # fmt: skip
     with pytest.raises(ModelError, match=r"openai/gpt-oss-20b.*mxfp4.*scripts/export\.py MODEL"):
-        plan_only(Config.model_validate(tree), outside_models)
+        plan_only(Config.model_validate(tree))

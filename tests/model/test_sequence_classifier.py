@@ -13,10 +13,9 @@ from conftest import ROOT, TINY
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ModelError, RewardError
 from reason_llm.model import SequenceClassifier, meta_model, sequence_classifier
-from reason_llm.model.plan import GIB, Machine, memory
+from reason_llm.model.plan import GIB, Machine, memory, outside_models
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.sequence_classifier import ClassifierShape, look_at
-from reason_llm.readers import outside_models
 
 TEXTS = ["What is 3 + 4?", "a", "It is 7, or seven, as everybody knows by now.", "b c"]
 

@@ -104,12 +104,12 @@ def test_a_reward_model_s_head_gives_what_the_run_pays(
         config = small_run(score__rewards=[judge, {**spec, "weight": weight}])
         head = score_head.make(2, torch.device("cpu"), bias=True)
         head.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
-        score_head.scale(head, *reward_models.paid_by(config, tmp_path))
+        score_head.scale(head, *reward_models.paid_by(config, tmp_path, "critic.start"))
         return head(torch.tensor([[1.0, 1.0], [2.0, 1.0]]))[:, 0].tolist()  # scores 3 and 4
 
     assert values(1.0) == [0.0, 2.0]
     assert values(-2.0) == [0.0, -4.0]
     assert values(2.0, normalize="none") == [6.0, 8.0]
     other = small_run()
-    assert reward_models.paid_by(other, tmp_path) == (2.0, -6.0)
-    assert reward_models.paid_by(other, tmp_path / "none") == (1.0, 0.0)
+    assert reward_models.paid_by(other, tmp_path, "critic.start") == (2.0, -6.0)
+    assert reward_models.paid_by(other, tmp_path / "none", "critic.start") == (1.0, 0.0)

@@ -11,7 +11,6 @@ from reason_llm.config import Config
 from reason_llm.data import Data, DataSet
 from reason_llm.files import MIB, read_object
 from reason_llm.model.plan import plan_only
-from reason_llm.readers import outside_models
 from reason_llm.run.store import environment
 
 TREE = {"data": {"train": "x"}, "model": {"path": str(TINY)}}
@@ -31,7 +30,7 @@ TREE = {"data": {"train": "x"}, "model": {"path": str(TINY)}}
 def test_a_damaged_one_is_begun_anew(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "environment.json"
     path.write_bytes(content)
-    plan = plan_only(Config.model_validate(TREE), outside_models)
+    plan = plan_only(Config.model_validate(TREE))
     environment.record_start(tmp_path, 2, Data([], [], []), plan)
     assert [start["step"] for start in orjson.loads(path.read_bytes())["starts"]] == [2]
 
@@ -39,7 +38,7 @@ def test_a_damaged_one_is_begun_anew(content: bytes, tmp_path: Path) -> None:
 def test_a_start_that_differs_is_added_and_one_that_was_gone_back_behind_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_only(Config.model_validate(TREE), outside_models)
+    plan = plan_only(Config.model_validate(TREE))
     training = DataSet("a", "rows.jsonl", "prompts", True, num_rows=7, dropped=Counter(long=3))
     steps = []
     for step, packages in (

@@ -75,12 +75,12 @@ def test_a_damaged_config_is_told(tmp_path: Path) -> None:
 
 
 def test_a_reward_model_s_adapter_is_no_policy(tmp_path: Path) -> None:
-    folder.refuse_reward_model(tmp_path)
+    folder.check_writes(tmp_path, "chat")
     (tmp_path / folder.SCORE_HEAD).touch()
     with pytest.raises(ConfigError, match="is a reward model's adapter, which scores completions"):
-        folder.refuse_reward_model(tmp_path)
+        folder.check_writes(tmp_path, "chat")
     (tmp_path / folder.CONFIG).touch()  # a run's folder says so by its config
-    folder.refuse_reward_model(tmp_path)
+    folder.check_writes(tmp_path, "chat")
 
 
 @pytest.mark.parametrize(

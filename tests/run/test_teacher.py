@@ -29,7 +29,7 @@ def rows(folder: Path, *rows: Any) -> Path:
 def asked(load: Callable[..., Data], tokenizer: Any, path: Path, **options: Any) -> list[str]:
     """What the teacher is asked for each row, as text."""
     data = load(path, **{"algorithm__name": "opd", "teacher__prompt": HINT} | options)
-    return [tokenizer.decode(data.teacher_prompts[p.token_ids]) for p in data.prompts]
+    return [tokenizer.decode(data.reader_prompts["teacher"][p.token_ids]) for p in data.prompts]
 
 
 def test_the_hint_holds_question_and_answer_in_one_pass(
@@ -55,7 +55,7 @@ def test_the_hint_holds_question_and_answer_in_one_pass(
 
 
 def test_without_teacher_prompt_there_is_none(tmp_path: Path, load: Callable[..., Data]) -> None:
-    assert load(rows(tmp_path, {"question": "1?", "answer": "1"})).teacher_prompts == {}
+    assert load(rows(tmp_path, {"question": "1?", "answer": "1"})).reader_prompts == {}
 
 
 def test_a_row_without_answer_or_room_is_one_line(
@@ -85,7 +85,7 @@ def test_the_teacher_reads_its_prompt_and_the_student_its_own(
     small_run: Callable[..., Config],
 ) -> None:
     job = prepare(small_run(**OPD, run__steps=1, sample__temperature=0.7), SILENT)
-    longest = max(map(len, job.data.teacher_prompts.values()))
+    longest = max(map(len, job.data.reader_prompts["teacher"].values()))
     assert job.plan.context_tokens == longest + 32  # max_new_tokens
     assert longest > max(len(prompt.token_ids) for prompt in job.data.prompts)
     with open_run(job, SILENT) as run:
@@ -94,7 +94,7 @@ def test_the_teacher_reads_its_prompt_and_the_student_its_own(
         row = Datum.of(prompt.token_ids, (5, 6, 2), columns={"sampler_logprobs": [-1.0] * 3})
         (seen,) = student.prepared([row])
         assert (seen.ids == row.ids).all()
-        hinted = job.data.teacher_prompts[prompt.token_ids]
+        hinted = job.data.reader_prompts["teacher"][prompt.token_ids]
         wanted, _ = student.measure([Datum.of(hinted, (5, 6, 2))], "reference")
         plain, _ = student.measure([row], "reference")
         with torch.no_grad(), adapters.reference(run.model.policy):

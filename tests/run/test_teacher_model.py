@@ -26,9 +26,8 @@ from reason_llm.config import Config, ModelSection
 from reason_llm.errors import ConfigError, ModelError
 from reason_llm.loop import train
 from reason_llm.model import Datum, Model, load_tokenizer, meta_model, nf4, offload
-from reason_llm.model.plan import GIB, Machine, memory
+from reason_llm.model.plan import GIB, Machine, memory, outside_models
 from reason_llm.model.plan.shape import Shape
-from reason_llm.readers import outside_models
 from reason_llm.run import SILENT
 from reason_llm.run.opening import open_run
 from reason_llm.run.start.prepare import prepare
@@ -78,7 +77,7 @@ def test_it_reads_rollouts_as_transformers_alone_does(
         nf4.keep_layouts(plain, torch.float32)
     for row, ids, after in zip(seen, prompts, learned, strict=True):
         answer = row.ids[len(ids) :]
-        asked = [*job.data.teacher_prompts[ids], *answer]
+        asked = [*job.data.reader_prompts["teacher"][ids], *answer]
         with torch.no_grad():
             logits = plain(torch.tensor([asked])).logits[0, -len(answer) - 1 : -1].float()
         wanted = (logits / 0.7).log_softmax(-1)[range(len(answer)), list(answer)]
@@ -147,7 +146,7 @@ def test_it_is_planned_with_the_bytes_that_it_has(
 ) -> None:
     told = {"model": str(teacher(tmp_path / "teacher")), "quantize": quantize}
     config = small_run(**OPD, teacher=told, sample__engine="transformers")
-    section = config.teacher_model
+    section = config.reader_models["teacher"]
     assert section is not None
     with Model(section, load_tokenizer(section.path), 0) as model:
         base = [(h, t) for h, _, t in offload._places(model.policy) if not _is_adapter(model, h)]

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from reason_llm.config import Config, ScoreSection
 from reason_llm.errors import RewardError
 from reason_llm.files import parsed_object
-from reason_llm.readers.reward_models import normalized
+from reason_llm.readers.reward_models import SCALE, description, normalized
 from reason_llm.rollout import Completion, Group, Prompt
-from reason_llm.run.store.kept_adapters import describe
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages
 
@@ -57,11 +56,10 @@ def test_what_contradicts_itself_is_told(
 def test_each_is_a_role_of_the_base_where_it_is_asked() -> None:
     rewards = [FIRST, model("a"), model("b")]
     made = config(rewards)
-    assert made.roles == ["reward:a", "reward:b"]
-    assert made.reward_adapters == dict.fromkeys(made.roles, Path("some/folder"))
-    assert made.outside_reward_models == {}
-    assert config(rewards, run={"from_buffer": "buffers"}).roles == []
-    assert config(rewards, stage="sft").roles == []
+    assert made.roles == dict.fromkeys(["reward:a", "reward:b"], Path("some/folder"))
+    assert made.classifiers["reward_model"] == {}
+    assert config(rewards, run={"from_buffer": "buffers"}).roles == {}
+    assert config(rewards, stage="sft").roles == {}
 
 
 def test_a_reward_without_a_label_is_written_as_before() -> None:
@@ -154,10 +152,16 @@ def test_the_folder_says_what_was_measured_last_and_nothing_that_was_not() -> No
     first = {"step": 0, "eval/reward_mean": 0.0, "eval/reward_std": 0.0, "eval/pairs": 9.0}
     last = first | {"step": 5, "eval/reward_mean": -0.5, "eval/reward_std": 2.0,
                     "eval/pair_accuracy": 0.75, "eval/length_correlation": 0.125}  # fmt: skip
-    found = parsed_object(describe([first, last, {"step": 6}], "b", "t"))
+
+    def described(records: list[dict[str, float]]) -> dict[str, Any]:
+        tree = {"stage": "reward", "data": {"train": "x.jsonl"}}
+        return parsed_object(description(Config.model_validate(tree), records, "b", "t")[SCALE])
+
+    found = described([first, last, {"step": 6}])
     assert {name: value for name, value in found.items() if name != "sha256"} == {
         "mean": -0.5, "std": 2.0, "pairs": 9.0, "read_at": "end_token", "base": "b",
         "template": "t", "pair_accuracy": 0.75, "length_correlation": 0.125,
     }  # fmt: skip
-    unmeasured = parsed_object(describe([{"step": 1}], "b", "t")).keys() - {"sha256"}
+    unmeasured = described([{"step": 1}]).keys() - {"sha256"}
     assert unmeasured == {"read_at", "base", "template"}
+    assert description(config([FIRST]), [first], "b", "t") == {}

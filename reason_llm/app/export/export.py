@@ -34,8 +34,7 @@ from reason_llm.app.export import (
     serving,
 )
 from reason_llm.app.export.model_card import ModelCard
-from reason_llm.app.export.parity import Parity
-from reason_llm.app.export.reward_model import ScoreParity
+from reason_llm.app.export.parity import Parity, ScoreParity
 from reason_llm.app.report.payload import shown_config
 from reason_llm.config import Config
 from reason_llm.data import chat_template, system_prompt
@@ -59,7 +58,7 @@ from reason_llm.model import (
     to_data,
     tokenizer as model_tokenizer,
 )
-from reason_llm.readers import reward_models
+from reason_llm.readers import SCALE
 from reason_llm.run import Document, read_document
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.store import folder as run_folder
@@ -76,8 +75,6 @@ PUSH_ERRORS = (
 )
 """Errors of the Hub's client: a bad name, no login, no network, a bad answer."""
 ADAPTER_FILES = (run_folder.ADAPTER_CONFIG, adapters.WEIGHTS)
-HEAD_FILES = (run_folder.SCORE_HEAD, reward_models.SCALE)
-"""Files that a reward model has in addition to its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +154,7 @@ def _export(request: ExportRequest, job: _Job, console: Console) -> Parity | Sco
     result: Parity | ScoreParity | None = None
     with replacing_folder(request.out, is_noted=False) as target:
         if request.adapter_only:
-            heads = [name for name in HEAD_FILES if (job.adapter / name).is_file()]
+            heads = [name for name in reward_model.FILES if (job.adapter / name).is_file()]
             for name in (*ADAPTER_FILES, *heads):
                 shutil.copyfile(regular(job.adapter / name), target / name)
             line = None if heads else serving.prove(job.base_folder, target, job.tokenizer)
@@ -338,7 +335,7 @@ def _merge_reward_model(
     result = reward_model.check_scores(job.base_folder, job.adapter, target, rows, dtype)
     console.line(f"parity with base, adapter and head in {request.dtype}: {result.gap}")
     result.check(dtype)
-    if (described := job.adapter / reward_models.SCALE).is_file():  # for use as a reward elsewhere
+    if (described := job.adapter / SCALE).is_file():  # for use as a reward elsewhere
         shutil.copyfile(regular(described), target / described.name)
     return result
 
@@ -382,10 +379,11 @@ def _describe(
         config=job.config,
         run=job.run,
         adapter=job.adapter,
-        is_reward_model=reward_model.is_one(job.adapter),
         loader=base.auto_class(str(job.base_folder)).__name__,
         base_options=_base_options(job),
     )
+    if reward_model.is_one(job.adapter):
+        card = reward_model.on_card(card)
     (target / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:
         config = shown_config(job.run / run_folder.CONFIG)

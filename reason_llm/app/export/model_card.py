@@ -44,10 +44,12 @@ class ModelCard:
     run: Path | None
     adapter: Path
     """The run's folder."""
-    is_reward_model: bool = False
-    """Whether it is a reward model, which gives scores and writes no text."""
+    task: str = "text-generation"
+    """Task of the model on the Hub."""
     loader: str = "AutoModelForCausalLM"
     """Transformers' class that loads the base."""
+    merged_loader: str | None = None
+    """Class that loads the merged model; None: the same one."""
     base_options: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the base's config with which an adapter alone has to be loaded."""
 
@@ -72,7 +74,7 @@ def render(card: ModelCard) -> str:
     header = ModelCardData(
         base_model=card.base if is_hub_id(card.base) else None,
         library_name="transformers" if card.merged else "peft",
-        pipeline_tag="text-classification" if card.is_reward_model else "text-generation",
+        pipeline_tag=card.task,
         license=card.licence,
         tags=["reason_llm", *([] if config is None else [config.method.name])],
         datasets=[each.partition(":")[0] for each in sources if is_hub_id(each)] or None,
@@ -80,13 +82,13 @@ def render(card: ModelCard) -> str:
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
     environment.filters["printable"] = printable
     template = environment.from_string(read_text(Path(__file__).with_suffix(".md.jinja")))
-    loader = "AutoModelForSequenceClassification" if card.is_reward_model else card.loader
     try:
         sections = {} if config is None else _training(card, config, sources)
         if run is not None:
             sections["Evaluation"] = _evaluation(run, card.adapter)
         shown = template.render(
-            card=card, config=config, header=header.to_yaml(), model_class=loader,
+            card=card, config=config, header=header.to_yaml(),
+            model_class=card.merged_loader or card.loader,
             sections={title: map(printable, lines) for title, lines in sections.items()},
         )  # fmt: skip
         return without_secrets(f"{shown}\n")

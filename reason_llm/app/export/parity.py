@@ -25,6 +25,10 @@ MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.1}
 """Largest and mean difference of a log-prob, in nats, that rounding explains. Measured on a random
 model of 200 M: 2e-5 and 3e-6 in float32, 0.15 and 0.03 in bfloat16. What is learned is often less
 than that, so there ``MOST_LOST`` is the sharper test."""
+LARGEST_OF_SCORES = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+MEAN_OF_SCORES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""Largest and mean difference of a score that rounding explains, in deviations of the scores.
+Measured on model/tiny: 2e-6 in float32 and 0.03 in bfloat16."""
 MOST_LOST = 0.5
 """Largest part of the learned change that an export may lose, or exaggerate."""
 MOST_STRAYED = 0.5
@@ -93,6 +97,35 @@ class Parity:
                 f"the export has lost {self.lost:.0%} of what was learned (+- "
                 f"{self.lost_error:.0%}; its updates may be too small for {str(dtype)[6:]}, or the "
                 "merge is wrong); nothing was written; take --dtype float32 or --adapter-only"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreParity:
+    """Result of the check of scores: their differences, and their standard deviation."""
+
+    rows: int
+    largest: float
+    mean: float
+    spread: float
+
+    @property
+    def gap(self) -> str:
+        """The numbers in words."""
+        return (
+            f"largest {self.largest:.2g}, mean {self.mean:.2g} over {self.rows} rows, whose scores "
+            f"have a deviation of {self.spread:.3g}"
+        )
+
+    def check(self, dtype: torch.dtype) -> None:
+        """Raises a ModelError if rounding to ``dtype`` does not explain the difference."""
+        largest, mean = LARGEST_OF_SCORES[dtype], MEAN_OF_SCORES[dtype]
+        unit = max(self.spread, 1e-3)
+        if not (self.largest <= largest * unit and self.mean <= mean * unit):
+            raise ModelError(
+                f"the export does not score as base, adapter and head do: {self.gap} (at most "
+                f"{largest:g} and {mean:g} deviations are rounding); nothing was "
+                "written; check that --base is what it was trained on, or take --dtype float32"
             )
 
 

@@ -6,7 +6,7 @@ answer ends. Parity: the scores of held-out rows, by base, adapter and head, and
 padded batches."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,45 +22,17 @@ from transformers import (
 
 from reason_llm.app.export import parity
 from reason_llm.app.export.merging import SCORE
+from reason_llm.app.export.model_card import ModelCard
 from reason_llm.config import Config
 from reason_llm.data import load_data
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import regular
 from reason_llm.model import Datum, adapters, base, end_token_ids, score_head
+from reason_llm.readers import SCALE
 
-LARGEST = {torch.float32: 1e-3, torch.bfloat16: 0.3}
-MEAN = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""Largest and mean difference of a score that rounding explains, in deviations of the scores.
-Measured on model/tiny: 2e-6 in float32 and 0.03 in bfloat16."""
 BATCH_ROWS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreParity:
-    """Result of the check: differences of the scores, and their standard deviation."""
-
-    rows: int
-    largest: float
-    mean: float
-    spread: float
-
-    @property
-    def gap(self) -> str:
-        """The numbers in words."""
-        return (
-            f"largest {self.largest:.2g}, mean {self.mean:.2g} over {self.rows} rows, whose scores "
-            f"have a deviation of {self.spread:.3g}"
-        )
-
-    def check(self, dtype: torch.dtype) -> None:
-        """Raises a ModelError if rounding to ``dtype`` does not explain the difference."""
-        unit = max(self.spread, 1e-3)
-        if not (self.largest <= LARGEST[dtype] * unit and self.mean <= MEAN[dtype] * unit):
-            raise ModelError(
-                f"the export does not score as base, adapter and head do: {self.gap} (at most "
-                f"{LARGEST[dtype]:g} and {MEAN[dtype]:g} deviations are rounding); nothing was "
-                "written; check that --base is what it was trained on, or take --dtype float32"
-            )
+FILES = (score_head.FILE, SCALE)
+"""Files that it has in addition to its adapter."""
 
 
 def is_one(adapter: Path) -> bool:
@@ -83,6 +55,12 @@ def head_of(adapter: Path) -> Tensor:
             f"{adapter / score_head.FILE} is no reward model's head; name a reward run's folder"
         )
     return weight.float()
+
+
+def on_card(card: ModelCard) -> ModelCard:
+    """The card of a reward model, from that of a policy."""
+    loader = AutoModelForSequenceClassification.__name__
+    return replace(card, task="text-classification", merged_loader=loader)
 
 
 def configured(config: dict[str, Any], folder: Path, pad_token_id: int) -> dict[str, Any]:
@@ -140,7 +118,7 @@ def held_out_rows(config: Config, tokenizer: Any) -> list[Datum]:
 @parity.fitting()
 def check_scores(
     folder: Path, adapter: Path, exported: Path, rows: Sequence[Datum], dtype: torch.dtype
-) -> ScoreParity:
+) -> parity.ScoreParity:
     """Scores of the rows by base, adapter and head, and by the export; not yet judged. Raises a
     ModelError if one of them cannot be loaded, or does not fit."""
     policy = adapters.over(parity.load(folder, dtype), adapter)
@@ -154,7 +132,7 @@ def check_scores(
     ours_N, theirs_N = torch.tensor(scores), _exported_scores(exported, rows, dtype)
     gap = parity.Gap.between(ours_N, theirs_N)
     spread = float(ours_N.std()) if len(rows) > 1 else 0.0
-    return ScoreParity(len(rows), gap.largest, gap.mean, spread)
+    return parity.ScoreParity(len(rows), gap.largest, gap.mean, spread)
 
 
 def _exported_scores(exported: Path, rows: Sequence[Datum], dtype: torch.dtype) -> Tensor:

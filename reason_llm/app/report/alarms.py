@@ -7,6 +7,7 @@ in a sentence with numbers. The bounds were chosen by measuring:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 from reason_llm.app.report import stage_alarms
@@ -24,7 +25,7 @@ from reason_llm.app.report.evidence import (
     unknown,
 )
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import RIGHTNESS, STAGES
+from reason_llm.config import READERS, RIGHTNESS, STAGES
 from reason_llm.run import Record
 
 FORM = ("format", "tag_count", "regex", "reasoning_steps", "soft_overlong", "cosine", "length",
@@ -498,15 +499,16 @@ ALARMS: dict[str, Alarm] = {
     "Pairs in order, policy broken": Alarm(
         stage_alarms.ordered_and_broken, applies=lambda seen: True
     ),
-    "The critic explains nothing": Alarm(
-        stage_alarms.critic_explains_nothing,
-        "Below 0 the advantages are noisier than without a critic: raise critic.updates or "
-        "critic.learning_rate, or set critic.value_clip to 0. If it began from a reward model "
-        "(critic.start), raise critic.warmup_steps, or leave critic.start out: a head of zeros "
-        "begins at 0.",
-        ("critic/explained_variance", "critic/loss", "critic/clip_fraction"),
-        applies=lambda seen: any("critic/loss" in record for record in seen.records),
-    ),
+    **{
+        title: Alarm(
+            partial(stage_alarms.low_mean, row),
+            row.advice,
+            row.charts,
+            applies=lambda seen, key=f"{name}/loss": any(key in record for record in seen.records),
+        )
+        for name, reader in READERS.items()
+        for title, row in reader.alarms.items()
+    },
     "Overfitting": Alarm(
         stage_alarms.overfits,
         charts=("eval/loss", "eval/perplexity", "train/loss"),

@@ -3,13 +3,14 @@
 import io
 
 from reason_llm.app.lines import mean_of
+from reason_llm.config import READERS
 from reason_llm.run import Record, accuracies
 
 
 def draw_curves(records: list[Record], title: str, judged_by: str) -> bytes:
     """Draw the main curves of a run over its steps, as a PNG: reward, accuracy (called
-    ``judged_by``) and completion length; the losses of a stage that learns from a set of rows; the
-    critic of PPO."""
+    ``judged_by``) and completion length; the losses of a stage that learns from a set of rows;
+    those of the readers."""
     from matplotlib.figure import Figure
 
     panels = [
@@ -55,5 +56,5 @@ def _panels(records: list[Record], judged_by: str) -> list[list[tuple[str, str, 
         ],
         [] if samples else losses,
         [("sample/completion_tokens", "completion length, tokens", "-")],
-        [("critic/explained_variance", "explained variance of the critic", "-")],
+        *(list(reader.curves) for reader in READERS.values()),
     ]

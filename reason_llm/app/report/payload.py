@@ -103,7 +103,7 @@ def evidence(run: RunRecord, groups: Sequence[GroupFacts]) -> Evidence:
         config.stage,
         run_folder.best_step(run.folder),
         config.algorithm.row().needs_group,
-        any(each.name == "reward_model" and each.weight for each in config.score.rewards),
+        any(each.reader is not None and each.weight for each in config.score.rewards),
         _unasked(config),
         config.score.rewards[0].kind,
     )
@@ -188,7 +188,7 @@ def _run(examined: Examined) -> dict[str, Any]:
         "algorithm": config.method.name,
         "idea": config.method.idea,
         "source": config.method.source,
-        "warmup_steps": config.critic.warmup_steps if config.algorithm.row().critic else 0,
+        "warmup_steps": config.first_policy_step,
         "pairs": _pairs(run.records),
         "model": config.model.path,
         "sources": [each.source for each in config.data.sources],

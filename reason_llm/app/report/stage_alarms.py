@@ -1,4 +1,4 @@
-"""Checks of the stages, of PPO's critic and of the end token: pure functions of a run's records.
+"""Checks of the stages, of the readers and of the end token: pure functions of a run's records.
 Their titles and advice are in the table of ``alarms``."""
 
 from itertools import pairwise
@@ -14,11 +14,10 @@ from reason_llm.app.report.evidence import (
     series,
     unknown,
 )
+from reason_llm.config import LowMean
 
 LOST_NATS = -1.0
 """Log-ratio of the chosen side from which on the policy unlearns what it is to prefer."""
-CRITIC_STEPS = 20
-"""Steps in which a critic may still know nothing."""
 RISES = 3
 RISEN = 1.02
 """Held-out loss, as a multiple of its lowest, from which on a rise is no rounding."""
@@ -88,17 +87,16 @@ def _order_of_pairs(seen: Evidence) -> tuple[float, float] | None:
     return (apart[0], apart[-1]) if len(apart) > 1 else None
 
 
-def critic_explains_nothing(seen: Evidence) -> Finding:
-    """The critic's values explain less of the returns than their mean would."""
-    key = "critic/explained_variance"
-    steps, values = series(seen.records, key)
-    if not values or steps[-1] < CRITIC_STEPS + RECENT_STEPS:
-        return unknown(f"fewer than {CRITIC_STEPS + RECENT_STEPS} steps")
-    last = fmean(values[-RECENT_STEPS:])
-    text = f"The critic's values explain {last:.2f} of the variance of the last steps' returns."
-    if last >= 0:
+def low_mean(row: LowMean, seen: Evidence) -> Finding:
+    """The mean of a reader's metric over the last steps is negative."""
+    steps, values = series(seen.records, row.key)
+    if not values or steps[-1] < row.first_steps + RECENT_STEPS:
+        return unknown(f"fewer than {row.first_steps + RECENT_STEPS} steps")
+    mean = fmean(values[-RECENT_STEPS:])
+    text = row.text.format(mean=mean)
+    if mean >= 0:
         return clear(text)
-    return alarm(text, (CRITIC_STEPS, steps[-1]))
+    return alarm(text, (row.first_steps, steps[-1]))
 
 
 def overfits(seen: Evidence) -> Finding:

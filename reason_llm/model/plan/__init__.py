@@ -17,9 +17,9 @@ from reason_llm.model.plan.memory import (
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.unread import (
     context_limit,
-    naming_the_teacher,
+    naming_section,
+    outside_models,
     plan_only,
-    teacher_of,
 )
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ __all__ = [
     "context_limit",
     "element_bytes",
     "look_at",
-    "naming_the_teacher",
+    "naming_section",
+    "outside_models",
     "peak_rss_mib",
     "plan_only",
-    "teacher_of",
     "with_start",
 ]
 _HOMES = {

@@ -202,17 +202,10 @@ def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
 
 def _passes(config: Config) -> tuple[float, float]:
     """Passes without gradient, and those that are learned from, of a step's tokens."""
-    train = config.train
-    if config.stage != "rl":
-        compares = config.stage == "preference" and config.preference.row().needs_reference
-        return float(compares), float(train.epochs)
-    row = config.algorithm.row()
-    old = row.needs_whole_step or train.epochs * train.optimizer_steps > 1
-    measured = float(old) + (row.kl != "none") + (row.teacher and config.teacher.model is None)
-    epochs = float(train.epochs)
-    if row.critic:  # its values, and its own updates
-        measured, epochs = measured + 1, epochs + config.critic.updates
-    return measured, epochs
+    train, (measured, learned) = config.train, config.reading_passes
+    updates = train.epochs * train.optimizer_steps
+    old = config.stage == "rl" and (config.algorithm.row().needs_whole_step or updates > 1)
+    return float(old + measured), float(train.epochs + learned)
 
 
 def _passed(shape: Shape) -> int:

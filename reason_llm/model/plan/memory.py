@@ -289,16 +289,14 @@ class _Draft:
         """Trained parameters by role: its adapter's and its head's."""
         has_score = self.config.of_stage.scores
         counts = {"policy": self.shape.trained + (self.shape.hidden if has_score else 0)}
-        if "critic" in self.config.roles:
-            counts["critic"] = self._adapter_of("critic") + self.shape.hidden + 1
+        for role in self.config.learned_roles:
+            counts[role] = self._adapter_of(role) + self.shape.hidden + 1
         return counts
 
     def _adapter_of(self, role: str) -> int:
         """Parameters of a role's adapter: by its file, where it has one and it is there already, as
         it is when a run begins; else as many as the policy's."""
-        config = self.config
-        own = {"critic": config.critic.start, "teacher": config.teacher.adapter}
-        folder = {**own, **config.reward_adapters}.get(role)
+        folder = self.config.roles[role]
         if folder is None or not folder.exists():
             return self.shape.adapter
         from reason_llm.model import adapters
@@ -603,17 +601,14 @@ class _Draft:
         and of the trained ones while the checkpoint on disk is in their place, for a reference."""
         if not (self.is_full and self.learns):
             return 0
-        config, row = self.config, self.config.algorithm.row()
-        refers = config.stage == "preference" and config.preference.row().needs_reference
-        refers = refers or (config.samples and (row.kl != "none" or row.teacher))
-        return self._keeps_best * self._model_bytes + refers * (
+        return self._keeps_best * self._model_bytes + self.config.reads_base * (
             self.shape.trained * self.element_bytes
         )
 
     def host_bytes(self, micro_batch_tokens: int) -> int:
         if self.machine.kind == "cpu":
             return 0
-        parked = self.optimizer_bytes if "critic" in self.learned else 0
+        parked = self.optimizer_bytes if len(self.learned) > 1 else 0  # only one is on the GPU
         if self.config.run.replicas != 1:  # the state before a step, to learn it again
             parked += self._checkpoint_bytes
         if (staleness := self.config.run.max_staleness) > 0:  # what steps to come are sampled by

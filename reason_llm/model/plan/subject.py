@@ -14,7 +14,7 @@ from reason_llm.model.plan import backends, memory
 from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.unread import Outside, no_models
+from reason_llm.model.plan.unread import outside_models
 from reason_llm.model.sizes import ImageSizes
 from reason_llm.model.tokenizer import end_token_ids, load_tokenizer, quiet_libraries
 
@@ -41,7 +41,6 @@ class Subject:
         longest_prompt: int,
         learns: bool = True,
         longest_row: int = 0,
-        outside: Outside = no_models,
         images: ImageSizes | None = None,
     ) -> Plan:
         """The memory plan on this machine; arguments as ``memory.plan``'s."""
@@ -49,7 +48,7 @@ class Subject:
         shape = Shape.of(self.policy, self.config.model.attention)
         return memory.plan(
             self.config, shape, machine, self.context_tokens, longest_prompt,
-            learns=learns, longest_row=longest_row, outside=[*outside(self.config, machine)],
+            learns=learns, longest_row=longest_row, outside=[*outside_models(self.config, machine)],
             images=images,
         )  # fmt: skip
 

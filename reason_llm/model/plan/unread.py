@@ -2,12 +2,11 @@
 ``outline``."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,34 +24,26 @@ from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import known, write_config
 from reason_llm.model.sizes import chunk_bytes
 
-Outside = Callable[[Config, Machine], Iterable[OutsideModel]]
-"""The models with weights of their own that a config asks for."""
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """Names of a model's weights, or of their list, on the Hub."""
 
 
-def no_models(config: Config, machine: Machine) -> Iterable[OutsideModel]:
-    """No models."""
-    return ()
-
-
-def plan_only(config: Config, outside: Outside) -> Plan:
+def plan_only(config: Config) -> Plan:
     """The memory plan from the model's config alone, on any machine: for a GPU of
     ``memory.budget_gib`` with vLLM, or for this machine. An adapter that an earlier run has yet to
     write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too. The
     plan has the sizes of what a run would download.
-
-    Args:
-        outside: the models with weights of their own that read the rollouts.
     """
-    options = {name: attrgetter(name)(config) for name in ("model.path", "teacher.model")}
-    sections = [config.model, *filter(None, [config.teacher_model])]
+    others = config.reader_models
+    options = {"model.path": config.model.path}
+    options |= {f"{name}.model": section.path for name, section in others.items()}
+    sections = [config.model, *others.values()]
     if all(map(outline, sections)) and not (config.model.start and config.model.start.exists()):
-        return replace(_plan_only(config, outside), downloads=_downloads(config, config))
+        return replace(_plan_only(config), downloads=_downloads(config, config))
     made: dict[str, str] = {}
     with ExitStack() as folders:
         for option, path in options.items():
-            if not path or Path(path).is_dir() or cached(path, "config.json"):
+            if Path(path).is_dir() or cached(path, "config.json"):
                 continue
             if (name := known(path)) is not None:
                 made[option] = folders.enter_context(TemporaryDirectory())
@@ -60,13 +51,13 @@ def plan_only(config: Config, outside: Outside) -> Plan:
 
         def original(text: str) -> str:
             for option, folder in made.items():
-                text = text.replace(folder, str(options[option]))
+                text = text.replace(folder, options[option])
             return text
 
         folders.enter_context(_warnings_through(original))
         try:
             readable = config.with_options(made)
-            plan = _plan_only(readable, outside)
+            plan = _plan_only(readable)
             return replace(plan, downloads=_downloads(config, readable))
         except ReasonError as error:
             raise type(error)(original(str(error))) from error
@@ -88,7 +79,7 @@ def _warnings_through(change: Callable[[str], str]) -> Iterator[None]:
         logger.removeFilter(changed)
 
 
-def _plan_only(config: Config, outside: Outside) -> Plan:
+def _plan_only(config: Config) -> Plan:
     start = config.model.start
     if start is not None and start.exists():
         config = import_module("reason_llm.model.plan.subject").with_start(config, start)
@@ -106,7 +97,7 @@ def _plan_only(config: Config, outside: Outside) -> Plan:
         config = config.with_options({"sample.engine": engine})
     shape = shape_of(config.model, config.model.attention)
     limit = found.context_tokens if found is not None else context_limit(config.model)
-    models = [*outside(config, machine)]
+    models = [*outside_models(config, machine)]
     return memory.plan(config, shape, machine, limit, learns=config.learns, outside=models)
 
 
@@ -116,11 +107,12 @@ def _downloads(config: Config, readable: Config) -> tuple[tuple[str, int], ...]:
     Args:
         readable: the same config, with a folder for each model of ``SHAPES``.
     """
-    sections = [(config.model, readable.model), (config.teacher_model, readable.teacher_model)]
+    asked_for = [config.model, *config.reader_models.values()]
     return tuple(
         (asked.path, _stored_bytes(section))
-        for asked, section in sections
-        if asked is not None and section is not None
+        for asked, section in zip(
+            asked_for, [readable.model, *readable.reader_models.values()], strict=True
+        )
         if not Path(asked.path).is_dir() and asked.path.count("/") == 1
         if not asked.path.startswith("model/")
         if not any(cached(asked.path, name) for name in WEIGHTS)
@@ -164,34 +156,47 @@ def _fits_vllm(config: Config) -> bool:
     return backends.unfit_for_vllm(config, described) is None
 
 
-def teacher_of(config: Config, machine: Machine) -> Sequence[OutsideModel]:
-    """The teacher that is another model, if there is one. Raises ModelError: as ``shape_of``."""
-    if (section := config.teacher_model) is None:
-        return ()
-    with naming_the_teacher():
-        shape = shape_of(section)
+def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:
+    """Readers with separate weights. Raises ModelError: as ``shape_of``."""
+    for reader, folders in config.classifiers.items():
+        for key, path in folders.items():
+            yield _classifier(f"{reader.replace('_', ' ')} {key}", path)
+    for name, section in config.reader_models.items():
+        with naming_section(name):
+            shape = shape_of(section)
+        yield _like_the_base(name, section, shape, element_bytes(config, machine, section.quantize))
+
+
+def _like_the_base(name: str, section: ModelSection, shape: Shape, size: int) -> OutsideModel:
     kind = section.quantize
-    size = element_bytes(config, machine, kind)
 
     def passing_bytes(tokens: int, chunk_tokens: int) -> int:
         chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap) * chunk_tokens
         widest = max(shape.packable) * 2 * 2 if kind == "nf4" else 0
         return tokens * (4 * shape.intermediate + 8 * shape.hidden) * size + chunk + widest
 
-    model = OutsideModel(
-        f"teacher{' (NF4)' if kind == 'nf4' else ''}",
+    return OutsideModel(
+        f"{name}{' (NF4)' if kind == 'nf4' else ''}",
         shape.weight_bytes(size, kind, under_vllm=False),
         passing_bytes,
-        partial(bound.reading, "the teacher", kind, shape),
+        partial(bound.reading, f"the {name}", kind, shape),
     )
-    return (model,)
+
+
+def _classifier(name: str, folder: Path) -> OutsideModel:
+    shape = import_module("reason_llm.model.sequence_classifier").look_at(folder)
+
+    def passing_bytes(tokens: int, chunk_tokens: int) -> int:
+        return int(shape.passing_bytes_per_token) * tokens
+
+    return OutsideModel(name, shape.weight_bytes, passing_bytes)
 
 
 @contextmanager
-def naming_the_teacher() -> Iterator[None]:
-    """Context in which an error of a model's options names those of the teacher."""
+def naming_section(name: str) -> Iterator[None]:
+    """Context in which an error of a model's options names those of this section."""
     try:
         yield
     except ModelError as error:
-        text = str(error).replace("model.path=", "teacher.model=")
-        raise ModelError(text.replace("model.quantize", "teacher.quantize")) from error
+        text = str(error).replace("model.path=", f"{name}.model=")
+        raise ModelError(text.replace("model.quantize", f"{name}.quantize")) from error

@@ -38,7 +38,7 @@ def with_date(config: Config, renderer: Renderer, buffer: Path) -> Config:
 def reads_date_in(config: Config, renderer: Renderer) -> bool:
     """Whether the template of the prompts or that of a separate reward model reads the date."""
     texts: list[object] = [renderer.template.jinja or renderer.tokenizer.chat_template]
-    for options in config.score.reward_models.values():
+    for options in config.score.by_readers.values():
         for name in TEMPLATE_FILES if options.is_outside else ():
             with suppress(OSError, UnicodeDecodeError):  # the reader of the model reports it
                 texts.append(read_text(options.path / name, 64 * MIB))

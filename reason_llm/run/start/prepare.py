@@ -12,7 +12,7 @@ from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, move_aside, read_object, write_atomically
 from reason_llm.model import adapters
 from reason_llm.model.plan import Plan, Subject
-from reason_llm.readers import outside_models, reference
+from reason_llm.readers import reference
 from reason_llm.run.start import recovery
 from reason_llm.run.start.resolve import ResolvedRun, resolve
 from reason_llm.run.store import best, environment, folder as run_folder, kept_adapters
@@ -205,10 +205,8 @@ def _plan(subject: Subject, data: Data) -> Plan:
                 "drop long rows with data.max_tokens, or raise model.context_tokens"
             )
         longest_row = max(longest_row, mixed)
-    if data.teacher_prompts:  # the student's answer to each
-        of_teacher = max(len(prompt) for prompt in data.teacher_prompts.values())
-        longest_row = of_teacher + config.sample.max_new_tokens
+    if data.reader_prompts:  # a reader reads the policy's answer to each
+        prompts = [prompt for of in data.reader_prompts.values() for prompt in of.values()]
+        longest_row = max(map(len, prompts)) + config.sample.max_new_tokens
     images = None if data.images is None else data.images.sizes
-    return subject.plan(
-        int(longest), config.learns, int(longest_row), outside=outside_models, images=images
-    )
+    return subject.plan(int(longest), config.learns, int(longest_row), images=images)

@@ -79,16 +79,6 @@ def place_of(run: Path, which: Which) -> Path:
     return whole if whole.is_dir() else run / KEPT[which]
 
 
-def refuse_reward_model(adapter: Path) -> None:
-    """Raises ConfigError for a reward model's adapter, where answers are wanted; a run says so by
-    its config."""
-    if not is_run(adapter) and (adapter / SCORE_HEAD).exists():
-        raise ConfigError(
-            f"{adapter} is a reward model's adapter, which scores completions and writes none; "
-            "name it as a reward, or export it"
-        )
-
-
 def read_config(run: Path, overrides: dict[str, Any] | None = None) -> Config:
     """The config of a run, with dotted ``overrides``; raises ConfigError."""
     _check_config(run)
@@ -120,11 +110,21 @@ def _check_config(run: Path) -> None:
         return  # the reader reports it
 
 
-def check_writes(config: Config, what: str) -> None:
-    """Raises ConfigError for a reward model, as ``what`` needs completions."""
-    if config.of_stage.scores:
+def check_writes(asked: Config | Path, what: str) -> None:
+    """Raises ConfigError for a model that gives scores, as ``what`` needs completions.
+
+    Args:
+        asked: the config of a run, or the folder of an adapter; a run's folder passes.
+    """
+    if isinstance(asked, Path):
+        if not is_run(asked) and (asked / SCORE_HEAD).exists():
+            raise ConfigError(
+                f"{asked} is a reward model's adapter, which scores completions and writes none; "
+                "name it as a reward, or export it"
+            )
+    elif asked.of_stage.scores:
         raise ConfigError(
-            f"{config.run.name} is a reward model (stage={config.stage}): it scores completions "
+            f"{asked.run.name} is a reward model (stage={asked.stage}): it scores completions "
             f"and writes none, so {what} does not take it; name a run of another stage"
         )
 

@@ -27,11 +27,10 @@ from reason_llm.files import (
     read_object,
     regular,
     replacing_folder,
-    sealed,
     sha256,
 )
 from reason_llm.model import Model, adapters, score_head, weights
-from reason_llm.readers import reward_models
+from reason_llm.readers import description
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.folder import BEST_RECORD, KEPT, Which, kept_name
@@ -79,11 +78,9 @@ class KeptAdapters:
                 self._folder_of("best").name, best.step,
             )  # fmt: skip
             return replace(state, best=None)
-        scale = None
-        if self.config.of_stage.scores:
-            scale = describe(self._records(best.step), *self.digests)
+        notes = description(self.config, self._records(best.step), *self.digests)
         try:
-            _check_best(self._folder_of("best"), checkpoint, best, scale)
+            _check_best(self._folder_of("best"), checkpoint, best, notes)
         except (OSError, ValueError):
             self._submit(checkpoint, best)
         return state
@@ -158,17 +155,17 @@ class KeptAdapters:
             (folder / BEST_RECORD).write_bytes(record)
 
     def _records(self, step: int) -> list[Record]:
-        """The records up to this step, for a reward model's scale."""
+        """The records up to this step, for the description of a model that gives scores."""
         if not self.config.of_stage.scores:
             return []
         return [record for record in self.log.records() if record["step"] <= step]
 
     def _describe(self, folder: Path, step: int, records: Sequence[Record], told: str) -> None:
-        """Write a README that says ``told`` of the adapter, and a reward model's scale by the last
-        of the records."""
+        """Write a README that says ``told`` of the adapter, and its description for readers by the
+        last of the records."""
         (folder / "README.md").write_bytes(readme(self.config, step, told, self.model.loader))
-        if self.config.of_stage.scores:
-            (folder / reward_models.SCALE).write_bytes(describe(records, *self.digests))
+        for name, content in description(self.config, records, *self.digests).items():
+            (folder / name).write_bytes(content)
 
 
 def written(run: Path, train: str) -> dict[str, str]:
@@ -209,19 +206,15 @@ def check_written(run: Path, config: Config, state: RunState, noted: Mapping[str
         and config.run.keep_best
         and (state.folder / f"{OF_BEST}{file}").is_file()
     ):
-        _check_best(run / kept_name("best", train), state.folder, state.best)
+        _check_best(run / kept_name("best", train), state.folder, state.best, {})
 
 
-def _check_best(folder: Path, checkpoint: Path, best: Best, scale: bytes | None = None) -> None:
-    """Compare the best adapter with a checkpoint; ``scale`` is a reward model's ``reward.json``."""
+def _check_best(folder: Path, checkpoint: Path, best: Best, notes: Mapping[str, bytes]) -> None:
+    """Compare the best adapter with a checkpoint, and other files of its folder with ``notes``."""
     noted = check_digests(folder)
-    if scale is not None:
-        digest = hashlib.sha256(scale).hexdigest()
-        compare(
-            f"{folder.name}/{reward_models.SCALE}",
-            noted.get(reward_models.SCALE, "missing"),
-            digest,
-        )
+    for name, content in notes.items():
+        digest = hashlib.sha256(content).hexdigest()
+        compare(f"{folder.name}/{name}", noted.get(name, "missing"), digest)
     for file, digest in check_digests(checkpoint).items():
         if file.startswith(OF_BEST) or file in (adapters.CONFIG, "config.json"):
             own = file.removeprefix(OF_BEST)
@@ -266,21 +259,3 @@ def readme(
         f"after step {step} of {config.run.steps}."
         f"{' ' if told else ''}{told}\n\n{load}"
     ).encode()
-
-
-def describe(records: Sequence[Record], base: str, template: str) -> bytes:
-    """``reward.json`` of a reward model: what was measured last on its held-out rows, where there
-    were any, and digests of what it was trained over.
-
-    Args:
-        records: of the run.
-        base, template: digests of the base's config and of how prompts are written.
-    """
-    measured = [record for record in records if "eval/reward_std" in record]
-    last = measured[-1] if measured else {}
-    names = {"eval/reward_mean": "mean", "eval/reward_std": "std"} | {
-        f"eval/{name}": name for name in ("pair_accuracy", "pairs", "length_correlation")
-    }
-    values: dict[str, Any] = {name: last[key] for key, name in names.items() if key in last}
-    values |= {"read_at": reward_models.END_TOKEN, "base": base, "template": template}
-    return sealed(orjson.dumps(values, option=orjson.OPT_INDENT_2))

@@ -9,9 +9,9 @@ import orjson
 import pytest
 import torch
 
-from reason_llm.app.export import model_card, parity
+from reason_llm.app.export import model_card, parity, reward_model
 from reason_llm.app.export.model_card import ModelCard, is_hub_id, licence_of
-from reason_llm.app.export.reward_model import ScoreParity
+from reason_llm.app.export.parity import ScoreParity
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ModelError
 from reason_llm.model import Datum
@@ -100,10 +100,9 @@ def test_a_card_s_header_is_what_the_hub_reads(
 ) -> None:
     tree = {"data": {"train": ["org/rows:main", "mine.jsonl"]}, "run": {"name": "a", "steps": 9}}
     config = Config.model_validate(tree)
-    card = ModelCard(
-        "mine", "org/base", "mit", merged, "the gap", config, None, Path("a"), is_reward
-    )
-    text = model_card.render(card)
+    card = ModelCard("mine", "org/base", "mit", merged, "the gap", config, None, Path("a"))
+    text = model_card.render(reward_model.on_card(card) if is_reward else card)
+    assert ("AutoModelForSequenceClassification" in text) == is_reward
     for line in (
         "base_model: org/base", f"library_name: {library}", f"pipeline_tag: {task}", "license: mit",
         "- reason_llm\n- grpo\n", "datasets:\n- org/rows\n", "- unknown of 9 planned steps",

@@ -85,7 +85,7 @@ def test_a_critic_that_explains_nothing() -> None:
     key = "critic/explained_variance"
 
     def found(*values: float) -> Finding:
-        return stage_alarms.critic_explains_nothing(seen(steps(key, values), "rl"))
+        return alarms.ALARMS["The critic explains nothing"].check(seen(steps(key, values), "rl"))
 
     assert raised(found(*[-0.1] * 30))
     assert found(*[-0.1] * 24).state == "unknown"  # it may still know nothing

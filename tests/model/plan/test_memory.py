@@ -44,7 +44,6 @@ from reason_llm.model.plan.outline import outline
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES, SIZES
 from reason_llm.model.sizes import ImageSizes, chunk_bytes
-from reason_llm.readers import outside_models
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.micro_batches import packed_batches
@@ -397,7 +396,7 @@ def planned(path: Path, folder: Path) -> tuple[Config, Any]:
     config = load(path, {})
     model = config.model.model_copy(update={"path": write_config(config.model.path, folder)})
     config = config.model_copy(update={"model": model})
-    return config, plan_only(config, outside_models)
+    return config, plan_only(config)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +475,7 @@ def test_recurrent_layers_have_states_in_place_of_keys(caplog: pytest.LogCapture
     a convolution over 8,192 channels; 8 have 4 heads of 256 for keys, and as many for values."""
     tree = {"model": {"path": "Qwen/Qwen3.5-4B", "context_tokens": 4096}, "data": {"train": "x"},
             "memory": {"budget_gib": 16}}  # fmt: skip
-    plan = plan_only(Config.model_validate(tree), outside_models)
+    plan = plan_only(Config.model_validate(tree))
     state = 24 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
     per_token = 8 * 2 * 4 * 256 * 2
     block = state // 24 // (2 * 4 * 256 * 2)  # tokens, as pages of vLLM's cache have one size
@@ -487,7 +486,7 @@ def test_recurrent_layers_have_states_in_place_of_keys(caplog: pytest.LogCapture
     assert plan.engine is not None
     assert plan.engine.kv_cache_bytes == sizes["KV cache"] + sizes["recurrent states"]
     tree["sample"] = {"engine": "transformers"}
-    bare = plan_only(Config.model_validate(tree), outside_models)
+    bare = plan_only(Config.model_validate(tree))
     sizes = {line.name: line.sampling for line in bare.lines}
     assert sizes["recurrent states"] == -(-bare.cache_tokens // (4096 + 256)) * state
     assert f"to download: {plan.downloads[0][1] / 1e9:.1f} GB of Qwen/Qwen3.5-4B" in plan.table()
@@ -506,7 +505,7 @@ def test_every_family_is_planned_by_its_config_alone(tmp_path: Path) -> None:
             if file.name != "config.json":
                 file.unlink()
         tree["model"] = {"path": str(folder), "context_tokens": 256}
-        plan = plan_only(Config.model_validate(tree), outside_models)
+        plan = plan_only(Config.model_validate(tree))
         sizes = {line.name: line.sampling for line in plan.lines}
         assert sizes["KV cache"] > 0
         assert plan.downloads == ()
@@ -618,13 +617,11 @@ def test_a_teacher_of_its_own_is_planned_by_its_config(tmp_path: Path) -> None:
         "teacher": {"model": str(TINY)},
     }  # fmt: skip
     taken = Shape.of(meta_model(ModelSection(path=str(TINY)))).weight_bytes(4, "none", False)
-    lines = {
-        line.name: line for line in plan_only(Config.model_validate(tree), outside_models).lines
-    }
+    lines = {line.name: line for line in plan_only(Config.model_validate(tree)).lines}
     assert lines["teacher"] == memory.Line("teacher", taken, taken, taken)
     tree["teacher"]["model"] = str(tmp_path / "none")
     with pytest.raises(ModelError, match=r"^teacher\.model=.*none does not exist"):
-        plan_only(Config.model_validate(tree), outside_models)
+        plan_only(Config.model_validate(tree))
 
 
 def test_images_take_the_tower_and_their_features(tmp_path: Path) -> None:

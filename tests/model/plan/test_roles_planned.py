@@ -23,7 +23,7 @@ from reason_llm.model.base import Model, load_tokenizer, meta_model
 from reason_llm.model.datum import Datum
 from reason_llm.model.plan import GIB, Machine, Plan, look_at, memory, plan_only, with_start
 from reason_llm.model.plan.shape import Shape
-from reason_llm.readers import Base, Reader, open_readers, outside_models
+from reason_llm.readers import Base, Reader, open_readers
 from reason_llm.readers.reference import START
 from reason_llm.run import learners
 from reason_llm.run.store import checkpoint
@@ -167,7 +167,7 @@ def seven_billion(folder: Path, **sections: Any) -> Plan:
         "sample": {"engine": "vllm", "max_new_tokens": 1024},
         "memory": {"budget_gib": 24},
     } | sections
-    return plan_only(Config.model_validate(tree), outside_models)
+    return plan_only(Config.model_validate(tree))
 
 
 ADAPTER = 80_740_352
