@@ -168,8 +168,8 @@ BODIES = {
 }
 MOMENTS = {
     "in what runs at exit": "atexit.register(interrupt)",
-    "while threads are awaited": "threading.Thread(target=lambda: (time.sleep(0.5), os.kill("
-    "os.getpid(), signal.SIGINT), time.sleep(1))).start()",
+    "while threads are awaited": "threading.Thread(target=lambda: (threading.main_thread().join(), "
+    "os.kill(os.getpid(), signal.SIGINT), time.sleep(60))).start()",
 }
 
 

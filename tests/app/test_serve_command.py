@@ -64,7 +64,7 @@ def url(run_folder: Path) -> Iterator[str]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert has_said.wait(30)
+    assert has_said.wait(300)
     yield said[0].partition(" at ")[2].partition(";")[0]
     stop[0]()
     thread.join()
@@ -165,7 +165,7 @@ def test_a_seed_repeats_the_answers_of_several_prompts(client: openai.OpenAI) ->
     ],
 )
 def test_what_is_not_offered_is_refused(url: str, body: Any, status: int, says: str) -> None:
-    answer = httpx.post(f"{url}/chat/completions", json=GREEDY | body, timeout=60)
+    answer = httpx.post(f"{url}/chat/completions", json=GREEDY | body, timeout=300)
     assert answer.status_code == status
     assert says in answer.json()["error"]["message"]
 
@@ -173,8 +173,12 @@ def test_what_is_not_offered_is_refused(url: str, body: Any, status: int, says: 
 def test_a_page_of_another_site_gets_nothing(url: str) -> None:
     """By a name that resolves to this machine, or a form that a browser sends without asking."""
     address = f"{url}/chat/completions"
-    elsewhere = httpx.post(address, json=GREEDY, headers={"Host": "evil.example"})
-    form = httpx.post(address, content=b"{}", headers={"Content-Type": "text/plain"})
+    elsewhere = httpx.post(
+        address, json=GREEDY, headers={"Host": "evil.example"}, timeout=300
+    )
+    form = httpx.post(
+        address, content=b"{}", headers={"Content-Type": "text/plain"}, timeout=300
+    )
     assert (elsewhere.status_code, form.status_code) == (421, 415)
 
 

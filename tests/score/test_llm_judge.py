@@ -27,7 +27,8 @@ KEY = "sk-0123456789abcdef"
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Server]]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1,localhost")
     monkeypatch.setattr(service, "FIRST_WAIT_SECONDS", 0.01)
     made: list[Server] = []
 
