@@ -58,13 +58,15 @@ class Summary(dict[str, Any]):
 def load_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
-    """Load the config in a YAML file; None: the quick start's. ``overrides`` are options by dotted
-    name, such as ``{"train.learning_rate": 1e-5}``.
+    """Load the config in a YAML file; None: the quick start's or, with an override of
+    ``model.path``, one of defaults. ``overrides`` are options by dotted name, such as
+    ``{"train.learning_rate": 1e-5}``. A config without ``data.train`` is for ``train(config,
+    rows=rows)``.
 
     Raises:
         ConfigError: one line with the key, the value and the fix.
     """
-    return config_file.load(None if path is None else Path(path), dict(overrides or {}))
+    return config_file.load(None if path is None else Path(path), dict(overrides or {}), rows=ROWS)
 
 
 def train(
@@ -240,7 +242,7 @@ def _config(
     if isinstance(given, str) and "\n" in given:
         given = config_file.parse(given, "the config")
     if given is None or isinstance(given, str | Path):
-        return load_config(given, overrides)
+        return config_file.load(None if given is None else Path(given), overrides)
     if isinstance(given, Mapping):
         return config_file.build(_copied(given), unnamed, overrides)
     if overrides:

@@ -33,7 +33,10 @@ MOST_SHOWN_CHARACTERS = 200
 
 
 def load(
-    path: Path | None, overrides: dict[str, Any] | None = None, mistakes: Mistakes | None = None
+    path: Path | None,
+    overrides: dict[str, Any] | None = None,
+    mistakes: Mistakes | None = None,
+    rows: str | None = None,
 ) -> Config:
     """Load a YAML file, from the working folder or else from the package, with dotted ``overrides``
     such as ``{"train.learning_rate": 1e-4}``.
@@ -42,15 +45,20 @@ def load(
         path: None for the quick start or, if the overrides name a model or a training set, for a
             config of defaults.
         mistakes: list that collects the errors; the config then has all other options.
+        rows: ``data.train`` where neither the file nor the overrides name one.
 
     Raises:
         ConfigError: one line with the key, the value and the fix; further mistakes are its notes.
     """
     overrides = overrides or {}
-    if path is None and overrides.keys() & {"model.path", "data.train"}:
-        return build({"run": {"name": OWN_NAME}}, Path(COMMAND_LINE), overrides, mistakes)
-    path = path or QUICK_START
-    return build(read_yaml(path), path, overrides, mistakes)
+    tree: dict[str, Any] = {"run": {"name": OWN_NAME}}
+    place = Path(COMMAND_LINE)
+    if path is not None or not overrides.keys() & {"model.path", "data.train"}:
+        place = path or QUICK_START
+        tree = read_yaml(place)
+    if rows is not None and isinstance(tree.get("data") or {}, dict):
+        tree["data"] = {"train": rows, **(tree.get("data") or {})}
+    return build(tree, place, overrides, mistakes)
 
 
 def build(
@@ -98,10 +106,29 @@ def build(
 
 
 def to_yaml(config: Config) -> str:
-    """Return the config, including defaults, as YAML that ``load`` reads back to an equal one."""
+    """Return the config, including defaults, as YAML that ``load`` reads back to an equal one. A
+    comment behind each null that keeps the value of an algorithm's or a loss's row says the value:
+    ``clip_low: null  # 0.2, of grpo``."""
     dumper = yaml.CSafeDumper
     tree = config.model_dump(mode="json")
-    return str(yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True))
+    text = str(yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True))
+    rows = {"algorithm": config.algorithm, "preference": config.preference}
+    section, lines = "", list[str]()
+    for line in text.splitlines():
+        section = section if line.startswith((" ", "-")) else line.partition(":")[0]
+        null = _NULL.fullmatch(line)
+        chosen = rows.get(section)
+        if null is not None and chosen is not None:
+            value = getattr(chosen.row(), null[1])
+            if value is not None:
+                shown = value if isinstance(value, str) else json.dumps(value)
+                line += f"  # {shown}, of {chosen.name}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+_NULL = re.compile(r"  (\w+): null")
+"""An option of a section that is left to the default."""
 
 
 def schema() -> str:

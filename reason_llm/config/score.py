@@ -23,7 +23,7 @@ TAKEN = frozenset(
 """Names of other metrics, which no reward may have."""
 
 
-RIGHTNESS = ("boxed", "think_answer_tags", "code_tests", "code_tests_fraction", "gym")
+RIGHTNESS = ("boxed", "think_answer_tags", "exact", "code_tests", "code_tests_fraction", "gym")
 """Rewards that check whether an answer is correct."""
 GO_BY_FIRST = ("cosine", "length")
 """Rewards that depend on whether the first reward says correct, and are missing if it is."""

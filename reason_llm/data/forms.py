@@ -175,15 +175,17 @@ def read_problem(
     columns: ColumnsSection,
     *,
     tests: bool = False,
+    label: bool = False,
     answer: bool = True,
     prompt: bool = True,
 ) -> Problem:
     """A row with a prompt and, unless ``answer`` is False, a gold answer: of code rewards the
-    row's tests. Unless ``prompt`` is True, a row without one has an empty message of the user."""
+    row's tests, of the reward ``exact`` a label. Unless ``prompt`` is True, a row without one has
+    an empty message of the user."""
     cells = Cells(where, row, columns)
     names = PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,)
     if not prompt and cells.find(names) is None:
-        gold = read_gold(cells)[0] if answer else ""
+        gold = read_gold(cells, is_label=label)[0] if answer else ""
         return Problem(where, [{"role": "user", "content": ""}], gold, ignored=cells.ignored())
     asked = _read_prompt(cells, _prompt_column(cells, PROMPT_COLUMNS))
     gold, doubt = "", ""
@@ -191,7 +193,7 @@ def read_problem(
         gold = read_tests(cells)
         asked = _with_first_test(cells, asked)
     elif answer:
-        gold, doubt = read_gold(cells, asked.choices)
+        gold, doubt = read_gold(cells, asked.choices, label)
         if asked.choices is None:
             check_no_wrong_choices(cells)
         else:

@@ -119,16 +119,20 @@ def answer_columns(cells: Cells) -> tuple[str, ...]:
     return found
 
 
-def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
+def read_gold(
+    cells: Cells, choices: Choices | None = None, is_label: bool = False
+) -> tuple[str, str]:
     """The gold answer of a row, as the label of a choice where there are choices, and why it is in
-    doubt: empty where it is not."""
+    doubt: empty where it is not. With ``is_label`` it is the whole text of the column."""
     tests = column_of_tests(cells.row)
     if tests and cells.columns.answer is None and not has_answer(cells):
         raise DataError(
             f"{cells.where}: lacks a gold answer and has tests in column {tests!r}; make "
             "code_tests the first reward, or set data.columns.answer"
         )
-    usual = answer_columns(cells) if choices is None else (*answer_columns(cells), INDEX_COLUMN)
+    usual = answer_columns(cells)
+    if choices is not None or is_label:
+        usual = (*usual, INDEX_COLUMN)
     where, column = cells.where, cells.column(cells.columns.answer, usual, "data.columns.answer")
     given = cells[column]
     value = _value(where, column, given)
@@ -136,6 +140,8 @@ def read_gold(cells: Cells, choices: Choices | None = None) -> tuple[str, str]:
         return choices.label(where, value, column.casefold() == INDEX_COLUMN)
     if isinstance(value, float) and len(repr(value)) > len(short := f"{value:.15g}") + 2:
         value = short  # 0.30000000000000004: digits of the computer's rounding, which nobody writes
+    if is_label and isinstance(value, str | int | float) and (label := str(value).strip()):
+        return label, damage(label)
     plain = without_entities(value) if isinstance(value, str) else value
     has_entities, value = plain != value, plain
     is_scalar = isinstance(value, str | int | float)

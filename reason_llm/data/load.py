@@ -51,7 +51,7 @@ from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import ALL, CHAT, MAY_LACK, ROW, Prompt, TokenRow
-from reason_llm.score.math import equivalent, is_only_text, same_word
+from reason_llm.score.math import equivalent, is_only_text, is_same_label, same_word
 from reason_llm.workers import within
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ CODE_REWARDS = ("code_tests", "code_tests_fraction")
 """With one of these first, a row's answer is its tests."""
 MATH_REWARDS = ("boxed", "think_answer_tags")
 """With one of these first, an answer is compared with the gold one as mathematics."""
+LABEL_REWARD = "exact"
+"""With this one first, the gold answer is the whole text of its column."""
+_LABEL = re.compile(r"[^\W\d_]{2,30}+(?:[ _/&-]{1,3}[^\W\d_]{1,30}+){0,4}")
+"""A label of up to five words."""
+_YES_OR_NO = frozenset({"yes", "no", "true", "false"})
 _CHOICE = re.compile(r"\\(?:textbf|text|mathrm)\{\(([A-J])\)[ ~\\]*\}?+ ?\S")
 """``\\textbf{(B) } 6``, as in AMC's solutions."""
 LEARNED: dict[str, Callable[[str, Row, ColumnsSection], Learned]] = {
@@ -299,7 +304,23 @@ class _SetReader:
                 raise DataError(f"{data_set.source} holds no rows; give a file with at least one")
         except DataError as error:
             self.fault(error)
+        self._note_labels(data_set, examples)
         return examples
+
+    def _note_labels(self, data_set: DataSet, examples: list[Example]) -> None:
+        """Note that all gold answers are a few labels in words, which are no mathematics."""
+        if self.config.score.rewards[0].kind not in MATH_REWARDS:
+            return
+        asked = [each for each in examples if isinstance(each, Problem)]
+        labels = {each.answer.casefold() for each in asked}
+        if not 1 < len(labels) <= len(asked) / 2 or labels <= _YES_OR_NO:
+            return
+        if all(map(_LABEL.fullmatch, labels)):
+            says = (
+                f"{len(labels)} different labels as gold answers are compared as mathematics; the "
+                f"reward {LABEL_REWARD} compares labels word for word"
+            )
+            data_set.doubts[says] = [each.where for each in asked]
 
     def _rows(self, data_set: DataSet, no_row: Fault) -> Iterator[tuple[str, Row]]:
         """The rows of a set: of one that is a share of the training set that share, of the training
@@ -455,7 +476,9 @@ class _SetReader:
         key += problem.environment.encode()
         where, gold = self.golds.setdefault(key, (problem.where, problem.answer))
         is_same = gold == problem.answer or (
-            judge in MATH_REWARDS and equivalent(gold, problem.answer, JUDGE_SECONDS)
+            is_same_label(gold, problem.answer)
+            if judge == LABEL_REWARD
+            else judge in MATH_REWARDS and equivalent(gold, problem.answer, JUDGE_SECONDS)
         )
         if not is_same:
             data_set.contradictions.setdefault(
@@ -537,9 +560,11 @@ class _SetReader:
         answer = data_set.form == "problems" and not is_played(data_set.source)
         if self.config.data.form == "prompts" and judge.custom is not None:
             answer = answer and has_answer(Cells(where, row, columns))
-        tests = judge.kind in CODE_REWARDS
         needs_prompt = self.played is None or self.played.needs_prompt  # else reset may give it
-        problem = read_problem(where, row, columns, tests=tests, answer=answer, prompt=needs_prompt)
+        problem = read_problem(
+            where, row, columns, tests=judge.kind in CODE_REWARDS, label=judge.name == LABEL_REWARD,
+            answer=answer, prompt=needs_prompt,
+        )  # fmt: skip
         return self._with_extra(problem, row)
 
     def _read_elsewhere(self, data_set: DataSet, row: Row) -> set[str]:

@@ -70,8 +70,8 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
         return
     if source.startswith(PYTHON):
         raise DataError(
-            f"{source} were given in Python; give them again, as in reason_llm.train(config, "
-            "rows=rows), or name a file"
+            f"{source} are rows that Python passes; pass them, as in reason_llm.train(config, "
+            "rows=rows), or name a file in data.train"
         )
     if source.startswith(GYM):
         asked = ("question", "answer")

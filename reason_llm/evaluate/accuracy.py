@@ -5,22 +5,23 @@ one of j is right, estimated from all k; ``maj@k``, whether the answer that most
 right. Intervals and tests are in ``score.statistics``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from reason_llm.evaluate.outcomes import Outcome
-from reason_llm.score.math import majority
 from reason_llm.score.statistics import Comparison, Estimate, compare, estimate, pass_at_k
 
 Values = dict[str, list[float]]
 """The value of each problem by the score's name."""
+Vote = Callable[[Sequence[str | None]], str | None]
+"""Finds the most frequent of some answers."""
 
 
-def scores(outcomes: Sequence[Outcome], num_samples: int, with_majority: bool) -> Values:
+def scores(outcomes: Sequence[Outcome], num_samples: int, vote: Vote | None) -> Values:
     """Value of each problem for every score that the outcomes allow, of ``num_samples`` samples;
-    ``with_majority`` if the first reward finds answers that can be compared."""
+    ``vote`` is None if the first reward finds no answers that can be compared."""
     values: Values = {"greedy": [each["greedy"]["reward"] for each in outcomes]}
     if not num_samples:
         return values
@@ -30,8 +31,8 @@ def scores(outcomes: Sequence[Outcome], num_samples: int, with_majority: bool) -
         rights = [round(sum(each)) for each in samples]
         for k in _ladder(num_samples):
             values[f"pass@{k}"] = [pass_at_k(num_samples, right, k) for right in rights]
-    if with_majority and num_samples > 1:
-        values[f"maj@{num_samples}"] = [_majority_reward(each) for each in outcomes]
+    if vote is not None and num_samples > 1:
+        values[f"maj@{num_samples}"] = [_majority_reward(each, vote) for each in outcomes]
     return values
 
 
@@ -57,7 +58,7 @@ def comparisons(ours: Values, theirs: Values, num_samples: int) -> dict[str, Com
 
 
 def summarize(
-    outcomes: Sequence[Outcome], num_samples: int, with_majority: bool, compared: bool
+    outcomes: Sequence[Outcome], num_samples: int, vote: Vote | None, compared: bool
 ) -> dict[str, Any]:
     """Content of ``summary.json``: ``results`` by model and set, and for two models ``comparisons``
     by set, the first model minus the second."""
@@ -65,7 +66,7 @@ def summarize(
     for each in outcomes:
         grouped.setdefault(each["model"], {}).setdefault(each["set"], []).append(each)
     values = {
-        model: {name: scores(of_set, num_samples, with_majority) for name, of_set in sets.items()}
+        model: {name: scores(of_set, num_samples, vote) for name, of_set in sets.items()}
         for model, sets in grouped.items()
     }
     results = {
@@ -122,10 +123,10 @@ def _ladder(most: int) -> list[int]:
     return [*powers, most] if most > 1 else []
 
 
-def _majority_reward(outcome: Outcome) -> float:
+def _majority_reward(outcome: Outcome, vote: Vote) -> float:
     """Reward of the most frequent answer, in its first spelling."""
     answers = [sample["answer"] for sample in outcome["samples"]]
-    chosen = majority(answers)
+    chosen = vote(answers)
     return 0.0 if chosen is None else float(outcome["samples"][answers.index(chosen)]["reward"])
 
 

@@ -121,8 +121,8 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
             write_atomically(request.out / "summary.json", orjson.dumps(summary))
             watch.line(f"completions of {len(log.outcomes)} prompts in {log.path}")
             return summary
-        with_majority = scorer.rewards[0].reward.answer is not None
-    return _finish(request, log, with_majority, watch)
+        first = scorer.rewards[0].reward
+    return _finish(request, log, None if first.answer is None else first.vote, watch)
 
 
 def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]:
@@ -356,7 +356,9 @@ def _wave_outcomes(
     ]
 
 
-def _finish(request: Request, log: OutcomeLog, with_majority: bool, watch: Watch) -> dict[str, Any]:
+def _finish(
+    request: Request, log: OutcomeLog, vote: accuracy.Vote | None, watch: Watch
+) -> dict[str, Any]:
     k, config = request.num_samples, request.config
     summary = {
         "models": {t.label: str(t.adapter or t.path) for t in request.targets},
@@ -365,7 +367,7 @@ def _finish(request: Request, log: OutcomeLog, with_majority: bool, watch: Watch
         "temperature": config.sample.temperature if k else 0.0,
         "max_new_tokens": config.eval_max_new_tokens,
         "sha256": log.digest(),
-        **accuracy.summarize(log.outcomes, k, with_majority, len(request.targets) > 1),
+        **accuracy.summarize(log.outcomes, k, vote, len(request.targets) > 1),
     }
     content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
     write_atomically(request.out / "summary.json", content)

@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from reason_llm.config import ModelSection
@@ -78,12 +79,39 @@ def check(path: str, *names: str, runs: bool = False) -> bool:
             f"model.path={path:.200} is no folder here, and HF_HUB_OFFLINE is set but the Hub's "
             "cache does not hold it; unset HF_HUB_OFFLINE, or give a folder"
         )
+    elif not cached(path, "config.json"):
+        _ask_hub(path)
     if runs:
         say(
             f"model.trust_remote_code is true: Python code that comes with {path} runs with all "
             "your rights"
         )
     return runs
+
+
+@cache
+def _ask_hub(path: str) -> None:
+    """Ask once whether the Hub has a model: the downloads would repeat a request that fails for
+    half a minute each. Raises ModelError: the Hub does not have it, or is not reached."""
+    try:
+        get_hf_file_metadata(hf_hub_url(path, "config.json"))
+    except GatedRepoError as error:
+        raise ModelError(
+            f"model.path={path:.200} is gated on the Hub; ask for access on its page, and log in "
+            "by hf auth login"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"model.path={path:.200} is no folder here and no model on the Hub; correct the name, "
+            "or for a private one log in by hf auth login"
+        ) from error
+    except HfHubHTTPError:
+        return  # of a server that answers: the download repeats what is worth it
+    except Exception as error:  # of an id that is none, and of the HTTP library
+        raise ModelError(
+            f"model.path={path:.200} is no folder here, and the Hub cannot be asked for it "
+            f"({one_line(error)[:200]}); check the name and the network, or give a folder"
+        ) from error
 
 
 @cache

@@ -46,8 +46,12 @@ from reason_llm.score.math import (
     TIMEOUT_SECONDS as COMPARISON_SECONDS,
     Equality,
     final_boxed,
+    is_same_label,
     last_answer_tags,
+    majority,
     matches,
+    most_frequent_label,
+    stated_label,
 )
 
 log = logging.getLogger(__name__)
@@ -225,6 +229,9 @@ class RegexOptions(Section):
     0."""
 
 
+Vote = Callable[[Sequence[str | None]], str | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Values that the functions are made with."""
@@ -255,6 +262,8 @@ class Reward:
     """Whether it is a function of the user's."""
     answer: Callable[[str], str | None] | None = None
     """Finds the answer in a completion for a majority vote; None: there is none."""
+    vote: Vote = majority
+    """Finds the most frequent of such answers."""
     program: Callable[[str], str | None] | None = None
     """Finds the program in a completion; None for rewards that run none."""
     columns: tuple[str, ...] = ()
@@ -304,6 +313,10 @@ def _answer(find: Callable[[str], str | None], options: AnswerOptions, context: 
         return matches(prompt.answer, found, seconds, prompt.text, options.equality)
 
     return Reward(of_one, answer=find)
+
+
+def _exact(prompt: Prompt, completion: Completion) -> float:
+    return float(is_same_label(prompt.answer, stated_label(prompt.continued_by(completion))))
 
 
 def _gym(options: Section, context: Context) -> Reward:
@@ -510,6 +523,10 @@ def _published(where: str, function: Callable[..., Any], context: Context) -> Ca
 REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
     "boxed": (AnswerOptions, lambda o, c: _answer(final_boxed, o, c)),
     "think_answer_tags": (AnswerOptions, lambda o, c: _answer(last_answer_tags, o, c)),
+    "exact": (
+        NoOptions,
+        lambda o, c: Reward(_exact, answer=stated_label, vote=most_frequent_label),
+    ),
     "code_tests": (NoOptions, lambda o, c: _code(c, is_fraction=False)),
     "code_tests_fraction": (NoOptions, lambda o, c: _code(c, is_fraction=True)),
     "format": (NoOptions, lambda o, c: _of_text(think_answer_format)),

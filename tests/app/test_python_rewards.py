@@ -90,8 +90,29 @@ def test_a_run_with_functions_and_rows_goes_on_with_them(
     config = tmp_path / "runs" / "given" / "resolved_config.yaml"
     here = Path(__file__)
     assert f"custom: {here}:right_total" in config.read_text()
-    with pytest.raises(DataError, match=r"python:rows were given in Python; give them again"):
+    with pytest.raises(DataError, match=r"python:rows are rows that Python passes; pass them"):
         reason_llm.train(config, watch=Notes())
+
+
+def test_a_config_without_data_is_for_rows_of_python(
+    tree: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {
+        f"{section}.{name}": value for section in tree for name, value in tree[section].items()
+    }
+    config = reason_llm.load_config(overrides=options)
+    assert config.data.form == "prompts"
+    with pytest.raises(DataError, match=r"pass them, as in reason_llm.train\(config, rows=rows\)"):
+        reason_llm.train(config, rewards=[right_total], watch=Notes())
+    watch = Notes()
+    reason_llm.train(config, rewards=[right_total], rows=ROWS, watch=watch)
+    assert any("36 prompts" in line for line in watch.lines)
+    Path("mine.yaml").write_text("run: {steps: 1}\ndata:\n")
+    assert reason_llm.load_config("mine.yaml").run.name == "mine"
+    with pytest.raises(ConfigError, match=r"data.train is missing"):
+        reason_llm.train("mine.yaml", watch=Notes())
+    with pytest.raises(ConfigError, match=r"unknown key 'data.trian'; did you mean data.train"):
+        reason_llm.load_config("mine.yaml", {"data.trian": "x"})
 
 
 def test_a_changed_column_is_told(tree: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

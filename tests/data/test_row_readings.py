@@ -682,6 +682,35 @@ def test_two_labels_for_bad_are_named(tmp_path: Path, load: Callable[..., Data])
         assert named == [f"{says}data.preprocess"] * count
 
 
+def test_labels_are_offered_a_reward_and_are_read_word_for_word_by_it(
+    tmp_path: Path, load: Callable[..., Data]
+) -> None:
+    path, exact = tmp_path / "rows.jsonl", {"rewards": ["exact"]}
+    golds = ["Billing & refunds", "#### bug", "billing & refunds", "#### bug"]
+
+    def notes(golds: list[str], column: str = "answer", **sections: Any) -> list[str]:
+        rows = [{"question": f"{n}?", column: gold} for n, gold in enumerate(golds)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return [line.removeprefix(f"{path}: ") for line in load(path, **sections).notes()]
+
+    says = (
+        "2 different labels as gold answers are compared as mathematics; the reward exact compares "
+        f"labels word for word in 4 rows, the first is {path}:1"
+    )
+    assert says in notes(golds)
+    assert notes(golds, score=exact) == notes(golds, "label", score=exact) == []
+    assert [p.answer for p in load(path, score=exact).prompts] == golds
+    for others in (["yes", "no"] * 2, ["north", "south", "east"], ["4", "5"] * 2, ["A", "B"] * 2):
+        assert not any("reward exact" in line for line in notes(others))
+    same = '{"question": "Q", "answer": "Bug"}\n{"question": "Q", "answer": "bug "}\n'
+    path.write_text(same)
+    assert load(path, score=exact).notes() == []
+    path.write_text(same.replace("Bug", "Billing"))
+    assert load(path, score=exact).notes() == [
+        f"{path}: 1 question has different gold answers: {path}:1 has 'Billing', {path}:2 has 'bug'"
+    ]
+
+
 def test_contradicting_golds_are_named(tmp_path: Path, load: Callable[..., Data]) -> None:
     path = tmp_path / "rows.jsonl"
     golds = {"What is 1/2?": "0.5", "what is 1/2": "1/2", "Other": "3", "What is  1/2 ?": "2"}

@@ -12,6 +12,7 @@ from reason_llm.evaluate.accuracy import estimates, scores, summarize, table
 from reason_llm.evaluate.evaluation import _check_finished
 from reason_llm.evaluate.outcomes import OutcomeLog, Wave
 from reason_llm.rollout import Prompt
+from reason_llm.score.math import majority
 from reason_llm.score.statistics import estimate
 
 
@@ -36,7 +37,7 @@ OUTCOMES = [
 
 
 def test_scores_by_hand() -> None:
-    values = scores(OUTCOMES, 5, with_majority=True)
+    values = scores(OUTCOMES, 5, vote=majority)
     assert values["greedy"] == [1, 0, 1]
     assert values["mean@5"] == pytest.approx([0.6, 0.2, 0])
     assert values["pass@2"] == pytest.approx([0.9, 0.4, 0])  # 1 - C(2, 2)/C(5, 2), 1 - C(4, 2)/10
@@ -48,11 +49,11 @@ def test_scores_by_hand() -> None:
 
 
 def test_scores_that_cannot_be_had_are_left_out() -> None:
-    assert list(scores(OUTCOMES, 0, with_majority=True)) == ["greedy"]
-    assert "maj@5" not in scores(OUTCOMES, 5, with_majority=False)
-    assert list(scores(OUTCOMES, 1, with_majority=True)) == ["greedy", "mean@1"]
+    assert list(scores(OUTCOMES, 0, vote=majority)) == ["greedy"]
+    assert "maj@5" not in scores(OUTCOMES, 5, vote=None)
+    assert list(scores(OUTCOMES, 1, vote=majority)) == ["greedy", "mean@1"]
     parts = [outcome("a", 0, 0.5, [(0.5, None), (1.0, None)])]
-    assert list(scores(parts, 2, with_majority=False)) == ["greedy", "mean@2"]
+    assert list(scores(parts, 2, vote=None)) == ["greedy", "mean@2"]
 
 
 def test_two_models_are_compared_problem_by_problem() -> None:
@@ -61,7 +62,7 @@ def test_two_models_are_compared_problem_by_problem() -> None:
         outcome("b", 1, 0.0, [(0.0, None)] * 5),
         outcome("b", 2, 1.0, [(1.0, "2")] * 5),
     ]
-    summary = summarize(OUTCOMES + other, 5, with_majority=True, compared=True)
+    summary = summarize(OUTCOMES + other, 5, vote=majority, compared=True)
     greedy = summary["comparisons"]["s"]["greedy"]
     assert (greedy["better"], greedy["worse"], greedy["p_value"]) == (1, 0, 1.0)
     assert greedy["difference"]["value"] == pytest.approx(1 / 3)
@@ -84,7 +85,7 @@ def test_two_models_are_compared_problem_by_problem() -> None:
 
 def test_rewards_of_any_range_have_normal_intervals() -> None:
     parts = [outcome("a", number, reward, []) for number, reward in enumerate((-1.0, 2.0, 5.0))]
-    greedy = summarize(parts, 0, with_majority=False, compared=False)["results"]["a"]["s"]["greedy"]
+    greedy = summarize(parts, 0, vote=None, compared=False)["results"]["a"]["s"]["greedy"]
     assert (greedy["value"], greedy["high"]) == pytest.approx((2.0, 2 + 1.959964 * 3**0.5))
 
 

@@ -45,6 +45,17 @@ def test_a_hub_id_that_is_not_in_the_cache_is_one_line_at_once(asked: list[str])
     assert asked == []
 
 
+def test_a_hub_that_is_not_reached_is_asked_once(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for call in (base.load_tokenizer, base.read_config):
+        with pytest.raises(ModelError, match=r"the Hub cannot be asked for it \(no network\)"):
+            call("org/other")
+        assert 0 < len(asked) <= 2
+        asked.clear()
+
+
 def test_what_is_in_the_cache_is_read_without_a_network(asked: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "hub" / "models--org--name"
     (folder / "refs").mkdir(parents=True)

@@ -90,6 +90,35 @@ def test_think_answer_tags(text: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
+        ("Billing and Refunds", 1),
+        (" billing  AND\nrefunds\n", 1),
+        ("<think>a bug? <answer>Bug</answer></think>billing and refunds", 1),
+        ("<think>x</think>\nIt is <answer> Billing and refunds </answer>.", 1),
+        ("<answer>billing and refunds</answer><answer>Billing and refunds</answer>", 1),
+        ("refunds and billing", 0),
+        ("billing and refunds.", 0),
+        ("It is billing and refunds", 0),
+        ("billing, bug, billing and refunds", 0),
+        ("<answer>bug</answer><answer>billing and refunds</answer>", 0),
+        ("<answer>billing and refunds", 0),
+        ("billing and refunds</answer>", 0),
+        ("<think>billing and refunds", 0),
+        ("", 0),
+    ],
+)
+def test_exact(text: str, value: float) -> None:
+    assert reward("exact", text, "Billing and refunds") == value
+
+
+def test_exact_reads_no_mathematics() -> None:
+    assert [reward("exact", text, "bug") for text in ("bug", "gub", "b*u*g")] == [1, 0, 0]
+    assert [reward("exact", text, "2.50") for text in ("2.50", "2.5", "5/2")] == [1, 0, 0]
+    assert [reward("exact", text, "\u00e9t\u00e9") for text in ("E\u0301TE\u0301", "ete")] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
         ("<think>a\nb</think>\n<answer>3</answer>\n", 1),
         ("<think></think><answer>3</answer>", 0),
         ("<think>a</think><answer> \n</answer>", 0),

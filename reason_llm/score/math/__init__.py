@@ -13,6 +13,7 @@ from reason_llm.score.math.extraction import (
     last_boxes,
 )
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
+from reason_llm.score.math.labels import is_same_label, most_frequent_label, stated_label
 
 __all__ = [
     "TIMEOUT_SECONDS",
@@ -25,10 +26,13 @@ __all__ = [
     "has_box",
     "hashed_answer",
     "is_only_text",
+    "is_same_label",
     "last_answer_tags",
     "last_boxed",
     "last_boxes",
     "majority",
     "matches",
+    "most_frequent_label",
     "same_word",
+    "stated_label",
 ]

@@ -1,0 +1,41 @@
+"""Labels of a classification, compared word for word.
+
+Upper and lower case, space around a label, and the kind and length of space in it do not count.
+All else does, such as a full stop behind it.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+from reason_llm.score.math.extraction import outside_thinking
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+
+
+def is_same_label(gold: str, found: str | None) -> bool:
+    """Whether two labels are the same words; no words are no label."""
+    return found is not None and _plain(gold) == _plain(found) != ""
+
+
+def stated_label(text: str) -> str | None:
+    """The text between ``<answer>`` and ``</answer>``, or where there is no such tag the whole
+    text, both outside of the thinking; None where the tags are no pairs around one label."""
+    first, *parts = outside_thinking(text).split(_OPEN)
+    if not parts and _CLOSE not in first:
+        return first.strip()
+    if _CLOSE in first or any(part.count(_CLOSE) != 1 for part in parts):
+        return None
+    found = [part.partition(_CLOSE)[0].strip() for part in parts]
+    return found[-1] if len(set(map(_plain, found))) == 1 else None
+
+
+def most_frequent_label(labels: Sequence[str | None]) -> str | None:
+    """The label that most of the samples state, in its first spelling; None does not vote."""
+    given = [each for each in labels if each is not None and each.strip()]
+    votes = Counter(map(_plain, given))
+    return max(given, key=lambda each: votes[_plain(each)], default=None)
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text.casefold()).split())
