@@ -81,7 +81,6 @@ def watched(record: Record) -> list[str]:
         "critic/explained_variance": "explained variance {:.2f}",
         "train/teacher_kl": "KL to the teacher {:.3g}",
         "train/kl_per_completion": "KL of a completion {:.3g}",
-        "train/kl_coefficient": "coefficient {:.3g}",
         "data/epoch": "epoch {:.2f}",
     }
     texts = [text.format(record[key]) for key, text in shown.items() if key in record]
