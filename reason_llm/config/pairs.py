@@ -40,8 +40,6 @@ class PairsSection(Section):
     """For conditioned: number of quantile bins of the score (of the distinct scores, if ties would
     leave a bin empty); the question contains the bin of the row, 0 for the worst. 0: the question
     contains the z-score over all rows."""
-    condition_text: str = " <rm_score>: {reward} "
-    """For conditioned: text after the question, with the number as {reward}."""
 
     @field_validator("bins")
     @classmethod
@@ -67,7 +65,6 @@ class PairsSection(Section):
             "threshold": is_conditioned or way in ("best_worst", "best"),
             "min_margin": form != "preferences",
             "bins": not is_conditioned,
-            "condition_text": not is_conditioned,
         }
         for name, is_ignored in ignored.items():
             value = getattr(self, name)

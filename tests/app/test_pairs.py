@@ -99,7 +99,7 @@ def test_pairs_of_a_group(options: dict, expected: list, tmp_path: Path) -> None
     ("form", "options"),
     [("preferences", {"threshold": 2}), ("demonstrations", {"by": "best", "threshold": 2}),
      ("labels", {"min_margin": 0.5}), ("demonstrations", {"min_margin": 0.5}),
-     ("labels", {"bins": 3}), ("demonstrations", {"condition_text": "{reward}"}),
+     ("labels", {"bins": 3}),
      ("conditioned", {"threshold": 0.5})],
 )  # fmt: skip
 def test_an_option_that_a_way_does_not_read_is_refused(
