@@ -399,9 +399,6 @@ class LogSection(Section):
     console: Literal["auto", "plain", "quiet"] = "auto"
     """auto: live display on a terminal, otherwise lines; plain: always lines; quiet: only warnings
     and errors."""
-    project: str | None = None
-    """Project name in wandb and trackio. null: the environment variable WANDB_PROJECT for wandb,
-    otherwise reason_llm."""
     rollouts: bool = False
     """Also send the texts of up to eight rollouts of each step to the trackers."""
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], ONE_IS_A_LIST] = []  # noqa: RUF012
