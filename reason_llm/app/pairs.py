@@ -143,7 +143,7 @@ def _buffers(source: Path) -> list[Path]:
     if source.is_dir() and missing:
         logger.warning(
             "%s lacks %d of its %d steps, the first is step %d: no rows are made of them; to keep "
-            "all, set run.keep_buffers to all and raise run.keep_buffers_gib",
+            "all, raise run.keep_buffers_gib",
             source, missing, missing + len(files), first,
         )  # fmt: skip
     return files

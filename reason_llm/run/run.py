@@ -142,7 +142,7 @@ class Run:
             document = self._buffer.find(step)
             assert document is not None
             logprobs = self.learners.policy.logprobs_at_start if self.config.learns else None
-            if self._archive.wants(step):
+            if self._archive.most_bytes:
                 self._writer.submit(partial(_archive, self._archive, document, logprobs))
             drawn, last = document.drawn, document.groups[-1]
             record |= metrics.of_rollouts(document, self.config, self.job.scorer.finds)
