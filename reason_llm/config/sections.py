@@ -805,7 +805,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
         getattr(c.teacher, name) != TeacherSection.model_fields[name].default
         for name in ServiceSection.model_fields
      ),
-     "teacher.timeout_seconds, retries or key_env contradicts teacher.url=null: they "
+     "teacher.timeout_seconds or key_env contradicts teacher.url=null: they "
      "apply to a server; set teacher.url, or leave them out"),
     (lambda c, row: (
         c.teacher.model is not None and c.teacher.url is None and c.model.backend == "unsloth"
@@ -911,7 +911,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
             *("run.steps", "run.epochs", "run.directory", "run.resume", "run.buffer"),
             *("run.save_every", "run.keep_", "run.replicas", "run.samplers", "run.ray"),
             *("eval.", "data.eval", "log.", "score.timeout_seconds"),
-            *("teacher.timeout_seconds", "teacher.retries", "teacher.key_env"),
+            *("teacher.timeout_seconds", "teacher.key_env"),
             # The digest of the prompts, which is also compared, covers the rows that they drop.
             *("data.contamination", "data.on_bad_row", "data.limit", "data.preprocess"),
         ),
