@@ -17,7 +17,7 @@ import numpy as np
 
 from reason_llm.config import ColumnsSection, Config, PairsSection
 from reason_llm.data import read_demonstration, read_rows, renderer_of
-from reason_llm.errors import ConfigError, DataError, RolloutBufferError, one_line
+from reason_llm.errors import DataError, RolloutBufferError, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +33,6 @@ _QUESTION = "question-8315"
 class Condition:
     """Text after each question, fitted to the scores of all rows."""
 
-    template: str
     mean: float
     deviation: float
     edges: tuple[float, ...] | None
@@ -43,8 +42,8 @@ class Condition:
         """Return the text after the question: `` <rm_score>: 4 `` in the fifth bin, or with
         ``1.16``."""
         if self.edges is None:
-            return self.template.replace("{reward}", f"{(score - self.mean) / self.deviation:.2f}")
-        return self.template.replace("{reward}", str(bin_of(score, self.edges)))
+            return f" <rm_score>: {(score - self.mean) / self.deviation:.2f} "
+        return f" <rm_score>: {bin_of(score, self.edges)} "
 
 
 def fit(scores: Sequence[float], section: PairsSection) -> Condition:
@@ -52,15 +51,9 @@ def fit(scores: Sequence[float], section: PairsSection) -> Condition:
     unbiased deviation, in float64.
 
     Raises:
-        ConfigError: the text lacks ``{reward}``.
         DataError: all scores are equal, or too large to be compared.
     """
-    text, num_bins = section.condition_text, section.bins
-    if text.count("{reward}") != 1:
-        raise ConfigError(
-            f"condition_text={text!r:.200} holds {{reward}} {text.count('{reward}')} times; write "
-            "it once"
-        )
+    num_bins = section.bins
     if len(set(scores)) < 2:
         raise DataError(
             f"all {len(scores)} scores are equal, so there is nothing to tell good from bad; give "
@@ -72,7 +65,7 @@ def fit(scores: Sequence[float], section: PairsSection) -> Condition:
         # Where many scores are equal, the quantiles of all of them would leave bins empty.
         if len({bin_of(score, edges) for score in distinct}) < min(num_bins, len(distinct)):
             edges = quantile_edges(distinct, num_bins)
-        return Condition(text, 0.0, 1.0, edges)
+        return Condition(0.0, 1.0, edges)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, deviation = float(np.mean(scores)), float(np.std(scores, ddof=1))
     if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0):
@@ -80,7 +73,7 @@ def fit(scores: Sequence[float], section: PairsSection) -> Condition:
             f"the scores from {min(scores):g} to {max(scores):g} have no finite deviation; give "
             "smaller ones"
         )
-    return Condition(text, mean, deviation, None)
+    return Condition(mean, deviation, None)
 
 
 def quantile_edges(scores: Sequence[float], num_bins: int) -> tuple[float, ...]:

@@ -80,7 +80,6 @@ def watched(record: Record) -> list[str]:
         "train/rejected_log_ratio": "rejected {:+.2f}",
         **{key: text for reader in READERS.values() for key, text in reader.watched.items()},
         "train/kl_per_completion": "KL of a completion {:.3g}",
-        "train/kl_coefficient": "coefficient {:.3g}",
         "data/epoch": "epoch {:.2f}",
     }
     texts = [text.format(record[key]) for key, text in shown.items() if key in record]

@@ -130,7 +130,7 @@ def write_pairs(
         raise DataError(
             f"nothing to write: {written.rollouts:,} rollouts hold no {form} by {way}"
             + (f" ({written.line.partition('; ')[2]})" if written.left_out else "")
-            + "; lower threshold or min_margin, or name other buffers"
+            + "; lower threshold, or name other buffers"
         )
     write_atomically(target, b"".join(lines))
     return written
@@ -143,7 +143,7 @@ def _buffers(source: Path) -> list[Path]:
     if source.is_dir() and missing:
         logger.warning(
             "%s lacks %d of its %d steps, the first is step %d: no rows are made of them; to keep "
-            "all, set run.keep_buffers to all and raise run.keep_buffers_gib",
+            "all, raise run.keep_buffers_gib",
             source, missing, missing + len(files), first,
         )  # fmt: skip
     return files
@@ -244,10 +244,9 @@ class _Maker:
             right = selection.at_least(group, section.threshold, None, section.reward)
             places = [(i,) for i in sorted(right, key=lambda i: -rewards[i])]
         elif self.way == "all":
-            apart = section.threshold, section.min_margin, section.reward
-            places = _spread(selection.right_wrong_pairs(group, *apart))
+            places = _spread(selection.right_wrong_pairs(group, section.threshold, section.reward))
         else:
-            pair = selection.best_worst_pair(group, section.min_margin, section.reward)
+            pair = selection.best_worst_pair(group, section.reward)
             places = [] if pair is None else [pair]
             if self.way == "threshold":
                 rights = [[self._is_right(rewards[i]) for i in place] for place in places]

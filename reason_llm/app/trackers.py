@@ -186,9 +186,8 @@ def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
     """Weights & Biases, online or, with ``WANDB_MODE=offline``, in ``<run>/wandb``."""
     import wandb
 
-    project = _project(config) or os.environ.get("WANDB_PROJECT") or PROJECT
     run: Any = wandb.init(
-        project=project, name=begun.folder.name, id=begun.id, config=config, resume="allow",
+        project=_project(), name=begun.folder.name, id=begun.id, config=config, resume="allow",
         dir=str(begun.folder), settings=WANDB_SETTINGS,
     )  # fmt: skip
     opens = str(run.url)
@@ -213,7 +212,7 @@ def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
 def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
     import trackio
 
-    project = _project(config) or PROJECT
+    project = _project()
     run: Any = trackio.init(
         project=project, name=f"{begun.folder.name}-{begun.id}", config=config, resume="allow",
         embed=False, auto_log_gpu=False, auto_log_cpu=False,
@@ -232,8 +231,9 @@ def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
     return Tracker(opens, last_step, write, alert, run.finish)
 
 
-def _project(config: dict[str, Any]) -> str:
-    return str((config.get("log") or {}).get("project") or "")
+def _project() -> str:
+    """Name of the project in wandb and trackio."""
+    return os.environ.get("WANDB_PROJECT") or PROJECT
 
 
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}

@@ -79,11 +79,6 @@ class Algorithm(SurrogateColumns, Described):
     kl_reference: KLReference = "base"
     """Reference of the KL. base: the base model; start: a frozen copy of the adapter in
     model.start, if set."""
-    kl_target: NonNegative = 0.0
-    """Target KL of a completion, in nats, for an adaptive weight. 0: the weight is constant.
-    Source: arXiv:1909.08593 section 2.2."""
-    kl_horizon: Count = 10_000
-    """Horizon of the adaptive KL weight, in rollouts."""
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus, the mean entropy of the trained tokens. 0: none."""
     top_entropy_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -271,10 +266,6 @@ IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str
      "algorithm.kl is none", "set algorithm.kl to k1"),
     ("kl_reference", lambda row, given: row.kl == "none" and "kl_reference" in given,
      "algorithm.kl is none", "leave it out"),
-    ("kl_target", lambda row, given: row.kl_target > 0 and row.kl_place == "loss",
-     "algorithm.kl_place is loss", "set kl_place to token_reward"),
-    ("kl_horizon", lambda row, given: row.kl_target == 0 and "kl_horizon" in given,
-     "algorithm.kl_target is 0", "set a target above 0"),
     ("kl", lambda row, given: row.kl != "none" and row.kl_coefficient == 0,
      "algorithm.kl_coefficient is 0", "set a coefficient above 0, or algorithm.kl to none"),
     ("correction_cap", lambda row, given: row.correction == "none" and "correction_cap" in given,

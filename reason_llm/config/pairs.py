@@ -4,7 +4,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from reason_llm.config.types import Count, NonNegative, Section
+from reason_llm.config.types import Count, Section
 from reason_llm.errors import ConfigError
 
 PairForm = Literal["preferences", "labels", "demonstrations", "conditioned"]
@@ -22,15 +22,13 @@ class PairsSection(Section):
     """Selection among the completions of each prompt."""
 
     by: Literal["best_worst", "threshold", "all", "best"] | None = None
-    """Selection rule. best_worst: the best and the worst completion as a pair. threshold: for
-    preferences the same if only the best is correct; for labels every completion, labelled correct
-    or wrong; for demonstrations the correct ones. all: each correct completion with each wrong one;
-    for conditioned every completion. best: the best completions, correct or not. null: best_worst
-    for preferences, all for conditioned, otherwise threshold."""
+    """Selection rule. best_worst: the best and the worst completion as a pair, unless their rewards
+    are equal. threshold: for preferences the same if only the best is correct; for labels every
+    completion, labelled correct or wrong; for demonstrations the correct ones. all: each correct
+    completion with each wrong one; for conditioned every completion. best: the best completions,
+    correct or not. null: best_worst for preferences, all for conditioned, otherwise threshold."""
     threshold: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Min reward of a correct completion."""
-    min_margin: NonNegative = 0.0
-    """Min difference of the rewards of a pair; pairs with equal rewards are always dropped."""
     per_prompt: Count | None = None
     """Max rows per prompt over all buffers; for labels, per label. null: 1 for best, otherwise no
     limit."""
@@ -40,8 +38,6 @@ class PairsSection(Section):
     """For conditioned: number of quantile bins of the score (of the distinct scores, if ties would
     leave a bin empty); the question contains the bin of the row, 0 for the worst. 0: the question
     contains the z-score over all rows."""
-    condition_text: str = " <rm_score>: {reward} "
-    """For conditioned: text after the question, with the number as {reward}."""
 
     @field_validator("bins")
     @classmethod
@@ -65,9 +61,7 @@ class PairsSection(Section):
         is_conditioned = form == "conditioned"
         ignored = {
             "threshold": is_conditioned or way in ("best_worst", "best"),
-            "min_margin": form != "preferences",
             "bins": not is_conditioned,
-            "condition_text": not is_conditioned,
         }
         for name, is_ignored in ignored.items():
             value = getattr(self, name)

@@ -277,7 +277,7 @@ READERS: dict[str, ReaderRow] = {
                 getattr(c.teacher, name) != TeacherSection.model_fields[name].default
                 for name in ServiceSection.model_fields
              ),
-             "teacher.timeout_seconds, retries or key_env contradicts teacher.url=null: they "
+             "teacher.timeout_seconds or key_env contradicts teacher.url=null: they "
              "apply to a server; set teacher.url, or leave them out"),
             (lambda c, row: (
                 c.teacher.model is not None and c.teacher.url is None
@@ -292,7 +292,7 @@ READERS: dict[str, ReaderRow] = {
              "teacher.prompt"),
         ),
         changes={
-            "teacher.timeout_seconds": "free", "teacher.retries": "free",
+            "teacher.timeout_seconds": "free",
             "teacher.key_env": "free", "teacher.url": "warn",
         },
         watched={"train/teacher_kl": "KL to the teacher {:.3g}"},

@@ -82,11 +82,9 @@ class RunSection(Section):
     """Keep the adapter with the best evaluation in <run>/adapter_best/ (a full model in
     <run>/model_best/): the highest held-out accuracy or, without held-out problems, the highest
     pair accuracy or the lowest loss of eval.rows."""
-    keep_buffers: Literal["none", "all"] | Count = "all"
-    """Buffers to keep after training, compressed, in <run>/buffers/. A number n keeps every
-    n-th."""
-    keep_buffers_gib: Positive = 4.0
-    """Disk limit for kept buffers; the oldest are deleted first, never those needed to resume."""
+    keep_buffers_gib: NonNegative = 4.0
+    """Disk limit for the rollouts of past steps, kept compressed in <run>/buffers/; the oldest are
+    deleted first, never those needed to resume. 0: none are kept."""
     replicas: Literal["auto"] | Count = 1
     """Processes that share sampling and training, each with its own GPU and base copy (on the CPU
     if there is no GPU). 1: this process only, without Ray. auto: the number of GPUs, rounded down
@@ -397,9 +395,6 @@ class LogSection(Section):
     console: Literal["auto", "plain", "quiet"] = "auto"
     """auto: live display on a terminal, otherwise lines; plain: always lines; quiet: only warnings
     and errors."""
-    project: str | None = None
-    """Project name in wandb and trackio. null: the environment variable WANDB_PROJECT for wandb,
-    otherwise reason_llm."""
     rollouts: bool = False
     """Also send the texts of up to eight rollouts of each step to the trackers."""
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], ONE_IS_A_LIST] = []  # noqa: RUF012

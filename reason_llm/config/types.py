@@ -73,8 +73,6 @@ class ServiceSection(Section):
 
     timeout_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 60.0
     """Time limit of a request, in seconds."""
-    retries: Annotated[int, Field(ge=0, le=10, strict=True)] = 2
-    """Number of retries if the server is unreachable, busy or fails."""
     key_env: str | None = None
     """Environment variable with the API key. null: no key is sent."""
 

@@ -112,9 +112,7 @@ class Many(Crew):
             return nullcontext()
         return Ahead(self, step, sampling, self._sampled_ahead)
 
-    def learn(
-        self, step: int, data: Sequence[Datum], progress: Told, kl_coefficient: float | None
-    ) -> Record:
+    def learn(self, step: int, data: Sequence[Datum], progress: Told) -> Record:
         """``Learners.learn``, shared between as many replicas as live, in a power of two.
 
         Raises:
@@ -133,11 +131,11 @@ class Many(Crew):
             members = ready[: (1 << (len(ready) + 1).bit_length() - 1) - 1]
             if not members:
                 self._leave()
-                record = own.learn(step, data, tell, kl_coefficient)
+                record = own.learn(step, data, tell)
             else:
                 before = own.state()
                 try:
-                    record = self._learn_with(members, step, data, tell, kl_coefficient)
+                    record = self._learn_with(members, step, data, tell)
                 except PeersLost as error:
                     own.load(before)
                     tell(-passed)
@@ -169,7 +167,6 @@ class Many(Crew):
         step: int,
         data: Sequence[Datum],
         progress: Told,
-        kl_coefficient: float | None,
     ) -> Record:
         own, cluster = self.learners, self.cluster
         assert cluster is not None
@@ -182,7 +179,7 @@ class Many(Crew):
         calls = []
         for rank, member in enumerate(members, start=1):
             seat = replace(own_seat, rank=rank, address=member.address)
-            calls.append(self.call(member, "learn", step, rows, kl_coefficient, seat))
+            calls.append(self.call(member, "learn", step, rows, seat))
         try:
             if self._peers is None:
                 self._peers = GroupPeers(
@@ -193,7 +190,7 @@ class Many(Crew):
                 self._group = members
                 deal(own, Shards(self._run.shards, self._peers))
             with self.timed("learning"), costs(self._peers) as own_costs:
-                record = own.learn(step, data, progress, kl_coefficient)
+                record = own.learn(step, data, progress)
         except BaseException as error:
             self._leave()
             if isinstance(error, PeersLost) and (told := self._find_out(calls)):

@@ -117,9 +117,7 @@ class Replica:
             if own:
                 self._model.load_adapter("policy", own)
 
-    def learn(
-        self, step: int, data: Sequence[Datum], kl_coefficient: float | None, seat: Seat
-    ) -> dict[str, float]:
+    def learn(self, step: int, data: Sequence[Datum], seat: Seat) -> dict[str, float]:
         """Learn a step together with the head; what it cost: ``learning_seconds``,
         ``waiting_seconds`` (of these) and ``sent_bytes``.
 
@@ -137,7 +135,7 @@ class Replica:
                 deal(self._learners, Shards(count, peers))
             assert self._peers is not None
             with learning(self._learners.policy), costs(self._peers) as costs_of_step:
-                self._learners.learn(step, data, lambda rows: None, kl_coefficient)
+                self._learners.learn(step, data, lambda rows: None)
             return costs_of_step | {"learning_seconds": time.perf_counter() - started}
         except BaseException:  # leave the group: whoever waits for this replica waits no longer
             deal(self._learners, Shards(count))

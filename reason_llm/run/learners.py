@@ -8,7 +8,6 @@ from reason_llm.model import Model
 from reason_llm.model.plan import Plan
 from reason_llm.readers import Reader, reference
 from reason_llm.run.store.checkpoint import RunState
-from reason_llm.run.store.metrics import Record
 from reason_llm.train import (
     OBJECTIVES,
     Learner,
@@ -16,7 +15,6 @@ from reason_llm.train import (
     LearningSettings,
     ShardedLearner,
     Shards,
-    next_kl_coefficient,
 )
 
 
@@ -66,20 +64,3 @@ def _learner(config: Config, model: Model, settings: LearningSettings) -> Learne
     if shards == 1:
         return Learner(model, settings)
     return ShardedLearner(model, settings, Shards(shards))
-
-
-def next_kl(config: Config, state: RunState, record: Record) -> float | None:
-    """The weight of the KL penalty in the next step; None if it does not change.
-
-    Args:
-        record: the step's, with the KL that was learned; receives the weight of this step.
-    """
-    row = config.algorithm.row()
-    if not config.samples or row.kl_target == 0:
-        return None
-    now = row.kl_coefficient if state.kl_coefficient is None else state.kl_coefficient
-    record["train/kl_coefficient"] = now
-    if state.step < config.first_policy_step:
-        return now  # the policy has not moved, so its KL does not depend on this weight
-    kl, count = record["train/kl_per_completion"], config.sample.rollouts_per_step
-    return next_kl_coefficient(now, kl, count, row.kl_target, row.kl_horizon)

@@ -81,7 +81,7 @@ def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, Archive, BackgroundWriter
     run, never = job.config.run, job.config.run.resume == "never"
     run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {job.folder}")
     writer = BackgroundWriter()
-    archive = Archive(job.folder, run.keep_buffers, int(run.keep_buffers_gib * GIB))
+    archive = Archive(job.folder, int(run.keep_buffers_gib * GIB))
     buffer = RolloutBuffer(
         run.buffer_path,
         job.state.run,

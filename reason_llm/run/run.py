@@ -14,7 +14,6 @@ from reason_llm.model import Datum
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
 from reason_llm.readers import OutsideReader, RewardReader
 from reason_llm.rollout import LOGGED, Group
-from reason_llm.run import learners
 from reason_llm.run.collect import Step
 from reason_llm.run.held_out import HeldOut
 from reason_llm.run.phases import Phases
@@ -126,8 +125,7 @@ class Run:
             ahead = self._team.sampling_ahead(self.step(step), self.phases.sampling)
         try:
             with ahead, self.phases.learning(len(data) * self.config.train.epochs) as progress:
-                kl = self.state.kl_coefficient
-                yield lambda: self._team.learn(step, data, progress, kl)
+                yield lambda: self._team.learn(step, data, progress)
         except OutOfMemory:
             if not any(each.updates_in_step for each in self.learners.by_role.values()):
                 self._save()
@@ -144,7 +142,7 @@ class Run:
             document = self._buffer.find(step)
             assert document is not None
             logprobs = self.learners.policy.logprobs_at_start if self.config.learns else None
-            if self._archive.wants(step):
+            if self._archive.most_bytes:
                 self._writer.submit(partial(_archive, self._archive, document, logprobs))
             drawn, last = document.drawn, document.groups[-1]
             record |= metrics.of_rollouts(document, self.config, self.job.scorer.finds)
@@ -152,7 +150,6 @@ class Run:
             self.state,
             step=step + 1,
             drawn=self.state.drawn + drawn,
-            kl_coefficient=learners.next_kl(self.config, self.state, record),
         )
         if not self.config.samples:
             record["data/epoch"] = self.state.drawn / sum(self.job.data.sizes)

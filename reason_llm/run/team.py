@@ -61,11 +61,9 @@ class Team:
         """Context of the learning of a step, in which idle processes sample the steps after it."""
         return nullcontext()
 
-    def learn(
-        self, step: int, data: Sequence[Datum], progress: Told, kl_coefficient: float | None
-    ) -> Record:
+    def learn(self, step: int, data: Sequence[Datum], progress: Told) -> Record:
         """Learn a step by all, as ``Learners.learn``."""
-        return self.learners.learn(step, data, progress, kl_coefficient)
+        return self.learners.learn(step, data, progress)
 
     def take_record(self, step: int) -> Record:
         """For a step's record: each process's work since the last one, and sampling ahead."""

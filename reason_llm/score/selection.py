@@ -67,11 +67,9 @@ def at_least(
     return sorted(_best_first(distinct)[:limit])
 
 
-def best_worst_pair(
-    group: Group, min_margin: float = 0.0, reward: str | None = None
-) -> Pair | None:
-    """The first of the highest and the first of the lowest reward; None where they are equal, are
-    less than ``min_margin`` apart, or have the same tokens.
+def best_worst_pair(group: Group, reward: str | None = None) -> Pair | None:
+    """The first of the highest and the first of the lowest reward; None where they are equal or
+    have the same tokens.
 
     Source: iterative DPO, arXiv:2405.07863; arXiv:2401.10020.
     """
@@ -79,14 +77,11 @@ def best_worst_pair(
     if not rewards:
         return None
     pair = (max(rewards, key=rewards.__getitem__), min(rewards, key=rewards.__getitem__))
-    return pair if _teaches(group, rewards, pair, min_margin) else None
+    return pair if _teaches(group, pair) else None
 
 
-def right_wrong_pairs(
-    group: Group, minimum: float, min_margin: float = 0.0, reward: str | None = None
-) -> list[Pair]:
-    """Each right completion with each wrong one, but for pairs whose rewards are less than
-    ``min_margin`` apart and pairs of the same tokens.
+def right_wrong_pairs(group: Group, minimum: float, reward: str | None = None) -> list[Pair]:
+    """Each right completion with each wrong one, but for pairs of the same tokens.
 
     Args:
         minimum: the reward from which on a completion is right.
@@ -95,15 +90,13 @@ def right_wrong_pairs(
     right = [i for i, value in rewards.items() if reaches(value, minimum)]
     wrong = [i for i in rewards if i not in right]
     pairs = [(i, j) for i in right for j in wrong]
-    return [pair for pair in pairs if _teaches(group, rewards, pair, min_margin)]
+    return [pair for pair in pairs if _teaches(group, pair)]
 
 
 def _best_first(rewards: dict[int, float]) -> list[int]:
     return sorted(rewards, key=lambda i: (-rewards[i], i))
 
 
-def _teaches(group: Group, rewards: dict[int, float], pair: Pair, min_margin: float) -> bool:
-    chosen, rejected = pair
-    margin = rewards[chosen] - rewards[rejected]
-    tokens = group.completions[chosen].token_ids, group.completions[rejected].token_ids
-    return margin >= min_margin and tokens[0] != tokens[1]
+def _teaches(group: Group, pair: Pair) -> bool:
+    chosen, rejected = (group.completions[i].token_ids for i in pair)
+    return chosen != rejected

@@ -19,6 +19,8 @@ from reason_llm.workers import within
 
 FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0
 """Seconds between two tries."""
+TRIES = 3
+"""Tries of a request if the server is unreachable, busy or fails."""
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 """Status codes of a server that may answer the next time."""
 MAX_UNANSWERED = 8
@@ -65,7 +67,7 @@ class Service:
             ReasonError: ``silent``; none came ``MAX_UNANSWERED`` times in a row.
         """
         options, wait, content = self._options, FIRST_WAIT_SECONDS, orjson.dumps(body)
-        for left in reversed(range(options.retries + 1)):
+        for left in reversed(range(TRIES)):
             self._check_silence()
             try:
                 answer = within(
@@ -78,7 +80,7 @@ class Service:
                         self._num_unanswered += 1
                     self._check_silence()
                     kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
-                    raise kind(f"{one_line(error)} ({options.retries + 1} tries)") from None
+                    raise kind(f"{one_line(error)} ({TRIES} tries)") from None
             time.sleep(wait)
             wait = min(2 * wait, MAX_WAIT_SECONDS)
         self._num_unanswered = 0

@@ -1,6 +1,5 @@
 """Learning of a new adapter from the buffer's rollouts or from rows: the phase and its maths."""
 
-from reason_llm.train.advantages import next_kl_coefficient
 from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import PolicyGradient, Values
@@ -30,7 +29,6 @@ __all__ = [
     "kto_desirable_weights",
     "learning",
     "length_bias",
-    "next_kl_coefficient",
     "with_advantages",
     "with_learner_logprobs",
 ]

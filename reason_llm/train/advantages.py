@@ -191,15 +191,3 @@ def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
         return 0.0
     left_N = returns_N - values_N.double()
     return float(1 - left_N.var(correction=0) / returns_N.var(correction=0))
-
-
-def next_kl_coefficient(
-    coefficient: float, kl: float, num_rollouts: int, target: float, horizon: float = 10_000
-) -> float:
-    """``coefficient (1 + clamp(kl / target - 1, -0.2, 0.2) num_rollouts / horizon)``: up where the
-    KL, a mean over rollouts of the sum over their tokens in nats, is above its target.
-
-    Source: arXiv:1909.08593 section 2.2; num_rollouts / horizon is of its code and of all peers.
-    """
-    error = min(max(kl / target - 1, -0.2), 0.2)
-    return coefficient * (1 + error * num_rollouts / horizon)

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -37,7 +37,7 @@ from reason_llm.model import (
 from reason_llm.model.vllm import on_default_stream
 from reason_llm.train import advantages, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
-from reason_llm.train.objectives import ROWS, Batch, Counts, Objective, Output, PolicyGradient
+from reason_llm.train.objectives import ROWS, Batch, Counts, Objective, Output
 from reason_llm.train.role_reader import BASE, ColumnReader
 from reason_llm.train.step_metrics import Tally
 
@@ -486,20 +486,14 @@ class Learners:
         step: int,
         data: Sequence[Datum],
         progress: Progress,
-        kl_coefficient: float | None = None,
     ) -> dict[str, float]:
         """Learn a step and return its metrics. A critic learns the returns of the step's rollouts
         first; the advantages are from its values of before. Raises as ``Learner.update``.
 
         Args:
             progress: called with the number of the policy's rows.
-            kl_coefficient: the weight of the KL from this step on; None: as it was.
         """
         policy, critic = self.policy, self.critic
-        objective = policy.settings.objective
-        if kl_coefficient is not None and isinstance(objective, PolicyGradient):
-            row = replace(objective.row, kl_coefficient=kl_coefficient)
-            policy.settings = replace(policy.settings, objective=replace(objective, row=row))
         for learner in self.by_role.values():
             learner.updates_in_step = 0
         rows = policy.prepared(data)

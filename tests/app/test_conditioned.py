@@ -13,7 +13,7 @@ from reason_llm.app.cli import main
 from reason_llm.app.conditioned import bin_of, fit, quantile_edges
 from reason_llm.app.pairs import write_pairs
 from reason_llm.config import Config, PairsSection
-from reason_llm.errors import ConfigError, DataError, ReasonError, RolloutBufferError
+from reason_llm.errors import DataError, ReasonError, RolloutBufferError
 from reason_llm.loop import train
 from reason_llm.model import load_tokenizer
 from reason_llm.rollout import Completion, Group, Prompt
@@ -30,7 +30,6 @@ def texts(scores: list[float], **options: Any) -> list[str]:
 def test_z_scores_have_the_unbiased_deviation_and_two_decimals() -> None:
     scores = [2.0, 4.0, 9.0]  # mean 5, deviation sqrt((9 + 1 + 16) / 2) = 3.6056
     assert texts(scores, bins=0) == [f" <rm_score>: {z} " for z in ("-0.83", "-0.28", "1.11")]
-    assert texts(scores, bins=0, condition_text="|{reward}") == ["|-0.83", "|-0.28", "|1.11"]
 
 
 def test_bins_are_between_linear_quantiles() -> None:
@@ -38,7 +37,7 @@ def test_bins_are_between_linear_quantiles() -> None:
     assert quantile_edges([10, 0, 2, 1], 3) == pytest.approx((1.0, 2.0))
     assert quantile_edges([0, 1, 2, 10], 2) == (1.5,)
     assert quantile_edges([0, 10], 4) == (2.5, 5.0, 7.5)
-    assert texts([10, 0, 2, 1], bins=2, condition_text="{reward}") == ["1", "0", "1", "0"]
+    assert texts([10, 0, 2, 1], bins=2) == [f" <rm_score>: {b} " for b in (1, 0, 1, 0)]
     assert [bin_of(s, (1.0, 2.0)) for s in (-5, 1, 1.9, 2, 99)] == [0, 1, 1, 2, 2]
 
 
@@ -46,8 +45,8 @@ def test_bins_are_between_linear_quantiles() -> None:
 @pytest.mark.parametrize("num_bins", [2, 5])
 def test_many_equal_scores_are_told_from_the_others(right: int, num_bins: int) -> None:
     scores = [1.0] * right + [0.0] * (2000 - right)
-    found = texts(scores, bins=num_bins, condition_text="{reward}")
-    assert found[-1] != found[0] == str(num_bins - 1)
+    found = texts(scores, bins=num_bins)
+    assert found[-1] != found[0] == f" <rm_score>: {num_bins - 1} "
 
 
 @pytest.mark.parametrize(
@@ -56,8 +55,6 @@ def test_many_equal_scores_are_told_from_the_others(right: int, num_bins: int) -
         ([1.0, 1.0], {"bins": 0}, DataError, "all 2 scores are equal"),
         ([1.0], {}, DataError, "all 1 scores are equal"),
         ([1e308, -1e308], {"bins": 0}, DataError, "no finite deviation"),
-        ([1, 2], {"condition_text": "x"}, ConfigError, r"holds \{reward\} 0 times"),
-        ([1, 2], {"condition_text": "{reward}{reward}"}, ConfigError, r"\{reward\} 2 times"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written(
@@ -139,10 +136,10 @@ RUN = {"model": {"path": str(TINY)}, "data": {"train": "x"}, "data.columns_sha25
 
 def test_rollouts_end_their_question_with_their_reward(tmp_path: Path) -> None:
     source = saved(tmp_path, RUN, f"<|im_start|>user\n2+2?{HEADER}", "2+2?")
-    rows = written(source, bins=0, condition_text=" [{reward}]")
+    rows = written(source, bins=0)
     assert [(row["completion"], row["score"]) for row in rows] == [("4", 1.0), ("5", 0.0)]
     for row, z in zip(rows, ("0.87", "-0.87"), strict=True):  # of 1, 0, 1 and 0: sqrt(3) / 2
-        assert row["prompt"] == f"<|im_start|>user\n2+2? [{z}]{HEADER}"
+        assert row["prompt"] == f"<|im_start|>user\n2+2? <rm_score>: {z} {HEADER}"
         assert row["prompt_ids"] == tokenizer.encode(row["prompt"])
 
 

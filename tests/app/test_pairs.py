@@ -75,7 +75,6 @@ MIXED = group("2+2?", ("five", 0.0), ("4", 1.0), ("six", 0.0), ("What", 1.0), ("
         ({}, [("4", "five")]),
         ({"by": "threshold"}, [("4", "five")]),
         ({"by": "threshold", "threshold": 1.5}, []),
-        ({"min_margin": 1.5}, []),
         ({"by": "all"}, [("4", "five"), ("What", "six"), ("4", "six"), ("What", "five")]),
         ({"by": "all", "per_prompt": 2}, [("4", "five"), ("What", "six")]),
         ({"reward": "short"}, [("4", "five")]),
@@ -98,8 +97,7 @@ def test_pairs_of_a_group(options: dict, expected: list, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("form", "options"),
     [("preferences", {"threshold": 2}), ("demonstrations", {"by": "best", "threshold": 2}),
-     ("labels", {"min_margin": 0.5}), ("demonstrations", {"min_margin": 0.5}),
-     ("labels", {"bins": 3}), ("demonstrations", {"condition_text": "{reward}"}),
+     ("labels", {"bins": 3}),
      ("conditioned", {"threshold": 0.5})],
 )  # fmt: skip
 def test_an_option_that_a_way_does_not_read_is_refused(

@@ -324,9 +324,10 @@ def test_the_console_says_how_each_tracker_is_opened(folder: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", code, str(folder), " ".join(READERS), "0", "1"],
         capture_output=True, text=True, check=True,
+        env=os.environ | {"WANDB_PROJECT": "sums"},
     )  # fmt: skip
     told = dict(re.findall(r"INFO:reason_llm.app.trackers:(\w+): (.*)", ended.stdout))
     assert sorted(told) == sorted(READERS), ended.stderr + ended.stdout
     assert told["tensorboard"] == f"tensorboard --logdir {folder}/tensorboard"
-    assert told["trackio"] == "trackio show --project reason_llm"
+    assert told["trackio"] == "trackio show --project sums"
     assert told["wandb"].startswith(f"wandb sync {folder}/wandb/offline-run-")

@@ -128,7 +128,7 @@ def test_what_may_change_on_resuming_is_a_table() -> None:
         return found.refused, found.warned
 
     free: list[dict[str, Any]] = [
-        {"run": {"steps": 9, "keep_buffers": 3, "resume": "x"}, "log": {"console": "quiet"}},
+        {"run": {"steps": 9, "keep_buffers_gib": 3, "resume": "x"}, "log": {"console": "quiet"}},
         {"data": {"train": "x", "contamination": "drop", "eval": "y"}, "eval": {"every": 3}},
     ]
     assert [changed(**options) for options in free] == [([], []), ([], [])]

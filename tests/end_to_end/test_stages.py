@@ -22,7 +22,6 @@ from faults import Ended, Fault, Trainer, differences, make_start, outcome, writ
 from marks import most_are_long
 from reason_llm.app.cli import main
 from reason_llm.run.store import metrics
-from reason_llm.train import next_kl_coefficient
 from stage_runs import STAGES
 
 Records = list[metrics.Record]
@@ -158,14 +157,9 @@ def critic(records: Records) -> None:
     values = [record["critic/value"] for record in learned]
     assert abs(values[-1] - rewards[-1]) < 0.5 * abs(values[0] - rewards[0])
     assert ["train/loss" in record for record in learned] == [False, True, True, True]
-    coefficients = [record["train/kl_coefficient"] for record in learned]
     kl = [record["train/kl_per_completion"] for record in learned]
-    assert (coefficients[0], kl[0]) == (0.02, 0.0)  # the policy is its start
+    assert kl[0] == 0.0  # the policy is its start
     assert kl[-1] > 0
-    assert coefficients[1] == 0.02  # the critic has learned alone
-    for now, after, measured in zip(coefficients[1:], coefficients[2:], kl[1:], strict=False):
-        assert after == next_kl_coefficient(now, measured, 16, 0.5, 64)
-    assert coefficients[2] < 0.02
 
 
 DIRECTIONS: dict[str, Callable[[Records], None]] = {

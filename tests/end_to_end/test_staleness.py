@@ -163,7 +163,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     alone: Callable[..., Config], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Without rollouts in an archive each is sampled again, by the adapter in the checkpoint."""
-    options = {"run__save_every": save_every, "run__keep_buffers": "none"}
+    options = {"run__save_every": save_every, "run__keep_buffers_gib": 0}
     whole, killed = alone(staleness), make("killed", staleness, **options)
     with monkeypatch.context() as struck, pytest.raises(Killed):
         kill_at(struck, owner, name, call, Killed())

@@ -62,7 +62,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "stale": OFF | SLOW | {"run__steps": 4, "run__max_staleness": 1, "algorithm": {"name": "gspo"}},
     "ppo": PPO | SLOW | {
         "run__steps": 3, "critic__updates": 2, "critic__start": "{folder}/judge",
-        "algorithm": {"name": "ppo", "kl": "k1", "kl_target": 0.1, "kl_horizon": 16},
+        "algorithm": {"name": "ppo", "kl": "k1"},
         "critic__lam": 0.9, "critic__gamma": 0.98,
     },
     "opd": OPD | SLOW | {"run__steps": 2},

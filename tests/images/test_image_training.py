@@ -33,7 +33,7 @@ def write_config(folder: Path, name: str, **changes: Any) -> Path:
         make_digits.write_images(folder, "train", 8, random.Random(0))
     tree: dict[str, Any] = {
         "run": {"directory": str(folder / "runs"), "name": name, "steps": 2,
-                "buffer": str(folder / f"{name}.json"), "keep_buffers": "all"},
+                "buffer": str(folder / f"{name}.json")},
         "model": section_of(str(folder / "model")) | {"adapter": {"rank": 4, "dropout": 0.1}},
         "data": {"train": str(folder / "train.jsonl"), "system_prompt": "none"},
         "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 8},

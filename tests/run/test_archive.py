@@ -53,7 +53,7 @@ def unlearned(document: Document) -> Document:
 
 
 def test_what_is_kept_is_read_back_equal(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, "all", 1 << 30)
+    archive = Archive(tmp_path, 1 << 30)
     archive.add(document(0))
     archive.add(document(1))
     file = archive.folder / "step-00000001.json.gz"
@@ -64,7 +64,7 @@ def test_what_is_kept_is_read_back_equal(tmp_path: Path) -> None:
 
 
 def test_only_the_same_run_and_config_gets_it_back(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, "all", 1 << 30)
+    archive = Archive(tmp_path, 1 << 30)
     archive.add(document(0))
     assert archive.read(0, replace(RUN, id="b")) is None
     changed = Config.model_validate({"data": {"train": "x"}, "train": {"learning_rate": 0.5}})
@@ -75,31 +75,25 @@ def test_only_the_same_run_and_config_gets_it_back(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("keep", "kept"), [("none", []), ("all", [0, 1, 2, 3]), (3, [0, 3])])
-def test_which_steps_are_kept(keep: str | int, kept: list[int], tmp_path: Path) -> None:
-    archive = Archive(tmp_path, keep, 1 << 30)  # type: ignore[arg-type]
-    assert [step for step in range(4) if archive.wants(step)] == kept
-
-
 def test_the_oldest_go_first_and_the_newest_stays(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, "all", 1 << 30)
+    archive = Archive(tmp_path, 1 << 30)
     archive.add(document(0, 200))
     size = (archive.folder / "step-00000000.json.gz").stat().st_size
-    small = Archive(tmp_path, "all", int(2.5 * size))
+    small = Archive(tmp_path, int(2.5 * size))
     for step in range(1, 5):
         small.add(document(step, 200))
     assert steps(archive.folder) == [3, 4]
     assert sorted(p.name for p in archive.folder.glob("step-*")) == [
         "step-00000003.json.gz", "step-00000004.json.gz",
     ]  # fmt: skip
-    Archive(tmp_path, "all", 1).add(document(5, 200), needed_from=4)
+    Archive(tmp_path, 1).add(document(5, 200), needed_from=4)
     assert steps(archive.folder) == [4, 5]  # a checkpoint may need them, whatever the bound
-    Archive(tmp_path, "all", 1).add(document(6, 200))
+    Archive(tmp_path, 1).add(document(6, 200))
     assert steps(archive.folder) == [6]
 
 
 def test_a_step_that_is_learned_again_takes_its_own_place(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, "all", 1 << 30)
+    archive = Archive(tmp_path, 1 << 30)
     for step in (0, 1, 2, 1):
         archive.add(document(step, 9 if step == 1 else 3))
     assert steps(archive.folder) == [0, 1, 2]
@@ -108,14 +102,14 @@ def test_a_step_that_is_learned_again_takes_its_own_place(tmp_path: Path) -> Non
 def test_a_rescored_file_beside_an_archived_one_is_the_user_s(tmp_path: Path) -> None:
     """It is of the same step: it would be learned a second time, or be deleted in the other's
     place."""
-    archive = Archive(tmp_path, "all", 1 << 30)
+    archive = Archive(tmp_path, 1 << 30)
     for step in range(2):
         archive.add(document(step))
     theirs = default_target(archive.folder / "step-00000000.json.gz")
     theirs.write_bytes(to_bytes(document(0, 200), compressed=True))
     names = [file.name for file in saved_rollouts.files(tmp_path)]
     assert names == ["step-00000000.json.gz", "step-00000001.json.gz"]
-    Archive(tmp_path, "all", 1).add(document(2))
+    Archive(tmp_path, 1).add(document(2))
     assert steps(archive.folder) == [2]
     assert sorted(p.name for p in archive.folder.glob("step-*")) == [
         theirs.name, "step-00000002.json.gz",
@@ -125,7 +119,7 @@ def test_a_rescored_file_beside_an_archived_one_is_the_user_s(tmp_path: Path) ->
 def test_a_file_of_another_step_is_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    archive = Archive(tmp_path, "all", 1 << 30)
+    archive = Archive(tmp_path, 1 << 30)
     for step in range(3):
         archive.add(document(step))
     (archive.folder / "step-00000002.json.gz").replace(archive.folder / "step-00000001.json.gz")
@@ -133,56 +127,33 @@ def test_a_file_of_another_step_is_passed_over(
     assert "step-00000001.json.gz holds step 2; it is skipped" in caplog.text
 
 
-def kept_every(steps: dict[int, str | int], folder: Path) -> None:
-    """An archive of these steps, each by the run.keep_buffers that it had then."""
-    for step, keep in steps.items():
-        section = {**RUN.config["run"], "keep_buffers": keep}
-        run = replace(RUN, config={**RUN.config, "run": section})
-        Archive(folder, "all", 1 << 30).add(replace(document(step), run=run))
+def kept(steps: list[int], folder: Path) -> None:
+    """An archive of these steps."""
+    for step in steps:
+        Archive(folder, 1 << 30).add(document(step))
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        {0: "all", 1: "all", 2: "all"},
-        {4: "all", 5: "all"},  # the oldest went
-        {0: 3, 3: 3, 6: 3},
-        {6: 3, 9: 3},
-        {0: "all", 1: "all", 2: "all", 3: "all", 5: 5, 10: 5},
-        {0: 2, 2: 2, 3: "all", 4: "all"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("steps", [[0, 1, 2], [4, 5]], ids=str)  # of the second the oldest went
 def test_an_archive_without_a_gap_is_learned_from_in_order(
-    steps: dict[int, str | int], tmp_path: Path
+    steps: list[int], tmp_path: Path
 ) -> None:
-    kept_every(steps, tmp_path)
+    kept(steps, tmp_path)
     names = [file.name for file in saved_rollouts.files(tmp_path)]
     assert names == [f"step-{step:08d}.json.gz" for step in steps]
 
 
 @pytest.mark.parametrize(
-    ("steps", "missing"),
-    [
-        ({0: "all", 2: "all"}, 1),
-        ({0: "all", 1: "all", 2: "all", 4: "all"}, 3),
-        ({0: "all", 3: "all"}, 2),
-        ({0: 3, 3: 3, 9: 3}, 6),
-        ({0: "all", 1: "all", 5: 5, 15: 5}, 10),
-    ],
-    ids=str,
+    ("steps", "missing"), [([0, 2], 1), ([0, 1, 2, 4], 3), ([0, 3], 2)], ids=str
 )
-def test_a_gap_in_an_archive_is_told(
-    steps: dict[int, str | int], missing: int, tmp_path: Path
-) -> None:
-    kept_every(steps, tmp_path)
+def test_a_gap_in_an_archive_is_told(steps: list[int], missing: int, tmp_path: Path) -> None:
+    kept(steps, tmp_path)
     with pytest.raises(RolloutBufferError, match=f"lacks step-0000{missing:04d}.json.gz") as caught:
         saved_rollouts.files(tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_file_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    archive = Archive(tmp_path, "all", 1 << 30)
+    archive = Archive(tmp_path, 1 << 30)
     archive.add(document(3))
     damaged = archive.folder / "step-00000003.json.gz"
     damaged.write_bytes(damaged.read_bytes()[:-9])
@@ -196,7 +167,7 @@ def test_whose_archive_a_document_names(tmp_path: Path) -> None:
 
     kept = of(directory=str(tmp_path))
     assert not is_archived(kept)
-    Archive(tmp_path / "small", "all", 1 << 30).add(kept)
+    Archive(tmp_path / "small", 1 << 30).add(kept)
     assert is_archived(kept)
     for other in (of(), of(directory="a\0b"), replace(kept, step=2), replace(kept, run=RUN),
                   replace(kept, run=replace(kept.run, id="b"))):  # fmt: skip
@@ -248,7 +219,7 @@ def test_512_rollouts_of_2000_tokens(tmp_path: Path) -> None:
 
 def test_a_missing_last_step_is_told_by_the_summary(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    archive = Archive(run, "all", 1 << 30)
+    archive = Archive(run, 1 << 30)
     for step in range(3):
         archive.add(document(step))
     (run / "resolved_config.yaml").write_text("run: {}")

@@ -88,7 +88,7 @@ def test_finished_rollouts_do_not_pile_up(named: Callable[..., Config]) -> None:
 def test_finished_rollouts_that_are_nowhere_else_are_moved_aside(
     named: Callable[..., Config],
 ) -> None:
-    train(named("one", run__keep_buffers="none"))
+    train(named("one", run__keep_buffers_gib=0))
     train(named("two"))
     assert read_document(Path("data/buffer.old-1.json")).run.name == "one"
 

@@ -41,7 +41,7 @@ def save(model: Model, tmp_path: Path) -> Callable[..., RunState]:
         optimizer.step()
         now = RunState(
             state.run, step, None, drawn=7 * step, micro_batch_tokens=step or None,
-            kl_coefficient=step / 8, best=Best(step, "eval/loss", 0.5 * step, "set", "mine", 2),
+            best=Best(step, "eval/loss", 0.5 * step, "set", "mine", 2),
             metrics_sha256=f"{step}",
         )  # fmt: skip
         with BackgroundWriter() as writer:
@@ -224,7 +224,7 @@ def test_a_new_run_begins_from_a_checkpoint(save: Callable[..., RunState], tmp_p
     assert source.folder is not None
     config = CONFIG | {"algorithm": CONFIG["algorithm"] | {"name": "dapo"}}
     begun = checkpoint.begin_from(source.folder, "other", config)
-    assert begun == RunState(begun.run, 3, source.folder, drawn=21, kl_coefficient=0.375)
+    assert begun == RunState(begun.run, 3, source.folder, drawn=21)
     assert (begun.run.name, begun.run.config) == ("other", config)
     assert begun.run.id != source.run.id
     assert checkpoint.begin_from(tmp_path, "other", config) == begun  # the run's folder will do

@@ -85,7 +85,6 @@ ELSEWHERE = {
     "run.resume": "tests/end_to_end/test_resume.py",
     "run.from_buffer": "tests/end_to_end/test_saved_rollouts.py",
     "run.keep_best": "tests/run/test_best.py",
-    "run.keep_buffers": "tests/run/test_archive.py",
     "run.epochs": "tests/run/test_run_options.py",
     "run.max_staleness": "tests/end_to_end/test_staleness.py",
     "run.ray": "tests/end_to_end/test_replicas.py",

@@ -71,10 +71,10 @@ def test_a_run_that_starts_afresh_does_not_move_its_source_aside(
     tmp_path: Path, small_run: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = Completion((1,), "", (-1.0,), "stop", {"a": 1.0}, 1.0, 0.0)
-    run = RunIdentity("x", "x", {"run": {"keep_buffers": "all"}})
+    run = RunIdentity("x", "x", {"run": {}})
     for step in (0, 1):
         document = Document(run, step, True, True, 1, [Group(PROMPT, (one,))])
-        Archive(tmp_path / "runs" / "mine", "all", 1 << 30).add(document)
+        Archive(tmp_path / "runs" / "mine", 1 << 30).add(document)
     source = tmp_path / "runs" / "mine" / "buffers"
     named = {"run__name": "mine", "run__from_buffer": str(source)}
     for resume, steps, folder in (("auto", 2, "mine"), ("never", 1, "other"), ("never", 3, "mine")):

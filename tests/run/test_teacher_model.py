@@ -214,7 +214,7 @@ def test_a_killed_run_goes_on_to_the_same_adapter(
     told."""
     folder = teacher(tmp_path / "teacher")
     quick_start, steps = str(ROOT / "configs" / "quickstart.yaml"), ("--run.steps", "2")
-    options = ["--sample.prompts_per_step", "4", "--run.keep_buffers", "none",
+    options = ["--sample.prompts_per_step", "4", "--run.keep_buffers_gib", "0",
                "--sample.completions_per_prompt", "2", "--sample.max_new_tokens", "12",
                "--run.directory", str(tmp_path / "runs"), "--model.adapter.dropout", "0.1",
                "--algorithm.name", "opd", "--teacher.model", str(folder), "--eval.every", "0",

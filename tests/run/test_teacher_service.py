@@ -73,7 +73,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Teacher, Server]]:
 
 
 def asking(small_run: Small, server: Server, **told: Any) -> Config:
-    given = {"url": server.url, "model": "tiny", "retries": 0} | told
+    given = {"url": server.url, "model": "tiny"} | told
     return small_run(algorithm={"name": "opd"}, sample__completions_per_prompt=1, run__steps=1,
                      sample__max_new_tokens=8, teacher=given, train__packing="padded")  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_it_teaches_as_the_model_loaded_here_does(
     _, server = served
     monkeypatch.setenv("OUR_TEACHER", KEY)
     found = []
-    for told in ({"key_env": "OUR_TEACHER"}, {"url": None, "model": str(TINY), "retries": 2}):
+    for told in ({"key_env": "OUR_TEACHER"}, {"url": None, "model": str(TINY)}):
         config = asking(small_run, server, prompt=HINT, **told)
         job = prepare(config.with_options({"run.name": f"run{len(found)}"}), SILENT)
         prompts = [prompt.token_ids for prompt in job.data.prompts[:2]]
@@ -166,7 +166,7 @@ def test_a_refusal_tells_no_key_and_a_busy_server_is_asked_again(
 ) -> None:
     teacher, server = served
     monkeypatch.setenv("OUR_TEACHER", KEY)
-    job = prepare(asking(small_run, server, key_env="OUR_TEACHER", retries=1), SILENT)
+    job = prepare(asking(small_run, server, key_env="OUR_TEACHER"), SILENT)
     data = [Datum.of(job.data.prompts[0].token_ids, (5, 6, 2), "row")]
     statuses = [503, 401]
 
@@ -191,5 +191,5 @@ def test_a_refusal_tells_no_key_and_a_busy_server_is_asked_again(
 
 
 def test_a_slash_at_the_end_of_an_address_is_left_out(small_run: Small) -> None:
-    teacher = {"url": "http://x/v1/", "model": "tiny", "retries": 0}
+    teacher = {"url": "http://x/v1/", "model": "tiny"}
     assert small_run(algorithm={"name": "opd"}, teacher=teacher).teacher.url == "http://x/v1"

@@ -59,7 +59,7 @@ def group(*texts: str) -> Group:
 
 def scored(server: Server, *texts: str, cache: Path | None = None, **options: Any) -> list[float]:
     """The judge's rewards, beside a first one of weight 0."""
-    given = {"url": server.url, "model": "m", "timeout_seconds": 300, "retries": 0} | options
+    given = {"url": server.url, "model": "m", "timeout_seconds": 300} | options
     on_error = given.pop("on_error", "stop")
     section = ScoreSection.model_validate(
         {
@@ -280,12 +280,12 @@ def test_a_judge_that_is_silent_ends_the_step_in_one_line(
     server = serve(dies)
     texts = [f"text {n}" for n in range(200)]
     with pytest.raises(RewardError) as refused:
-        scored(server, *texts, cache=cache, on_error=on_error, retries=1)
+        scored(server, *texts, cache=cache, on_error=on_error)
     told = str(refused.value)
     if on_error == "zero":
         assert re.search(r"did not answer \d+ requests in a row; start it, or raise", told)
     assert "\n" not in told
-    assert len(server.asked) <= 3 + 2 * (service.MAX_UNANSWERED + llm_judge.REQUESTS)
+    assert len(server.asked) <= 3 + service.TRIES * (service.MAX_UNANSWERED + llm_judge.REQUESTS)
     assert len(cache.read_text().splitlines()) == 3
 
 
@@ -417,6 +417,7 @@ def test_a_busy_server_is_asked_again_so_many_times_and_a_refusal_is_not(
     serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statuses = [408, 409, 425, 429, 500, 502, 503, 504, 200]
+    monkeypatch.setattr(service, "TRIES", 9)
     waits: list[float] = []
     monkeypatch.setattr(service.time, "sleep", waits.append)
 
@@ -429,18 +430,19 @@ def test_a_busy_server_is_asked_again_so_many_times_and_a_refusal_is_not(
         return None
 
     server = serve(busy)
-    assert scored(server, "a", retries=8) == [1.0]
+    assert scored(server, "a") == [1.0]
     assert waits == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28]
     monkeypatch.setattr(service, "FIRST_WAIT_SECONDS", 3.0)
     statuses[:] = [503, 503, 503, 200]
-    assert scored(server, "long", retries=3) == [1.0]
+    assert scored(server, "long") == [1.0]
     assert waits[-3:] == [3.0, 6.0, service.MAX_WAIT_SECONDS]
     statuses[:] = [503, 503, 200]
+    monkeypatch.setattr(service, "TRIES", 2)
     with pytest.raises(RewardError, match=r"status 503.*2 tries"):
-        scored(server, "b", retries=1)
+        scored(server, "b")
     statuses[:] = [401, 200]
     with pytest.raises(RewardError, match="status 401"):
-        scored(server, "c", retries=5)
+        scored(server, "c")
     assert statuses == [200]
 
 

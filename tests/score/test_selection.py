@@ -98,14 +98,6 @@ def test_equals_make_no_pair() -> None:
     assert selection.right_wrong_pairs(group(0.0, 1.0, 1.0, tokens="aab"), 1.0) == [(2, 0)]
 
 
-def test_a_pair_may_have_to_be_a_margin_apart() -> None:
-    some = group(0.0, 0.5, 1.0)
-    assert selection.best_worst_pair(some, min_margin=1.0) == (2, 0)
-    assert selection.best_worst_pair(some, min_margin=1.01) is None
-    assert selection.right_wrong_pairs(some, 0.5) == [(1, 0), (2, 0)]
-    assert selection.right_wrong_pairs(some, 0.5, min_margin=0.75) == [(2, 0)]
-
-
 def test_all_right_with_all_wrong() -> None:
     pairs = selection.right_wrong_pairs(group(1.0, 0.0, 1.0, 0.0), 1.0)
     assert pairs == [(0, 1), (0, 3), (2, 1), (2, 3)]

@@ -109,12 +109,3 @@ def test_explained_variance() -> None:
     for count in (3, 1, 0):
         equal = tensor([0.1] * count)
         assert values.explained_variance(tensor([0.0, 1.0, 3.0])[:count], equal) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("kl", "factor"),
-    [(6.0, 1.0), (6.6, 1.01), (5.4, 0.99), (60.0, 1.02), (0.0, 0.98), (-9.0, 0.98)],
-)
-def test_the_kl_coefficient_follows_its_target(kl: float, factor: float) -> None:
-    got = values.next_kl_coefficient(0.5, kl, num_rollouts=100, target=6.0, horizon=1000)
-    assert got == pytest.approx(0.5 * factor)

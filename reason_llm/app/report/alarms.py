@@ -267,7 +267,7 @@ def repeating(seen: Evidence) -> Finding:
     """Fraction of the last steps' completions that repeat themselves."""
     recent = seen.recent(seen.groups)
     if not recent:
-        return unknown("no rollouts are archived (run.keep_buffers)")
+        return unknown("no rollouts are archived (run.keep_buffers_gib)")
     shares = [share for group in recent for share in group.repeated]
     fraction = fmean(share > REPEATED for share in shares)
     text = (
@@ -284,7 +284,7 @@ def alike(seen: Evidence) -> Finding:
     """Groups of the last steps whose completions are nearly the same although not all are right."""
     recent = seen.recent(seen.groups)
     if not recent:
-        return unknown("no rollouts are archived (run.keep_buffers)")
+        return unknown("no rollouts are archived (run.keep_buffers_gib)")
     # A short answer that is always right is always the same: nothing to be warned of.
     unsolved = [g for g in recent if not all(map(seen.is_right, seen.judged(g) or [0.0]))]
     same = [group for group in unsolved if group.similarity >= ALIKE]

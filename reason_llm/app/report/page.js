@@ -52,7 +52,6 @@ const CHARTS = [
     ["critic/value", "Value", "mean of the tokens", number],
     ["critic/grad_norm", "Critic's gradient norm", "before clipping", number],
     ["train/kl_per_completion", "KL of a completion", "to the reference, nats", number],
-    ["train/kl_coefficient", "KL coefficient", "adaptive", number],
     ["train/teacher_kl", "KL to the teacher", "nats per token", number],
   ]],
   ["Completions", [

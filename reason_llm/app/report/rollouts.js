@@ -200,7 +200,7 @@ function rolloutsView(place) {
   const of = data.runs[index], run = name === "rollouts" ? of : { ...of, rollouts: of.texts[name] || { groups: { step: [] } } };
   const view = make("div", { class: place.has("group") ? "open" : "" });
   if (!groupCount(run)) {
-    view.append(runHead(run), ...notices(run), make("p", { class: "notice" }, name !== "rollouts" ? "There are none in this run." : samples(run) ? "No rollouts are archived in this run: run.keep_buffers says which are kept." : "This run learns from rows and samples none."));
+    view.append(runHead(run), ...notices(run), make("p", { class: "notice" }, name !== "rollouts" ? "There are none in this run." : samples(run) ? "No rollouts are archived in this run: run.keep_buffers_gib is 0, or they were deleted." : "This run learns from rows and samples none."));
     return view;
   }
   const alarm = place.has("alarm") ? run.checks[Number(place.get("alarm"))] : null;

@@ -4,6 +4,7 @@ stand there; advantages are computed anew, by this run's algorithm."""
 import logging
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 def files(source: Path) -> list[Path]:
     """Buffers in ``source``, one for each step, in order and without a gap: itself, or those in a
-    run's folder ``buffers``. Each file must follow the one before it as ``run.keep_buffers`` of its
-    run says, by the names; else a step would learn from the next one's rollouts.
+    run's folder ``buffers``. The steps in the names must follow one another; else a step would
+    learn from the next one's rollouts.
 
     Raises:
         RolloutBufferError: there is none, or one in the middle is missing.
@@ -31,21 +32,11 @@ def files(source: Path) -> list[Path]:
     steps = [step for path in buffers if (step := _step_of(path)) is not None]
     if not steps:
         return buffers
-    end, every = max(_num_steps(source), steps[-1] + 1), None
-    for path, before, step in zip(
-        [*buffers[1:], buffers[-1]], steps, [*steps[1:], end], strict=False
-    ):
-        if step == before + 1:
-            continue
-        if every is None or (step - 1) // every * every > before:
-            # The first document's setting holds for all, unless it was changed later.
-            section = read_document(path, "name another buffer").run.config.get("run")
-            keep = section.get("keep_buffers") if isinstance(section, dict) else None
-            every = keep if type(keep) is int and keep > 0 else 1
-        missing = (step - 1) // every * every
-        if missing > before:
+    end = max(_num_steps(source), steps[-1] + 1)
+    for before, step in pairwise([*steps, end]):
+        if step > before + 1:
             raise RolloutBufferError(
-                f"run.from_buffer={source} lacks step-{missing:08d}.json.gz: after step {before} "
+                f"run.from_buffer={source} lacks step-{step - 1:08d}.json.gz: after step {before} "
                 f"comes {'the end at ' if step == end else ''}{step}; restore it, or copy the "
                 "others into a folder of their own, numbered without a gap"
             )

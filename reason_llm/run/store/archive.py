@@ -4,7 +4,6 @@ data/buffer.json as it was learned from, compressed."""
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from reason_llm.config import changes
 from reason_llm.errors import RolloutBufferError
@@ -14,7 +13,6 @@ from reason_llm.run.store.document import Document, RunIdentity, read_document, 
 
 FILES = "step-????????.json.gz"
 """Pattern of the archive's files; ``step-00000003.rescored.json.gz`` is the user's."""
-Keep = Literal["none", "all"] | int
 
 logger = logging.getLogger(__name__)
 
@@ -23,18 +21,12 @@ class Archive:
     """The archived buffers of one run.
 
     Args:
-        keep: ``none``; ``all``; or n: those of steps 0, n, 2n and so on.
-        most_bytes: of all together; the newest is kept whatever its size.
+        most_bytes: of all together; the newest is kept whatever its size. 0: none is kept.
     """
 
-    def __init__(self, run_folder: Path, keep: Keep, most_bytes: int) -> None:
+    def __init__(self, run_folder: Path, most_bytes: int) -> None:
         self.folder = run_folder / "buffers"
-        self.keep = keep
         self.most_bytes = most_bytes
-
-    def wants(self, step: int) -> bool:
-        """Whether this step's buffer is to be kept."""
-        return self.keep == "all" or (self.keep != "none" and step % self.keep == 0)
 
     def read(self, step: int, run: RunIdentity) -> Document | None:
         """This step's document as it was before it was learned from, if it exists and this run

@@ -22,11 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
 import torch
-from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -42,7 +41,7 @@ from reason_llm.files import (
     replacing_folder,
 )
 from reason_llm.model import Model, Role, adapters, score_head, weights
-from reason_llm.rollout import Count, Number, Text, record_from_json
+from reason_llm.rollout import Count, Text, record_from_json
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.document import RunIdentity
 from reason_llm.run.store.folder import CONFIG, listing, step_of
@@ -58,7 +57,7 @@ MOST_SHARE = 1 / 20
 FREE_SECONDS = 0.5
 """Checkpoints that take less time are written after each step."""
 WRITTEN = (
-    *("step", "drawn", "micro_batch_tokens", "kl_coefficient", "best", "metrics_sha256"),
+    *("step", "drawn", "micro_batch_tokens", "best", "metrics_sha256"),
     "run",
 )
 """Members of a state after the format, in their order in the file."""
@@ -78,8 +77,6 @@ class RunState:
     """Prompts taken from the order so far, those of dropped groups included."""
     micro_batch_tokens: Count | None = None
     """The micro-batch size after out of memory; None while the planned size holds."""
-    kl_coefficient: Annotated[Number, Field(ge=0)] | None = None
-    """The KL's weight, where it is adapted; None before the first step."""
     best: Best | None = None
     """The best evaluation so far; None before any."""
     metrics_sha256: Text | None = None
