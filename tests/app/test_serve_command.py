@@ -173,12 +173,8 @@ def test_what_is_not_offered_is_refused(url: str, body: Any, status: int, says: 
 def test_a_page_of_another_site_gets_nothing(url: str) -> None:
     """By a name that resolves to this machine, or a form that a browser sends without asking."""
     address = f"{url}/chat/completions"
-    elsewhere = httpx.post(
-        address, json=GREEDY, headers={"Host": "evil.example"}, timeout=300
-    )
-    form = httpx.post(
-        address, content=b"{}", headers={"Content-Type": "text/plain"}, timeout=300
-    )
+    elsewhere = httpx.post(address, json=GREEDY, headers={"Host": "evil.example"}, timeout=300)
+    form = httpx.post(address, content=b"{}", headers={"Content-Type": "text/plain"}, timeout=300)
     assert (elsewhere.status_code, form.status_code) == (421, 415)
 
 
