@@ -144,7 +144,7 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
                 each.images.check(config)
                 images = each.images.sizes
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
-        plan = subject.plan(longest, learns=False, images=images)
+        plan = subject.plan(longest, learns=False, images=images, reads=False)
         renderer = renderer_of(config, subject.tokenizer)
         played = environments_of(config, renderer, subject.context_tokens)
         stages.append(_Stage(config, targets, subject.tokenizer, sets, plan, played))

@@ -5,7 +5,8 @@
 3. What does not fit is one line, before a weight is read.
 4. It is planned with the bytes that it has: on a GPU in the scoring phase alone.
 5. On the device it is another set of tensors; afterwards the ones that were loaded.
-6. kill -9 in its phase or after it, and the run goes on to the same adapter (long).
+6. An evaluation does without it.
+7. kill -9 in its phase or after it, and the run goes on to the same adapter (long).
 """
 
 import json
@@ -21,8 +22,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+import reason_llm
 from conftest import ROOT, TINY
-from reason_llm.config import Config, ModelSection
+from reason_llm.config import Config, ModelSection, file as config_file
 from reason_llm.errors import ConfigError, ModelError
 from reason_llm.loop import train
 from reason_llm.model import Datum, Model, load_tokenizer, meta_model, nf4, offload
@@ -243,3 +245,18 @@ def test_a_killed_run_goes_on_to_the_same_adapter(
     save_file({name: 2 * tensor for name, tensor in load_file(path).items()}, path)
     code, _, error = script("train.py", *given("killed", "--run.steps", "3"))
     assert (code, "teacher.model_sha256" in error) == (2, True)
+
+
+def test_an_evaluation_needs_no_teacher(small_run: Small, tmp_path: Path) -> None:
+    told = {"model": str(tmp_path / "gone")}
+    path = tmp_path / "distill.yaml"
+    path.write_text(config_file.to_yaml(small_run(**OPD, teacher=told)))
+    found = reason_llm.evaluate(
+        path,
+        sets=[f"sums={ROOT / 'data' / 'arithmetic_test.jsonl'}"],
+        out=tmp_path / "evaluated",
+        overrides={"eval.limit": 1, "log.console": "quiet"},
+    )
+    assert set(found["models"]) == {"base"}
+    with pytest.raises(ModelError, match=r"teacher\.model=.*gone"):
+        reason_llm.train(path)

@@ -437,6 +437,10 @@ class Alarm:
     """Whether it means something for the run."""
 
 
+def _is_recorded(key: str, seen: Evidence) -> bool:
+    return any(key in record for record in seen.records)
+
+
 ALARMS: dict[str, Alarm] = {
     "No right answer": Alarm(
         no_right_answer,
@@ -494,7 +498,7 @@ ALARMS: dict[str, Alarm] = {
         "Read some rollouts: each says its problem. Fix the environment or tell the model how its "
         "tools are called (docs/environments.md has the forms that are read); raise sample.turns "
         "where good rollouts are cut short.",
-        applies=lambda seen: any("sample/turns" in record for record in seen.records),
+        applies=partial(_is_recorded, "sample/turns"),
     ),
     "Pairs in order, policy broken": Alarm(
         stage_alarms.ordered_and_broken, applies=lambda seen: True
@@ -504,7 +508,7 @@ ALARMS: dict[str, Alarm] = {
             partial(stage_alarms.low_mean, row),
             row.advice,
             row.charts,
-            applies=lambda seen, key=f"{name}/loss": any(key in record for record in seen.records),
+            applies=partial(_is_recorded, f"{name}/loss"),
         )
         for name, reader in READERS.items()
         for title, row in reader.alarms.items()

@@ -42,14 +42,16 @@ class Subject:
         learns: bool = True,
         longest_row: int = 0,
         images: ImageSizes | None = None,
+        reads: bool = True,
     ) -> Plan:
-        """The memory plan on this machine; arguments as ``memory.plan``'s."""
+        """The memory plan on this machine; arguments as ``memory.plan``'s, and whether the readers
+        read what is sampled."""
         machine = Machine.here(self.config, self.device)
+        outside = [*outside_models(self.config, machine)] if reads else []
         shape = Shape.of(self.policy, self.config.model.attention)
         return memory.plan(
             self.config, shape, machine, self.context_tokens, longest_prompt,
-            learns=learns, longest_row=longest_row, outside=[*outside_models(self.config, machine)],
-            images=images,
+            learns=learns, longest_row=longest_row, outside=outside, images=images,
         )  # fmt: skip
 
 
