@@ -47,7 +47,7 @@ OWNERS = {
     "bitsandbytes": {"model", "train"},
     "peft": {"model", "run"},
     "unsloth": {"model"},
-    "vllm": {"model", "sample"},
+    "vllm": {"images", "model", "sample"},
     "datasets": {"data"},
     "sympy": {"score.math"},
     "matplotlib": {"app"},

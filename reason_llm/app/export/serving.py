@@ -35,7 +35,7 @@ def prove(base_folder: Path, adapter: Path, tokenizer: Any) -> str | None:
         ModelError: vLLM serves the base in its place.
     """
     described = base.read_config(str(base_folder))
-    if not multimodal.reads_images(described) and described.model_type not in backends.IMPORTING:
+    if not multimodal.is_multimodal(described) and described.model_type not in backends.IMPORTING:
         return None
     if (why_not := _why_not(base_folder, adapter, described)) is None:
         texts = [

@@ -255,7 +255,7 @@ def _check_dtype(config: Config, device: torch.device) -> None:
 def missing_imports(described: PretrainedConfig) -> str | None:
     """A package that vLLM imports for a model that also reads images, even if rows have none, and
     that is not installed: the packages for vLLM without a GPU leave it out."""
-    if not multimodal.reads_images(described) and described.model_type not in IMPORTING:
+    if not multimodal.is_multimodal(described) and described.model_type not in IMPORTING:
         return None
     return next((name for name in IMPORTS if not is_installed(name)), None)
 

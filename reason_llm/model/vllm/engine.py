@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from reason_llm.errors import ModelError, OutOfMemory, one_line
 from reason_llm.model.adapters import SHARED_EXPERT_GATE
 from reason_llm.model.attention import has_delta_rule
-from reason_llm.model.sizes import MAX_LORA_RANKS, EngineSizes, ImageSizes
+from reason_llm.model.sizes import MAX_LORA_RANKS, EngineSizes
 
 log = logging.getLogger(__name__)
 
@@ -206,8 +206,9 @@ def start(
         _keep_expert_weights()
         if is_recurrent:
             _keep_delta_rule()
-    if sizes.images is not None and sizes.quantize == "nf4":
-        _keep_tower_unpacked()
+    attachments = {"language_model_only": True}  # towers that text does not pass are not loaded
+    if sizes.attachments is not None:
+        attachments = sizes.attachments.engine_options(is_packed=sizes.quantize != "none")
     adapter = _adapter_options(sizes)
     batches = [size for size in GRAPH_SIZES if size < sizes.max_sequences] + [sizes.max_sequences]
     graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": batches}
@@ -231,7 +232,7 @@ def start(
             compilation_config=None if on_cpu else graphs,
             # A recurrent state is cached at the ends of blocks, where a prompt must be cut.
             enable_prefix_caching=not (on_cpu and is_recurrent),
-            **_image_options(sizes.images),
+            **attachments,
             hf_overrides=lambda config: override(_with_query_scale(config)),
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
             **adapter,
@@ -287,22 +288,6 @@ def _adapter_options(sizes: EngineSizes) -> dict[str, Any]:
         )
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
             "lora_target_modules": list(sizes.lora_targets) or None}  # fmt: skip
-
-
-def _image_options(images: ImageSizes | None) -> dict[str, Any]:
-    """vLLM's options for images. It prepares none itself, and the size of its cache of features
-    follows from the largest image that its processor would make."""
-    if images is None:
-        return {"language_model_only": True}  # towers that only images pass through are not loaded
-    pixels = images.most_tokens * images.token_pixels
-    size = {"shortest_edge": images.token_pixels, "longest_edge": pixels}
-    return {
-        "limit_mm_per_prompt": {"image": images.most_images, "video": 0},
-        "mm_processor_kwargs": {"images_kwargs": {"size": size}},
-        "mm_processor_cache_gb": 0,
-        "mm_device_do_normalize": False,  # or vLLM 0.32 normalises our pixels once more
-        "skip_mm_profiling": True,  # the plan counts it
-    }
 
 
 def forget_configs() -> None:
@@ -422,18 +407,6 @@ def _keep_expert_weights() -> None:
         output.copy_(total)
 
     TritonExperts.apply = apply
-
-
-def _keep_tower_unpacked() -> None:
-    """Keep the part that reads images in its dtype: vllm-bnb-plugin 0.0.3 packs all linear layers
-    of a model and takes modules to skip from a checkpoint alone. Ends when a caller can name
-    some."""
-    from vllm_bnb_plugin.quantization import config, utils
-
-    def is_skipped(prefix: str, skipped: list[str]) -> bool:
-        return bool(utils.is_layer_skipped_bnb(prefix, [*skipped, "visual"]))
-
-    config.is_layer_skipped_bnb = is_skipped
 
 
 def _keep_delta_rule() -> None:

@@ -55,7 +55,7 @@ def model_over(
     Args:
         config: read before the engine started, since vLLM registers its own classes for some.
         asked: ``model.attention``.
-        is_whole: with the part that reads images.
+        is_whole: with the parts that text does not pass.
 
     Raises:
         ModelError: a layer that cannot be shared, with its name and why.
