@@ -5,16 +5,15 @@ provides; what is in an attachment only that folder knows.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from reason_llm.config import Config, ModelSection, installation
 from reason_llm.data.rows import Row, is_empty
 from reason_llm.errors import DataError
 from reason_llm.rollout import Attachment, Prompt, TokenRow
 
-if TYPE_CHECKING:
-    from reason_llm.data.forms import Example
-    from reason_llm.data.messages import Messages
+Messages = list[dict[str, Any]]
+"""See ``messages``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +94,9 @@ class Attachments(Protocol):
     ) -> tuple[Row, Sequence[Any]]:
         """The row without its attachments, and these, as ``placed`` takes them."""
 
-    def placed(self, example: "Example", detached: Sequence[Any]) -> "Example":
-        """The example with a ``MARK`` for each attachment, and with the attachments of each
-        message."""
+    def placed(self, example: Any, detached: Sequence[Any]) -> Any:
+        """The example (``forms``) with a ``MARK`` for each attachment, and each message with its
+        own."""
 
     def prompt(self, prompt: Prompt, attached: Sequence[Any]) -> Prompt:
         """The prompt with all tokens and the records of its attachments."""
@@ -139,12 +138,12 @@ def folder_of(kind: str, asked: str) -> Folder:
     return found
 
 
-def attached(messages: "Messages") -> tuple[Any, ...]:
+def attached(messages: Messages) -> tuple[Any, ...]:
     """The attachments of messages, in order."""
     return tuple(each for message in messages for each in message.get("attachments", ()))
 
 
-def with_parts(messages: "Messages") -> "Messages":
+def with_parts(messages: Messages) -> Messages:
     """The messages as a chat template reads them: the content of those with attachments as a list
     of parts, with one for each ``MARK``."""
     return [

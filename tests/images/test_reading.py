@@ -248,7 +248,7 @@ def test_sizes_of_the_images_and_of_the_part_that_reads_them(tmp_path: Path) -> 
     tree = {"model": section_of(path), "score": {"rewards": [{"name": "think_answer_tags"}]},
             "data": {"train": str(image_rows(tmp_path)), "system_prompt": "none"},
             "sample": {"max_new_tokens": 16}}  # fmt: skip
-    sizes = load_data(config_of(tree), load_tokenizer(path), 256).images.sizes
+    sizes = load_data(config_of(tree), load_tokenizer(path), 256).attachments.sizes
     stored = load_file(Path(path) / "model.safetensors")
     assert sizes.weights == sum(each.numel() for n, each in stored.items() if ".visual." in n)
     # Images of 4, 4, 6 and 4 tokens of 16 x 16 pixels; features for the input and one layer of 64.

@@ -13,6 +13,7 @@ from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
+from reason_llm.model.plan.states import LINE as STATES
 from reason_llm.model.sizes import (
     MAX_LORA_RANKS,
     TILE_TOKENS,
@@ -76,8 +77,8 @@ SHORTEST_CONTEXT = 256
 """Shortest context in tokens that is recommended in an error."""
 BLOCK_TOKENS = 128
 """Largest block in which vLLM hands out its KV cache, and one more for each sequence; with
-recurrent layers ``Shape.block_tokens``, if that is more."""
-CACHES = ("KV cache", "recurrent states")
+recurrent layers ``States.block_tokens``, if that is more."""
+CACHES = ("KV cache", STATES)
 """Lines of the ledger that vLLM's cache holds."""
 
 
@@ -378,12 +379,13 @@ class _Draft:
     def least_cache(self) -> int:
         if not self.under_vllm:
             return self.context + 2 * BLOCK_TOKENS
-        return self.context + 2 * max(BLOCK_TOKENS, self.shape.block_tokens(self.element_bytes))
+        states, keys = self.shape.states, self.shape.key_value
+        return self.context + 2 * max(BLOCK_TOKENS, states.block_tokens(keys, self.element_bytes))
 
     def state_bytes(self, cache_tokens: int) -> int:
         """Bytes of the recurrent states of the sequences of full length that fit into the cache:
         one for each, and with vLLM's prefix cache a second one, at the end of its last block."""
-        each = self.shape.state_bytes(self.element_bytes)
+        each = self.shape.states.num_bytes(self.element_bytes)
         if self.under_vllm and self.machine.kind == "cuda":
             each *= 2
         return -(-cache_tokens // self.least_cache) * each
@@ -461,7 +463,7 @@ class _Draft:
         lines = [
             *(Line(n, each, each, each * is_scored) for n, each in self.resident().items()),
             Line("KV cache", sampling=cache_tokens * shape.kv_bytes_per_token(size)),
-            *([Line("recurrent states", states)] if states else []),
+            *([Line(STATES, states)] if states else []),
             Line("prompts and logits in flight", sampling=passing + widest),
             Line("gradients", learning=gradients),
             Line("activations", learning=activations + widest),
