@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from reason_llm.config import installation
-from reason_llm.model.families import PACKED, has_delta_rule
+from reason_llm.model.families import NOT_PACKED_ON_GPU, PACKED, has_delta_rule
 
 NAME = "reason_llm_sdpa"
 
@@ -50,6 +50,8 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
         return f"packed rows are tested for {', '.join(PACKED)}, and this is {text.model_type}"
     if device.type != "cuda":
         return None
+    if (reason := NOT_PACKED_ON_GPU.get(text.model_type)) is not None:
+        return f"on a GPU {reason}, and this is {text.model_type}"
     if has_delta_rule(text) and importlib.util.find_spec("fla") is None:
         return f"on a GPU the recurrent layers of packed rows need fla ({INSTALL_FLA})"
     size = max(map(head_size, layer_configs(text)))

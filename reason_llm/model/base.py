@@ -31,10 +31,10 @@ from reason_llm.model import (
     adapted_linear,
     adapters,
     folder,
-    gated_delta,
     multimodal,
     nf4,
     positions,
+    recurrent,
     score_head,
     weights,
 )
@@ -185,7 +185,7 @@ class Model:
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
             _disable_dropout(loaded)
-            gated_delta.separate_rows(loaded)
+            recurrent.separate_rows(loaded)
             torch.manual_seed(seed)
             self.policy = _policy_over(loaded, config)
         if self.engine is not None:
