@@ -22,7 +22,7 @@ _NEVER_IGNORED = {
 
 def _as_text(value: Any) -> Any:
     """A decimal number, a date or bytes of UTF-8, as Parquet has them, as text; any other value,
-    and other bytes, unchanged."""
+    and bytes of an image, unchanged."""
     if isinstance(value, Decimal):
         return f"{value:f}"
     if isinstance(value, date) and not isinstance(value, datetime):

@@ -749,6 +749,6 @@ def _is_kept_by_json(value: object) -> bool:
 
 def _place_in_split(row: Row, seed: int) -> bytes:
     """Digest of a row, by which rows are ordered before the first ones are held out. Objects such
-    as pictures count by their type, since reading them again makes others."""
+    as images count by their type, since reading them again makes others."""
     content = json.dumps(row, default=lambda each: type(each).__name__)
     return hashlib.sha256(f"{seed} {content}".encode()).digest()[:16]
