@@ -27,8 +27,8 @@ from. No column has such a name."""
 ROW = "@row"
 """Member of ``Prompt.extra``, where a reward in TRL's form asks for it: ``{"prompt": text or
 messages, "columns": {...}}``, the columns of the row by name."""
-IMAGES = "@images"
-"""Member of ``Prompt.extra`` with the records of the prompt's images."""
+ATTACHMENTS = "@attachments"
+"""Member of ``Prompt.extra`` with the records of the prompt's attachments."""
 MAY_LACK = "?"
 """End of the name of a column that a reward asks for and a row may lack."""
 ALL = f"*{MAY_LACK}"
@@ -60,20 +60,20 @@ _ROLES = {"assistant", "bot", "model", "user", "human", "system"}
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """An image of a prompt. Its pixels are in no record."""
+class Attachment:
+    """What some tokens of a prompt stand for. Its content is in no record."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
+    kind: Text
+    """The folder of the package that reads it (``data.attachments``)."""
     sha256: Text
-    """Of its file's bytes."""
-    path: Text
-    """Empty where the row itself holds the image."""
-    grid: tuple[Count, Count, Count]
-    """Patches over time, height and width."""
+    """Of its content: prompts with equal ids and other digests are different prompts."""
     start: Count
     """The first of its tokens in the prompt."""
     length: Count
     """Number of its tokens."""
+    about: Annotated[Mapping[str, Any], NOT_TOO_DEEP]
+    """What that folder needs to read it again; nothing else looks into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ class Prompt:
     """Columns of the row that a custom reward asks for by name."""
 
     @property
-    def images(self) -> tuple[Image, ...]:
-        """The prompt's images, in order. Raises ValueError: they do not lie within it."""
-        if IMAGES not in self.extra:
+    def attachments(self) -> tuple[Attachment, ...]:
+        """The prompt's attachments, in order. Raises ValueError: they do not lie within it."""
+        if ATTACHMENTS not in self.extra:
             return ()
-        found = record_from_json(tuple[Image, ...], self.extra[IMAGES])
+        found = record_from_json(tuple[Attachment, ...], self.extra[ATTACHMENTS])
         ends = [0, *(n for each in found for n in (each.start, each.start + each.length))]
         if ends != sorted(ends) or ends[-1] > len(self.token_ids):
-            raise ValueError(f"prompt {self.id!r}: its images do not lie within its tokens")
+            raise ValueError(f"prompt {self.id!r}: its attachments do not lie within its tokens")
         return found
 
     @property
@@ -267,7 +267,7 @@ class TokenRow:
     value: float = 0.0
     """Of a pair the margin, on the chosen row; of a labelled row its label: +1 for true, -1 for
     false, or the number that it has."""
-    images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     """Those of the prompt."""
 
 
@@ -285,7 +285,7 @@ def group_from_json(value: Any) -> Group:
 def check_lengths(group: Group) -> None:
     """Raises ValueError where a completion or conversation has not as many log-probs as tokens, its
     spans do not lie within, or its turns have not as many rewards and advantages, or none."""
-    group.prompt.images  # noqa: B018, it is checked
+    group.prompt.attachments  # noqa: B018, it is checked
     for number, completion in enumerate(group.completions):
         where = f"prompt {group.prompt.id!r}, completion {number}"
         conversations: list[Completion | Conversation] = [completion, *completion.others]

@@ -43,11 +43,13 @@ ALONE = {room for rooms in ORDER for room in rooms if "." in room}
 """Folders in a folder that could be packages of their own."""
 ROOMS_OF_THE_LOOP = {"run.start.prepare", "run.opening", "run.run", "run.collect"}
 """Heavy, so not in the face of ``run``, whose records and metrics are read without torch."""
+SLICES = {"environments", "images", "replicas"}
+"""Folders without which the rest works, by ``installation.slice_for``."""
 OWNERS = {
     "bitsandbytes": {"model", "train"},
     "peft": {"model", "run"},
     "unsloth": {"model"},
-    "vllm": {"model", "sample"},
+    "vllm": {"images", "model", "sample"},
     "datasets": {"data"},
     "sympy": {"score.math"},
     "matplotlib": {"app"},
@@ -97,6 +99,12 @@ def test_imports_point_down() -> None:
         for other in ours(path) - {""} if name else ():
             is_below = room(other) == room(name) or floor(other) < floor(name)
             assert is_below, f"{name} imports {other}"
+
+
+def test_a_slice_is_imported_by_name_alone() -> None:
+    for path in MODULES:
+        imported = {room(other) for other in ours(path)} & SLICES
+        assert imported <= {room(name_of(path))}, name_of(path)
 
 
 def test_a_folder_is_entered_by_its_face() -> None:

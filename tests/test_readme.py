@@ -11,7 +11,7 @@ from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.preferences import PREFERENCES
 from reason_llm.config.sections import CHANGES
 from reason_llm.config.surrogates import SURROGATES
-from reason_llm.model.plan.backends import WITHOUT_VLLM
+from reason_llm.model.families import WITHOUT_VLLM
 from reason_llm.score.rewards import REWARDS
 
 README = (ROOT / "README.md").read_text()

@@ -228,10 +228,10 @@ class _Maker:
         section = self.section
         if not group.completions:
             return
-        if group.prompt.images:
+        if attachments := group.prompt.attachments:
             raise DataError(
-                f"{group.prompt.id}: has images, which the rows of pairs cannot hold; take "
-                "rollouts of prompts of text"
+                f"{group.prompt.id}: has {attachments[0].kind}, which the rows of pairs cannot "
+                "hold; take rollouts of prompts of text"
             )
         rewards = selection.rewards_of(group, section.reward)
         places: Sequence[tuple[int, ...]]

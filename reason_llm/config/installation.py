@@ -28,7 +28,7 @@ def slice_for(folder: str, asked: str) -> Any:
     """Import a folder of the package that is not needed until a config asks for it.
 
     Args:
-        folder: ``environments`` or ``replicas``.
+        folder: ``environments``, ``images`` or ``replicas``.
         asked: the option or the source that asks for it.
 
     Raises:

@@ -1,17 +1,13 @@
 """Prompts and rows to learn from, out of data files and Hub sets."""
 
+from reason_llm.data.attachments import KINDS, MARK, folder_of, with_parts
 from reason_llm.data.families import DATE_OPTION
 from reason_llm.data.forms import SIDES, Completed, Example, Problem, read_demonstration
 from reason_llm.data.kept import load_kept
 from reason_llm.data.load import check_files, load_data, load_evaluation, renderer_of
 from reason_llm.data.messages import (
-    IMAGE_COLUMNS,
-    IMAGE_MARK,
     Messages,
-    is_empty,
-    is_image_part,
     shown,
-    with_image_parts,
 )
 from reason_llm.data.own_code import (
     file_of,
@@ -24,7 +20,7 @@ from reason_llm.data.own_code import (
 )
 from reason_llm.data.played import Named, is_played, played_by
 from reason_llm.data.render import Renderer, order
-from reason_llm.data.rows import GYM, Row, gym_maker, gym_tasks, options_of, read_rows
+from reason_llm.data.rows import GYM, Row, gym_maker, gym_tasks, is_empty, options_of, read_rows
 from reason_llm.data.sets import Data, DataSet
 from reason_llm.data.templates import (
     chat_template,

@@ -7,8 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 from reason_llm.config import ColumnsSection
-from reason_llm.data.messages import MEDIA, TRAIN_FLAGS, Note, is_empty, shown
-from reason_llm.data.rows import Row
+from reason_llm.data.attachments import MEDIA
+from reason_llm.data.messages import TRAIN_FLAGS, Note, shown
+from reason_llm.data.rows import Row, is_empty
 from reason_llm.errors import DataError
 
 WEIGHT_COLUMNS = ("weight", "sample_weight", "loss_weight", "loss_scale", "loss_mask")

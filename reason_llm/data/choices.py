@@ -10,7 +10,8 @@ from string import ascii_uppercase
 from typing import Any
 
 from reason_llm.data.cells import Cells
-from reason_llm.data.messages import is_empty, shown
+from reason_llm.data.messages import shown
+from reason_llm.data.rows import is_empty
 from reason_llm.errors import DataError
 
 COLUMNS = ("choices", "options", "endings")

@@ -3,7 +3,7 @@ its resumption, neither parses nor tokenises a row.
 
 A file is found by the digest of all that its content follows from: rows, options, tokenizer,
 template and versions. Rows that user code makes or changes are always read anew, and so are rows
-with images and small files."""
+with attachments and small files."""
 
 import hashlib
 import logging
@@ -81,8 +81,8 @@ def load_kept(
         told(f"data as read and tokenised before, from {path}; remove it to read them anew")
         return data
     data = load()
-    if data.images is not None or _key(config, tokenizer, files, options) != key:
-        return data  # each start checks the images' files, or a file was changed meanwhile
+    if data.attachments is not None or _key(config, tokenizer, files, options) != key:
+        return data  # each start checks the attachments' files, or a file was changed meanwhile
     try:
         _write(path, key, data)
         told(f"data as read and tokenised are kept in {path} for later starts")

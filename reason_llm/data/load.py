@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from reason_llm.config import ColumnsSection, Config, installation, share_of
+from reason_llm.config import ColumnsSection, Config, share_of
+from reason_llm.data.attachments import Attachments, attached, folder_of, kind_of
 from reason_llm.data.cells import Cells
 from reason_llm.data.forms import (
     NO_EXTRAS,
@@ -34,7 +35,7 @@ from reason_llm.data.forms import (
     read_problem,
 )
 from reason_llm.data.golds import JUDGE_SECONDS, damage, has_answer, unpaid
-from reason_llm.data.messages import SYSTEM_ROLES, Messages, holds_images, images_of
+from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.played import Played, is_played, played_by
 from reason_llm.data.render import AT_ONCE, Renderer
@@ -242,9 +243,9 @@ class _SetReader:
     reset_columns: Mapping[str, Collection[str]] = field(default_factory=dict)
     """What ``reset`` of each environment asks for, by the environment's name."""
     preprocess: Callable[..., Any] | None = field(init=False, default=None)
-    images: Any = None
-    """Reader of images, opened at the first row that has one; None: the model reads none."""
-    images_opened: bool = False
+    attachments: Attachments | None = None
+    """Opened at the first row that has one; None: the model reads none."""
+    attachments_opened: bool = False
 
     def __post_init__(self) -> None:
         self.asked = self.config.reader_prompts
@@ -411,14 +412,14 @@ class _SetReader:
             if made is None:
                 return "data.preprocess"
             row = made
-        pictures = []
-        if (images := self._images_of(where, row)) is not None:
-            data_set.images = images
-            row, pictures = images.pictures(where, row, data_set.source, section.columns.ignore)
+        detached: Sequence[Any] = ()
+        if (attachments := self._attachments_of(where, row)) is not None:
+            data_set.attachments = attachments
+            row, detached = attachments.detach(where, row, data_set.source, section.columns.ignore)
         try:
             example = self._of_form(data_set, where, row)
-            if images is not None:
-                example = images.placed(example, pictures)
+            if attachments is not None:
+                example = attachments.placed(example, detached)
         except DataError as error:
             option = option_for(row, data_set.form, section.columns)
             if option is None:
@@ -498,16 +499,18 @@ class _SetReader:
         mark = next(marks, None)
         return f"marks of other chat templates ({mark}) are read as text" if mark else ""
 
-    def _images_of(self, where: str, row: Row) -> Any:
-        """The reader of the row's images; None for a row without any, and for a model of text."""
+    def _attachments_of(self, where: str, row: Row) -> Attachments | None:
+        """The reader of the row's attachments; None for a row without any, and for a model of
+        text."""
         ignored = {name.casefold() for name in self.config.data.columns.ignore}
-        if not holds_images({n: v for n, v in row.items() if n.casefold() not in ignored}):
+        kind = kind_of({n: v for n, v in row.items() if n.casefold() not in ignored})
+        if kind is None:
             return None
-        if not self.images_opened:
-            asked = f"{where}: a row with images"
-            self.images = installation.slice_for("images", asked).open_images(self.config.model)
-            self.images_opened = True
-        return self.images
+        if not self.attachments_opened:
+            folder = folder_of(kind, f"{where}: a row with {kind}")
+            self.attachments = folder.open_attachments(self.config.model)
+            self.attachments_opened = True
+        return self.attachments
 
     def _doubt(self, problem: Problem) -> str:
         """Why the gold answer may be another one, or may never be paid; empty where it is clear."""
@@ -623,9 +626,8 @@ class _SetReader:
         """Add the prompt of a problem, or return the option that drops it."""
         if isinstance(prompt, DataError):
             raise prompt
-        if images := images_of(problem.messages):
-            expanded: Prompt = self.images.prompt(prompt, images)
-            prompt = expanded
+        if self.attachments is not None and (found := attached(problem.messages)):
+            prompt = self.attachments.prompt(prompt, found)
         num_tokens, room = len(prompt.token_ids), self._room(data_set.is_training)
         most = self.config.data.max_prompt_tokens
         if data_set.is_training and most is not None and num_tokens > most:
@@ -704,8 +706,9 @@ class _SetReader:
         data_set.ignored.update({*ignored})
         first = len(data_set.units)
         rows = tuple(replace(row, group=first + row.group) for row in rows)
-        if not isinstance(example, TextDocument) and (images := images_of(example.messages)):
-            rows = tuple(self.images.row(row, images) for row in rows)
+        found = () if isinstance(example, TextDocument) else attached(example.messages)
+        if self.attachments is not None and found:
+            rows = tuple(self.attachments.row(row, found) for row in rows)
         most_asked = section.max_prompt_tokens if data_set.is_training else None
         if most_asked is not None and any(prompt_tokens(row) > most_asked for row in rows):
             return "data.max_prompt_tokens"

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from reason_llm.data.attachments import MEDIA
+from reason_llm.data.rows import is_empty
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import check_nesting
 
@@ -41,15 +43,6 @@ TRAIN_FLAGS = dict.fromkeys(
 ) | dict.fromkeys(("mask", "masked"), False)
 """Members that say whether a turn is trained, with the value that trains it: any other one leaves
 the turn out of the loss."""
-IMAGE_COLUMNS = (
-    "images", "image", "pictures", "picture", "image_path", "image_paths", "image_url",
-    "image_urls",
-)  # fmt: skip
-MEDIA = (*IMAGE_COLUMNS, "videos", "video", "audios", "audio", "video_path", "audio_path")
-IMAGE_MARK = "\ufffc"
-"""Place of an image in a message's content."""
-IMAGE_PARTS = ("image", "image_url", "input_image")
-"""Types of a message's part that is an image, in the forms of Transformers and OpenAI."""
 WEIGHTS = ("loss_weight", "loss_scale", "train_detail")
 """Members that weigh a turn in a way that is not supported."""
 _KEPT = ("name", "tool_call_id")
@@ -82,55 +75,6 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_nulls(each) for name, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-def is_empty(value: Any) -> bool:
-    """Whether a column or a member says nothing: null, blank text, an empty list or object."""
-    return value is None or (
-        isinstance(value, str | list | dict)
-        and not (value.strip() if isinstance(value, str) else value)
-    )
-
-
-def holds_images(row: Mapping[str, Any]) -> bool:
-    """Whether a row has a column of images, or messages with parts that are images."""
-    for name, value in row.items():
-        if str(name).casefold() in IMAGE_COLUMNS and not is_empty(value):
-            return True
-        for each in value if isinstance(value, list) else [value]:
-            parts = each.get("content") if isinstance(each, dict) else None
-            if isinstance(parts, list) and any(map(is_image_part, parts)):
-                return True
-    return False
-
-
-def images_of(messages: Messages) -> tuple[Any, ...]:
-    """The images of messages, in order."""
-    return tuple(image for each in messages for image in each.get("images", ()))
-
-
-def is_image_part(part: Any) -> bool:
-    """Whether a part of a message's content is an image."""
-    return isinstance(part, dict) and part.get("type") in IMAGE_PARTS
-
-
-def with_image_parts(messages: Messages) -> Messages:
-    """The messages as a chat template reads them: the content of those with images as a list of
-    parts, an image for each ``IMAGE_MARK``."""
-    return [
-        {**{n: v for n, v in each.items() if n != "images"}, "content": _parts(each["content"])}
-        if each.get("images")
-        else each
-        for each in messages
-    ]
-
-
-def _parts(content: str) -> list[dict[str, str]]:
-    first, *rest = content.split(IMAGE_MARK)
-    parts = [{"type": "text", "text": first}]
-    for text in rest:
-        parts += [{"type": "image"}, {"type": "text", "text": text}]
-    return [part for part in parts if part["type"] == "image" or part["text"]]
 
 
 def read_talk(where: str, column: str, value: Any, role: str, note: Note) -> Talk:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar, overload
 import numpy as np
 import orjson
 
-from reason_llm.rollout import Image, Prompt, TokenRow, record_from_json
+from reason_llm.rollout import Attachment, Prompt, TokenRow, record_from_json
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ class Units(Packed[tuple[TokenRow, ...]]):
     def append(self, rows: tuple[TokenRow, ...]) -> None:
         """Add a unit."""
         for row in rows:
-            self._add(row.ids, [row.name, row.group, [*map(asdict, row.images)]])
+            self._add(row.ids, [row.name, row.group, [*map(asdict, row.attachments)]])
             self.arrays["trained"] += bytes(row.trained)
             self.arrays["asked"].append(bytes(row.trained).find(1))
             self.arrays["values"].append(row.value)
@@ -141,10 +141,10 @@ class Units(Packed[tuple[TokenRow, ...]]):
         return tuple(map(self._row, range(ends[number], ends[number + 1])))
 
     def _row(self, number: int) -> TokenRow:
-        name, group, images = self._rest(number)
+        name, group, attachments = self._rest(number)
         start, end = self.arrays["ends"][number : number + 2]
         flags: list[bool] = memoryview(self.arrays["trained"])[start:end].cast("?").tolist()  # type: ignore[assignment]
-        made = record_from_json(tuple[Image, ...], images) if images else ()
+        made = record_from_json(tuple[Attachment, ...], attachments) if attachments else ()
         value = self.arrays["values"][number]
         return TokenRow(name, self._ids(number), tuple(flags), group, value, made)
 

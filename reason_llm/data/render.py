@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from reason_llm.data import cache
+from reason_llm.data.attachments import MARK, with_parts
 from reason_llm.data.control_tokens import (
     OPEN,
     TALK,
@@ -31,7 +32,7 @@ from reason_llm.data.control_tokens import (
 )
 from reason_llm.data.families import ANSWER, ASKED, PROBES, Family, family_of
 from reason_llm.data.forms import NO_EXTRAS, TemplateExtras
-from reason_llm.data.messages import IMAGE_MARK, SYSTEM_ROLES, Messages, with_image_parts
+from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.templates import ChatTemplate, date_argument
 from reason_llm.data.tools import Call, calls_of
 from reason_llm.errors import ConfigError, DataError, ReasonError, one_line
@@ -158,7 +159,7 @@ class Renderer:
                 )
         for message in self.with_system_prompt(messages):
             role, content = message["role"], message["content"].strip()
-            parts = content.split(IMAGE_MARK) if message.get("images") else [content]
+            parts = content.split(MARK) if message.get("attachments") else [content]
             if role == "assistant" and content.rpartition("</think>")[2].strip() not in text:
                 ignored.setdefault("messages[].content of the assistant's earlier turns")
             if not (
@@ -495,7 +496,7 @@ class Renderer:
         return within(
             RENDER_SECONDS,
             self.template.source,
-            lambda: [_render(tokenizer, with_image_parts(talk), arguments) for talk in talks],
+            lambda: [_render(tokenizer, with_parts(talk), arguments) for talk in talks],
         )
 
     def _encoded(self, texts: list[str], as_text: bool = False) -> list[list[int]]:

@@ -36,6 +36,14 @@ PARQUET_BATCH_ROWS = 1024
 EMPTY: Mapping[str, RowSequence] = {}
 
 
+def is_empty(value: Any) -> bool:
+    """Whether a column or a member says nothing: null, blank text, an empty list or object."""
+    return value is None or (
+        isinstance(value, str | list | dict)
+        and not (value.strip() if isinstance(value, str) else value)
+    )
+
+
 def raise_fault(error: DataError) -> None:
     """A ``Fault`` that raises."""
     raise error

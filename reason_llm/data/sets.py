@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
-from typing import Any
 
 import orjson
 
+from reason_llm.data.attachments import Attachments, attached
 from reason_llm.data.forms import Example, TextDocument
-from reason_llm.data.messages import images_of
 from reason_llm.data.packed import Joined, Prompts, Units
 from reason_llm.data.rows import shared_gym_tasks
 from reason_llm.data.token_rows import NUM_ROWS_CHECKED
@@ -63,8 +62,8 @@ class DataSet:
     """The prompts, of sets of the forms problems and prompts."""
     units: Units = field(default_factory=Units)
     """Of the other forms: one row each, of preferences the chosen and the rejected one."""
-    images: Any = None
-    """Reader of the rows' images (``reason_llm.images``); None where no row has one."""
+    attachments: Attachments | None = None
+    """Reader of the rows' attachments; None where no row has one."""
 
     @property
     def is_asked(self) -> bool:
@@ -152,11 +151,11 @@ class Data:
     read, None without any. Empty unless ``load_kept`` read the data."""
 
     @property
-    def images(self) -> Any:
-        """Reader of the images of all sets; None where no row has one."""
+    def attachments(self) -> Attachments | None:
+        """Reader of the attachments of all sets; None where no row has one."""
         rows = [self.held_out_rows] if self.held_out_rows else []
         sets = [*self.training, *self.held_out, *rows]
-        return next((each.images for each in sets if each.images is not None), None)
+        return next((each.attachments for each in sets if each.attachments is not None), None)
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -225,7 +224,7 @@ class Data:
         if len(labels) == 1:
             kind = "good" if labels == {1.0} else "bad"
             lines.append(f"all {sum(self.sizes)} rows are labelled {kind}; KTO needs good and bad")
-        return lines if self.images is None else [*lines, self.images.line]
+        return lines if self.attachments is None else [*lines, self.attachments.line]
 
     def contamination_warning(self) -> str | None:
         """Warning about held-out questions in the training sets; None without any."""
@@ -256,7 +255,7 @@ def _json_of_set(data_set: DataSet) -> Iterator[bytes]:
     """What of a set decides that a run resumes with the same rows, as JSON in parts."""
     asked = ([orjson.dumps((each.token_ids, each.answer))] for each in data_set.prompts)
     rows = (
-        [orjson.dumps((row.ids, sum(row.trained), row.value, *(i.sha256 for i in row.images)))]
+        [orjson.dumps((row.ids, sum(row.trained), row.value, *(a.sha256 for a in row.attachments)))]
         for unit in data_set.units
         for row in unit
     )
@@ -270,13 +269,13 @@ def _rows(count: int) -> str:
 def question_key(example: Example) -> str:
     """Key of a question, equal for two examples that ask the same: the text of their messages,
     without a system message, letter case, Unicode variants, and layout (white space, LaTeX's
-    formula marks, braces, punctuation outside of numbers); and their images. A row that leaves the
-    question to its environment asks like no other."""
-    images = ""
+    formula marks, braces, punctuation outside of numbers); and their attachments. A row that leaves
+    the question to its environment asks like no other."""
+    digests = ""
     if isinstance(example, TextDocument):
         text = example.text
     else:
         text = "\n".join(each["content"] for each in example.messages if each["role"] != "system")
-        images = "".join(each.sha256 for each in images_of(example.messages))
+        digests = "".join(each.sha256 for each in attached(example.messages))
     folded = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return "".join(folded.split()) + images or text or example.where
+    return "".join(folded.split()) + digests or text or example.where

@@ -6,7 +6,7 @@ turn) without template(messages, generation prompt). Of several turns each is le
 between them. Where a template writes earlier turns in another way once later ones follow (Qwen3
 drops their thinking), TRL's training template for it is taken, which keeps them; without one, each
 turn is a row with what the model reads before it. Turns that a row leaves out of the loss are read
-and not learned. Not here: the places of images in a prompt (``images``).
+and not learned. Not here: the places of attachments in a prompt (``attachments``).
 """
 
 import copy

@@ -138,13 +138,13 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         sets = load_evaluation(
             config, subject.tokenizer, subject.context_tokens, scorer.columns, answers,
         )  # fmt: skip
-        images = None
+        attachments = None
         for each in sets:
-            if each.images is not None:
-                each.images.check(config)
-                images = each.images.sizes
+            if each.attachments is not None:
+                each.attachments.check(config)
+                attachments = each.attachments.sizes
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
-        plan = subject.plan(longest, learns=False, images=images, reads=False)
+        plan = subject.plan(longest, learns=False, attachments=attachments, reads=False)
         renderer = renderer_of(config, subject.tokenizer)
         played = environments_of(config, renderer, subject.context_tokens)
         stages.append(_Stage(config, targets, subject.tokenizer, sets, plan, played))
@@ -244,7 +244,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     content = [
         [
             each.name,
-            [(p.token_ids, p.answer, *(i.sha256 for i in p.images)) for p in each.prompts],
+            [(p.token_ids, p.answer, *(a.sha256 for a in p.attachments)) for p in each.prompts],
         ]
         for stage in stages
         for each in stage.sets
@@ -282,8 +282,10 @@ def _run_stage(
 ) -> None:
     """Sample and judge these waves, one target's after another's."""
     config, plan = stage.config, stage.plan
-    images = next((each.images for each in stage.sets if each.images is not None), None)
-    with Model(config.model, stage.tokenizer, config.run.seed, plan.engine, images=images) as model:
+    read = (each.attachments for each in stage.sets if each.attachments is not None)
+    with Model(
+        config.model, stage.tokenizer, config.run.seed, plan.engine, attachments=next(read, None)
+    ) as model:
         for target in stage.targets:
             todo = [wave for of, wave in waves if of is target]
             if not todo:

@@ -5,6 +5,6 @@ Not here: video and audio, families whose image tokens attend in both directions
 """
 
 from reason_llm.images.files import thumbnail
-from reason_llm.images.prompts import Images, open_images
+from reason_llm.images.prompts import Images, open_attachments
 
-__all__ = ["Images", "open_images", "thumbnail"]
+__all__ = ["Images", "open_attachments", "thumbnail"]

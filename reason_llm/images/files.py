@@ -17,21 +17,27 @@ from typing import Any
 from PIL import Image as Pillow, ImageOps, UnidentifiedImageError
 
 from reason_llm.data import (
-    IMAGE_COLUMNS,
-    IMAGE_MARK,
+    KINDS,
+    MARK,
     Completed,
     Example,
     Messages,
     Problem,
     Row,
     is_empty,
-    is_image_part,
     shown,
-    with_image_parts,
+    with_parts,
 )
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, read_bounded
-from reason_llm.rollout import ROW, Image
+from reason_llm.rollout import (
+    KNOWN_FIELDS_ONLY,
+    ROW,
+    Attachment,
+    Count,
+    Text,
+    record_from_json,
+)
 
 MOST_BYTES = 64 * MIB
 MOST_PIXELS = 64 << 20
@@ -42,6 +48,43 @@ THUMBNAIL_SIDE = 96
 """Pixels of the longer side of an image in a report."""
 TAG = "<image>"
 """Place of an image in the texts of LLaMA-Factory, ms-swift and verl."""
+
+
+NAME = "images"
+"""This folder's, in records."""
+KIND = KINDS[NAME]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a prompt. Its pixels are in no record."""
+
+    __pydantic_config__ = KNOWN_FIELDS_ONLY
+    sha256: Text
+    """Of its file's bytes."""
+    path: Text
+    """Empty where the row itself holds the image."""
+    grid: tuple[Count, Count, Count]
+    """Patches over time, height and width."""
+    start: Count
+    """The first of its tokens in the prompt."""
+    length: Count
+    """Number of its tokens."""
+
+    @property
+    def record(self) -> Attachment:
+        """The image as prompts and rows carry it."""
+        about = {"path": self.path, "grid": [*self.grid]}
+        return Attachment(NAME, self.sha256, self.start, self.length, about)
+
+
+def image_of(record: Attachment) -> Image:
+    """The image of a prompt's or a row's record. Raises DataError: it is none."""
+    own = {"sha256": record.sha256, "start": record.start, "length": record.length}
+    try:
+        return record_from_json(Image, {**record.about, **own})
+    except ValueError as error:
+        raise DataError(f"a rollout's record of an image is damaged ({one_line(error)})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +100,11 @@ class Picture:
     held: bytes = b""
     """The bytes, where there is no path."""
 
+    @property
+    def part(self) -> str:
+        """See ``data.attachments``."""
+        return "image"
+
     def pixels(self, least: int = 0) -> Pillow.Image:
         """The image, upright and in RGB; with ``least``, maybe smaller, but with so many pixels a
         side. Raises DataError: its file was changed."""
@@ -66,10 +114,14 @@ class Picture:
         return decoded(self.path, content, least)
 
 
-@lru_cache(maxsize=4096)
-def thumbnail(image: Image) -> tuple[str, str]:
+def thumbnail(record: Attachment) -> tuple[str, str]:
     """The name of an image, and a data URL of it in at most 96 x 96 pixels; an empty one where its
     file is gone or was changed, and where the row itself held it."""
+    return _thumbnail(image_of(record))
+
+
+@lru_cache(maxsize=4096)
+def _thumbnail(image: Image) -> tuple[str, str]:
     name = Path(image.path).name or f"image {image.sha256[:12]}, which its row holds"
     if not image.path:
         return name, ""
@@ -86,7 +138,7 @@ def thumbnail(image: Image) -> tuple[str, str]:
 def pictures_of(
     where: str, row: Row, source: str, ignored: Sequence[str]
 ) -> tuple[Row, list[Picture]]:
-    """The row without its images, with ``IMAGE_MARK`` for each part of a message that is one, and
+    """The row without its images, with ``MARK`` for each part of a message that is one, and
     the images in this order.
 
     Args:
@@ -94,7 +146,7 @@ def pictures_of(
         ignored: columns that are not read.
     """
     left_out = {name.casefold() for name in ignored}
-    names = [n for n in row if n.casefold() in IMAGE_COLUMNS and not is_empty(row[n])]
+    names = [n for n in row if n.casefold() in KIND.columns and not is_empty(row[n])]
     names = [name for name in names if name.casefold() not in left_out]
     if len(names) > 1:
         raise DataError(
@@ -121,25 +173,25 @@ def pictures_of(
 
 
 def placed(example: Example, pictures: Sequence[Picture]) -> Example:
-    """The example with an ``IMAGE_MARK`` for each image: where a part of a message is one, or where
+    """The example with an ``MARK`` for each image: where a part of a message is one, or where
     a user's message has ``<image>``; else before the text of the user's first message."""
     if not isinstance(example, Problem | Completed):
         raise DataError(f"{example.where}: has images, which the stage pretrain does not read")
     completions = example.completions if isinstance(example, Completed) else ()
-    if any(IMAGE_MARK in each["content"] for turns in completions for each in turns):
+    if any(MARK in each["content"] for turns in completions for each in turns):
         raise DataError(
             f"{example.where}: has an image after the assistant's first message, which is not "
             "supported; give the images in the prompt"
         )
     messages, count = [dict(each) for each in example.messages], len(pictures)
     asked = [each for each in messages if each["role"] == "user"]
-    if not any(IMAGE_MARK in each["content"] for each in messages):
+    if not any(MARK in each["content"] for each in messages):
         tags = sum(each["content"].count(TAG) for each in asked)
         for each in asked if tags == count else ():
-            each["content"] = each["content"].replace(TAG, IMAGE_MARK)
+            each["content"] = each["content"].replace(TAG, MARK)
         if tags != count:
-            asked[0]["content"] = IMAGE_MARK * count + asked[0]["content"]
-    marks = sum(each["content"].count(IMAGE_MARK) for each in messages)
+            asked[0]["content"] = MARK * count + asked[0]["content"]
+    marks = sum(each["content"].count(MARK) for each in messages)
     if marks != count:
         raise DataError(
             f"{example.where}: has {marks} places of images, U+FFFC among them, for {count} "
@@ -147,8 +199,8 @@ def placed(example: Example, pictures: Sequence[Picture]) -> Example:
         )
     waiting = iter(pictures)
     for each in messages:
-        if marks := each["content"].count(IMAGE_MARK):
-            each["images"] = [*islice(waiting, marks)]
+        if marks := each["content"].count(MARK):
+            each["attachments"] = [*islice(waiting, marks)]
     if isinstance(example, Problem) and isinstance(example.extra.get(ROW), dict):
         example = replace(example, extra={**example.extra, ROW: _in_parts(example, messages)})
     return replace(example, messages=messages)
@@ -161,11 +213,11 @@ def _in_parts(example: Problem, messages: Messages) -> Row:
     if not isinstance(asked, list):
         return row
     added = asked[: len(asked) - len(messages)]  # data.system_prompt
-    return {**row, "prompt": with_image_parts([*added, *messages])}
+    return {**row, "prompt": with_parts([*added, *messages])}
 
 
 def _marked(value: Any, found: list[Any]) -> Any:
-    """The messages in a cell with ``IMAGE_MARK`` for each part that is an image, whose value, or
+    """The messages in a cell with ``MARK`` for each part that is an image, whose value, or
     None without one, is added to ``found``."""
     if isinstance(value, list):
         return [_marked(each, found) for each in value]
@@ -173,11 +225,11 @@ def _marked(value: Any, found: list[Any]) -> Any:
         return value
     parts = []
     for part in value["content"]:
-        if is_image_part(part):
+        if KIND.is_part(part):
             members = ("image", "image_url", "path", "url", "bytes")
             cell = next((part[name] for name in members if part.get(name) is not None), None)
             found.append(cell)
-            part = {"type": "text", "text": IMAGE_MARK}
+            part = {"type": "text", "text": MARK}
         parts.append(part)
     return {**value, "content": parts}
 

@@ -14,9 +14,9 @@ import torch
 from reason_llm.config import READERS, Config, ModelSection
 from reason_llm.data import Example, Row
 from reason_llm.errors import ConfigError, DataError, ModelError
-from reason_llm.images.files import Picture, pictures_of, placed
-from reason_llm.model import ImageSizes
-from reason_llm.rollout import IMAGES, Image, Prompt, TokenRow
+from reason_llm.images.files import Image, Picture, pictures_of, placed
+from reason_llm.images.sizes import ImageSizes
+from reason_llm.rollout import ATTACHMENTS, Attachment, Prompt, TokenRow
 
 if TYPE_CHECKING:
     from reason_llm.images.tower import Tower
@@ -34,6 +34,8 @@ class Images:
         path: folder or Hub id of the model.
         described: its config.
     """
+
+    modules = ("model.visual",)
 
     def __init__(self, path: str, described: Any) -> None:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
@@ -88,13 +90,13 @@ class Images:
             tower = AutoModel.from_config(self._tower_config, trust_remote_code=False)
         return sum(each.numel() for each in tower.parameters())
 
-    def tower(self, base: Any) -> "Tower":
+    def embedder(self, base: Any) -> "Tower":
         """The part of the whole model that reads images."""
         from reason_llm.images.tower import Tower
 
         return Tower(self.pixels, base)
 
-    def pictures(
+    def detach(
         self, where: str, row: Row, source: str, ignored: Sequence[str]
     ) -> tuple[Row, list[Picture]]:
         """See ``pictures_of``; the images are known from now on."""
@@ -117,14 +119,14 @@ class Images:
         """The prompt with all places of its images, and with their records."""
         ids, images = self._expanded(prompt.id, prompt.token_ids, len(prompt.token_ids), pictures)
         records = [asdict(each) for each in images]
-        return replace(prompt, token_ids=ids, extra={**prompt.extra, IMAGES: records})
+        return replace(prompt, token_ids=ids, extra={**prompt.extra, ATTACHMENTS: records})
 
     def row(self, row: TokenRow, pictures: Sequence[Picture]) -> TokenRow:
         """The row with all places of the images in its prompt, and with their records."""
         prompt = row.trained.index(True)
         ids, images = self._expanded(row.name, row.ids, prompt, pictures)
         more = (False,) * (len(ids) - len(row.ids))
-        return replace(row, ids=ids, trained=more + row.trained, images=images)
+        return replace(row, ids=ids, trained=more + row.trained, attachments=images)
 
     def pixels(self, image: Image) -> tuple[torch.Tensor, torch.Tensor]:
         """The patches (N, values of a patch) of an image and its grid (1, 3). Raises DataError: it
@@ -148,7 +150,7 @@ class Images:
 
     def _expanded(
         self, where: str, ids: Sequence[int], end: int, pictures: Sequence[Picture]
-    ) -> tuple[tuple[int, ...], tuple[Image, ...]]:
+    ) -> tuple[tuple[int, ...], tuple[Attachment, ...]]:
         """The ids with all places of the images whose single token stands before ``end``."""
         count = ids[:end].count(self.token_id)
         if count != len(pictures):
@@ -157,7 +159,7 @@ class Images:
                 "images; take the template that the model was published with"
             )
         found: list[int] = []
-        images, waiting = list[Image](), iter(pictures)
+        records, waiting = list[Attachment](), iter(pictures)
         for place, token in enumerate(ids):
             if token != self.token_id or place >= end:
                 found.append(token)
@@ -165,11 +167,12 @@ class Images:
             picture = next(waiting)
             grid = self._grid(picture)
             length = grid[0] * grid[1] * grid[2] // self._processor.merge_size**2
-            images.append(Image(picture.sha256, picture.path, grid, len(found), length))
+            image = Image(picture.sha256, picture.path, grid, len(found), length)
+            records.append(image.record)
             found += [token] * length
             self._lengths[picture.sha256] = length
         self._most_images = max(self._most_images, count)
-        return tuple(found), tuple(images)
+        return tuple(found), tuple(records)
 
     def _grid(self, picture: Picture) -> tuple[int, int, int]:
         """Patches of an image over time, height and width, without decoding it."""
@@ -197,13 +200,13 @@ def _contradictions(config: Config, is_alone: bool) -> Iterator[tuple[str, str]]
             yield f"{use}, which reads text alone,", "leave it out"
 
 
-def open_images(section: ModelSection) -> Images | None:
+def open_attachments(section: ModelSection) -> Images | None:
     """The images of a model's data; None for a model of text. Raises ConfigError: images of its
     family are not supported, or not with these options."""
-    from reason_llm.model import read_config, reads_images
+    from reason_llm.model import is_multimodal, read_config
 
     described = read_config(section.path, section.trust_remote_code)
-    if not reads_images(described):
+    if not is_multimodal(described):
         return None
     family, path = described.model_type, section.path
     if family not in FAMILIES:

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reason_llm.model import MOST_FEATURE_BYTES, PlacedRow
-from reason_llm.rollout import Image
+from reason_llm.images.files import Image, image_of
+from reason_llm.images.sizes import MOST_FEATURE_BYTES
+from reason_llm.model import PlacedRow
+from reason_llm.rollout import Attachment, Prompt
 
 
 class Tower:
@@ -50,13 +52,39 @@ class Tower:
             self._bytes -= sum(map(_bytes_of, self._known.popitem(last=False)[1]))
         return found
 
-    def look(self, rows: Sequence[PlacedRow], width: int) -> "Sight":
+    def embed(self, rows: Sequence[PlacedRow], width: int) -> "Sight":
         """What a pass over rows sees, in a batch of so many columns."""
-        return Sight(self, rows, width)
+        images = [[*map(image_of, row.attachments)] for row in rows]
+        return Sight(self, rows, images, width)
 
-    def shift(self, images: Sequence[Image]) -> int:
+    def shift(self, attachments: Sequence[Attachment]) -> int:
         """Position of a token after these images, less its place in the row."""
+        images = map(image_of, attachments)
         return sum(max(image.grid) // self.merge - image.length for image in images)
+
+    def request(self, prompt: Prompt) -> Any:
+        """vLLM's input: ids that it takes as they are, with the pixels, digests and places of the
+        prompt's images. So vLLM neither prepares an image nor expands a token once more, takes
+        image tokens at other places for text, and tells prompts with equal ids apart."""
+        from vllm.inputs import mm_input
+        from vllm.multimodal.inputs import (
+            MultiModalFieldConfig,
+            MultiModalKwargsItems,
+            PlaceholderRange,
+        )
+
+        images = [*map(image_of, prompt.attachments)]
+        pixels, grids = map(torch.cat, zip(*map(self.pixels, images), strict=True))
+        fields = {
+            "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
+            "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+        }
+        items = MultiModalKwargsItems.from_hf_inputs(
+            {"pixel_values": pixels, "image_grid_thw": grids}, fields
+        )
+        places = [PlaceholderRange(offset=each.start, length=each.length) for each in images]
+        digests = [each.sha256 for each in images]
+        return mm_input(list(prompt.token_ids), items, {"image": digests}, {"image": places})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +93,8 @@ class Sight:
 
     tower: Tower
     rows: Sequence[PlacedRow]
+    images: Sequence[Sequence[Image]]
+    """Those of each row."""
     width: int
 
     def inputs(self, ids_BT: Tensor, start: int) -> dict[str, Any]:
@@ -75,10 +105,10 @@ class Sight:
         is_image_BT = torch.zeros(ids_BT.shape, dtype=torch.bool)
         parts: list[tuple[Tensor, ...]] = []
         # Row by row, and in a row from left to right, as a mask is filled.
-        for row in self.rows:
-            own = positions_of(row.images, row.tokens, tower.merge)[:, row.skipped :]
+        for row, images in zip(self.rows, self.images, strict=True):
+            own = positions_of(images, row.tokens, tower.merge)[:, row.skipped :]
             positions[:, row.row, row.column : row.column + own.shape[1]] = own
-            for image in row.images:
+            for image in images:
                 first = row.column - row.skipped + image.start
                 low, high = max(first, start), min(first + image.length, end)
                 if image.start >= row.skipped and low < high:

@@ -4,7 +4,7 @@ first use, so that a plan needs no PyTorch."""
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.model.sizes import MOST_FEATURE_BYTES, ImageSizes, chunk_bytes, most_keys
+from reason_llm.model.sizes import Line, chunk_bytes, most_keys
 
 if TYPE_CHECKING:
     from reason_llm.model import offload, recompute
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         target_logprobs,
         token_values,
     )
-    from reason_llm.model.multimodal import reads_images
+    from reason_llm.model.multimodal import is_multimodal
     from reason_llm.model.sequence_classifier import SequenceClassifier
     from reason_llm.model.tokenizer import (
         decode,
@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "MOST_FEATURE_BYTES",
     "Datum",
-    "ImageSizes",
+    "Line",
     "Model",
     "PlacedRow",
     "Role",
@@ -57,6 +56,7 @@ __all__ = [
     "decode",
     "default_device",
     "end_token_ids",
+    "is_multimodal",
     "lay_out",
     "load_tokenizer",
     "meta_model",
@@ -70,7 +70,6 @@ __all__ = [
     "quiet_libraries",
     "read_config",
     "reading",
-    "reads_images",
     "recompute",
     "row_scores",
     "share_of_base",
@@ -85,7 +84,7 @@ _HOMES = {
     "datum": "Datum to_data",
     "layout": "MicroBatch PlacedRow collate in_rows lay_out placed places_of",
     "logprobs": "policy_logprobs row_scores target_logprobs token_values",
-    "multimodal": "reads_images",
+    "multimodal": "is_multimodal",
     "sequence_classifier": "SequenceClassifier",
     "tokenizer": "decode end_token_ids load_tokenizer quiet_libraries reading",
 }

@@ -26,6 +26,7 @@ from reason_llm.config import AdapterSection, matching
 from reason_llm.errors import CheckpointError, ModelError, one_line
 from reason_llm.files import MIB, read_object, regular, replacing_folder
 from reason_llm.model import score_head
+from reason_llm.model.families import UNADAPTED
 from reason_llm.model.folder import check_written, header_shapes
 
 CONFIG = "adapter_config.json"
@@ -45,9 +46,6 @@ TAKEN_FOR_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w
 before Transformers 5, even where they are those of a shared expert."""
 SHARED_EXPERT_GATE = "shared_expert_gate"
 """Layer of Qwen's mixtures with one output, for which vLLM 0.32 lists adapters and applies none."""
-MAMBA = ("falcon_h1", "granitemoehybrid", "nemotron_h")
-"""Families with Mamba layers, whose kernels read the weight of ``out_proj`` past the layer and so
-without its adapter. PEFT 0.21 refuses that for all but Granite's."""
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
 ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
@@ -162,15 +160,15 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
     """Targets for PEFT: ``all-linear`` or a list of names, each of a linear layer. A regular
     expression is replaced by the names that it matches; ``all-linear`` of a mixture of experts by
     those that PEFT 0.21 does not take for the experts' weights, and that vLLM applies; of a family
-    in ``MAMBA`` by all but ``out_proj``. Raises ModelError: one is no layer or that ``out_proj``,
-    or a regular expression matches none."""
+    in ``UNADAPTED`` by all but that layer. Raises ModelError: one is no layer or that one, or a
+    regular expression matches none."""
     linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR)]
-    has_mamba = base.config.get_text_config(decoder=True).model_type in MAMBA
-    if targets == "all-linear" and (has_mamba or expert_weights(base)):
+    unadapted = UNADAPTED.get(base.config.get_text_config(decoder=True).model_type)
+    if targets == "all-linear" and (unadapted or expert_weights(base)):
         head = base.get_output_embeddings()
         ends = {name.rpartition(".")[2] for name in linear if base.get_submodule(name) is not head}
         experts = TAKEN_FOR_EXPERTS | {SHARED_EXPERT_GATE} if expert_weights(base) else set()
-        return sorted(ends - experts - ({"out_proj"} if has_mamba else set()))
+        return sorted(ends - experts - {unadapted})
     if targets == "all-linear":
         return targets
     if isinstance(targets, str):
@@ -184,7 +182,7 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
             f"model.adapter.targets={targets!r}: {bad[0]!r} is none of the model's linear layers, "
             f"which are {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
         )
-    if has_mamba and (past := [name for name in names if name.rpartition(".")[2] == "out_proj"]):
+    if past := [name for name in names if name.rpartition(".")[2] == unadapted]:
         raise ModelError(
             f"model.adapter.targets={targets!r}: the kernels of {base.config.model_type} read the "
             f"weight of {past[0]} past the layer, without its adapter; leave it out, or set "

@@ -26,17 +26,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from reason_llm.config import installation
+from reason_llm.model.families import NOT_PACKED_ON_GPU, PACKED, has_delta_rule
 
 NAME = "reason_llm_sdpa"
-
-FAMILIES = (
-    *("cohere2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "glm4", "gpt_neox"),
-    *("granite", "llama", "ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmo_hybrid"),
-    *("olmoe", "phi", "phi3", "qwen2", "qwen2_5_vl_text", "qwen3", "qwen3_5_moe_text"),
-    *("qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "smollm3", "starcoder2"),
-)
-"""Families whose attention passes segments on and takes nothing but causality and a window from its
-mask; others may, and were not tried."""
 
 INSTALL_FLA = installation.install("gpu")
 
@@ -54,10 +46,12 @@ def head_size(layer: PretrainedConfig) -> int:
 
 def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> str | None:
     """Reason why the rows of this model cannot lie end to end here; None if they can."""
-    if text.model_type not in FAMILIES:
-        return f"packed rows are tested for {', '.join(FAMILIES)}, and this is {text.model_type}"
+    if text.model_type not in PACKED:
+        return f"packed rows are tested for {', '.join(PACKED)}, and this is {text.model_type}"
     if device.type != "cuda":
         return None
+    if (reason := NOT_PACKED_ON_GPU.get(text.model_type)) is not None:
+        return f"on a GPU {reason}, and this is {text.model_type}"
     if has_delta_rule(text) and importlib.util.find_spec("fla") is None:
         return f"on a GPU the recurrent layers of packed rows need fla ({INSTALL_FLA})"
     size = max(map(head_size, layer_configs(text)))
@@ -70,11 +64,6 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
     if getattr(text, "attention_dropout", 0.0):
         return f"attention_dropout={text.attention_dropout} is not in torch's FlashAttention"
     return None
-
-
-def has_delta_rule(text: PretrainedConfig) -> bool:
-    """Whether some layers keep a state in place of keys and values (``gated_delta``)."""
-    return "linear_attention" in (getattr(text, "layer_types", None) or ())
 
 
 @dataclass(frozen=True, slots=True)

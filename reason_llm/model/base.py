@@ -31,10 +31,10 @@ from reason_llm.model import (
     adapted_linear,
     adapters,
     folder,
-    gated_delta,
     multimodal,
     nf4,
     positions,
+    recurrent,
     score_head,
     weights,
 )
@@ -50,7 +50,7 @@ from reason_llm.model.vllm import engine, shared_weights, unsloth
 from reason_llm.model.vllm.adapter_sync import AdapterSync
 from reason_llm.model.vllm.engine import Engine, EngineSizes
 from reason_llm.model.vllm.folding import Folding
-from reason_llm.rollout import Image, Prompt
+from reason_llm.rollout import Attachment, Prompt
 
 log = logging.getLogger(__name__)
 
@@ -64,31 +64,34 @@ Source: vllm/envs.py; https://docs.pytorch.org/docs/stable/notes/randomness.html
 GPU."""
 
 
-class Sight(Protocol):
-    """Interface of what a batch sees of images (``reason_llm.images``)."""
+class Embedded(Protocol):
+    """Interface of a batch's inputs where its rows have attachments."""
 
     def inputs(self, ids_BT: Tensor, start: int) -> dict[str, Any]:
         """Arguments of the decoder in the place of ids and positions, from a column on."""
 
 
-class Tower(Protocol):
-    """Interface of the part of a model that reads images."""
+class Embedder(Protocol):
+    """Interface of the part of a model that embeds attachments."""
 
-    def look(self, rows: Sequence[PlacedRow], width: int) -> Sight:
-        """What a batch of so many columns sees."""
+    def embed(self, rows: Sequence[PlacedRow], width: int) -> Embedded:
+        """Inputs of a batch of so many columns."""
 
-    def shift(self, images: Sequence[Image]) -> int:
-        """Position of a token after these images, less its place in the row."""
+    def shift(self, attachments: Sequence[Attachment]) -> int:
+        """Position of a token after these attachments, less its place in the row."""
 
-    def pixels(self, image: Image) -> tuple[Tensor, Tensor]:
-        """The patches (N, values of a patch) of an image and its grid (1, 3)."""
+    def request(self, prompt: Prompt) -> Any:
+        """vLLM's input for a prompt with attachments."""
 
 
-class Images(Protocol):
-    """Interface of the images of a run's data."""
+class Attachments(Protocol):
+    """Interface of the attachments of a run's data (``reason_llm.data.attachments``)."""
 
-    def tower(self, base: Any) -> Tower:
-        """The part of the whole model that reads them, frozen."""
+    modules: Sequence[str]
+    """Names of the model's modules that embed them."""
+
+    def embedder(self, base: Any) -> Embedder:
+        """The part of the whole model that embeds them, frozen."""
 
 
 Role = str
@@ -104,7 +107,7 @@ class Model:
         seed: of the adapter's starting values.
         sizes: with them, vLLM holds the weights and the learner views them; None: without vLLM.
         checkpointing: whether activations are recomputed; Unsloth wants to know at loading.
-        images: opens the images of the data; with it, the part that reads them is loaded, too.
+        attachments: of the data; with them, the part that embeds them is loaded, too.
 
     Raises:
         ModelError: the weights, a target module or the head cannot be used.
@@ -117,7 +120,7 @@ class Model:
         seed: int,
         sizes: EngineSizes | None = None,
         checkpointing: bool = True,
-        images: "Images | None" = None,
+        attachments: Attachments | None = None,
     ) -> None:
         self.path = config.path
         self.is_full = config.train == "full"
@@ -134,13 +137,13 @@ class Model:
         """With ``sample.fold``: the policy's adapter in the base weights while vLLM samples."""
         self.heads: dict[Role, nn.Linear] = {}
         """Heads of the roles that give one number per token, (1, D) in float32."""
-        self.tower: Tower | None = None
-        """The part that reads images, where the data has some."""
-        self._sight: Sight | None = None
+        self.embedder: Embedder | None = None
+        """The part that embeds attachments, where the data has some."""
+        self._embedded: Embedded | None = None
         self._seed = seed
         self._adapter = adapters.POLICY
         try:
-            self._load(config, seed, sizes, checkpointing, images)
+            self._load(config, seed, sizes, checkpointing, attachments)
         except BaseException as error:  # Ctrl-C too: no engine may stay behind
             self._give_back(error)
             raise
@@ -151,7 +154,7 @@ class Model:
         seed: int,
         sizes: EngineSizes | None,
         checkpointing: bool,
-        images: "Images | None",
+        attachments: Attachments | None,
     ) -> None:
         """Load everything in a separate frame, which is cleared on failure."""
         dtype = weights_dtype(config, self.device)
@@ -171,18 +174,18 @@ class Model:
             self.engine, self.policy = unsloth.load(config, sizes, dtype, seed, checkpointing)
         else:
             if sizes is None:
-                loaded = _load_base(config, self.device, images is not None)
+                loaded = _load_base(config, self.device, attachments)
             else:
                 described = positions.extend(read_config(config.path), config.context_tokens)
                 extend = partial(positions.extend, tokens=config.context_tokens)
                 self.engine = engine.start(config.path, dtype, sizes, seed, extend)
                 loaded = shared_weights.model_over(
-                    self.engine, described, dtype, config.attention, images is not None
+                    self.engine, described, dtype, config.attention, attachments is not None
                 )
                 self.engine.release()  # verifying needs room; the first sampling phase wakes it
                 shared_weights.verify(loaded, config.path)
             _disable_dropout(loaded)
-            gated_delta.separate_rows(loaded)
+            recurrent.separate_rows(loaded)
             torch.manual_seed(seed)
             self.policy = _policy_over(loaded, config)
         if self.engine is not None:
@@ -192,7 +195,7 @@ class Model:
                 self.folding = Folding(self.policy)
             self.sync = AdapterSync(self.engine, None if self.folding else self.policy)
         base = weights.base_of(self.policy)
-        self.tower = None if images is None else images.tower(base)
+        self.embedder = None if attachments is None else attachments.embedder(base)
         self.loader: str = multimodal.auto_class(base.config).__name__
         """Transformers' class that loads all of the checkpoint."""
         text: PretrainedConfig = base.config.get_text_config(decoder=True)
@@ -221,7 +224,7 @@ class Model:
             self.sync.close()
             self.sync = None
         self.folding = None
-        self.tower = None
+        self.embedder = None
         for name in ("policy", "decoder", "head"):
             self.__dict__.pop(name, None)
         try:
@@ -359,8 +362,8 @@ class Model:
         if options:  # Transformers passes on a mask of four dimensions as it is
             attention_mask = ids_BT.new_empty(1, 1, 0, 0, dtype=torch.bool)
         inputs: dict[str, Any] = {"input_ids": ids_BT, "position_ids": position_ids}
-        if self._sight is not None:
-            inputs = self._sight.inputs(ids_BT, 0 if cache is None else cache.get_seq_length())
+        if self._embedded is not None:
+            inputs = self._embedded.inputs(ids_BT, 0 if cache is None else cache.get_seq_length())
         with self._autocast():
             output = self.decoder(
                 **inputs,
@@ -383,24 +386,25 @@ class Model:
         return torch.tanh(logits_NV / self.softcap) * self.softcap
 
     @contextmanager
-    def seeing(self, rows: Sequence[PlacedRow], width: int) -> Iterator[None]:
-        """Context in which hidden states are those of these rows with their images, in a batch of
-        so many columns; of rows of text in a model that reads no images it changes nothing.
-        Raises ModelError: rows have images, and the part that reads them is not loaded."""
-        if self.tower is None and any(row.images for row in rows):
+    def attached(self, rows: Sequence[PlacedRow], width: int) -> Iterator[None]:
+        """Context in which hidden states are those of these rows with their attachments, in a batch
+        of so many columns; without any in the data it changes nothing. Raises ModelError: rows have
+        some, and the part that embeds them is not loaded."""
+        kinds = (each.kind for row in rows for each in row.attachments)
+        if self.embedder is None and (kind := next(kinds, None)) is not None:
             raise ModelError(
-                "rollouts have images, and no row of the run's data has one; name the data that "
+                f"rollouts have {kind}, and no row of the run's data has one; name the data that "
                 "they were sampled from as data.train"
             )
-        self._sight = None if self.tower is None else self.tower.look(rows, width)
+        self._embedded = None if self.embedder is None else self.embedder.embed(rows, width)
         try:
             yield
         finally:
-            self._sight = None
+            self._embedded = None
 
     def next_position(self, prompt: Prompt) -> int:
         """Position of the token after a prompt."""
-        shift = 0 if self.tower is None else self.tower.shift(prompt.images)
+        shift = 0 if self.embedder is None else self.embedder.shift(prompt.attachments)
         return len(prompt.token_ids) + shift
 
     def decoding(self) -> AbstractContextManager[None]:
@@ -489,7 +493,7 @@ def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
     allowed = folder.check(path, "config.json", runs=trust_remote_code)
     with reading(path, "config"):
         found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
-    if multimodal.reads_images(found):
+    if multimodal.is_multimodal(found):
         folder.say(multimodal.note(path, found.model_type))
     return found
 
@@ -538,7 +542,7 @@ def meta_model(config: ModelSection) -> Any:
     ModelError: no causal language model, a target that it lacks, or weights that are quantised
     already in another way than asked for."""
     model = meta_base(config.path, config.trust_remote_code)
-    if config.train == "full" and multimodal.reads_images(model.config):
+    if config.train == "full" and multimodal.is_multimodal(model.config):
         raise ModelError(
             f"model.train=full contradicts model.path={config.path}: model_type="
             f"{model.config.model_type} also reads images, and the part that reads them is not "
@@ -640,16 +644,18 @@ def _no_pass(path: str, error: BaseException) -> ModelError:
     )
 
 
-def _load_base(config: ModelSection, device: torch.device, is_whole: bool = False) -> Any:
+def _load_base(
+    config: ModelSection, device: torch.device, attachments: Attachments | None = None
+) -> Any:
     dtype = weights_dtype(config, device)
-    unpacked = ("model.visual", "lm_head") if is_whole else ()
+    unpacked = () if attachments is None else (*attachments.modules, "lm_head")
     quantization = nf4.config_for(dtype, unpacked) if config.quantize == "nf4" else None
     folder.refuse_adapter(config.path)
     trusted = config.trust_remote_code
     described = positions.extend(read_config(config.path, trusted), config.context_tokens)
     attention = shared_weights.attention_for(described, config.attention)
     with reading(config.path, "weights"):
-        kind = multimodal.auto_class if is_whole else multimodal.text_class
+        kind = multimodal.text_class if attachments is None else multimodal.auto_class
         base, report = kind(described).from_pretrained(
             config.path,
             config=described,

@@ -63,7 +63,7 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     def read() -> Tensor:
         return policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
 
-    with torch.no_grad(), model.seeing(placed(data, None), ids_BT.shape[1]):
+    with torch.no_grad(), model.attached(placed(data, None), ids_BT.shape[1]):
         with model.as_sampled():
             sampled_N = policy_N = base_N = read()
         with model.unfolded():

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from reason_llm.rollout import Group, Image, TokenRow
+from reason_llm.rollout import Attachment, Group, TokenRow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class Datum:
     """False where every reward gave None: the row then teaches nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns by name: sampler_logprobs, old_logprobs, ref_logprobs, entropies, advantages, ..."""
-    images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     """Those of the prompt."""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Datum:
     def of_row(cls, row: TokenRow) -> Self:
         """Datum of a row of an offline stage, whose number is its reward."""
         ids, trained = np.asarray(row.ids, np.int64), np.asarray(row.trained, np.bool_)
-        return cls(row.name, ids, trained, row.group, reward=row.value, images=row.images)
+        return cls(row.name, ids, trained, row.group, reward=row.value, attachments=row.attachments)
 
     @property
     def num_tokens(self) -> int:
@@ -102,8 +102,8 @@ class Datum:
 
     @property
     def prompt_key(self) -> tuple[bytes | str, ...]:
-        """The prompt's ids and the digests of its images: two images may have the same ids."""
-        return (self.ids[: self.num_prompt].tobytes(), *(each.sha256 for each in self.images))
+        """The prompt's ids, and the digests of what its attachments' tokens stand for."""
+        return (self.ids[: self.num_prompt].tobytes(), *(each.sha256 for each in self.attachments))
 
     def with_prompt(self, prompt_ids: tuple[int, ...]) -> Self:
         """A copy with another prompt and without columns."""
@@ -137,7 +137,7 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
         for i, completion in enumerate(group.completions)
     ]
     rows, others = list[Datum](), list[Datum]()
-    images = [group.prompt.images for group in groups]
+    attachments = [group.prompt.attachments for group in groups]
     for rollout, (number, prompt, i, c) in enumerate(numbered):
         name, advantage = f"{prompt.id}#{i}", c.advantage or 0.0
         columns: dict[str, ArrayLike] = {
@@ -154,7 +154,7 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
             prompt.token_ids, c.token_ids, name, columns=columns,
             is_sampled=c.is_sampled if c.spans else None,
         )  # fmt: skip
-        rows.append(replace(row, images=images[number]))
+        rows.append(replace(row, attachments=attachments[number]))
         for n, o in enumerate(c.others, 1):
             told, wrote = f"{name}.{n}", o.is_sampled
             columns = {

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from reason_llm.model.attention import Segments
 from reason_llm.model.datum import Datum
-from reason_llm.rollout import Image
+from reason_llm.rollout import Attachment
 
 T = TypeVar("T")
 ALIGNMENT = 16
@@ -26,9 +26,9 @@ ALIGNMENT = 16
 
 
 class PlacedRow(NamedTuple):
-    """A row with its images, and its place in a batch."""
+    """A row with its attachments, and its place in a batch."""
 
-    images: Sequence[Image]
+    attachments: Sequence[Attachment]
     tokens: int
     row: int
     column: int
@@ -90,10 +90,10 @@ def lay_out(data: Sequence[Datum], device: torch.device) -> Layout:
 def placed(data: Sequence[Datum], layout: Layout | None) -> list[PlacedRow]:
     """The rows of a batch, padded or end to end."""
     if layout is None:
-        return [PlacedRow(row.images, row.num_tokens, i, 0) for i, row in enumerate(data)]
+        return [PlacedRow(row.attachments, row.num_tokens, i, 0) for i, row in enumerate(data)]
     found, column = list[PlacedRow](), 0
     for row, skipped in zip(data, layout.skipped, strict=True):
-        found.append(PlacedRow(row.images, row.num_tokens, 0, column, skipped))
+        found.append(PlacedRow(row.attachments, row.num_tokens, 0, column, skipped))
         column += row.num_tokens - skipped
     return found
 

@@ -20,7 +20,7 @@ LLAMA4 = "vLLM permutes its weights for its rotary embedding, so that they canno
 """Reason why Llama 4 is refused."""
 
 
-def reads_images(config: "PretrainedConfig") -> bool:
+def is_multimodal(config: "PretrainedConfig") -> bool:
     """Whether a config describes a model with a vision tower."""
     return "vision_config" in config.sub_configs
 
@@ -45,7 +45,7 @@ def auto_class(config: "PretrainedConfig") -> Any:
     AutoModelForCausalLM refuses some of these families and renames the parts of others."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
+    return AutoModelForImageTextToText if is_multimodal(config) else AutoModelForCausalLM
 
 
 def text_class(config: "PretrainedConfig") -> Any:
@@ -53,7 +53,7 @@ def text_class(config: "PretrainedConfig") -> Any:
     from a checkpoint."""
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM
 
-    if not reads_images(config):
+    if not is_multimodal(config):
         return AutoModelForCausalLM
     whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
 
@@ -68,7 +68,7 @@ def text_class(config: "PretrainedConfig") -> Any:
 def drop_towers(model: Any) -> Any:
     """The model, without the modules that are neither the decoder, nor the head, nor on the way to
     them: vision and audio towers and their projectors."""
-    if not reads_images(model.config):
+    if not is_multimodal(model.config):
         return model
     kept = {id(model.get_decoder()), id(model.get_output_embeddings())}
     ends = {name for name, module in model.named_modules() if id(module) in kept}
@@ -84,7 +84,7 @@ def excluded_modules(model: Any) -> str | None:
     """PEFT's ``exclude_modules`` for an adapter on the text part: whoever loads it over the whole
     model gets no layers in the towers, some of whose names are the text part's. None for a model of
     text."""
-    if not reads_images(model.config):
+    if not is_multimodal(model.config):
         return None
     decoder = model.get_decoder()
     name = next(name for name, module in model.named_modules() if module is decoder)

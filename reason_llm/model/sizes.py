@@ -1,7 +1,8 @@
 """Sizes that the memory plan shares with what it plans, without PyTorch."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 MOST_KEYS_PER_TOKEN = 4
 """Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
@@ -12,9 +13,6 @@ TILE_TOKENS = {"cpu": 2048, "cuda": 4096}
 speed. A weight in NF4 is unpacked for each tile."""
 BLOCK_ELEMENTS = 64
 """Number of weights that share one scale."""
-MOST_FEATURE_BYTES = 2 << 30
-"""Features of images that stay in host memory; the image that was passed longest ago is dropped
-first."""
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as max_lora_rank."""
 
@@ -25,23 +23,39 @@ def most_keys(tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSizes:
-    """Sizes of a run's images, and of the part of the model that reads them."""
+class Line:
+    """One row of the plan's ledger, in bytes."""
 
-    weights: int
-    """Parameters of that part."""
-    most_tokens: int
-    """Tokens of the largest image."""
-    most_images: int
-    """Images of one prompt at most."""
-    all_tokens: int
-    """Tokens of all different images together."""
-    token_pixels: int
-    """Pixels of one token."""
-    features: int
-    """Elements of the features of one token."""
-    passing: int
-    """Elements per token while an image passes, its pixels among them."""
+    name: str
+    sampling: int = 0
+    learning: int = 0
+    scoring: int = 0
+    """Bytes while a separate reward model or teacher reads the rollouts; 0 without one."""
+
+
+class AttachmentSizes(Protocol):
+    """Interface of the sizes of a run's attachments, and of the part of the model that embeds
+    them."""
+
+    def resident(self, element_bytes: int) -> Mapping[str, int]:
+        """Bytes that stay in all phases, by the names of their lines."""
+
+    def lines(
+        self, element_bytes: int, context: int, vllm_tokens: int | None, is_gpu: bool
+    ) -> Sequence[Line]:
+        """Lines of the ledger that are not resident.
+
+        Args:
+            context: tokens of the longest prompt and completion.
+            vllm_tokens: of one forward pass of vLLM; None without it.
+            is_gpu: features that are kept in host memory are not in the ledger.
+        """
+
+    def kept_bytes(self, element_bytes: int) -> int:
+        """Bytes of the features that the learner keeps in host memory."""
+
+    def engine_options(self, is_packed: bool) -> dict[str, Any]:
+        """vLLM's options; ``is_packed``: the base's weights are quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +75,8 @@ class EngineSizes:
     """Tokens of one forward pass at most; None: vLLM's own choice."""
     beside_kv_bytes: int = 0
     """Weights and workspace, for an engine that takes the total (Unsloth's)."""
-    images: ImageSizes | None = None
-    """None: vLLM loads no part that reads images."""
+    attachments: AttachmentSizes | None = None
+    """None: vLLM loads no part that embeds attachments."""
 
 
 def chunk_bytes(vocabulary: int, element_bytes: int, softcap: bool, adapted: bool = False) -> int:

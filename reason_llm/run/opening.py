@@ -38,7 +38,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         watch.line(line)
     job.try_rewards()
     checkpointing = bool(config.train.gradient_checkpointing)
-    tokenizer, images = job.run.subject.tokenizer, job.data.images
+    tokenizer, attachments = job.run.subject.tokenizer, job.data.attachments
     meter = Meter(default_device())  # memory in use so far is not the run's
     with (
         job.scorer,
@@ -46,7 +46,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         _locked(job) as (buffer, archive, writer),
         _team_of(job, watch) as team,
         Model(
-            config.model, tokenizer, config.run.seed, plan.engine, checkpointing, images
+            config.model, tokenizer, config.run.seed, plan.engine, checkpointing, attachments
         ) as model,
         StopSignal() as stop,
     ):

@@ -157,12 +157,12 @@ class _DecodingBatch:
         cache = ReservedCache(model.text_config)
         positions_PT = (mask_PT.cumsum(-1) - 1).clamp(min=0)
         rows = [
-            PlacedRow(prompt.images, length, row, longest - length)
+            PlacedRow(prompt.attachments, length, row, longest - length)
             for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
         ]
         for start in range(0, longest, size := max(1, READ_TOKENS // len(prompts))):
             part = slice(start, start + size)
-            with model.seeing(rows, longest):
+            with model.attached(rows, longest):
                 hidden_PTD = model.hidden_states(
                     ids_PT[:, part],
                     attention_mask=mask_PT[:, : part.stop] if padded else None,

@@ -87,30 +87,12 @@ class VllmSampler:
         return len(prompts)
 
     def _request(self, prompt: Prompt) -> Any:
-        """vLLM's input: ids that it takes as they are, with the pixels, digests and places of the
-        prompt's images. So vLLM neither prepares an image nor expands a token once more, takes
-        image tokens at other places for text, and tells prompts with equal ids apart."""
-        from vllm.inputs import mm_input, tokens_input
-        from vllm.multimodal.inputs import (
-            MultiModalFieldConfig,
-            MultiModalKwargsItems,
-            PlaceholderRange,
-        )
+        """vLLM's input: ids that it takes as they are, or the embedder's for attachments."""
+        from vllm.inputs import tokens_input
 
-        ids, images, tower = list(prompt.token_ids), prompt.images, self.model.tower
-        if tower is None or not images:
-            return tokens_input(ids)
-        pixels, grids = map(torch.cat, zip(*map(tower.pixels, images), strict=True))
-        fields = {
-            "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
-            "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-        }
-        items = MultiModalKwargsItems.from_hf_inputs(
-            {"pixel_values": pixels, "image_grid_thw": grids}, fields
-        )
-        places = [PlaceholderRange(offset=each.start, length=each.length) for each in images]
-        digests = [each.sha256 for each in images]
-        return mm_input(ids, items, {"image": digests}, {"image": places})
+        if self.model.embedder is None or not prompt.attachments:
+            return tokens_input(list(prompt.token_ids))
+        return self.model.embedder.request(prompt)
 
     def _vllm_params(self, params: SamplingParams, seed: int) -> Any:
         from vllm import SamplingParams as VllmParams

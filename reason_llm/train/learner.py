@@ -309,7 +309,7 @@ class Learner:
         passed = ids_BT if layout is None else layout.ids_1N
         if self._routing is not None:
             self._routing.begin(data, layout, ids_BT)
-        with model.seeing(placed(data, layout), passed.shape[1]):
+        with model.attached(placed(data, layout), passed.shape[1]):
             if output == "logprobs":
                 output_BT, entropies_BT = policy_logprobs(
                     model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,

@@ -11,12 +11,12 @@ import pytest
 
 from reason_llm.data import cache, render
 from reason_llm.data.packed import Joined, Prompts, Units
-from reason_llm.rollout import Image, Prompt, TokenRow
+from reason_llm.rollout import Attachment, Prompt, TokenRow
 
 PROMPTS = [
     Prompt(f"a:{n}", "é" * n, tuple(range(n + 1)), str(n), {"level": [n, None]}) for n in range(5)
 ]
-IMAGE = Image("ab", "", (1, 2, 2), 0, 1)
+IMAGE = Attachment("images", "ab", 0, 1, {"path": "", "grid": [1, 2, 2]})
 UNITS = [
     (TokenRow("b:1", (7, 8, 2**31 - 1), (False, True, True), 0, 0.1, (IMAGE,)),),
     (

@@ -23,8 +23,8 @@ from reason_llm.errors import ModelError
 from reason_llm.model import adapters, attention, layout as layouts
 from reason_llm.model.base import Model, load_tokenizer, meta_model
 from reason_llm.model.datum import to_data
+from reason_llm.model.families import WITHOUT_VLLM
 from reason_llm.model.logprobs import policy_logprobs
-from reason_llm.model.plan import backends
 from reason_llm.run.store import metrics
 from reason_llm.sample import SamplingParams, sampling
 
@@ -109,7 +109,7 @@ def test_the_table_of_families_is_what_the_code_does(tmp_path: Path) -> None:
         else:
             families.make(tmp_path / name, name)
         is_packed = attention.unfit(text, torch.float32, torch.device("cpu")) is None
-        found = [text.model_type not in backends.WITHOUT_VLLM, is_packed, True]
+        found = [text.model_type not in WITHOUT_VLLM, is_packed, True]
         try:
             meta_model(section)
         except ModelError as error:

@@ -25,10 +25,11 @@ from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.errors import ModelError
 from reason_llm.model import attention as packed_attention, layout as layouts
-from reason_llm.model.attention import FAMILIES, Segments, attend
+from reason_llm.model.attention import Segments, attend
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.canary import prove_packing
 from reason_llm.model.datum import Datum, to_data
+from reason_llm.model.families import PACKED
 from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
 from reason_llm.train.objectives import PolicyGradient
@@ -120,7 +121,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OF_IMAGES = {"qwen2_5_vl_text", "qwen3_vl_text"}
 """Parts of models that also read images: tests/model/test_multimodal.py."""
-CASES = [(family, {}) for family in FAMILIES if family not in OF_IMAGES] + list(WINDOWS.items())
+CASES = [(family, {}) for family in PACKED if family not in OF_IMAGES] + list(WINDOWS.items())
 
 
 def make_model(folder: Path, family: str, options: dict[str, Any]) -> ModelSection:

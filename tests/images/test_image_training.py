@@ -71,8 +71,9 @@ def test_a_kill_changes_no_bit(tmp_path: Path) -> None:
     ended = call(config, "reason_llm.train.learner:Learner._update", 2)
     assert ended.returncode == -9, ended.stderr
     held = orjson.loads((tmp_path / "killed.json").read_bytes())
-    (image,) = held["groups"][0]["prompt"]["extra"]["@images"]
-    assert sorted(image) == ["grid", "length", "path", "sha256", "start"]
+    (image,) = held["groups"][0]["prompt"]["extra"]["@attachments"]
+    assert sorted(image) == ["about", "kind", "length", "sha256", "start"]
+    assert sorted(image["about"]) == ["grid", "path"]
     training.run_training(load(config), Console("quiet"))
     one, other = tensors(tmp_path, "whole"), tensors(tmp_path, "killed")
     assert one["adapter_model.safetensors"] == other["adapter_model.safetensors"]
@@ -83,7 +84,7 @@ def test_a_kill_changes_no_bit(tmp_path: Path) -> None:
         content = gzip.decompress(base64.b64decode(each))
         size = int.from_bytes(content[:4], "little")
         for group in orjson.loads(content[4 : 4 + size])["groups"]:
-            ((name, url),) = group["images"]
+            ((name, url),) = group["attachments"]
             thumbnail = Pillow.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
             assert (tmp_path / "train" / name).is_file() and thumbnail.size == (32, 32)
 

@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 
 import families
 from conftest import TINY, config_of
-from digits import image_rows, make_digits, make_model, section_of
-from reason_llm.data import Data, kept, load_data
+from digits import image_rows, images_of, make_digits, make_model, section_of
+from reason_llm.data import Data, folder_of, kept, load_data
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.images import files, thumbnail
+from reason_llm.images.files import Image as Record
 from reason_llm.model.base import load_tokenizer
-from reason_llm.rollout import ROW, Image as Record
+from reason_llm.rollout import ROW, Attachment
 
 IMAGE = make_digits.draw(3, random.Random(0))
 
@@ -68,11 +69,12 @@ def test_every_form_of_an_image_is_the_same_image(folder: Path) -> None:
     ]
     data = load(folder, *rows, data__deduplicate=False)
     assert len({prompt.token_ids for prompt in data.prompts}) == 1
-    (digest,) = {prompt.images[0].sha256 for prompt in data.prompts[:-1]}
-    pixels = [data.images.pixels(prompt.images[0])[0] for prompt in data.prompts]
+    (digest,) = {images_of(prompt)[0].sha256 for prompt in data.prompts[:-1]}
+    pixels = [data.attachments.pixels(images_of(prompt)[0])[0] for prompt in data.prompts]
     assert all(bool((each == pixels[0]).all()) for each in pixels)
     assert digest == hashlib.sha256(content).hexdigest()
-    assert [prompt.images[0].path for prompt in data.prompts] == [path, "", "", path, "", "", ""]
+    paths = [images_of(prompt)[0].path for prompt in data.prompts]
+    assert paths == [path, "", "", path, "", "", ""]
 
 
 def test_places_in_the_text(folder: Path) -> None:
@@ -84,7 +86,7 @@ def test_places_in_the_text(folder: Path) -> None:
     ).prompts
     assert first.text.startswith("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Wh")
     assert "user\nLook: <|vision_start|><|image_pad|><|vision_end|> Which" in tagged.text
-    assert tagged.images[0].start > first.images[0].start
+    assert images_of(tagged)[0].start > images_of(first)[0].start
 
 
 def test_rewards_of_trl_s_form_get_parts(folder: Path) -> None:
@@ -98,7 +100,7 @@ def test_a_row_that_spells_the_image_token_has_it_as_text(folder: Path) -> None:
     question = "<|image_pad|> Which?"
     (prompt,) = load(folder, {"image": str(folder / "three.png"), "question": question}).prompts
     data_id = load_tokenizer(str(folder / "model")).convert_tokens_to_ids("<|image_pad|>")
-    assert prompt.token_ids.count(data_id) == prompt.images[0].length == 4
+    assert prompt.token_ids.count(data_id) == images_of(prompt)[0].length == 4
     assert question in prompt.text
 
 
@@ -162,7 +164,7 @@ def test_bytes_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_the_mark_in_a_text(folder: Path, row: dict[str, Any], problem: str | None) -> None:
     if problem is None:  # as many as images: it is read as the place of one
-        assert len(load(folder, row).prompts[0].images) == 1
+        assert len(images_of(load(folder, row).prompts[0])) == 1
         return
     with pytest.raises(DataError, match=problem):
         load(folder, row)
@@ -174,7 +176,7 @@ def test_a_changed_file_is_noticed(folder: Path, tmp_path: Path) -> None:
     data = load(folder, {"image": str(file)})
     make_digits.draw(5, random.Random(2)).save(file)
     with pytest.raises(DataError, match=r"own\.png was changed"):
-        data.images.pixels(data.prompts[0].images[0])
+        data.attachments.pixels(images_of(data.prompts[0])[0])
 
 
 def test_two_columns_of_images_are_refused(folder: Path) -> None:
@@ -182,7 +184,7 @@ def test_two_columns_of_images_are_refused(folder: Path) -> None:
     with pytest.raises(DataError, match=r"columns image, image_path all hold images; list those"):
         load(folder, row)
     (prompt,) = load(folder, row, data__columns={"ignore": ["image"]}).prompts
-    assert prompt.images[0].path == row["image_path"]
+    assert images_of(prompt)[0].path == row["image_path"]
 
 
 def test_a_thumbnail_is_bounded_and_of_the_image_that_was_read(tmp_path: Path) -> None:
@@ -192,14 +194,29 @@ def test_a_thumbnail_is_bounded_and_of_the_image_that_was_read(tmp_path: Path) -
         noise.save(file := tmp_path / name)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         record = Record(digest, str(file), (1, 2, 2), 0, 1)
-        shown, url = thumbnail(record)
+        shown, url = thumbnail(record.record)
         content = base64.b64decode(url.removeprefix("data:image/webp;base64,"))
         assert shown == name and len(content) < 10_000
         assert Image.open(io.BytesIO(content)).size == (96, 48)
     held = Record("0" * 64, "", (1, 2, 2), 0, 1)
-    assert thumbnail(held) == ("image 000000000000, which its row holds", "")
+    assert thumbnail(held.record) == ("image 000000000000, which its row holds", "")
     changed = Record("0" * 64, str(file), (1, 2, 2), 0, 1)
-    assert thumbnail(changed) == ("b.jpg, which is gone or was changed", "")
+    assert thumbnail(changed.record) == ("b.jpg, which is gone or was changed", "")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{}, {"path": ""}, {"path": "", "grid": [1, 2]}, {"path": "", "grid": [1, 2, 2], "a": 1}],
+)
+def test_a_damaged_record_is_refused(about: dict[str, Any]) -> None:
+    """What only the slice knows of an attachment, it checks where it reads it."""
+    with pytest.raises(DataError, match="record of an image is damaged"):
+        thumbnail(Attachment("images", "0" * 64, 0, 1, about))
+
+
+def test_the_kind_of_a_record_names_no_other_module() -> None:
+    with pytest.raises(DataError, match=r"attachment of kind 'replicas'; known: images"):
+        folder_of("replicas", "the report of a:1")
 
 
 def test_rows_with_images_are_read_at_each_start(
@@ -221,8 +238,8 @@ def test_rows_with_images_are_read_at_each_start(
         config = config_of(tree)
         tokenizer = load_tokenizer(config.model.path)
         data = kept.load_kept(config, tokenizer, 256, (), (), lambda _: None)
-        data.images.pixels(data.prompts[0].images[0])
-        digests.append(data.prompts[0].images[0].sha256)
+        data.attachments.pixels(images_of(data.prompts[0])[0])
+        digests.append(images_of(data.prompts[0])[0].sha256)
     assert digests[0] != digests[1]
 
 
@@ -231,7 +248,7 @@ def test_sizes_of_the_images_and_of_the_part_that_reads_them(tmp_path: Path) -> 
     tree = {"model": section_of(path), "score": {"rewards": [{"name": "think_answer_tags"}]},
             "data": {"train": str(image_rows(tmp_path)), "system_prompt": "none"},
             "sample": {"max_new_tokens": 16}}  # fmt: skip
-    sizes = load_data(config_of(tree), load_tokenizer(path), 256).images.sizes
+    sizes = load_data(config_of(tree), load_tokenizer(path), 256).attachments.sizes
     stored = load_file(Path(path) / "model.safetensors")
     assert sizes.weights == sum(each.numel() for n, each in stored.items() if ".visual." in n)
     # Images of 4, 4, 6 and 4 tokens of 16 x 16 pixels; features for the input and one layer of 64.
@@ -244,7 +261,7 @@ def test_a_model_of_text_refuses_images(folder: Path) -> None:
         load(folder, {"image": str(folder / "three.png")}, path=str(TINY))
     path = str(folder / "three.png")
     data = load(folder, {"image": path}, path=str(TINY), data__columns={"ignore": ["image"]})
-    assert data.images is None
+    assert data.attachments is None
 
 
 def test_gemma_is_refused_with_its_reason(tmp_path: Path) -> None:
@@ -262,7 +279,7 @@ def test_options_that_do_not_go_with_images(folder: Path) -> None:
     ]:
         tree = {"model": section_of(str(folder / "model")), "data": {"train": "a.jsonl"}}
         with pytest.raises(ConfigError, match=named):
-            data.images.check(config_of(tree, **options), is_alone=True)
+            data.attachments.check(config_of(tree, **options), is_alone=True)
 
 
 def test_rows_of_files_have_paths_relative_to_them(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from bitsandbytes.nn import Linear4bit
 from transformers import AutoModelForImageTextToText
 
 from conftest import config_of
-from digits import image_rows, make_model, section_of
+from digits import image_rows, images_of, make_model, section_of
 from reason_llm.data import Data, load_data
 from reason_llm.images.tower import positions_of
 from reason_llm.model import Datum, Model, collate, lay_out, placed, policy_logprobs, to_data
@@ -44,7 +44,7 @@ def opened(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     config = config_of(tree)
     tokenizer = load_tokenizer(path)
     data = load_data(config, tokenizer, 256)
-    with Model(config.model, tokenizer, seed=0, images=data.images) as model:
+    with Model(config.model, tokenizer, seed=0, attachments=data.attachments) as model:
         torch.manual_seed(1)
         for parameter in model.parameters_of("policy"):
             parameter.data.copy_(0.05 * torch.randn(parameter.shape))
@@ -54,10 +54,10 @@ def opened(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 
 def whole_logprobs(model: Model, data: Data, row: Datum) -> torch.Tensor:
     """Log-probs of a row's trained tokens by the whole model, given pixels."""
-    made = [data.images.pixels(image) for image in row.images]
+    made = [data.attachments.pixels(image) for image in images_of(row)]
     ids = torch.tensor(row.ids[None])
     types = torch.zeros_like(ids)
-    for image in row.images:
+    for image in images_of(row):
         types[0, image.start : image.start + image.length] = 1
     options = {}
     if made:
@@ -75,7 +75,7 @@ def whole_logprobs(model: Model, data: Data, row: Datum) -> torch.Tensor:
 def rows_of(data: Data, end: int = 9) -> list[Datum]:
     """Two completions of each prompt."""
     return [
-        replace(Datum.of(prompt.token_ids, completion), images=prompt.images)
+        replace(Datum.of(prompt.token_ids, completion), attachments=prompt.attachments)
         for prompt in data.prompts
         for completion in ((5, 6, 7, end), (8, end))
     ]
@@ -83,10 +83,10 @@ def rows_of(data: Data, end: int = 9) -> list[Datum]:
 
 def test_ids_are_those_of_all_places(opened: tuple[Model, Data]) -> None:
     model, data = opened
-    assert [len(prompt.images) for prompt in data.prompts] == [1, 1, 2, 1, 0]
+    assert [len(images_of(prompt)) for prompt in data.prompts] == [1, 1, 2, 1, 0]
     for prompt in data.prompts:
         text = prompt.text
-        for image in prompt.images:
+        for image in images_of(prompt):
             text = text.replace("<|image_pad|>", "<|X|>" * image.length, 1)
         text = text.replace("<|X|>", "<|image_pad|>")
         assert list(prompt.token_ids) == model.tokenizer.encode(text, add_special_tokens=False)
@@ -97,13 +97,13 @@ def test_positions_are_those_of_transformers(opened: tuple[Model, Data]) -> None
     whole = model.policy.base_model.model.model
     for row in rows_of(data):
         ids, types = torch.tensor(row.ids[None]), torch.zeros(1, row.num_tokens, dtype=torch.long)
-        for image in row.images:
+        for image in images_of(row):
             types[0, image.start : image.start + image.length] = 1
-        grids = torch.tensor([image.grid for image in row.images]) if row.images else None
+        grids = torch.tensor([image.grid for image in images_of(row)]) if images_of(row) else None
         theirs, delta = whole.get_rope_index(ids, types, image_grid_thw=grids)
-        ours = positions_of(row.images, row.num_tokens, 2)
+        ours = positions_of(images_of(row), row.num_tokens, 2)
         assert torch.equal(ours, theirs[:, 0])
-        assert model.tower is not None and model.tower.shift(row.images) == int(delta)
+        assert model.embedder is not None and model.embedder.shift(row.attachments) == int(delta)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -113,7 +113,7 @@ def test_logprobs_are_the_whole_models(opened: tuple[Model, Data], packed: bool)
     ids_BT, mask_BT = collate(rows, model.device)
     layout = lay_out(rows, model.device) if packed else None
     width = (ids_BT if layout is None else layout.ids_1N).shape[1]
-    with model.seeing(placed(rows, layout), width):
+    with model.attached(placed(rows, layout), width):
         ours_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 1.0, layout=layout)
     theirs = torch.cat([whole_logprobs(model, data, row) for row in rows])
     assert float((ours_BT.detach()[mask_BT] - theirs).abs().max()) < 1e-5
@@ -138,23 +138,23 @@ def test_sampler_is_the_learner(opened: tuple[Model, Data]) -> None:
     apart = [
         float((whole_logprobs(model, data, row) - row.on_trained("sampler_logprobs")).abs().max())
         for row in to_data(groups)
-        if data.images.token_id not in row.ids[len(row.prompt_ids) :]
+        if data.attachments.token_id not in row.ids[len(row.prompt_ids) :]
     ]
     assert len(apart) > 5 and max(apart) < 1e-5
 
 
 def test_a_sampled_image_token_is_text(opened: tuple[Model, Data]) -> None:
     model, data = opened
-    rows = rows_of(data, data.images.token_id)
+    rows = rows_of(data, data.attachments.token_id)
     ids_BT, mask_BT = collate(rows, model.device)
-    with torch.no_grad(), model.seeing(placed(rows, None), ids_BT.shape[1]):
+    with torch.no_grad(), model.attached(placed(rows, None), ids_BT.shape[1]):
         padded_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 1.0)
     # Its embedding is the token's own: a token with the same embedding gives the same log-probs.
     with pytest.raises(ValueError, match="do not match"):
         whole_logprobs(model, data, rows[0])
     assert bool(torch.isfinite(padded_BT).all())
     layout = lay_out(rows, model.device)
-    with torch.no_grad(), model.seeing(placed(rows, layout), layout.ids_1N.shape[1]):
+    with torch.no_grad(), model.attached(placed(rows, layout), layout.ids_1N.shape[1]):
         packed_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 1.0, layout=layout)
     assert float((packed_BT - padded_BT).abs().max()) < 1e-5
 
@@ -162,7 +162,7 @@ def test_a_sampled_image_token_is_text(opened: tuple[Model, Data]) -> None:
 def test_two_images_of_one_size_are_two_prompts(opened: tuple[Model, Data]) -> None:
     model, data = opened
     first, second = data.prompts[:2]
-    assert first.token_ids == second.token_ids and first.images != second.images
+    assert first.token_ids == second.token_ids and images_of(first) != images_of(second)
     rows = rows_of(data)
     assert rows[0].prompt_key == rows[1].prompt_key != rows[2].prompt_key
     assert lay_out(rows[:4], model.device).skipped == (0, len(first.token_ids)) * 2
@@ -177,7 +177,7 @@ def test_nf4_packs_the_decoder_and_not_the_tower(opened: tuple[Model, Data]) -> 
 
 def test_features_are_computed_once(opened: tuple[Model, Data]) -> None:
     model, data = opened
-    tower: Any = model.tower
+    tower: Any = model.embedder
     calls = []
     hook = tower._model.visual.register_forward_hook(lambda *_: calls.append(1))
     tower._known.clear()
@@ -185,7 +185,7 @@ def test_features_are_computed_once(opened: tuple[Model, Data]) -> None:
     for _ in range(2):
         TransformersSampler(model, 4096).sample(data.prompts, params, 0, lambda *_: None)
     hook.remove()
-    assert len(calls) == len({i.sha256 for prompt in data.prompts for i in prompt.images})
+    assert len(calls) == len({i.sha256 for prompt in data.prompts for i in images_of(prompt)})
 
 
 def test_the_saved_adapter_loads_over_the_whole_model(opened: tuple[Model, Data]) -> None:
@@ -199,7 +199,7 @@ def test_the_saved_adapter_loads_over_the_whole_model(opened: tuple[Model, Data]
 
 def test_pixels_are_not_in_the_record(opened: tuple[Model, Data]) -> None:
     _, data = opened
-    (image,) = data.prompts[0].images
+    (image,) = images_of(data.prompts[0])
     assert Path(image.path).is_file() and len(image.sha256) == 64
-    assert data.prompts[3].images[0].path == ""  # the row itself holds it
-    assert set(data.prompts[0].extra) == {"@images"}
+    assert images_of(data.prompts[3])[0].path == ""  # the row itself holds it
+    assert set(data.prompts[0].extra) == {"@attachments"}

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from test_image_training import write_config
 
 from conftest import config_of
-from digits import image_rows, make_digits, make_model, section_of
+from digits import image_rows, images_of, make_digits, make_model, section_of
 from families import SIZES, quiet, randomize
 from reason_llm.app import training
 from reason_llm.app.console import Console
@@ -63,9 +63,12 @@ def opened_over(
     data = load_data(config, tokenizer, 256)
     adapted = Shape.of(check_model(config.model)).adapted
     sizes = replace(
-        SIZES, lora_targets=adapted, images=data.images.sizes, quantize=config.model.quantize
+        SIZES,
+        lora_targets=adapted,
+        attachments=data.attachments.sizes,
+        quantize=config.model.quantize,
     )
-    with Model(config.model, tokenizer, 0, sizes, images=data.images) as model:
+    with Model(config.model, tokenizer, 0, sizes, attachments=data.attachments) as model:
         randomize(model, seed=1)
         model.policy.eval()
         yield model, data
@@ -86,7 +89,7 @@ def compared(model: Model, prompts: Any, params: SamplingParams) -> list[float]:
     found = []
     for layout in (None, lay_out(rows, model.device)):
         width = (ids_BT if layout is None else layout.ids_1N).shape[1]
-        with torch.no_grad(), model.seeing(placed(rows, layout), width):
+        with torch.no_grad(), model.attached(placed(rows, layout), width):
             ours_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 1.0, layout=layout)
         found.append(float((ours_BT[mask_BT] - reported_N).abs().max()))
     with torch.no_grad():
@@ -108,7 +111,7 @@ def test_the_tower_is_shared_and_the_checkpoints(opened: tuple[Model, Data]) -> 
 
 def test_sampler_is_the_learner(opened: tuple[Model, Data]) -> None:
     model, data = opened
-    assert [len(prompt.images) for prompt in data.prompts] == [1, 1, 2, 1, 0]
+    assert [len(images_of(prompt)) for prompt in data.prompts] == [1, 1, 2, 1, 0]
     padded, packed, blind = compared(model, data.prompts, SamplingParams(3, 16))
     assert padded < 1e-5 and packed < 1e-5 and blind > 0.1
     randomize(model, seed=2)
@@ -117,7 +120,7 @@ def test_sampler_is_the_learner(opened: tuple[Model, Data]) -> None:
 
 def test_an_image_token_at_another_place_is_text(opened: tuple[Model, Data]) -> None:
     model, data = opened
-    ids = (*data.prompts[0].token_ids, data.images.token_id, 5)
+    ids = (*data.prompts[0].token_ids, data.attachments.token_id, 5)
     prompts = [replace(data.prompts[0], token_ids=ids)]
     assert max(compared(model, prompts, SamplingParams(3, 8))[:2]) < 1e-5
 
@@ -125,7 +128,7 @@ def test_an_image_token_at_another_place_is_text(opened: tuple[Model, Data]) -> 
 def test_two_images_of_one_size_are_two_prompts(opened: tuple[Model, Data]) -> None:
     model, data = opened
     first, second = data.prompts[:2]
-    assert first.token_ids == second.token_ids and first.images != second.images
+    assert first.token_ids == second.token_ids and images_of(first) != images_of(second)
     with sampling(model, 0) as sampler:
         found = [
             sampler.sample([prompt], SamplingParams(1, 8), 0, quiet)[0].completions[0].logprobs[0]

@@ -15,7 +15,6 @@ from families import changed
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.errors import ModelError
 from reason_llm.model import attention
-from reason_llm.model.adapters import MAMBA
 from reason_llm.model.base import (
     KEPT_KERNELS,
     Model,
@@ -26,6 +25,7 @@ from reason_llm.model.base import (
     meta_model,
 )
 from reason_llm.model.datum import Datum
+from reason_llm.model.families import UNADAPTED
 from reason_llm.model.layout import collate
 from reason_llm.model.logprobs import policy_logprobs
 from reason_llm.model.plan.shape import Shape
@@ -202,7 +202,7 @@ def test_what_only_a_real_pass_can_tell_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("family", MAMBA)
+@pytest.mark.parametrize("family", UNADAPTED)
 def test_a_layer_that_kernels_read_past_is_left_out_or_refused(tmp_path: Path, family: str) -> None:
     section = ModelSection(path=families.make(tmp_path, family), dtype="float32")
     adapted = Shape.of(check_model(section)).adapted

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from reason_llm.app.export.parity import Gap
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import regular
-from reason_llm.model import adapters, base, multimodal, tokenizer as model_tokenizer
+from reason_llm.model import adapters, base, families, multimodal, tokenizer as model_tokenizer
 from reason_llm.model.plan import backends
 
 MOST_SECONDS = 600
@@ -35,7 +35,7 @@ def prove(base_folder: Path, adapter: Path, tokenizer: Any) -> str | None:
         ModelError: vLLM serves the base in its place.
     """
     described = base.read_config(str(base_folder))
-    if not multimodal.reads_images(described) and described.model_type not in backends.IMPORTING:
+    if not multimodal.is_multimodal(described) and described.model_type not in backends.IMPORTING:
         return None
     if (why_not := _why_not(base_folder, adapter, described)) is None:
         texts = [
@@ -61,8 +61,8 @@ def _why_not(base_folder: Path, adapter: Path, described: Any) -> str | None:
     if not any(bool(each.any()) for name, each in factors.items() if ".lora_B." in name):
         return "it is untrained and changes nothing"
     family = described.get_text_config(decoder=True).model_type
-    if family in backends.WITHOUT_VLLM:
-        return backends.WITHOUT_VLLM[family]
+    if family in families.WITHOUT_VLLM:
+        return families.WITHOUT_VLLM[family]
     if not backends.is_installed("vllm"):
         return "vLLM is not installed"
     if missing := backends.missing_imports(described):

@@ -25,7 +25,7 @@ function drawGroup(state) {
   const back = new URLSearchParams(place);
   back.delete("group");
   const prompt = make("div", { class: "text-block prompt", dir: "auto", tabindex: "0" }, ...limited(opened.prompt, FIRST_CHARS));
-  const images = opened.images.length ? make("div", { class: "images" }, ...opened.images.map(([name, url]) => (url ? make("img", { src: url, alt: name, title: name }) : make("span", { class: "tag" }, ...visible(name))))) : "";
+  const images = opened.attachments.length ? make("div", { class: "images" }, ...opened.attachments.map(([name, url]) => (url ? make("img", { src: url, alt: name, title: name }) : make("span", { class: "tag" }, ...visible(name))))) : "";
   const cards = make("div", { class: "cards" });
   detail.replaceChildren(
     make("a", { class: "button back", href: "#" + back }, "‹ Back to the list"),

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from reason_llm.app.report.token_texts import TokenTexts
-from reason_llm.config import installation
+from reason_llm.data import folder_of
 from reason_llm.errors import RolloutBufferError, secrets, tree_without_secrets, without_secrets
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run import read_document
@@ -38,8 +38,8 @@ PREVIEW_CHARS = 160
 LOGPROB_UNIT, LOG_RATIO_UNIT = 0.01, 0.001
 """What 1 means in a blob, in nats."""
 NO_NUMBER = 0xFFFF
-MOST_IMAGES = 8
-"""Images of a prompt that the page shows."""
+MOST_ATTACHMENTS = 8
+"""Attachments of a prompt that the page shows."""
 NGRAM, SHINGLE = 4, 3
 """Tokens of the sequences that repeat in a completion, and that completions share."""
 
@@ -226,7 +226,7 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
                 "prompt": group.prompt.text,
                 "answer": group.prompt.answer,
                 "texts": [completion.text for completion in group.completions],
-                "images": _images(group.prompt),
+                "attachments": _thumbnails(group.prompt),
             }
             for group in groups
         ],
@@ -261,12 +261,12 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
     return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
 
 
-def _images(prompt: Prompt) -> list[tuple[str, str]]:
-    """Names of a prompt's first images, each with a thumbnail as a data URL."""
-    if not (images := prompt.images[:MOST_IMAGES]):
-        return []
-    named = installation.slice_for("images", f"the report of {prompt.id}")
-    return [named.thumbnail(image) for image in images]
+def _thumbnails(prompt: Prompt) -> list[tuple[str, str]]:
+    """Names of a prompt's first attachments, each with a thumbnail as a data URL."""
+    return [
+        folder_of(each.kind, f"the report of {prompt.id}").thumbnail(each)
+        for each in prompt.attachments[:MOST_ATTACHMENTS]
+    ]
 
 
 def repeated_fraction(token_ids: Sequence[int]) -> float:

@@ -12,6 +12,7 @@ from reason_llm.errors import ConfigError
 from reason_llm.model import attention as packed_attention, multimodal, routing
 from reason_llm.model.adapters import expert_weights
 from reason_llm.model.base import weights_dtype
+from reason_llm.model.families import WITHOUT_VLLM
 from reason_llm.model.vllm import unsloth
 from reason_llm.model.vllm.shared_weights import attention_for
 
@@ -26,17 +27,6 @@ INSTALL_IMPORTS = f"pip install {' '.join(f'{name}=={each}' for name, each in IM
 
 MOST_VLLM_TEMPERATURE = 2.0
 """Source: vllm/sampling_params.py of vLLM 0.32."""
-_RENAMED = "vLLM has its weights under other names, or transposed"
-_RECURRENT = "the weights of its recurrent layers are not shared with vLLM yet"
-WITHOUT_VLLM = {
-    **dict.fromkeys(("bloom", "falcon", "gpt2", "gptj", "opt"), _RENAMED),
-    "cohere2": "its windows in vLLM 0.32 see a token more than in Transformers",
-    "gpt_neox": "vLLM 0.32 runs it by Transformers' modules, whose weights are not shared yet",
-    "lfm2": "vLLM 0.32's log-probs of it are up to 1.1 nats off those of Transformers",
-    **dict.fromkeys(("falcon_h1", "nemotron_h", "olmo_hybrid"), _RECURRENT),
-}
-"""Families that vLLM does not sample, by the ``model_type`` of the text part, with the reason."""
-
 KEYS = ("k_proj", "model.layers.0.self_attn.k_proj")
 """Names of the projection of the keys, as a list of targets has it and as a pattern matches it."""
 
@@ -255,7 +245,7 @@ def _check_dtype(config: Config, device: torch.device) -> None:
 def missing_imports(described: PretrainedConfig) -> str | None:
     """A package that vLLM imports for a model that also reads images, even if rows have none, and
     that is not installed: the packages for vLLM without a GPU leave it out."""
-    if not multimodal.reads_images(described) and described.model_type not in IMPORTING:
+    if not multimodal.is_multimodal(described) and described.model_type not in IMPORTING:
         return None
     return next((name for name in IMPORTS if not is_installed(name)), None)
 

@@ -153,7 +153,7 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:
         left = (1 - shape.active_experts / shape.experts) ** at_once
         weights += 2 * shape.experts * (1 - left)
     cached = shape.kv_bytes_per_token(2) * rollouts * new**2 / 2
-    cached += 2 * shape.state_bytes(2) * rollouts * new  # read and written
+    cached += 2 * shape.states.num_bytes(2) * rollouts * new  # read and written
     read = new * rollouts / at_once * weights + cached
     return Phase("sampling", flops, read, sample.prompts_per_step * prompt + rollouts * new)
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from reason_llm.model.plan.states import NO_STATES, States
+
 Linear = tuple[str, int, int]
 """Last name, inputs and outputs of a linear layer."""
 Text = Mapping[str, Any]
@@ -23,11 +25,8 @@ class Layers:
     """Query heads times their size, in the layer with the largest heads."""
     keys: list[int]
     """Elements of a token's keys, of each layer that keeps them."""
-    recurrent: int = 0
-    """Layers with a recurrent state."""
-    state: int = 0
-    """Elements of one such state, and of the inputs that its convolution keeps."""
-    conv_state: int = 0
+    states: States = NO_STATES
+    """Of layers that keep a state in place of keys."""
     experts: int = 0
     """In a layer."""
     of_expert: int = 0
@@ -108,9 +107,11 @@ def _qwen3_5(text: Text) -> Layers:
         + recurrent * (mixed * kernel + 2 * inner_heads + inner_size),
         heads * size,
         [key_heads * size] * full,
-        recurrent,
-        inner_heads * text["linear_key_head_dim"] * inner_size,
-        mixed * kernel,
+        States(
+            recurrent,
+            recurrent * inner_heads * text["linear_key_head_dim"] * inner_size,
+            recurrent * mixed * kernel,
+        ),
         untiled="its layers have Qwen3_5GatedDeltaNet" if recurrent else None,
     )
 

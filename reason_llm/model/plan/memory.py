@@ -13,12 +13,13 @@ from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
+from reason_llm.model.plan.states import LINE as STATES
 from reason_llm.model.sizes import (
     MAX_LORA_RANKS,
-    MOST_FEATURE_BYTES,
     TILE_TOKENS,
+    AttachmentSizes,
     EngineSizes,
-    ImageSizes,
+    Line,
     chunk_bytes,
 )
 
@@ -76,20 +77,9 @@ SHORTEST_CONTEXT = 256
 """Shortest context in tokens that is recommended in an error."""
 BLOCK_TOKENS = 128
 """Largest block in which vLLM hands out its KV cache, and one more for each sequence; with
-recurrent layers ``Shape.block_tokens``, if that is more."""
-CACHES = ("KV cache", "recurrent states")
+recurrent layers ``States.block_tokens``, if that is more."""
+CACHES = ("KV cache", STATES)
 """Lines of the ledger that vLLM's cache holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One row of the ledger, in bytes."""
-
-    name: str
-    sampling: int = 0
-    learning: int = 0
-    scoring: int = 0
-    """Bytes while a separate reward model or teacher reads the rollouts; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +174,7 @@ def plan(
     learns: bool = True,
     longest_row: int = 0,
     outside: Sequence[OutsideModel] = (),
-    images: ImageSizes | None = None,
+    attachments: AttachmentSizes | None = None,
 ) -> Plan:
     """Plan with the largest KV cache and micro-batches that fit.
 
@@ -196,13 +186,13 @@ def plan(
         longest_row: tokens of the longest row, of a stage that learns from a set of rows.
         learns: False: there is no learning phase, nor an optimizer.
         outside: models with weights of their own that read the rollouts.
-        images: of the data; None without any.
+        attachments: of the data; None without any.
 
     Raises:
         ConfigError: it does not fit; with what it needs and the nearest setting that does.
     """
     context = _context_tokens(config, limit, longest_prompt, longest_row)
-    draft = _Draft(config, shape, machine, context, learns, tuple(outside), images)
+    draft = _Draft(config, shape, machine, context, learns, tuple(outside), attachments)
     if draft.can_skip:  # no more than it takes, as each skipped input takes time
         ways = [replace(draft, skip_every=each) for each in (0, *SKIPS)]
         draft = next((each for each in ways if each.least() <= draft.usable), ways[-1])
@@ -255,7 +245,7 @@ class _Draft:
     context: int
     learns: bool
     outside: tuple[OutsideModel, ...] = ()
-    images: ImageSizes | None = None
+    attachments: AttachmentSizes | None = None
     skip_every: int = 0
     """Of so many layers one keeps no input, which takes longer; 0: all keep theirs."""
 
@@ -389,12 +379,13 @@ class _Draft:
     def least_cache(self) -> int:
         if not self.under_vllm:
             return self.context + 2 * BLOCK_TOKENS
-        return self.context + 2 * max(BLOCK_TOKENS, self.shape.block_tokens(self.element_bytes))
+        states, keys = self.shape.states, self.shape.key_value
+        return self.context + 2 * max(BLOCK_TOKENS, states.block_tokens(keys, self.element_bytes))
 
     def state_bytes(self, cache_tokens: int) -> int:
         """Bytes of the recurrent states of the sequences of full length that fit into the cache:
         one for each, and with vLLM's prefix cache a second one, at the end of its last block."""
-        each = self.shape.state_bytes(self.element_bytes)
+        each = self.shape.states.num_bytes(self.element_bytes)
         if self.under_vllm and self.machine.kind == "cuda":
             each *= 2
         return -(-cache_tokens // self.least_cache) * each
@@ -414,8 +405,8 @@ class _Draft:
         runtime = RUNTIME_BYTES[machine] + width
         base = shape.weight_bytes(self.element_bytes, model.quantize, self.under_vllm)
         sizes = {f"base weights ({'NF4' if model.quantize == 'nf4' else kind})": base}
-        if self.images is not None:
-            sizes["weights that read images"] = self.images.weights * self.element_bytes
+        if self.attachments is not None:
+            sizes |= self.attachments.resident(self.element_bytes)
         if not self.is_full:
             sizes[f"adapter, rank {model.adapter.rank}"] = self.learned["policy"] * 4
         sizes["optimizer state"] = self.optimizer_bytes
@@ -472,7 +463,7 @@ class _Draft:
         lines = [
             *(Line(n, each, each, each * is_scored) for n, each in self.resident().items()),
             Line("KV cache", sampling=cache_tokens * shape.kv_bytes_per_token(size)),
-            *([Line("recurrent states", states)] if states else []),
+            *([Line(STATES, states)] if states else []),
             Line("prompts and logits in flight", sampling=passing + widest),
             Line("gradients", learning=gradients),
             Line("activations", learning=activations + widest),
@@ -480,37 +471,19 @@ class _Draft:
             *([Line("more, for the largest weight's step", learning=step)] if step > 0 else []),
             *([Line("host copies", host, host)] if host else []),
             *(self._outside_models(tokens) if is_scored else []),
-            *self._image_lines(),
+            *self._attachment_lines(),
         ]
         if not config.judges_answers:
             lines = [replace(line, sampling=0) for line in lines]
         return lines if self.learns else [replace(line, learning=0) for line in lines]
 
-    def _image_lines(self) -> list[Line]:
-        """An image on its way through the part that reads it, and features that are kept: vLLM's
-        for as many tokens as one of its passes has, ours of all images, in host memory."""
-        if (images := self.images) is None:
-            return []
-        size, most = self.element_bytes, min(images.most_tokens, self.context)
-        passing, features = images.passing * size, images.features * size
-        lines = [Line("an image in flight", most * (passing + features), most * passing)]
-        if self.under_vllm:  # max_num_batched_tokens, which on a CPU is vLLM's own choice
-            batch = max(most, self.prefill_tokens, PREFILL_TOKENS)
-            lines = [
-                Line("images in flight", batch * passing, most * passing),
-                Line("vLLM's cache of image features", batch * features),
-            ]
-        if self.machine.kind == "cpu":
-            lines.append(Line("features of images", self._kept_features, self._kept_features))
-        return lines
-
-    @property
-    def _kept_features(self) -> int:
-        """Bytes of the features that the learner keeps in host memory."""
-        if self.images is None:
-            return 0
-        each = self.images.features * self.element_bytes
-        return min(self.images.all_tokens * each, MOST_FEATURE_BYTES)
+    def _attachment_lines(self) -> Sequence[Line]:
+        if self.attachments is None:
+            return ()
+        # max_num_batched_tokens, which on a CPU is vLLM's own choice
+        tokens = max(self.prefill_tokens, PREFILL_TOKENS) if self.under_vllm else None
+        is_gpu = self.machine.kind == "cuda"
+        return self.attachments.lines(self.element_bytes, self.context, tokens, is_gpu)
 
     def _outside_models(self, tokens: int) -> list[Line]:
         """The outside models, with a batch of so many tokens. On a GPU one is there at a time, in
@@ -552,7 +525,7 @@ class _Draft:
                 quantize=self.config.model.quantize,
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
                 beside_kv_bytes=sum(line.sampling for line in lines if line.name not in CACHES),
-                images=self.images,
+                attachments=self.attachments,
             )
         tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)
         is_long = longest > TILE_TOKENS[self.machine.kind]
@@ -614,7 +587,9 @@ class _Draft:
         if (staleness := self.config.run.max_staleness) > 0:  # what steps to come are sampled by
             parked += (1 + staleness) * 4 * self.learned["policy"]
         parked += sum(each.weight_bytes for each in self.outside) if self.learns else 0
-        parked += self._held_bytes + self._kept_features
+        parked += self._held_bytes
+        if self.attachments is not None:
+            parked += self.attachments.kept_bytes(self.element_bytes)
         if self.is_full:  # what is written of a checkpoint at once
             parked += max(self._model_bytes, self.optimizer_bytes)
         if self.config.train.gradient_checkpointing == "offload":

@@ -160,7 +160,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         query=layers.query,
         key_value=max(layers.keys, default=0),
         cached=sum(layers.keys),
-        attention_layers=count - layers.recurrent,
+        attention_layers=count - layers.states.layers,
         heads=int(text["num_attention_heads"]),
         vocabulary=vocabulary,
         packable=packable,
@@ -178,9 +178,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         active_experts=count * layers.active * layers.of_expert,
         routed=layers.experts * count,
         untiled=untiled,
-        recurrent_layers=layers.recurrent,
-        state=layers.recurrent * layers.state,
-        conv_state=layers.recurrent * layers.conv_state,
+        states=layers.states,
     )
     size = 4 if (described.get("dtype") or described.get("torch_dtype")) == "float32" else 2
     towers = TOWERS.get(str(known(section.path))) if is_whole else 0

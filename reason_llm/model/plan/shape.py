@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from reason_llm.model.plan.states import NO_STATES, States, cache_of
 from reason_llm.model.sizes import most_keys, packed_bytes
 
 
@@ -87,12 +88,8 @@ class Shape:
     """Experts of all routers together."""
     untiled: str | None = None
     """Reason why feed-forwards do not pass backward in tiles (``recompute``)."""
-    recurrent_layers: int = 0
-    """Layers that keep a state of a fixed size."""
-    state: int = 0
-    """Elements of these states of one sequence, in float32."""
-    conv_state: int = 0
-    """Elements of the inputs that their convolutions keep of one sequence."""
+    states: States = NO_STATES
+    """Of layers that keep a state in place of keys."""
 
     @classmethod
     def of(cls, policy: Any, attention: str = "auto") -> "Shape":
@@ -129,8 +126,8 @@ class Shape:
         query = max(heads * head_size(layer) for layer in layers)
         key_heads = getattr(layers[0], "num_key_value_heads", None)
         size_of_keys = key_heads * head_size(layers[0]) if key_heads else query
-        cache = _cache_of(base) or [(size_of_keys, 0, 0)] * len(layers)
-        keys, states, conv_states = ([each[i] for each in cache if each[i]] for i in range(3))
+        cache = cache_of(base) or [(size_of_keys, 0, 0)] * len(layers)
+        keys, states, inputs = ([each[i] for each in cache if each[i]] for i in range(3))
         held = KEPT.get(config.model_type, Kept())
         if (
             attention_for(config, attention) == "eager"
@@ -173,9 +170,7 @@ class Shape:
             active_experts=asked * sum(each[0].numel() for each in experts),
             routed=sum(router.num_experts for router in routers(base)),
             untiled=untiled or recompute.unfit(base.get_decoder()),
-            recurrent_layers=max(len(states), len(conv_states)),
-            state=sum(states),
-            conv_state=sum(conv_states),
+            states=States(max(len(states), len(inputs)), sum(states), sum(inputs)),
         )
 
     def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:
@@ -188,18 +183,6 @@ class Shape:
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values of one token in all layers that have them."""
         return 2 * self.cached * element_bytes
-
-    def state_bytes(self, element_bytes: int) -> int:
-        """Bytes of the recurrent states of one sequence."""
-        return 4 * self.state + element_bytes * self.conv_state
-
-    def block_tokens(self, element_bytes: int) -> int:
-        """Tokens whose keys and values take as much of one layer as a recurrent state does: the
-        least block of vLLM's cache, which has pages of one size; 0 without such layers."""
-        if not self.recurrent_layers or not self.key_value:
-            return 0
-        page = self.state_bytes(element_bytes) // self.recurrent_layers
-        return page // (2 * self.key_value * element_bytes)
 
     def activation_bytes(
         self,
@@ -303,30 +286,3 @@ def _widest_input(base: Any, config: Any) -> int:
             sizes = sorted(parameter.shape[1:], key=lambda size: size == config.hidden_size)
             weights.append(config.num_experts_per_tok * sizes[0])
     return max(weights)
-
-
-def _cache_of(base: Any) -> list[tuple[int, int, int]]:
-    """Elements of the keys, states and convolution inputs that each layer keeps of one token, by a
-    pass on the meta device; empty where that needs values."""
-    import torch
-    from transformers import DynamicCache
-
-    cache = DynamicCache(config=base.config)
-    ids_11 = torch.ones(1, 1, dtype=torch.long, device="meta")
-    try:
-        with torch.no_grad(), torch.device("meta"):
-            base.get_decoder()(input_ids=ids_11, past_key_values=cache, use_cache=True)
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError):
-        return []
-    return [
-        (
-            _elements([getattr(layer, "keys", None)]),
-            _elements(getattr(layer, "recurrent_states", {}).values()),
-            _elements(getattr(layer, "conv_states", {}).values()),
-        )
-        for layer in cache.layers
-    ]
-
-
-def _elements(tensors: Any) -> int:
-    return sum(each.numel() for each in tensors if each is not None)

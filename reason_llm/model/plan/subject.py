@@ -15,7 +15,7 @@ from reason_llm.model.plan.machine import Machine
 from reason_llm.model.plan.memory import Plan
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.unread import outside_models
-from reason_llm.model.sizes import ImageSizes
+from reason_llm.model.sizes import AttachmentSizes
 from reason_llm.model.tokenizer import end_token_ids, load_tokenizer, quiet_libraries
 
 
@@ -41,7 +41,7 @@ class Subject:
         longest_prompt: int,
         learns: bool = True,
         longest_row: int = 0,
-        images: ImageSizes | None = None,
+        attachments: AttachmentSizes | None = None,
         reads: bool = True,
     ) -> Plan:
         """The memory plan on this machine; arguments as ``memory.plan``'s, and whether the readers
@@ -51,7 +51,7 @@ class Subject:
         shape = Shape.of(self.policy, self.config.model.attention)
         return memory.plan(
             self.config, shape, machine, self.context_tokens, longest_prompt,
-            learns=learns, longest_row=longest_row, outside=outside, images=images,
+            learns=learns, longest_row=longest_row, outside=outside, attachments=attachments,
         )  # fmt: skip
 
 

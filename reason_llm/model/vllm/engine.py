@@ -18,8 +18,9 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from reason_llm.errors import ModelError, OutOfMemory, one_line
 from reason_llm.model.adapters import SHARED_EXPERT_GATE
-from reason_llm.model.attention import has_delta_rule
-from reason_llm.model.sizes import MAX_LORA_RANKS, EngineSizes, ImageSizes
+from reason_llm.model.families import has_delta_rule
+from reason_llm.model.sizes import MAX_LORA_RANKS, EngineSizes
+from reason_llm.model.vllm.delta_rule import keep_delta_rule
 
 log = logging.getLogger(__name__)
 
@@ -200,14 +201,15 @@ def start(
         ) from error
     on_cpu = current_platform.is_cpu()
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    is_recurrent = has_delta_rule(config.get_text_config(decoder=True))
+    has_states = has_delta_rule(config.get_text_config(decoder=True))
     if on_cpu:
         _keep_linear_weights()
         _keep_expert_weights()
-        if is_recurrent:
-            _keep_delta_rule()
-    if sizes.images is not None and sizes.quantize == "nf4":
-        _keep_tower_unpacked()
+        if has_states:
+            keep_delta_rule()
+    attachments = {"language_model_only": True}  # towers that text does not pass are not loaded
+    if sizes.attachments is not None:
+        attachments = sizes.attachments.engine_options(is_packed=sizes.quantize != "none")
     adapter = _adapter_options(sizes)
     batches = [size for size in GRAPH_SIZES if size < sizes.max_sequences] + [sizes.max_sequences]
     graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": batches}
@@ -230,8 +232,8 @@ def start(
             enforce_eager=on_cpu,
             compilation_config=None if on_cpu else graphs,
             # A recurrent state is cached at the ends of blocks, where a prompt must be cut.
-            enable_prefix_caching=not (on_cpu and is_recurrent),
-            **_image_options(sizes.images),
+            enable_prefix_caching=not (on_cpu and has_states),
+            **attachments,
             hf_overrides=lambda config: override(_with_query_scale(config)),
             enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
             **adapter,
@@ -287,22 +289,6 @@ def _adapter_options(sizes: EngineSizes) -> dict[str, Any]:
         )
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
             "lora_target_modules": list(sizes.lora_targets) or None}  # fmt: skip
-
-
-def _image_options(images: ImageSizes | None) -> dict[str, Any]:
-    """vLLM's options for images. It prepares none itself, and the size of its cache of features
-    follows from the largest image that its processor would make."""
-    if images is None:
-        return {"language_model_only": True}  # towers that only images pass through are not loaded
-    pixels = images.most_tokens * images.token_pixels
-    size = {"shortest_edge": images.token_pixels, "longest_edge": pixels}
-    return {
-        "limit_mm_per_prompt": {"image": images.most_images, "video": 0},
-        "mm_processor_kwargs": {"images_kwargs": {"size": size}},
-        "mm_processor_cache_gb": 0,
-        "mm_device_do_normalize": False,  # or vLLM 0.32 normalises our pixels once more
-        "skip_mm_profiling": True,  # the plan counts it
-    }
 
 
 def forget_configs() -> None:
@@ -422,72 +408,6 @@ def _keep_expert_weights() -> None:
         output.copy_(total)
 
     TritonExperts.apply = apply
-
-
-def _keep_tower_unpacked() -> None:
-    """Keep the part that reads images in its dtype: vllm-bnb-plugin 0.0.3 packs all linear layers
-    of a model and takes modules to skip from a checkpoint alone. Ends when a caller can name
-    some."""
-    from vllm_bnb_plugin.quantization import config, utils
-
-    def is_skipped(prefix: str, skipped: list[str]) -> bool:
-        return bool(utils.is_layer_skipped_bnb(prefix, [*skipped, "visual"]))
-
-    config.is_layer_skipped_bnb = is_skipped
-
-
-def _keep_delta_rule() -> None:
-    """Compute Gated DeltaNet by Transformers' torch functions on a CPU, in any type, over the
-    weights as a GPU has them: vLLM 0.32's kernels there take bfloat16 alone, and of the newer CPUs
-    a convolution that is packed for them. Ends when vLLM offers a switch for it."""
-    from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
-    from vllm.forward_context import get_forward_context
-    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
-    from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name
-
-    def core(
-        mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor, layer_name: LayerNameType
-    ) -> None:
-        context = get_forward_context()
-        layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
-        if context.attn_metadata is None:  # vLLM measures itself
-            return
-        meta = context.attn_metadata[layer.prefix]
-        tails, states = layer.kv_cache
-        tails = tails if is_conv_state_dim_first() else tails.transpose(1, 2)
-        states = states.view(*states.shape[:2], *states.shape[:1:-1])  # their keys come first here
-        ends, decoded = meta.non_spec_query_start_loc.tolist(), meta.num_decodes
-        # Sequences that get one token come first, and are computed together.
-        groups = [(0, decoded)] * (decoded > 0)
-        groups += [(i, i + 1) for i in range(decoded, decoded + meta.num_prefills)]
-        for first, last in groups:
-            tokens = slice(ends[first], ends[last])
-            slots = meta.non_spec_state_indices_tensor[first:last].long()
-            is_new = first >= decoded and not bool(meta.has_initial_state[first])
-            before = tails[slots] * (not is_new)
-            rows = mixed_qkv[tokens].unflatten(0, (last - first, -1)).mT
-            row = torch.cat([before, rows.to(before.dtype)], -1)
-            tails[slots] = row[..., -before.shape[-1] :]
-            weight = layer.conv1d.weight
-            mixed = nn.functional.conv1d(row.to(weight.dtype), weight, groups=row.shape[1])
-            mixed = nn.functional.silu(mixed).mT.to(mixed_qkv.dtype)
-            q, k, v = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
-            v = v.unflatten(-1, (-1, layer.head_v_dim))
-            q, k = (each.unflatten(-1, (-1, layer.head_k_dim)) for each in (q, k))
-            q, k = (each.repeat_interleave(v.shape[2] // k.shape[2], 2) for each in (q, k))
-            gates = nn.functional.softplus(a[tokens].float() + layer.dt_bias)
-            g = (-layer.A_log.float().exp() * gates).unflatten(0, (last - first, -1))
-            beta = b[tokens].sigmoid().unflatten(0, (last - first, -1))
-            kind = "recurrent" if first < decoded else "chunk"
-            found, after = getattr(qwen3_5, f"torch_{kind}_gated_delta_rule")(
-                q, k, v, g=g, beta=beta, initial_state=None if is_new else states[slots],
-                output_final_state=True, use_qk_l2norm_in_kernel=True,
-            )  # fmt: skip
-            core_attn_out[tokens] = found.flatten(0, 1)
-            states[slots] = after.to(states.dtype)
-
-    gdn_attention.cpu_gdn_attention_core = core
 
 
 def _keep_linear_weights() -> None:

@@ -24,7 +24,7 @@ from transformers import (
 
 from reason_llm.errors import ModelError
 from reason_llm.files import regular
-from reason_llm.model import attention, folder, multimodal, nf4
+from reason_llm.model import attention, families, folder, multimodal, nf4
 from reason_llm.model.vllm.engine import Engine, on_default_stream
 
 EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight",
@@ -55,7 +55,7 @@ def model_over(
     Args:
         config: read before the engine started, since vLLM registers its own classes for some.
         asked: ``model.attention``.
-        is_whole: with the part that reads images.
+        is_whole: with the parts that text does not pass.
 
     Raises:
         ModelError: a layer that cannot be shared, with its name and why.
@@ -139,7 +139,7 @@ def attention_for(config: PretrainedConfig, asked: str = "auto") -> str:
     if asked == "eager" or getattr(text, "attn_logit_softcapping", None) is not None:
         return "eager"
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-    takes_any = text.model_type in attention.FAMILIES  # Qwen3.5 does not say so
+    takes_any = text.model_type in families.PACKED  # Qwen3.5 does not say so
     if known is None or takes_any or (known._supports_attention_backend and known._supports_sdpa):
         return attention.register()
     return "sdpa" if known._supports_sdpa else "eager"

@@ -208,5 +208,5 @@ def _plan(subject: Subject, data: Data) -> Plan:
     if data.reader_prompts:  # a reader reads the policy's answer to each
         prompts = [prompt for of in data.reader_prompts.values() for prompt in of.values()]
         longest_row = max(map(len, prompts)) + config.sample.max_new_tokens
-    images = None if data.images is None else data.images.sizes
-    return subject.plan(int(longest), config.learns, int(longest_row), images=images)
+    attachments = None if data.attachments is None else data.attachments.sizes
+    return subject.plan(int(longest), config.learns, int(longest_row), attachments=attachments)

@@ -118,8 +118,8 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     environments = environments_of(config, renderer, subject.context_tokens)
     _check_start(subject, start, folder)
     data = _load(subject, scorer, watch)
-    if data.images is not None:
-        data.images.check(config, works_alone(config, replicas))
+    if data.attachments is not None:
+        data.attachments.check(config, works_alone(config, replicas))
     for reader in readers:
         reader.take(data)
     config, saved = _with_steps_and_buffer(config, data, folder, watch)
@@ -127,9 +127,10 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     if saved:
         first = saved_rollouts.read(saved[0], subject)
         saved_run = first.run.name
-        if data.images is None and any(group.prompt.images for group in first.groups):
+        kinds = (each.kind for group in first.groups for each in group.prompt.attachments)
+        if data.attachments is None and (kind := next(kinds, None)) is not None:
             raise RolloutBufferError(
-                f"{saved[0]} holds rollouts of prompts with images, and the data has none; name "
+                f"{saved[0]} holds rollouts of prompts with {kind}, and the data has none; name "
                 "the data that it was sampled from as data.train"
             )
         watch.line(

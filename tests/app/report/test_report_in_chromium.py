@@ -17,7 +17,7 @@ from PIL import Image
 from chromium import PROGRAM, Chromium
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.serve import make_server
-from reason_llm.rollout import IMAGES, Completion, Span
+from reason_llm.rollout import ATTACHMENTS, Completion, Span
 from reason_llm.run.store import metrics
 from report_runs import TOKENIZER, completion, group, record, write_run
 
@@ -206,13 +206,13 @@ def test_the_images_of_a_prompt_are_shown(page: Chromium, tmp_path: Path) -> Non
     file = tmp_path / "<b>seven.png"
     Image.new("RGB", (300, 200), (10, 200, 90)).save(file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    usual = {"grid": [1, 2, 2], "length": 1}
     records = [
-        {"sha256": digest, "path": str(file), "start": 0, **usual},
-        {"sha256": digest, "path": "", "start": 1, **usual},
-    ]
+        {"kind": "images", "sha256": digest, "start": start, "length": 1,
+         "about": {"path": path, "grid": [1, 2, 2]}}
+        for start, path in enumerate((str(file), ""))
+    ]  # fmt: skip
     asked = group(["7"], [1.0])
-    asked = replace(asked, prompt=replace(asked.prompt, extra={IMAGES: records}))
+    asked = replace(asked, prompt=replace(asked.prompt, extra={ATTACHMENTS: records}))
     folder = write_run(tmp_path / "run", [record(0), record(1)], [[asked]])
     opened(page, folder, "view=rollouts")
     page.wait("document.querySelector('.detail .images img')?.naturalWidth")

@@ -24,6 +24,7 @@ from transformers import (
 
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ModelError
+from reason_llm.model import families
 from reason_llm.model.plan import backends
 from reason_llm.model.plan.backends import choose
 from reason_llm.model.vllm import unsloth
@@ -215,11 +216,11 @@ def test_what_vllm_imports_for_a_model_that_reads_images(installed: set[str], aw
     assert chosen(made(), GPU, described)[0] == "vllm"
 
 
-@pytest.mark.parametrize("family", sorted(backends.WITHOUT_VLLM))
+@pytest.mark.parametrize("family", sorted(families.WITHOUT_VLLM))
 def test_a_family_without_vllm_says_why(installed: set[str], family: str) -> None:
     text = Qwen2Config()
     text.model_type = family
-    reason = re.escape(f"model_type={family} ({backends.WITHOUT_VLLM[family]})")
+    reason = re.escape(f"model_type={family} ({families.WITHOUT_VLLM[family]})")
     with pytest.raises(ConfigError, match=f"^{reason} contradicts sample.engine=vllm"):
         chosen(made("vllm"), CPU, text)
     engine, _, why = chosen(made(), GPU, text)

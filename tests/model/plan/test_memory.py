@@ -34,6 +34,7 @@ from reason_llm.config import (
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.file import load
 from reason_llm.errors import ConfigError, ModelError
+from reason_llm.images.sizes import ImageSizes
 from reason_llm.model import layout as layouts
 from reason_llm.model.base import Model, load_tokenizer, meta_model, stored_bytes
 from reason_llm.model.datum import Datum
@@ -43,7 +44,7 @@ from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.outline import outline
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.shipped import SHAPES, SIZES
-from reason_llm.model.sizes import ImageSizes, chunk_bytes
+from reason_llm.model.sizes import chunk_bytes
 from reason_llm.train import losses, optim
 from reason_llm.train.learner import Learner, LearningSettings, learning
 from reason_llm.train.micro_batches import packed_batches
@@ -631,16 +632,16 @@ def test_images_take_the_tower_and_their_features(tmp_path: Path) -> None:
         features=10_000, passing=80_000,
     )  # fmt: skip
     config, shape = card_config(tmp_path)
-    made = memory.plan(config, shape, card(48), 32768, 3200, images=images)
+    made = memory.plan(config, shape, card(48), 32768, 3200, attachments=images)
     bare = memory.plan(config, shape, card(48), 32768, 3200)
     lines = {line.name: (line.sampling, line.learning) for line in made.lines}
     assert lines["weights that read images"] == (800_000_000, 800_000_000)
     assert lines["images in flight"] == (2 * 80_000 * 3000, 2 * 80_000 * 3000)
     assert lines["vLLM's cache of image features"] == (2 * 10_000 * 3000, 0)
     assert made.host_bytes - bare.host_bytes == 2 << 30  # of 20 GB
-    assert made.engine is not None and made.engine.images == images
+    assert made.engine is not None and made.engine.attachments == images
     with_transformers = config.with_options({"sample.engine": "transformers"})
-    made = memory.plan(with_transformers, shape, card(48), 32768, 3200, images=images)
+    made = memory.plan(with_transformers, shape, card(48), 32768, 3200, attachments=images)
     lines = {line.name: (line.sampling, line.learning) for line in made.lines}
     assert lines["an image in flight"] == (2 * 90_000 * 3000, 2 * 80_000 * 3000)
 

@@ -41,8 +41,9 @@ from reason_llm.errors import ModelError, TrainingError
 from reason_llm.model import adapters, layout as layouts
 from reason_llm.model.base import Model, check_model, decode, load_tokenizer, read_config
 from reason_llm.model.datum import to_data
+from reason_llm.model.families import WITHOUT_VLLM
 from reason_llm.model.logprobs import policy_logprobs
-from reason_llm.model.plan.backends import IMPORTING, WITHOUT_VLLM
+from reason_llm.model.plan.backends import IMPORTING
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.routing import routers
 from reason_llm.model.vllm import engine, shared_weights

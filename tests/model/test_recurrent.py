@@ -1,14 +1,20 @@
-"""Packed rows through Gated DeltaNet, with Transformers' torch functions.
+"""Packed rows through Gated DeltaNet and Mamba 2, with Transformers' torch functions.
 
-1. A layer gives each row what it gives that row alone, and the same gradient; the equation by hand.
+1. A layer gives each row what it gives that row alone, and the same gradient; the equations by
+   hand.
 2. A model's packed rows have the log-probs and the gradient of padded ones, in fewer tokens.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
+    GraniteMoeHybridMambaLayer,
+)
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
@@ -18,8 +24,8 @@ from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.model import layout as layouts
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import Datum
-from reason_llm.model.gated_delta import rounds, separate_rows
 from reason_llm.model.logprobs import policy_logprobs
+from reason_llm.model.recurrent import rounds, separate_rows
 
 LONG, SHORT, NEVER_SHARED = tuple(range(3, 80)), (40, 41), (50,)
 ROWS = [
@@ -33,18 +39,24 @@ ROWS = [
 CPU = torch.device("cpu")
 
 
-def made_layer() -> Qwen3_5GatedDeltaNet:
+def made_layer(kind: Any = Qwen3_5GatedDeltaNet) -> Any:
     torch.manual_seed(0)
-    config = Qwen3_5TextConfig(**families.SIZES_TODAY | families.DELTA)
-    layer = Qwen3_5GatedDeltaNet(config, 0)
+    configs = {Qwen3_5GatedDeltaNet: (Qwen3_5TextConfig, families.DELTA),
+               GraniteMoeHybridMambaLayer: (GraniteMoeHybridConfig, families.GRANITE)}  # fmt: skip
+    config, options = configs[kind]
+    options = families.SIZES_TODAY | options
+    if kind is GraniteMoeHybridMambaLayer:  # rows of several chunks, and steps of a least length
+        options |= {"mamba_chunk_size": 32, "time_step_limit": (0.1, 2.0)}
+    layer = kind(config(**options), 0)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.3)
     separate_rows(layer)
     return layer
 
 
-def test_each_row_is_read_alone() -> None:
-    layer, layout = made_layer(), layouts.lay_out(ROWS, CPU)
+@pytest.mark.parametrize("kind", [Qwen3_5GatedDeltaNet, GraniteMoeHybridMambaLayer])
+def test_each_row_is_read_alone(kind: Any) -> None:
+    layer, layout = made_layer(kind), layouts.lay_out(ROWS, CPU)
     embedded_VD = torch.randn(200, 64, requires_grad=True)
     parameters = [*layer.parameters(), embedded_VD]
     alone = [layer(embedded_VD[None, list(row.ids)])[0][skipped:]
@@ -99,6 +111,40 @@ def one_row(layer: Qwen3_5GatedDeltaNet, x_TD: Tensor) -> Tensor:
     return projected
 
 
+def test_the_scan_is_the_equation_token_by_token() -> None:
+    """S = exp(A dt) S + dt x B^T, y = S C + D x; arXiv:2405.21060 eq. 1."""
+    layer, layout = made_layer(GraniteMoeHybridMambaLayer), layouts.lay_out(ROWS, CPU)
+    x_1ND = torch.randn(200, 64)[layout.ids_1N]
+    with torch.no_grad():
+        packed_ND = layer(x_1ND, segments=layout.segments)[0]
+        first = ROWS[0].num_tokens
+        for start, own in ((0, range(first)), (0, range(len(LONG)))):
+            assert (scanned(layer, x_1ND[0, own]) - packed_ND[list(own)]).abs().max() < 1e-4, start
+        # The third row follows the prompt of the first one.
+        start = first + ROWS[1].num_tokens
+        places = [*range(len(LONG)), *range(start, start + 3)]
+        assert layout.skipped[2] == len(LONG)
+        found_TD = scanned(layer, x_1ND[0, places])[len(LONG) :]
+        assert (found_TD - packed_ND[start : start + 3]).abs().max() < 1e-4
+
+
+def scanned(layer: Any, x_TD: Tensor) -> Tensor:
+    """The layer's output of one row, a token at a time."""
+    gate_TD, mixed_TC, step_TH = layer.in_proj(x_TD).split([128, 160, 4], -1)
+    steps_TH = nn.functional.softplus(step_TH + layer.dt_bias).clamp(0.1, 2.0)
+    states_HDN, outputs = torch.zeros(4, 32, 16), []
+    for t in range(len(x_TD)):
+        seen = [mixed_TC[t - i] if t >= i else torch.zeros_like(mixed_TC[0]) for i in (3, 2, 1, 0)]
+        conv_C = (torch.stack(seen, 1) * layer.conv1d.weight[:, 0]).sum(1) + layer.conv1d.bias
+        x_D, B_N, C_N = nn.functional.silu(conv_C).split([128, 16, 16])
+        x_HD, step_H = x_D.view(4, 32), steps_TH[t]
+        states_HDN = states_HDN * (-layer.A_log.exp() * step_H).exp()[:, None, None]
+        states_HDN = states_HDN + (step_H[:, None] * x_HD)[..., None] * B_N
+        outputs.append((states_HDN @ C_N + layer.D[:, None] * x_HD).flatten())
+    found: Tensor = layer.out_proj(layer.norm(torch.stack(outputs), gate_TD))
+    return found
+
+
 def test_rounds() -> None:
     """Two rows of one prompt, one of another; the convolution sees two tokens before its own."""
     data = [Datum.of((7, 8, 9), (1, 2)), Datum.of((5,), (6,)), Datum.of((7, 8, 9), (3,))]
@@ -113,7 +159,11 @@ def test_rounds() -> None:
 @pytest.mark.parametrize(
     "name",
     most_are_long(
-        ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"], ["qwen3_5_text"]
+        [
+            *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"),
+            *("granitemoehybrid", "granitemoehybrid_experts"),
+        ],
+        ["qwen3_5_text", "granitemoehybrid"],
     ),
 )
 def test_packed_rows_of_a_model_are_padded_ones(name: str, tmp_path: Path) -> None:

@@ -1,16 +1,17 @@
-"""Gated DeltaNet (Qwen3.5, Qwen3-Next, OLMo Hybrid) over rows that lie end to end in one: the state
-and the convolution begin anew with each row, and those at the end of a shared prompt start each of
-its completions. Source of the layer: arXiv:2412.06464.
+"""Recurrent layers over rows that lie end to end in one: the state and the convolution begin anew
+with each row, and those at the end of a shared prompt start each of its completions. Gated DeltaNet
+(Qwen3.5, Qwen3-Next, OLMo Hybrid; arXiv:2412.06464) and Mamba 2 (Granite 4; arXiv:2405.21060).
 
-Transformers 5.17 takes the lengths of such rows in two functions, and drops them where fla and
-causal-conv1d are not installed. Both are replaced by functions that compute the rows apart, with
-Transformers' own: the convolution over rows with their prompts' last tokens before them, the rule
+Transformers 5.19 takes the lengths of such rows in its functions of a layer, and drops them where
+the kernels are not installed. The functions are replaced by some that compute the rows apart, with
+Transformers' own: the convolution over rows with their prompts' last tokens before them, the rest
 in two rounds, of which the second begins with the states at the end of the first.
 
 Shapes: N tokens of the row, M of the same with those tokens before them, C channels, S segments,
 T tokens of the longest, H heads, D head size.
 """
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,14 +21,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad, softplus
 from torch.nn.utils.rnn import pad_sequence
 
 from reason_llm.model.attention import Segments
 from reason_llm.model.layout import on_device
 
-CONVOLUTION, RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
-"""Names of the two functions in Transformers' modules."""
+Columns = Sequence[Sequence[Tensor]]
+"""Inputs of each part, by what they are."""
+Round = Callable[[Columns, Tensor | None], tuple[list[Tensor], Tensor]]
+"""Outputs of each part and the states (S, ...) at their ends, from its inputs and first states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +83,15 @@ def rounds(segments: Segments, before: int) -> Rounds:
 
 
 def separate_rows(model: nn.Module) -> None:
-    """Have the Gated DeltaNet layers of a Transformers model, if there are any, read packed rows
-    apart. Without ``segments`` they compute as before."""
-    kinds = {type(m).__module__ for m in model.modules() if type(m).__name__.endswith("DeltaNet")}
-    for module in (sys.modules[name] for name in kinds):
-        for name, replaced in ((CONVOLUTION, _convolution), (RULE, _rule)):
-            if not hasattr(theirs := getattr(module, name), "reads_rows_apart"):
-                setattr(module, name, replaced(theirs))
+    """Have the recurrent layers of a Transformers model, if there are any, read packed rows apart.
+    Without ``segments`` they compute as before."""
+    kinds = {(type(m).__name__, type(m).__module__) for m in model.modules()}
+    for name, module in kinds:
+        for end, functions in FUNCTIONS.items():
+            for function, replaced in functions.items() if name.endswith(end) else ():
+                theirs = getattr(sys.modules[module], function)
+                if not hasattr(theirs, "reads_rows_apart"):
+                    setattr(sys.modules[module], function, replaced(theirs))
 
 
 def _convolution(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -111,22 +116,72 @@ def _rule(theirs: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if segments is None:
             return theirs(*qkv_1NHD, g=g, beta=beta, **kwargs)
-        plan = rounds(segments, 0)
-        parts = [each[0].split(plan.lengths) for each in (*qkv_1NHD, g, beta)]
-        kwargs["output_final_state"] = True
-        found, states = _one_round(theirs, [[c[i] for i in plan.first] for c in parts], kwargs)
-        if plan.second:
-            kwargs["initial_state"] = states.index_select(0, plan.parents_S)
-            found += _one_round(theirs, [[c[i] for i in plan.second] for c in parts], kwargs)[0]
-        in_order = dict(zip((*plan.first, *plan.second), found, strict=True))
-        return torch.cat([in_order[i] for i in range(len(found))])[None], None
+
+        def one_round(columns: Columns, states: Tensor | None) -> tuple[list[Tensor], Tensor]:
+            first = {} if states is None else {"initial_state": states}
+            return _one_round(theirs, columns, kwargs | first | {"output_final_state": True})
+
+        return _apart(one_round, (*qkv_1NHD, g, beta), segments), None
 
     compute.reads_rows_apart = True  # type: ignore[attr-defined]
     return compute
 
 
+def _scan(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def compute(
+        x_1NHD: Tensor,
+        dt_1NH: Tensor,
+        A_H: Tensor,
+        *BC: Tensor,
+        segments: Segments | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if segments is None:
+            return theirs(x_1NHD, dt_1NH, A_H, *BC, **kwargs)
+        # The steps are made here, so that zeros behind a row are steps of no length.
+        dt_1NH = softplus(dt_1NH + kwargs["dt_bias"].to(dt_1NH.dtype)).clamp(*kwargs["dt_limit"])
+        made = {"dt_bias": None, "dt_softplus": False, "dt_limit": (0.0, math.inf)}
+
+        def one_round(columns: Columns, states: Tensor | None) -> tuple[list[Tensor], Tensor]:
+            x_STHD, dt_STH, *rest = (pad_sequence(list(c), batch_first=True) for c in columns)
+            size = min(kwargs["chunk_size"], x_STHD.shape[1])
+            options = made | {"initial_states": states, "chunk_size": size}
+            options["return_final_states"] = True
+            found, ends = theirs(x_STHD, dt_STH, A_H, *rest, **kwargs | options)
+            return [each[: len(own)] for each, own in zip(found, columns[0], strict=True)], ends
+
+        return _apart(one_round, (x_1NHD, dt_1NH, *BC), segments)
+
+    compute.reads_rows_apart = True  # type: ignore[attr-defined]
+    return compute
+
+
+def _fused(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel of the whole layer, which knows no rows; without it the layer calls the others."""
+
+    @wraps(theirs)
+    def compute(*args: Any, segments: Segments | None = None, **kwargs: Any) -> Any:
+        return theirs(*args, **kwargs) if segments is None else None
+
+    compute.reads_rows_apart = True  # type: ignore[attr-defined]
+    return compute
+
+
+def _apart(one_round: Round, columns: Sequence[Tensor], segments: Segments) -> Tensor:
+    """The outputs of a row from its inputs, each (1, N, ...), computed in two rounds."""
+    plan = rounds(segments, 0)
+    parts = [each[0].split(plan.lengths) for each in columns]
+    found, states = one_round([[c[i] for i in plan.first] for c in parts], None)
+    if plan.second:
+        states = states.index_select(0, plan.parents_S)
+        found += one_round([[c[i] for i in plan.second] for c in parts], states)[0]
+    in_order = dict(zip((*plan.first, *plan.second), found, strict=True))
+    return torch.cat([in_order[i] for i in range(len(found))])[None]
+
+
 def _one_round(
-    theirs: Callable[..., Any], columns: Sequence[Sequence[Tensor]], options: dict[str, Any]
+    theirs: Callable[..., Any], columns: Columns, options: dict[str, Any]
 ) -> tuple[list[Tensor], Tensor]:
     """Outputs of each part, and the states (S, H, D, D) at their ends: by fla on a GPU, end to end
     (``attention.unfit``); by torch with zeros behind them, which change no state."""
@@ -139,3 +194,14 @@ def _one_round(
     q, k, v, g, beta = (pad_sequence(list(each), batch_first=True) for each in columns)
     out_STHD, states = theirs(q, k, v, g=g, beta=beta, **options)
     return [each[:length] for each, length in zip(out_STHD, lengths, strict=True)], states
+
+
+FUNCTIONS: dict[str, dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
+    "DeltaNet": {"causal_conv1d_fn": _convolution, "torch_chunk_gated_delta_rule": _rule},
+    "GraniteMoeHybridMambaLayer": {
+        "causal_conv1d_fn": _convolution,
+        "mamba2_chunk_scan": _scan,
+        "mamba2_split_conv1d_scan_combined": _fused,
+    },
+}
+"""The functions that are replaced in Transformers' modules, by the end of the layer's name."""

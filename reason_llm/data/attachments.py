@@ -1,0 +1,165 @@
+"""Attachments of rows: what a row has besides text, read by another folder of the package, which is
+imported by its name where a row has some. Here is how such rows are known, and what that folder
+provides; what is in an attachment only that folder knows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from reason_llm.config import Config, ModelSection, installation
+from reason_llm.data.rows import Row, is_empty
+from reason_llm.errors import DataError
+from reason_llm.rollout import Attachment, Prompt, TokenRow
+
+Messages = list[dict[str, Any]]
+"""See ``messages``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How rows with attachments of a kind are known."""
+
+    columns: tuple[str, ...]
+    """Names of columns, in lower case."""
+    parts: tuple[str, ...]
+    """Types of a message's part, in the forms of Transformers and OpenAI."""
+
+    def is_part(self, part: Any) -> bool:
+        """Whether a part of a message's content is an attachment of this kind."""
+        return isinstance(part, dict) and part.get("type") in self.parts
+
+    def is_in(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has one, in a column or in a message."""
+        for name, value in row.items():
+            if str(name).casefold() in self.columns and not is_empty(value):
+                return True
+            for each in value if isinstance(value, list) else [value]:
+                parts = each.get("content") if isinstance(each, dict) else None
+                if isinstance(parts, list) and any(map(self.is_part, parts)):
+                    return True
+        return False
+
+
+KINDS = {
+    "images": Kind(
+        columns=(
+            "images", "image", "pictures", "picture", "image_path", "image_paths", "image_url",
+            "image_urls",
+        ),
+        parts=("image", "image_url", "input_image"),
+    ),
+}  # fmt: skip
+"""Kinds by the folder of the package that reads them."""
+MEDIA = (
+    *(name for kind in KINDS.values() for name in kind.columns),
+    *("videos", "video", "audios", "audio", "video_path", "audio_path"),
+)
+"""Columns without which the task is another one."""
+MARK = "\ufffc"
+"""Place of an attachment in a message's content."""
+
+
+class Attached(Protocol):
+    """Interface of an attachment of a message, in its member ``attachments``."""
+
+    sha256: str
+    """Digest of its content."""
+
+    @property
+    def part(self) -> str:
+        """Type of the part by which chat templates know it."""
+
+
+class Attachments(Protocol):
+    """Interface of the attachments of a run's data, and of what prepares them for the model.
+
+    A folder of ``KINDS`` has ``open_attachments(section) -> Attachments | None``, where None is for
+    a model that reads text alone, and ``thumbnail(attachment) -> (name, data URL)``.
+    """
+
+    modules: Sequence[str]
+    """Names of the model's modules that embed them."""
+
+    @property
+    def line(self) -> str:
+        """What the start of a run says."""
+
+    @property
+    def sizes(self) -> Any:
+        """What the memory plan counts: ``reason_llm.model.sizes.AttachmentSizes``."""
+
+    def detach(
+        self, where: str, row: Row, source: str, ignored: Sequence[str]
+    ) -> tuple[Row, Sequence[Any]]:
+        """The row without its attachments, and these, as ``placed`` takes them."""
+
+    def placed(self, example: Any, detached: Sequence[Any]) -> Any:
+        """The example (``forms``) with a ``MARK`` for each attachment, and each message with its
+        own."""
+
+    def prompt(self, prompt: Prompt, attached: Sequence[Any]) -> Prompt:
+        """The prompt with all tokens and the records of its attachments."""
+
+    def row(self, row: TokenRow, attached: Sequence[Any]) -> TokenRow:
+        """The row with all tokens and the records of its attachments."""
+
+    def check(self, config: Config, is_alone: bool = True) -> None:
+        """Raise ConfigError where an option contradicts such rows. ``is_alone``: one process does
+        all work of the run."""
+
+    def embedder(self, base: Any) -> Any:
+        """The part of the whole model that embeds them: ``reason_llm.model.base.Embedder``."""
+
+
+class Folder(Protocol):
+    """Interface of a folder of ``KINDS``."""
+
+    def open_attachments(self, section: ModelSection) -> Attachments | None:
+        """The attachments of a model's data; None for a model that reads text alone."""
+
+    def thumbnail(self, attachment: Attachment) -> tuple[str, str]:
+        """Name and data URL, which is empty where there is nothing to show."""
+
+
+def kind_of(row: Mapping[str, Any]) -> str | None:
+    """The kind of a row's attachments; None for a row of text."""
+    return next((name for name, kind in KINDS.items() if kind.is_in(row)), None)
+
+
+def folder_of(kind: str, asked: str) -> Folder:
+    """The folder that reads a kind of attachments; ``asked`` says what needs it. Raises DataError:
+    there is no such kind; ConfigError: the folder is not there."""
+    if kind not in KINDS:
+        raise DataError(
+            f"{asked} has an attachment of kind {kind!r:.40}; known: {', '.join(KINDS)}"
+        )
+    found: Folder = installation.slice_for(kind, asked)
+    return found
+
+
+def attached(messages: Messages) -> tuple[Any, ...]:
+    """The attachments of messages, in order."""
+    return tuple(each for message in messages for each in message.get("attachments", ()))
+
+
+def with_parts(messages: Messages) -> Messages:
+    """The messages as a chat template reads them: the content of those with attachments as a list
+    of parts, with one for each ``MARK``."""
+    return [
+        {
+            **{name: value for name, value in each.items() if name != "attachments"},
+            "content": _parts(each["content"], each["attachments"]),
+        }
+        if each.get("attachments")
+        else each
+        for each in messages
+    ]
+
+
+def _parts(content: str, attached: Sequence[Attached]) -> list[dict[str, str]]:
+    first, *rest = content.split(MARK)
+    parts = [{"type": "text", "text": first}]
+    for each, text in zip(attached, rest, strict=True):
+        parts += [{"type": each.part}, {"type": "text", "text": text}]
+    return [part for part in parts if part["type"] != "text" or part["text"]]
