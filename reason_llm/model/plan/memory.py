@@ -592,7 +592,6 @@ class _Draft:
         sizes = bound.Sizes(
             self.context, cache_tokens, micro_batch_tokens, self.sequences, self.skip_every
         )
-        keeps = self.config.samples and self.config.run.keep_buffers != "none"
         return Plan(
             machine=self.machine,
             context_tokens=self.context,
@@ -604,7 +603,7 @@ class _Draft:
             host_bytes=self.host_bytes(micro_batch_tokens),
             checkpoint_bytes=self._checkpoint_bytes,
             kept_checkpoints=self.config.run.keep_checkpoints,
-            kept_rollouts_gib=self.config.run.keep_buffers_gib if keeps else 0,
+            kept_rollouts_gib=self.config.run.keep_buffers_gib if self.config.samples else 0,
             step_sequences=self.config.sample.rollouts_per_step,
             sequence_bytes=self._logit_bytes + self._counts_bytes,
             steps=self.config.run.steps,

@@ -477,7 +477,7 @@ def test_the_plan_says_what_one_sequence_less_saves() -> None:
     plans = {}
     for prompts in (8, 16, 1024):
         tree["sample"] = {"prompts_per_step": prompts, "completions_per_prompt": 8}
-        plans[prompts] = plan_only(Config.model_validate(tree), outside_models)
+        plans[prompts] = plan_only(Config.model_validate(tree))
     few, more, most = plans.values()
     assert few.engine is not None and more.engine is not None and most.engine is not None
     assert (few.engine.max_sequences, more.engine.max_sequences) == (64, 128)
