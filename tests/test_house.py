@@ -37,6 +37,7 @@ ORDER = [
     {"evaluate", "replicas"},
     {"loop"},
     {"app"},
+    {"__main__"},
 ]
 """Lowest first. What shares a line does not import each other."""
 ALONE = {room for rooms in ORDER for room in rooms if "." in room}
@@ -88,7 +89,7 @@ def floor(name: str) -> int:
 
 def test_the_directory_listing_is_the_method() -> None:
     entries = [e for e in PACKAGE.iterdir() if e.name not in ("__pycache__", "py.typed")]
-    assert sum(e.is_file() for e in entries) <= 6
+    assert sum(e.is_file() for e in entries) <= 7
     assert sum(e.is_dir() for e in entries) <= 13
     assert {e.stem for e in entries} - {"__init__"} == set().union(*ORDER) - ALONE
 

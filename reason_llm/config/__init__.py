@@ -14,7 +14,6 @@ from reason_llm.config.command_line import (
     CommandLine,
     Parser,
     Value,
-    command,
     read_command_line,
 )
 from reason_llm.config.data import (
@@ -35,6 +34,7 @@ from reason_llm.config.file import (
     schema,
 )
 from reason_llm.config.functions import PYTHON
+from reason_llm.config.installation import command
 from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
 from reason_llm.config.preferences import PreferenceRow

@@ -2,7 +2,6 @@
 options. ``--help`` lists the sections, ``--help SECTION`` a section's options."""
 
 import argparse
-import sys
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from reason_llm.config import installation, yaml_text
+from reason_llm.config import yaml_text
 from reason_llm.config.data import WeightedSource
 from reason_llm.config.file import (
     QUICK_START,
@@ -34,20 +33,8 @@ WITHOUT_CONFIG = (
     "defaults)"
 )
 
-CONSOLE_SCRIPT = "reason-llm"
-
 EVERYTHING = "all"
 """Word after ``--help`` that asks for the options of all sections."""
-
-
-def command(name: str) -> str:
-    """Return how to call a command: ``python scripts/train.py`` in a checkout, otherwise
-    ``reason-llm train``."""
-    script = Path("scripts", f"{name}.py")
-    is_console_script = Path(sys.argv[0]).name == CONSOLE_SCRIPT
-    if is_console_script or not (installation.CHECKOUT / script).is_file():
-        return f"{CONSOLE_SCRIPT} {name}"
-    return f"python {script}"
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from reason_llm.config import installation
 from reason_llm.files import read_text
 
 
@@ -33,7 +34,7 @@ def equivalent(key: str, dashes: str, known: Collection[str]) -> str | None:
     if name is None:
         return None
     same = equivalents()[name]
-    note = same.get("note", "")
+    note = installation.with_commands(same.get("note", ""))
     options = " and ".join(f"{dashes}{each}" for each in same["options"] if each in known)
     if not options:
         return f"{name} of {same['whose']} has no option here: {note}"

@@ -729,10 +729,13 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: any(not 0 < each < 1 for each in c.held_out_shares),
      "data.eval={c.data.eval} or eval.rows={c.eval.rows} leaves no rows on one side; set it to a "
      "share such as 5%"),
-    (lambda c, row: c.data.is_offline and share_of(c.data.eval) is not None
-     and not c.of_stage.scores,
-     "data.eval={c.data.eval} contradicts data.form={c.data.form}, whose rows are not problems; "
-     "set eval.rows={c.data.eval}"),
+    (lambda c, row: share_of(c.data.eval) is not None and not c.of_stage.scores and (
+        c.data.form in ("texts", "preferences", "labels")
+        or (c.data.form == "demonstrations" and c.score.rewards[0].kind.startswith("code_tests"))
+     ),
+     "data.eval={c.data.eval} contradicts data.form={c.data.form} with score.rewards="
+     "{c.score.rewards[0].kind}, as such rows hold no gold answer for it; set eval.rows="
+     "{c.data.eval}, which measures the loss"),
     (lambda c, row: c.samples and c.eval.rows is not None,
      "eval.rows={c.eval.rows} contradicts stage={c.stage}, which has no rows; use data.eval"),
     (lambda c, row: c.stage != "rl" and c.run.from_buffer is not None,

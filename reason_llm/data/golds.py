@@ -27,6 +27,8 @@ from reason_llm.score.math import (
     last_answer_tags,
     last_boxes,
     matches,
+    outside_thinking,
+    stated_label,
 )
 
 ANSWER_COLUMNS = (
@@ -174,6 +176,15 @@ def read_gold(
     if has_entities:
         return answer, "HTML entities (&lt;) of the gold answer are read as their signs"
     return answer, _doubt(value if isinstance(value, str) else "", answer)
+
+
+def gold_of_text(text: str, is_label: bool) -> str:
+    """The gold answer in an assistant's answer: a label, or what is marked, or else the whole
+    text; empty where the marks hold no single answer."""
+    if is_label:
+        return stated_label(text) or ""
+    tagged = last_answer_tags(text)
+    return gold_answer(outside_thinking(text)) if tagged is None else tagged
 
 
 def _is_for_a_checker(answer: str) -> bool:

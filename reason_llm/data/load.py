@@ -28,6 +28,7 @@ from reason_llm.data.forms import (
     TemplateExtras,
     TextDocument,
     option_for,
+    read_demonstrated,
     read_demonstration,
     read_document,
     read_labelled,
@@ -422,7 +423,7 @@ class _SetReader:
                 example = attachments.placed(example, detached)
         except DataError as error:
             option = option_for(row, data_set.form, section.columns)
-            if option is None:
+            if option is None or self._is_demonstrated(data_set):
                 raise
             if not data_set.is_training and data_set.form != section.form:
                 option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
@@ -553,8 +554,18 @@ class _SetReader:
         check_made(f"{where}: {what} returned a row that cannot be used", made)
         return made
 
+    def _is_demonstrated(self, data_set: DataSet) -> bool:
+        """Whether a set's problems are a held-out share of demonstrations."""
+        is_share = data_set.is_asked and data_set.share is not None
+        return is_share and self.config.data.form == "demonstrations"
+
     def _of_form(self, data_set: DataSet, where: str, row: Row) -> Example:
         columns = self.config.data.columns
+        if self._is_demonstrated(data_set):
+            judge = self.config.score.rewards[0]
+            is_label, marked = judge.name == LABEL_REWARD, judge.kind in MATH_REWARDS
+            asked = read_demonstrated(where, row, columns, label=is_label, marked=marked)
+            return self._with_extra(asked, row)
         if data_set.form == "demonstrations":
             return read_demonstration(where, row, columns)
         if not data_set.is_asked:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
+from reason_llm.config import installation
 from reason_llm.errors import ModelError
 from reason_llm.model import adapters
 
@@ -67,7 +68,8 @@ def unfit(
     if is_mixture:
         other = "take the same weights in bfloat16 (the experts of a mixture have no NF4 here)"
     if method == "mxfp4":
-        other = "write them in bfloat16 once, by scripts/export.py MODEL --out FOLDER"
+        export = installation.with_commands("scripts/export.py")
+        other = f"write them in bfloat16 once, by {export} MODEL --out FOLDER"
     if method != "bitsandbytes":
         return f"its weights are quantised by {method}, which cannot be trained over; {other}"
     kind = quantized.get("bnb_4bit_quant_type", "fp4")

@@ -1,5 +1,6 @@
 """``reason-llm COMMAND``: what all commands share, and what is told before one is known."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from conftest import ROOT, TINY
 from reason_llm.app.cli import COMMANDS, main, run_command
 from reason_llm.config import command
-from reason_llm.config.file import load
+from reason_llm.config.file import load, unknown_key
 from reason_llm.errors import DataError, Stopped
 
 CALL = "import sys; from reason_llm.app.cli import main; code = main(); "
@@ -144,8 +145,33 @@ def test_a_folder_of_its_own_quick_start_keeps_it(
 def test_commands_are_called_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/reason-llm", "train", "a.yaml", "--quiet"])
     assert command("rescore") == "reason-llm rescore"
-    monkeypatch.setattr(sys, "argv", ["../scripts/train.py", "a.yaml"])
+    monkeypatch.setattr(sys, "argv", ["scripts/train.py", "a.yaml"])
+    monkeypatch.chdir(ROOT)
     assert command("rescore") == "python scripts/rescore.py"
+
+
+def test_outside_of_the_clone_the_installed_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts are called by their path there, and ``python scripts/report.py`` names none."""
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "train.py"), "a.yaml"])
+    for folder in (tmp_path, ROOT / "docs"):
+        monkeypatch.chdir(folder)
+        assert command("report") == "reason-llm report"
+        assert unknown_key("do_train", "no") == (
+            "no; do_train of TRL has no option here: reason-llm train trains, reason-llm evaluate "
+            "evaluates"
+        )
+    monkeypatch.chdir(ROOT)
+    assert "scripts/train.py trains, scripts/evaluate.py" in unknown_key("do_train", "no")
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    called = [sys.executable, "-m", "reason_llm", "report", "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shown = subprocess.run(called, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("usage: reason-llm report")
 
 
 AT_EXIT = """

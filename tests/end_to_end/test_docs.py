@@ -25,7 +25,6 @@ from documents import DOCUMENTS, Command, blocks, commands
 from shapes import write_config
 
 EXEMPT = {
-    "git clone": "needs the repository's address",
     "make": "CI's own (.ci/run); here it is asked what it would do",
     "pip": "make test has installed it; here it is asked whether it knows what is named",
     "-m venv": "of python: make test has made one",

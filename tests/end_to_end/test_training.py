@@ -101,7 +101,9 @@ def test_what_a_run_leaves_behind(
         assert 0 < record["train/entropy"] < 3
     kept = sorted((folder / "checkpoints").iterdir())
     assert [path.name for path in kept] == ["step-00000002", "step-00000003"]
-    stated = re.search(r"checkpoints of ([\d.]+) MiB on disk", capsys.readouterr().out)
+    stated = re.search(
+        r"disk: writes checkpoints of ([\d.]+) MiB and keeps 2", capsys.readouterr().out
+    )
     assert stated is not None
     mib = sum(file.stat().st_size for file in kept[-1].iterdir()) / 2**20
     assert mib == pytest.approx(float(stated[1]), rel=0.05, abs=0.1)

@@ -102,8 +102,16 @@ def test_the_shipped_shapes_are_those_of_the_shipped_configs() -> None:
     assert known("Qwen/Qwen3.5") is None
 
 
-def test_a_plan_of_weights_in_mxfp4_says_how_they_are_unpacked() -> None:
-    tree = {"model": {"path": "openai/gpt-oss-20b"}, "data": {"train": "x"},
-            "memory": {"budget_gib": 80}}  # fmt: skip
-    with pytest.raises(ModelError, match=r"openai/gpt-oss-20b.*mxfp4.*scripts/export\.py MODEL"):
-        plan_only(Config.model_validate(tree))
+@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "gpt-oss-20b"])
+def test_a_model_in_mxfp4_is_planned_as_the_copy_that_a_run_needs(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree: dict[str, Any] = {"data": {"train": "x"}, "memory": {"budget_gib": 80}}
+    found = plan_only(Config.model_validate(tree | {"model": {"path": name}}))
+    copy = {"path": "model/gpt-oss-20b"}
+    assert found == plan_only(Config.model_validate(tree | {"model": copy}))
+    assert found.downloads == ()
+    assert (
+        f"model.path={name} is in MXFP4 and is planned as its copy in bfloat16, which a run needs: "
+        "scripts/export.py openai/gpt-oss-20b --out model/gpt-oss-20b writes it once"
+    ) in caplog.text

@@ -35,13 +35,17 @@ CARDS = (
     Card("RTX 3090", 24, 71e12, 0.936e12),
     Card("L4", 24, 121e12, 0.3e12),
     Card("RTX 5090", 32, 209.5e12, 1.792e12),
+    Card("A100 40GB", 40, 312e12, 1.555e12),
     Card("RTX A6000", 48, 154.8e12, 0.768e12),
+    Card("L40S", 48, 362.05e12, 0.864e12),
     Card("H100", 80, 989.4e12, 3.35e12),
+    Card("A100 80GB", 80, 312e12, 2.039e12),
     Card("H200", 141, 989.4e12, 4.8e12),
 )
 """Source: NVIDIA's data sheets; where they count sparse products, half of that. RTX 3090 and A6000:
 "NVIDIA Ampere GA102 GPU Architecture", V2, pages 15 and 44; RTX 5090: "NVIDIA RTX Blackwell GPU
-Architecture"."""
+Architecture"; A100: "NVIDIA A100 Tensor Core GPU", 1758950-r4, its SXM modules, whose memory is the
+faster one; L40S: "NVIDIA L40S"."""
 LEAST_OF_CARD = 0.9
 """Part of a card's memory that is at least planned for, where it is meant."""
 
@@ -50,7 +54,7 @@ def cards_of(machine: Machine) -> list[Card]:
     """The machine's own card, or for an imagined one all with that memory; empty where there is no
     data sheet of it. A Ti is another card."""
     if machine.card is not None:
-        words = set(machine.card.split())
+        words = set(machine.card.replace("-", " ").split())  # A100-SXM4-80GB
         return [each for each in CARDS if words >= {*each.name.split()} and "Ti" not in words]
     budget = machine.budget_bytes / GIB
     return [card for card in CARDS if LEAST_OF_CARD * card.gib <= budget <= card.gib]

@@ -101,6 +101,13 @@ class Plan:
     """Planned host memory of a machine with a GPU; without one everything is in the ledger."""
     checkpoint_bytes: int
     """Size on disk of each: adapter, optimizer state, and the best adapter."""
+    kept_checkpoints: int
+    kept_rollouts_gib: float
+    """Disk limit for the rollouts that the run keeps; 0: it keeps none."""
+    step_sequences: int
+    """Rollouts of a step."""
+    sequence_bytes: int
+    """Memory of sampling that each sequence decoded at once takes besides its KV cache."""
     steps: int
     """Steps of the run."""
     phases: tuple[bound.Phase, ...]
@@ -145,9 +152,15 @@ class Plan:
         chosen.append(micro_batches)
         if self.skip_every:
             chosen.append(f"of {self.skip_every} layers one keeps no input")
-        chosen.append(f"checkpoints of {_shown(self.checkpoint_bytes)} on disk")
         rows.append(", ".join(chosen))
-        rows += [f"to download: {size / 1e9:.1f} GB of {name}" for name, size in self.downloads]
+        if self.engine is not None:
+            rows.append(self._reserved)
+        rows += [f"disk: downloads {size / 1e9:.1f} GB of {name}" for name, size in self.downloads]
+        written = f"disk: writes checkpoints of {_shown(self.checkpoint_bytes)}"
+        written += f" and keeps {self.kept_checkpoints}"
+        if self.kept_rollouts_gib:
+            written += f", and rollouts of up to {self.kept_rollouts_gib:g} GiB"
+        rows.append(written)
         if is_gpu:
             there = _gib(self.machine.host_bytes)
             rows.append(f"host memory: needs {_gib(self.host_bytes)} of {there} GiB")
@@ -158,6 +171,21 @@ class Plan:
                 cards = bound.cards_of(self.machine)
                 rows[-1] += f"; {bound.line(self.phases, cards, self.steps, self.replicas)}"
         return rows
+
+    @property
+    def _reserved(self) -> str:
+        """Line with what the sequences take that are decoded at once, and what one takes less."""
+        assert self.engine is not None
+        most, each = self.engine.max_sequences, self.sequence_bytes
+        of_step = (
+            f"of a step's {self.step_sequences:,}" if most < self.step_sequences else "of a step"
+        )
+        cache = self.engine.kv_cache_bytes * self.context_tokens // self.cache_tokens
+        return (
+            f"sampling reserves {_shown(most * each)} besides the KV cache for {most} sequences "
+            f"{of_step} at once: one fewer saves {_shown(each)}, and one of full length takes "
+            f"{_shown(cache)} of KV cache"
+        )
 
 
 def _total(lines: Sequence[Line]) -> Line:
@@ -362,6 +390,12 @@ class _Draft:
         return self.shape.vocabulary * 4 * (5 if self.under_vllm else 4)
 
     @property
+    def _counts_bytes(self) -> int:
+        """Bytes of one sequence in vLLM's counts of tokens, which stay in all phases."""
+        on_card = self.under_vllm and self.machine.kind == "cuda"
+        return self.shape.vocabulary * 4 if on_card else 0
+
+    @property
     def _chunk_bytes(self) -> int:
         """Bytes of the log-prob chunk per token."""
         shape, is_trained = self.shape, self.config.model.adapter.adapts_head or self.is_full
@@ -419,8 +453,7 @@ class _Draft:
             if not self.is_bare:
                 sizes["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
             runtime += VLLM_BYTES[machine] + width
-            if is_gpu:
-                runtime += self.sequences * shape.vocabulary * 4  # its counts of tokens
+            runtime += self.sequences * self._counts_bytes
         if is_gpu and self.config.run.replicas != 1:
             sizes["NCCL"] = NCCL_BYTES
         sizes["libraries, contexts, graphs"] = int(runtime)
@@ -542,6 +575,10 @@ class _Draft:
             lines=lines,
             host_bytes=self.host_bytes(micro_batch_tokens),
             checkpoint_bytes=self._checkpoint_bytes,
+            kept_checkpoints=self.config.run.keep_checkpoints,
+            kept_rollouts_gib=self.config.run.keep_buffers_gib if self.config.samples else 0,
+            step_sequences=self.config.sample.rollouts_per_step,
+            sequence_bytes=self._logit_bytes + self._counts_bytes,
             steps=self.config.run.steps,
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside)),
             replicas=1 if self.config.run.replicas == "auto" else self.config.run.replicas,

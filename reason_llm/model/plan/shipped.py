@@ -109,6 +109,14 @@ def known(path: str) -> str | None:
     return next((name for name in SHAPES if name.rpartition("/")[2].casefold() == last), None)
 
 
+def converted(path: str) -> str | None:
+    """The name in ``SHAPES`` of the copy in bfloat16 that a run needs of a model of the Hub in
+    MXFP4; None for other models and for folders."""
+    name = None if Path(path).is_dir() else known(path)
+    is_packed = name is not None and "quantization_config" in SHAPES[name]
+    return f"model/{str(name).rpartition('/')[2]}" if is_packed else None
+
+
 def write_config(name: str, folder: Path) -> None:
     """Write the config.json of a model in ``SHAPES`` into ``folder``."""
     (folder / "config.json").write_text(json.dumps(SHAPES[name]), encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reason_llm.config import Config, ModelSection
+from reason_llm.config import Config, ModelSection, installation
 from reason_llm.errors import ModelError, ReasonError
 from reason_llm.files import cached
 from reason_llm.model import folder
@@ -21,19 +21,40 @@ from reason_llm.model.plan.machine import Device, HostDevice, Machine, may_have_
 from reason_llm.model.plan.memory import Plan, element_bytes
 from reason_llm.model.plan.outline import outline
 from reason_llm.model.plan.shape import Shape
-from reason_llm.model.plan.shipped import known, write_config
+from reason_llm.model.plan.shipped import converted, known, write_config
 from reason_llm.model.sizes import chunk_bytes
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """Names of a model's weights, or of their list, on the Hub."""
 
 
+def _with_copies(config: Config) -> Config:
+    """The config with the copy in bfloat16 in the place of each known model in MXFP4; a line says
+    how to make one that is not there."""
+    options = {"model.path": config.model.path}
+    options |= {f"{name}.model": section.path for name, section in config.reader_models.items()}
+    copies = dict[str, str]()
+    for option, path in options.items():
+        if (copy := converted(path)) is None:
+            continue
+        copies[option] = copy
+        if not Path(copy).is_dir():
+            export = installation.with_commands("scripts/export.py")
+            folder.say(
+                f"{option}={path} is in MXFP4 and is planned as its copy in bfloat16, which a run "
+                f"needs: {export} {known(path)} --out {copy} writes it once"
+            )
+    return config.with_options(copies)
+
+
 def plan_only(config: Config) -> Plan:
     """The memory plan from the model's config alone, on any machine: for a GPU of
     ``memory.budget_gib`` with vLLM, or for this machine. An adapter that an earlier run has yet to
-    write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too. The
-    plan has the sizes of what a run would download.
+    write counts as the policy's kind. A model of ``SHAPES`` is planned without the Hub, too, and
+    one in MXFP4 as the copy in bfloat16 that a run needs. The plan has the sizes of what a run
+    would download.
     """
+    config = _with_copies(config)
     others = config.reader_models
     options = {"model.path": config.model.path}
     options |= {f"{name}.model": section.path for name, section in others.items()}

@@ -106,10 +106,12 @@ def test_the_line(tmp_path: Path) -> None:
     ("card", "gib", "name"),
     [
         (None, 24, "RTX 4090, RTX 3090, L4"), (None, 22.5, "RTX 4090, RTX 3090, L4"),
-        (None, 48, "RTX A6000"), (None, 80, "H100"), (None, 12, ""), (None, 16, ""),
-        (None, 40, ""), (None, 500, ""),
+        (None, 48, "RTX A6000, L40S"), (None, 80, "H100, A100 80GB"), (None, 40, "A100 40GB"),
+        ("NVIDIA A100-SXM4-80GB", 40, "A100 80GB"), ("NVIDIA A100 80GB PCIe", 80, "A100 80GB"),
+        ("NVIDIA A100-PCIE-40GB", 40, "A100 40GB"), ("NVIDIA L40S", 24, "L40S"),
+        (None, 12, ""), (None, 16, ""), (None, 60, ""), (None, 500, ""),
         ("NVIDIA GeForce RTX 4090", 20, "RTX 4090"), ("NVIDIA H100 80GB HBM3", 12, "H100"),
-        ("NVIDIA L4", 22, "L4"), ("NVIDIA L40S", 24, ""), ("Tesla T4", 15, ""),
+        ("NVIDIA L4", 22, "L4"), ("NVIDIA L40", 24, ""), ("Tesla T4", 15, ""),
         ("NVIDIA GeForce RTX 3090", 24, "RTX 3090"), ("NVIDIA GeForce RTX 3090 Ti", 24, ""),
     ],
 )  # fmt: skip

@@ -427,7 +427,7 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     assert re.fullmatch(
         rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on an .+, "
         r"(sampling|learning|the teacher) \d+% of it \((matmul|memory)\); [\d,]+ steps [\d,.]+ h"
-        r"( \(RTX 3090: .+ s, .+ h; L4: .+ s, .+ h\))?"
+        r"( \((RTX 3090: .+ s, .+ h; L4|L40S|A100 80GB): .+ s, .+ h\))?"
         if card >= 24 else r"fits: .* GiB; step time unknown: .*", verdict
     ), verdict  # fmt: skip
 
@@ -471,6 +471,32 @@ def test_the_shape_has_as_many_parameters_as_its_publisher_says(name: str, tmp_p
     assert loaded == stored or ("text_config" in SHAPES[name] and 0.9 * stored < loaded < stored)
 
 
+def test_the_plan_says_what_one_sequence_less_saves() -> None:
+    """By the plan of a step with fewer rollouts: the logits of the others are free."""
+    tree = {"model": {"path": "Qwen/Qwen2.5-7B-Instruct", "context_tokens": 4096},
+            "data": {"train": "x"}, "memory": {"budget_gib": 80}}  # fmt: skip
+    plans = {}
+    for prompts in (8, 16, 1024):
+        tree["sample"] = {"prompts_per_step": prompts, "completions_per_prompt": 8}
+        plans[prompts] = plan_only(Config.model_validate(tree))
+    few, more, most = plans.values()
+    assert few.engine is not None and more.engine is not None and most.engine is not None
+    assert (few.engine.max_sequences, more.engine.max_sequences) == (64, 128)
+    each = 152_064 * 4 * 6  # bytes
+    assert more.sequence_bytes == each
+    saved = more.engine.beside_kv_bytes - few.engine.beside_kv_bytes
+    assert saved == 64 * each
+    cache = 28 * 2 * 4 * 128 * 2 * 4096
+    expected = (
+        f"sampling reserves {128 * each / 2**30:.2f} GiB besides the KV cache for 128 sequences of "
+        f"a step at once: one fewer saves {each / 2**20:.1f} MiB, and one of full length takes "
+        f"{cache / 2**30:.2f} GiB of KV cache"
+    )
+    assert expected in more.table()
+    assert any(f"for {most.engine.max_sequences} sequences of a step's 8,192 at" in line
+               for line in most.table())  # fmt: skip
+
+
 def test_recurrent_layers_have_states_in_place_of_keys(caplog: pytest.LogCaptureFixture) -> None:
     """Qwen3.5-4B: 24 of 32 layers have 32 states of 128 x 128 in float32, and the last 4 inputs of
     a convolution over 8,192 channels; 8 have 4 heads of 256 for keys, and as many for values."""
@@ -490,7 +516,9 @@ def test_recurrent_layers_have_states_in_place_of_keys(caplog: pytest.LogCapture
     bare = plan_only(Config.model_validate(tree))
     sizes = {line.name: line.sampling for line in bare.lines}
     assert sizes["recurrent states"] == -(-bare.cache_tokens // (4096 + 256)) * state
-    assert f"to download: {plan.downloads[0][1] / 1e9:.1f} GB of Qwen/Qwen3.5-4B" in plan.table()
+    assert f"disk: downloads {plan.downloads[0][1] / 1e9:.1f} GB of Qwen/Qwen3.5-4B" in plan.table()
+    written = [line for line in plan.table() if line.startswith("disk: writes")]
+    assert len(written) == 1 and written[0].endswith("keeps 2, and rollouts of up to 4 GiB")
     assert plan.downloads == (("Qwen/Qwen3.5-4B", 2 * 4_539_265_536),)
     assert "model.path=Qwen/Qwen3.5-4B: model_type=qwen3_5 also reads images" in caplog.text
 
