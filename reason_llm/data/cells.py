@@ -1,7 +1,7 @@
 """A row that remembers which of its columns were read, and what the others are: named as ignored,
 or refused where the task is another one without them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -68,6 +68,11 @@ class Cells:
 
     def __contains__(self, name: object) -> bool:
         return name in self.row
+
+    @property
+    def folded(self) -> Collection[str]:
+        """The names of all columns in lower case, without blanks around them."""
+        return self._folded.keys()
 
     def find(self, names: Sequence[str], filled: bool = False) -> str | None:
         """The first of these columns that the row has, in any letter case, with a value other than
