@@ -80,11 +80,16 @@ class Cells:
 
         A column that is null in every candidate's place is found, so that the error shows it.
         """
-        spelled = (n if n in self.row else self._folded.get(n.casefold()) for n in names)
-        there = [name for name in spelled if name is not None]
-        if filled:
-            return next((name for name in there if not is_empty(self.row[name])), None)
-        return next((name for name in there if self.row[name] is not None), next(iter(there), None))
+        null = None
+        for name in names:
+            spelled = name if name in self.row else self._folded.get(name.casefold())
+            if spelled is None:
+                continue
+            value = self.row[spelled]
+            if value is not None and not (filled and is_empty(value)):
+                return spelled
+            null = spelled if null is None else null
+        return None if filled else null
 
     def column(self, named: str | None, usual: Sequence[str], option: str) -> str:
         """The row's name of a column that ``option`` names, or that has a usual name."""
