@@ -1,7 +1,7 @@
 """A row that remembers which of its columns were read, and what the others are: named as ignored,
 or refused where the task is another one without them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -70,17 +70,27 @@ class Cells:
     def __contains__(self, name: object) -> bool:
         return name in self.row
 
+    @property
+    def folded(self) -> Collection[str]:
+        """The names of all columns in lower case, without blanks around them."""
+        return self._folded.keys()
+
     def find(self, names: Sequence[str], filled: bool = False) -> str | None:
         """The first of these columns that the row has, in any letter case, with a value other than
         null; with ``filled``, one that says something. None if there is none.
 
         A column that is null in every candidate's place is found, so that the error shows it.
         """
-        spelled = (n if n in self.row else self._folded.get(n.casefold()) for n in names)
-        there = [name for name in spelled if name is not None]
-        if filled:
-            return next((name for name in there if not is_empty(self.row[name])), None)
-        return next((name for name in there if self.row[name] is not None), next(iter(there), None))
+        null = None
+        for name in names:
+            spelled = name if name in self.row else self._folded.get(name.casefold())
+            if spelled is None:
+                continue
+            value = self.row[spelled]
+            if value is not None and not (filled and is_empty(value)):
+                return spelled
+            null = spelled if null is None else null
+        return None if filled else null
 
     def column(self, named: str | None, usual: Sequence[str], option: str) -> str:
         """The row's name of a column that ``option`` names, or that has a usual name."""

@@ -28,6 +28,8 @@ FAMILIES = [
     if stem or not mark
 ]
 """Columns with one choice each."""
+_FIRST = frozenset(names[0].casefold() for _, _, names in FAMILIES)
+"""The first column of each family, as ``Cells.folded`` has it."""
 _LABELLED = re.compile(r"[(\[]?(?:([A-Za-z])[)\].:]|(\d{1,2})(?:[)\]]|[.:](?!\d)))\s*+(?=\S)")
 """Label before the text of a choice: ``A)``, ``(b)``, ``1.``"""
 COUNTED = "a number as the gold answer counts the choices from {}"
@@ -131,6 +133,8 @@ def read_choices(cells: Cells) -> Choices | None:
             'of texts, as {"text": […], "label": […]} or as texts by letter; fix it, or name '
             "it in data.columns.ignore"
         )
+    if _FIRST.isdisjoint(cells.folded):
+        return None
     for stem, labels, names in FAMILIES:
         each = (cells.find((name,), filled=True) for name in names)
         there = [name for name in takewhile(lambda name: name is not None, each) if name]

@@ -95,6 +95,8 @@ def _as_in_file(
     reads texts otherwise: LlamaTokenizer of Transformers 5 replaces what a byte-level file splits
     texts by, and loses each blank (DeepSeek-R1's distillates). Raises ValueError where the file
     cannot be loaded as it is."""
+    if type(tokenizer) is PreTrainedTokenizerFast:  # which has read that file alone
+        return tokenizer
     whole = tokenizers.Tokenizer.from_file(file)
     whole.no_truncation()
     whole.no_padding()
