@@ -70,7 +70,9 @@ def test_learning_rate_zero_stays_where_it_began(small_run: Callable[..., Config
 def test_what_a_run_leaves_behind(
     small_run: Callable[..., Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = small_run(data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=16)
+    config = small_run(
+        data__limit=256, data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=16
+    )
     summary = training.run_training(config, Console("plain"))
     folder = folder_of(config)
     resolved = load(folder / "resolved_config.yaml")
