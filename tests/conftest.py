@@ -1,4 +1,7 @@
-"""What several tests share: one torch thread, the tiny model, a small run in its own folder."""
+"""What several tests share: one torch thread, the tiny model, a small run in its own folder.
+
+What imports torch is imported where it is used: the process that only deals the tests needs none.
+"""
 
 import contextlib
 import gc
@@ -11,27 +14,25 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads are slower beside any other process
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
-import torch
 
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.data import Data, load_data
 from reason_llm.data.rows import raise_fault
-from reason_llm.model import base
-from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.model.plan import shape
 from reason_llm.score.code import CodeTests
 from reason_llm.score.code.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from reason_llm.model.base import Model
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "model" / "tiny"
 
-torch.set_num_threads(1)
 # A shell has what it starts in the background ignore it, and so would the processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,11 +46,15 @@ def interrupts() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
+    from reason_llm.model.base import load_tokenizer
+
     return load_tokenizer(str(TINY))
 
 
 @pytest.fixture(scope="session")
-def shared_model(tokenizer: Any) -> Iterator[Model]:
+def shared_model(tokenizer: Any) -> "Iterator[Model]":
+    from reason_llm.model.base import Model
+
     section = ModelSection(
         path=str(TINY), dtype="float32", adapter=AdapterSection(rank=8, alpha=16)
     )
@@ -66,8 +71,10 @@ def half_billion(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def model(shared_model: Model) -> Model:
+def model(shared_model: "Model") -> "Model":
     """The tiny model with an adapter that changes something, the same for every test."""
+    import torch
+
     generator = torch.Generator().manual_seed(1)
     for parameter in shared_model.policy.parameters():
         if parameter.requires_grad:
@@ -81,6 +88,12 @@ def model(shared_model: Model) -> Model:
 def one_pass_of_shapes() -> Iterator[None]:
     """A pass of shapes that went well is not made again for the same config and adapter, nor is the
     pass of one token that shows the cache."""
+    import torch
+
+    from reason_llm.model import base
+    from reason_llm.model.plan import shape
+
+    torch.set_num_threads(1)
     made: set[str] = set()
     caches: dict[str, Any] = {}
     check_pass, cache_of = base._check_pass, shape._cache_of

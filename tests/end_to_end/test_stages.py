@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 import fault_table
 import waves
 from faults import Ended, Fault, Trainer, differences, make_start, outcome, write_config
-from marks import most_are_long
 from reason_llm.app.cli import main
 from reason_llm.run.store import metrics
 from stage_runs import STAGES
@@ -105,7 +104,8 @@ def records_of(folder: Path) -> Records:
     return metrics.read(folder / "runs" / "run")
 
 
-@pytest.mark.parametrize("stage", most_are_long(STAGES, ["ppo"]))
+@pytest.mark.long
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_learns(stage: str, whole: Callable[[str], Path]) -> None:
     DIRECTIONS[stage](records_of(whole(stage)))
 

@@ -98,7 +98,7 @@ def children() -> set[int]:
 )
 def test_a_hang_ends_at_its_limit_and_costs_its_own_item_only(judge: Judge, answer: Tree) -> None:
     with ThreadPoolExecutor(1) as threads:
-        hung = threads.submit(judge.compare, Question(ONE, answer), 1.0)
+        hung = threads.submit(judge.compare, Question(ONE, answer), 0.3)
         judged = equivalent_many(judge, [EASY, WRONG], LONG_SECONDS)
     assert hung.result() is False
     assert judged == [True, False]
