@@ -1,6 +1,10 @@
-"""What several tests share: one torch thread, the tiny model, a small run in its own folder."""
+"""What several tests share: one torch thread, the tiny model, a small run in its own folder.
+
+What imports torch is imported where it is used: the process that only deals the tests needs none.
+"""
 
 import contextlib
+import gc
 import os
 import runpy
 import signal
@@ -10,26 +14,25 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads are slower beside any other process
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
-import torch
 
 from reason_llm.config import AdapterSection, Config, ModelSection
 from reason_llm.data import Data, load_data
 from reason_llm.data.rows import raise_fault
-from reason_llm.model import base
-from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.score.code import CodeTests
 from reason_llm.score.code.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from reason_llm.model.base import Model
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "model" / "tiny"
 
-torch.set_num_threads(1)
 # A shell has what it starts in the background ignore it, and so would the processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -43,11 +46,15 @@ def interrupts() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
+    from reason_llm.model.base import load_tokenizer
+
     return load_tokenizer(str(TINY))
 
 
 @pytest.fixture(scope="session")
-def shared_model(tokenizer: Any) -> Iterator[Model]:
+def shared_model(tokenizer: Any) -> "Iterator[Model]":
+    from reason_llm.model.base import Model
+
     section = ModelSection(
         path=str(TINY), dtype="float32", adapter=AdapterSection(rank=8, alpha=16)
     )
@@ -64,8 +71,10 @@ def half_billion(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def model(shared_model: Model) -> Model:
+def model(shared_model: "Model") -> "Model":
     """The tiny model with an adapter that changes something, the same for every test."""
+    import torch
+
     generator = torch.Generator().manual_seed(1)
     for parameter in shared_model.policy.parameters():
         if parameter.requires_grad:
@@ -77,9 +86,17 @@ def model(shared_model: Model) -> Model:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_pass_of_shapes() -> Iterator[None]:
-    """A pass of shapes that went well is not made again for the same config and adapter."""
+    """A pass of shapes that went well is not made again for the same config and adapter, nor is the
+    pass of one token that shows the cache."""
+    import torch
+
+    from reason_llm.model import base
+    from reason_llm.model.plan import shape
+
+    torch.set_num_threads(1)
     made: set[str] = set()
-    check_pass = base._check_pass
+    caches: dict[str, Any] = {}
+    check_pass, cache_of = base._check_pass, shape._cache_of
 
     def once(path: str, policy: Any) -> None:
         kind = f"{policy.config.to_json_string()} {getattr(policy, 'peft_config', None)}"
@@ -87,9 +104,15 @@ def one_pass_of_shapes() -> Iterator[None]:
             check_pass(path, policy)
             made.add(kind)
 
-    base._check_pass = once
+    def found(policy: Any) -> Any:
+        kind = f"{type(policy)} {policy.config.to_json_string()}"
+        if kind not in caches:
+            caches[kind] = cache_of(policy)
+        return caches[kind]
+
+    base._check_pass, shape._cache_of = once, found
     yield
-    base._check_pass = check_pass
+    base._check_pass, shape._cache_of = check_pass, cache_of
 
 
 def config_of(tree: dict[str, Any], **overrides: Any) -> Config:
@@ -117,7 +140,7 @@ def small_config(folder: Path, **overrides: Any) -> Config:
         "data": {
             "train": str(ROOT / "data" / "arithmetic_train.jsonl"),
             "system_prompt": "none",
-            "limit": 256,
+            "limit": 64,
         },
         "sample": {"prompts_per_step": 4, "completions_per_prompt": 4, "max_new_tokens": 32},
         "score": {"rewards": [{"name": "think_answer_tags"}]},
@@ -222,6 +245,14 @@ def load(tokenizer: Any) -> Callable[..., Data]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs first, so that no process is left with a long file when the others are done."""
     items.sort(key=lambda item: "end_to_end" not in item.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Keep what vLLM and others import from the ten collections of an engine that starts and ends,
+    each of which would take half a second. vLLM unfreezes as it ends."""
+    if "vllm.v1.engine.core" in sys.modules and not gc.get_freeze_count():
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

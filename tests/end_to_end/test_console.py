@@ -49,10 +49,6 @@ def test_a_run_of_a_hostile_model_on_a_terminal(
     raw = tmp_path / "raw"
     command = f"env -u NO_COLOR {sys.executable} {TRAIN} {config}"
     with closing(Terminal(tmp_path, command, width=60, raw=raw)) as terminal:
-        terminal.wait_until(
-            lambda shown: bool(re.search(r"^step +━.* [1-9]\d*/15 config", shown, re.MULTILINE)),
-            "the run's bar",
-        )
         shown = terminal.wait("ended 0")
         assert "━" not in shown  # the bars are gone, the lines are there
         assert re.search(r"^step 15/15  reward", shown, re.MULTILINE)
@@ -60,6 +56,7 @@ def test_a_run_of_a_hostile_model_on_a_terminal(
     assert "careful:" in written
     assert "\\x1b" in written  # what the model said
     assert "\x1b[2K" in written
+    assert re.search(r"step +━.* [1-9]\d*/15 config", ALLOWED.sub("", written))  # the run's bar
     assert all(c.isprintable() for c in ALLOWED.sub("", written).replace("\b", ""))
 
 
@@ -76,7 +73,7 @@ def test_a_pipe_gets_plain_lines(small_run: Callable[..., Config], tmp_path: Pat
     )
     first, second, *_ = ended.stdout.splitlines()
     assert first == "run config: loading PyTorch and Transformers"
-    assert second.startswith("run config starts: 256 prompts")
+    assert second.startswith("run config starts: 64 prompts")
     assert re.search(r"^step 1/1  reward \d\.\d{3}  sampling", ended.stdout, re.MULTILINE)
     assert all(c.isprintable() for c in ended.stdout.replace("\n", ""))
     assert ended.stderr == ""

@@ -41,9 +41,9 @@ ALARM = "The reward model goes by length"
 
 @pytest.fixture(scope="module")
 def form(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's folder: 10 steps of 24 pairs that differ in their form."""
+    """A run's folder: 3 steps of 24 pairs that differ in their form."""
     folder = tmp_path_factory.mktemp("form")
-    train(reward_config(folder, "form", by_form, 10))
+    train(reward_config(folder, "form", by_form, 3))
     return folder / "runs" / "form"
 
 
@@ -57,7 +57,9 @@ def exported(form: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_the_rule_of_form_is_learned_from_log_2_on(form: Path) -> None:
+def test_the_rule_of_form_is_learned_from_log_2_on(tmp_path: Path) -> None:
+    train(reward_config(tmp_path, "form", by_form, 10))
+    form = tmp_path / "runs" / "form"
     records = metrics.read(form)
     assert records[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert records[1]["train/loss"] == pytest.approx(math.log(2), abs=1e-6)

@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 import fault_table
 import waves
 from faults import Ended, Fault, Trainer, differences, make_start, outcome, write_config
-from marks import most_are_long
 from reason_llm.app.cli import main
 from reason_llm.run.store import metrics
 from stage_runs import STAGES
@@ -69,10 +68,12 @@ class Here(Trainer):
         return Ended(status, "printed here", [], 0, False, 0, [], 0.0)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a run that nothing interrupts, beside which the others have theirs."""
-    home = tmp_path_factory.mktemp("stages")
+def options(stage: str, steps: int = 4) -> tuple[str, ...]:
+    return OPTIONS.get(stage, ("--run.steps", str(steps)))
+
+
+def finished(home: Path, steps: int) -> Callable[[str], Path]:
+    """The folder of a stage's run that nothing interrupts, made when it is first asked for."""
     found: dict[str, Path] = {}
 
     def get(stage: str) -> Path:
@@ -80,22 +81,31 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             make_start(Here(), home)
             folder = home / f"whole-{stage}"
             write_config(folder, stage)
-            assert Here().run(folder, None, *options(stage)).status == 0
+            assert Here().run(folder, None, *options(stage, steps)).status == 0
             found[stage] = folder
         return found[stage]
 
     return get
 
 
-def options(stage: str) -> tuple[str, ...]:
-    return OPTIONS.get(stage, ("--run.steps", "4"))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs that are long enough to learn, beside which the others have their folders."""
+    return finished(tmp_path_factory.mktemp("stages"), 4)
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs of one step."""
+    return finished(tmp_path_factory.mktemp("brief"), 1)
 
 
 def records_of(folder: Path) -> Records:
     return metrics.read(folder / "runs" / "run")
 
 
-@pytest.mark.parametrize("stage", most_are_long(STAGES, ["ppo"]))
+@pytest.mark.long
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_learns(stage: str, whole: Callable[[str], Path]) -> None:
     DIRECTIONS[stage](records_of(whole(stage)))
 
@@ -206,11 +216,11 @@ def test_the_policy_begins_as_its_start_and_stays_so_in_the_warm_up(
 
 
 @pytest.fixture(scope="module")
-def good(whole: Callable[[str], Path]) -> Path:
+def good(brief: Callable[[str], Path]) -> Path:
     """A folder with finished runs of sft, irpo and reward, and the rows of all."""
     for stage in ("sft", "irpo", "reward"):
-        whole(stage)
-    return whole("sft").parent
+        brief(stage)
+    return brief("sft").parent
 
 
 @pytest.fixture
@@ -388,9 +398,9 @@ def test_a_run_begun_anew_begins_from_the_adapter_that_it_names(good: Path, tmp_
 
 @pytest.mark.long
 def test_a_teacher_that_has_changed_is_one_line(
-    refusal: Callable[..., str], good: Path, whole: Callable[[str], Path], tmp_path: Path
+    refusal: Callable[..., str], good: Path, brief: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    whole("opd")
+    brief("opd")
     folder = begun(good, tmp_path, "opd")
     path = tmp_path / "start" / "adapter" / "adapter_model.safetensors"
     save_file({name: 2 * tensor for name, tensor in load_file(path).items()}, path)
@@ -413,7 +423,7 @@ def test_a_checkpoint_of_another_stage_is_no_beginning(
     refusal: Callable[..., str], good: Path
 ) -> None:
     """An SFT run's checkpoint has no critic; its adapter can be begun from all the same."""
-    source = good / "whole-sft" / "runs" / "run" / "checkpoints" / "step-00000004"
+    source = good / "whole-sft" / "runs" / "run" / "checkpoints" / "step-00000001"
     line = refusal("ppo", "--run.resume", str(source), "--run.steps", "9")
     assert "stage: 'sft' -> 'rl'" in line
     assert "name its adapter as model.start" in line

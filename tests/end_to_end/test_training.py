@@ -43,6 +43,7 @@ def test_the_quick_start_s_reward_rises(small_run: Callable[..., Config]) -> Non
     report raises no alarm."""
     config = small_run(
         run__steps=12,
+        data__limit=256,
         model__adapter={"rank": 64, "alpha": 64},
         data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"),
         sample={"prompts_per_step": 32, "completions_per_prompt": 8, "max_new_tokens": 32},
@@ -58,8 +59,9 @@ def test_the_quick_start_s_reward_rises(small_run: Callable[..., Config]) -> Non
 
 def test_learning_rate_zero_stays_where_it_began(small_run: Callable[..., Config]) -> None:
     config = small_run(
-        train__learning_rate=0.0, data__eval=str(ROOT / "data" / "arithmetic_test.jsonl")
-    )
+        train__learning_rate=0.0, data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"),
+        eval__limit=16,
+    )  # fmt: skip
     summary = run(config)
     assert summary["accuracy_after"] == summary["accuracy_before"]
     before = folder_of(config) / "checkpoints" / "step-00000002" / "adapter_model.safetensors"
@@ -70,7 +72,9 @@ def test_learning_rate_zero_stays_where_it_began(small_run: Callable[..., Config
 def test_what_a_run_leaves_behind(
     small_run: Callable[..., Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = small_run(data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=16)
+    config = small_run(
+        data__limit=256, data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"), eval__limit=16
+    )
     summary = training.run_training(config, Console("plain"))
     folder = folder_of(config)
     resolved = load(folder / "resolved_config.yaml")

@@ -101,6 +101,7 @@ def test_every_packed_byte_is_shared_and_the_checkpoint_s(
     started.close()
 
 
+@pytest.mark.long
 def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -> None:
     need_vllm()
     tiny = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16)

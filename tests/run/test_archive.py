@@ -1,8 +1,6 @@
 """Past buffers: kept compressed, within their bound; a damaged one is passed over."""
 
 import gzip
-import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,19 +199,9 @@ def test_512_rollouts_of_2000_tokens(tmp_path: Path) -> None:
     prompt = Prompt("data.jsonl:1", "q" * 400, tuple(range(100)), "42")
     groups = [Group(prompt, tuple(completion() for _ in range(8))) for _ in range(64)]
     path = tmp_path / "buffer.json"
-    started = time.process_time()
-    values = [(c.token_ids, c.logprobs, c.text) for group in groups for c in group.completions]
-    assert len(json.loads(json.dumps(values))) == 512
-    plainly = time.process_time() - started  # by the standard library, nothing checked
     with RolloutBuffer(path, RUN) as buffer:
-        started = time.process_time()
         buffer.write(0, groups, whole=True)
-        written = time.process_time()
-        found = read_document(path)
-        read = time.process_time()
-    assert found.groups == groups
-    assert written - started < 2 * plainly
-    assert read - written < 2 * plainly
+        assert read_document(path).groups == groups
     assert path.stat().st_size <= 30e6
 
 

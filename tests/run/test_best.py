@@ -121,6 +121,7 @@ def test_the_run_ends_early_and_keeps_the_adapter_of_its_best_step(
     assert train(falling(eval__patience=0, run__steps=step + 3))["steps"] == step + 3
 
 
+@pytest.mark.long
 def test_the_best_adapter_is_taken_where_it_is_asked_for(
     falling: Callable[..., Config], tmp_path: Path
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_run_that_another_process_went_on_with_is_called_again(small_run: Smal
         open_run(job, SILENT).__enter__()
 
 
+@pytest.mark.long
 def test_a_reward_model_that_is_another_one_is_written_again(tmp_path: Path) -> None:
     """Every file of a kept folder counts, although its digests fit."""
     config = reward_config(tmp_path, "rm", by_form, 1, keep_best=True)

@@ -64,7 +64,8 @@ class Teacher:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Teacher, Server]]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setattr(service, "FIRST_WAIT_SECONDS", 0.01)
     teacher = Teacher()
     server = Server(teacher)

@@ -1,39 +1,9 @@
-"""Shards under vLLM: what a process has of a wave is one batch, and who has what changes nothing.
+"""What each process samples of a wave: one batch under vLLM, part by part with Transformers.
 
-1. Parts that are sampled together have the tokens that each has by itself.
-2. Each process is handed what it samples at once; with Transformers part by part.
-3. A shard's prompts are dealt in turn, with a seed of their own, and come back in order.
-4. A batch behind a barrier has room for the longest turn, and a seed of its own.
+Who has what changes no token: ``test_batching.py``.
 """
 
-import pytest
-
-from conftest import TINY
-from families import SIZES, prompts_of, quiet
-from reason_llm.config import AdapterSection, ModelSection
-from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.sample import Part, SamplingParams, lots, sample_lot, sampling
-
-
-@pytest.mark.filterwarnings("default")  # vLLM warns of its own
-def test_together_and_alone_are_the_same_tokens() -> None:
-    pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
-    tokenizer = load_tokenizer(str(TINY))
-    prompts = prompts_of(tokenizer, *(f"What is {n} + 68?" for n in (3, 57, 41, 9)))
-    parts = tuple(Part(i, tuple(prompts[i::2]), seed) for i, seed in enumerate((7, 2**62)))
-    params = SamplingParams(3, 12)
-    section = ModelSection(path=str(TINY), adapter=AdapterSection(rank=8, alpha=16))
-    with (
-        Model(section, tokenizer, 0, SIZES) as model,
-        sampling(model, 0) as sampler,
-    ):
-        steps = []
-        together = sample_lot(sampler, parts, params, lambda tokens, items: steps.append(items))
-        (first,), (second,) = (sample_lot(sampler, (part,), params, quiet) for part in parts)
-    assert [group.prompt for group in together[1]] == list(parts[1].prompts)
-    assert together == [first, second]
-    drawn = [c.token_ids for groups in together for group in groups for c in group.completions]
-    assert len(set(drawn)) > 4 and len(drawn) == 12 == sum(steps)
+from reason_llm.sample import Part, lots
 
 
 def test_lots() -> None:

@@ -406,7 +406,7 @@ class Open:
         headers |= {"Authorization": f"Bearer {self.sessions[0].key if key is None else key}"}
         content = body if isinstance(body, bytes) else orjson.dumps(body)
         url = self.server.url.removesuffix("/v1") + path
-        with httpx.Client(trust_env=False, timeout=60) as client:
+        with httpx.Client(trust_env=False, timeout=300) as client:
             return client.post(url, content=content, headers=headers)
 
 
@@ -553,13 +553,13 @@ TWICE = '{"mcpServers": {"a": {"url": "URL"}, "b": {"url": "URL"}}}'
 @long
 def test_a_server_that_cannot_be_had_ends_the_start(tmp_path: Path) -> None:
     file = tmp_path / "servers.json"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{free.getsockname()[1]}/mcp"
-    for asked in (f"{sys.executable} -c pass", closed):
-        with pytest.raises(ConfigError, match="does not start or lists no tools") as raised:
-            sessions(f"mcp:{asked}")
-        assert "\n" not in str(raised.value)
+    with socket.socket() as deaf:  # nobody else gets its port, and it does not listen
+        deaf.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{deaf.getsockname()[1]}/mcp"
+        for asked in (f"{sys.executable} -c pass", closed):
+            with pytest.raises(ConfigError, match="does not start or lists no tools") as raised:
+                sessions(f"mcp:{asked}")
+            assert "\n" not in str(raised.value)
     with http_server() as url:
         file.write_text(TWICE.replace("URL", url))
         with pytest.raises(ConfigError, match="a and b both have a tool times"):

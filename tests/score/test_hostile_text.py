@@ -111,9 +111,7 @@ FINDERS: dict[str, Callable[[str], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", most_are_long(FINDERS, ["extract_answer", "decide", "majority", "prose"])
-)
+@pytest.mark.parametrize("name", most_are_long(FINDERS, ["majority", "prose"]))
 def test_no_finder_takes_long(name: str) -> None:
     for unit in UNITS:
         for length in (CHARACTERS, LONGEST_ANSWER):

@@ -624,7 +624,7 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         ("of_all", r"gave the number 0.5 and no list; .* one number for each completion, as TRL's"),
         ("silent", r"gave None and no list; it must give a list with one number for each"),
         ("endless", r"failed on p \(ValueError: .*gave more than 2 rewards for 2 completions"),
-        ("stuck", r"failed on p \(TimeoutError: .* longer than 2 s"),
+        ("stuck", r"failed on p \(TimeoutError: .* longer than 0\.3 s"),
         ("leaving", r"failed on p \(RuntimeError: .*leaving raised SystemExit\(3\)"),
         ("short", r"failed on p#0 \(ValueError: .*asks for 'level', which p lacks"),
     ],
@@ -633,7 +633,7 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
     custom: Path, function: str, message: str
 ) -> None:
     specs, asked = [{"custom": f"{custom}:{function}"}], group("fine", "bad")
-    seconds = 2.0 if function in ("hung", "stuck") else 300.0
+    seconds = {"hung": 2.0, "stuck": 0.3}.get(function, 300.0)
     with pytest.raises(RewardError, match=message):
         scores(specs, asked, timeout_seconds=seconds)
     config = {"rewards": specs, "on_error": "zero", "timeout_seconds": seconds}

@@ -55,6 +55,7 @@ def test_a_run_that_hacks(
     reward = {"custom": f"{tmp_path / 'rewards.py'}:{paid}"} if isinstance(paid, str) else paid
     config = small_run(
         run__steps=10,
+        data__limit=256,
         model__adapter={"rank": 16, "alpha": 32},
         data__eval=str(ROOT / "data" / "arithmetic_test.jsonl"),
         eval={"every": 0, "limit": 128},

@@ -45,7 +45,7 @@ def test_environment_tells_of_the_machine_and_of_no_one_else(
     assert first["packages"]["torch"].startswith("2.")
     assert first["machine"]["python"] == platform.python_version()
     assert first["machine"]["host_gib"] > 0
-    assert first["data"]["training"][0]["rows"] == 256
+    assert first["data"]["training"][0]["rows"] == 64
     assert {line["name"] for line in first["plan"]} >= {"KV cache", "activations"}
     text = path.read_text().replace(str(ROOT), "")  # the config names this one
     assert platform.node() not in text

@@ -27,6 +27,7 @@ pytest.importorskip("vllm", reason="the real vLLM is not installed: make test in
 pytestmark = pytest.mark.filterwarnings("default")
 
 
+@pytest.mark.long
 def test_the_learner_s_parameters_are_vllm_s_storage(tokenizer: Any) -> None:
     from dataclasses import replace
 

@@ -38,6 +38,7 @@ def randomize(model: Model, role: str, seed: int) -> None:
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
+@pytest.mark.long
 def test_one_base_copy_and_the_policy_s_adapter_alone(tokenizer: Any, tmp_path: Path) -> None:
     section = ModelSection(
         path=str(TINY), dtype="float32", adapter=AdapterSection(rank=8, alpha=6, rslora=True)

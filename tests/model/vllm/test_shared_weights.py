@@ -70,11 +70,9 @@ SYNCED = [("phi3", False, "float32"), ("gemma2", True, "float32"), ("llama", Fal
 """Families whose weights are compared together with an adapter, in one start of the engine."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("family", "tied", "dtype"),
-    most_are_long(
-        [each for each in FAMILIES if each not in SYNCED], [("gemma2", True, "bfloat16")]
-    ),
+    ("family", "tied", "dtype"), [each for each in FAMILIES if each not in SYNCED]
 )
 def test_every_family_shares_every_weight(
     family: str, tied: bool, dtype: str, tmp_path: Path

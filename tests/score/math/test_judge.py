@@ -40,10 +40,32 @@ HANGS = [
 """Trees that ``decide`` would keep from the workers, since they are too large."""
 
 
-@pytest.fixture
-def judge() -> Iterator[Judge]:
+@pytest.fixture(scope="module")
+def shared_judge() -> Iterator[Judge]:
     with Judge(num_workers=1) as judge:
         yield judge
+
+
+@pytest.fixture
+def judge(shared_judge: Judge) -> Judge:
+    """A judge whose worker runs already; a worker takes half a second to start."""
+    assert equivalent_many(shared_judge, [EASY]) == [True]
+    shared_judge.num_timed_out = 0
+    return shared_judge
+
+
+@pytest.fixture
+def idle_judge() -> Iterator[Judge]:
+    """A judge whose worker has not been started."""
+    with Judge(num_workers=1) as judge:
+        yield judge
+
+
+def worker_of(judge: Judge) -> int:
+    """The process of the judge's only worker."""
+    process = judge.pool.workers[0]._process
+    assert process is not None
+    return process.pid
 
 
 def equivalent_many(
@@ -76,7 +98,7 @@ def children() -> set[int]:
 )
 def test_a_hang_ends_at_its_limit_and_costs_its_own_item_only(judge: Judge, answer: Tree) -> None:
     with ThreadPoolExecutor(1) as threads:
-        hung = threads.submit(judge.compare, Question(ONE, answer), 1.0)
+        hung = threads.submit(judge.compare, Question(ONE, answer), 0.3)
         judged = equivalent_many(judge, [EASY, WRONG], LONG_SECONDS)
     assert hung.result() is False
     assert judged == [True, False]
@@ -89,18 +111,12 @@ def test_letters_in_large_exponents_need_little_time(judge: Judge) -> None:
 
 
 def test_a_worker_killed_from_outside_is_replaced(judge: Judge) -> None:
-    before = children()
-    assert equivalent_many(judge, [EASY], LONG_SECONDS) == [True]
-    (worker,) = children() - before
-    os.kill(worker, signal.SIGKILL)
+    os.kill(worker_of(judge), signal.SIGKILL)
     assert equivalent_many(judge, [EASY, WRONG], LONG_SECONDS) == [True, False]
 
 
 def test_a_stopped_worker_is_replaced(judge: Judge) -> None:
-    before = children()
-    equivalent_many(judge, [EASY], LONG_SECONDS)
-    (worker,) = children() - before
-    os.kill(worker, signal.SIGSTOP)
+    os.kill(worker_of(judge), signal.SIGSTOP)
     (verdict,) = equivalent_many(judge, [EASY], 0.05)
     assert verdict is False
     assert judge.num_timed_out == 1
@@ -112,9 +128,7 @@ def test_a_worker_without_a_processor_is_waited_for(
 ) -> None:
     """The limit is of processor time: what others take of it changes no verdict."""
     monkeypatch.setattr("reason_llm.score.math.judge._PATIENCE", 1000)
-    before = children()
-    equivalent_many(judge, [EASY], LONG_SECONDS)
-    (worker,) = children() - before
+    worker = worker_of(judge)
     os.kill(worker, signal.SIGSTOP)
     goes_on = threading.Timer(1.0, os.kill, (worker, signal.SIGCONT))
     goes_on.start()
@@ -123,17 +137,15 @@ def test_a_worker_without_a_processor_is_waited_for(
 
 
 def test_a_worker_outlives_an_interrupt(judge: Judge) -> None:
-    before = children()
-    equivalent_many(judge, [EASY], LONG_SECONDS)
-    (worker,) = children() - before
+    worker = worker_of(judge)
     os.kill(worker, signal.SIGINT)
     assert equivalent_many(judge, [WRONG, EASY], LONG_SECONDS) == [False, True]
-    assert children() - before == {worker}
+    assert worker_of(judge) == worker
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["while it starts", "while it compares"])
 def test_an_interrupt_costs_no_later_verdict(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch, which: int
+    idle_judge: Judge, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     """The reply that nobody waited for is not taken for the next question's."""
     main, read, waited = threading.main_thread(), workers._receive, threading.Event()
@@ -149,30 +161,30 @@ def test_an_interrupt_costs_no_later_verdict(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            equivalent_many(judge, [EASY])
+            equivalent_many(idle_judge, [EASY])
     finally:
         signal.signal(signal.SIGINT, before)
         waited.set()
-    assert equivalent_many(judge, [WRONG, EASY, WRONG]) == [False, True, False]
+    assert equivalent_many(idle_judge, [WRONG, EASY, WRONG]) == [False, True, False]
 
 
 def test_what_ends_with_the_judge_has_no_verdict(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch
+    idle_judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = count()
 
     def ends(*arguments: Any) -> None:
         """Once from outside, and once by ``close``, which then waits for this comparison."""
-        judge.pool.is_closed = next(asked) == 1
+        idle_judge.pool.is_closed = next(asked) == 1
         raise Died("it ended")
 
-    monkeypatch.setattr(judge.pool.workers[0], "ask", ends)
+    monkeypatch.setattr(idle_judge.pool.workers[0], "ask", ends)
     with ThreadPoolExecutor(1) as threads:
-        verdict = threads.submit(judge.compare, Question(ONE, ONE))
+        verdict = threads.submit(idle_judge.compare, Question(ONE, ONE))
         with pytest.raises(RuntimeError, match="the judge is closed"):
             verdict.result(LONG_SECONDS)
     with pytest.raises(RuntimeError, match="the judge is closed"):
-        judge.compare(Question(ONE, ONE))
+        idle_judge.compare(Question(ONE, ONE))
 
 
 @pytest.mark.long
