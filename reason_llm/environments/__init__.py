@@ -1,8 +1,3 @@
 """Rollouts of several turns: classes that reply, tools, programs that ask for the turns themselves,
-MCP servers and verifiers' tasks. Imported where ``sample.environment`` asks for one."""
-
-from reason_llm.environments.data_side import DataSide as data_side
-from reason_llm.environments.task_rows import rows
-from reason_llm.environments.turns import open_environments
-
-__all__ = ["data_side", "open_environments", "rows"]
+MCP servers and verifiers' tasks. ``reason_llm/data/played.py`` names the modules that others
+import, when a config, a source of rows or a record asks for one."""

@@ -1,9 +1,9 @@
 """Sampling of completions with vLLM or Transformers, from the base copy and its adapter."""
 
 from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
-from reason_llm.sample.episodes import closing, environments_of, in_environment
+from reason_llm.sample.episodes import OneAnswer, episodes_of
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
-from reason_llm.sample.protocol import Ended, Episodes, Progress, Sampler, SamplingParams, Wave
+from reason_llm.sample.protocol import Ended, Episodes, Progress, Sampler, SamplingParams, unheard
 from reason_llm.sample.shards import (
     Dealer,
     Draw,
@@ -22,6 +22,7 @@ __all__ = [
     "Ended",
     "Episodes",
     "Lot",
+    "OneAnswer",
     "Part",
     "Progress",
     "Sampler",
@@ -29,12 +30,9 @@ __all__ = [
     "ShardedSampler",
     "TransformersSampler",
     "VllmSampler",
-    "Wave",
     "batch_of",
-    "closing",
     "common_prefix",
-    "environments_of",
-    "in_environment",
+    "episodes_of",
     "lots",
     "prove_sampler_is_policy",
     "sample_lot",
@@ -43,4 +41,5 @@ __all__ = [
     "stop_strings",
     "stream",
     "turn_seed",
+    "unheard",
 ]

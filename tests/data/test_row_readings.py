@@ -24,8 +24,8 @@ from reason_llm.data.forms import (
     read_preference,
     read_problem,
 )
-from reason_llm.data.played import played_by
 from reason_llm.data.rows import READERS
+from reason_llm.environments.data_side import DataSide
 from reason_llm.errors import DataError
 from stages import OF_FORM
 
@@ -759,8 +759,8 @@ def test_columns_that_reset_takes_are_read(
         "async def agent(endpoint, row): return 1.0\n"
     )
     row = {"id": 1, "url": "u"}
-    assert played_by(f"{code}:Mine").columns_of(row) & row.keys() == taken
-    assert played_by(f"agent:{code}:agent").columns_of(row) >= row.keys()
+    assert DataSide(f"{code}:Mine").columns_of(row) & row.keys() == taken
+    assert DataSide(f"agent:{code}:agent").columns_of(row) >= row.keys()
 
 
 def test_a_system_message_that_replaces_the_config_s_is_told(

@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, TINY, small_config
 from reason_llm.config import CommandLine, Config
 from reason_llm.data import own_sources
+from reason_llm.environments.data_side import DataSide
 from reason_llm.errors import CheckpointError, ConfigError
 from reason_llm.evaluate import make_request, run_evaluation
 from reason_llm.loop import train
@@ -182,15 +183,15 @@ def test_files_in_the_command_of_an_mcp_server_are_known(
     (tmp_path / "kit" / "serve.py").write_text("from . import parts\n")
     (tmp_path / "kit" / "parts.py").write_text("")
     command = "mcp:python server.py --table=table.csv --none gone.csv"
-    found = own_sources([], {"": command})
+    found = own_sources([], DataSide({"": command}))
     key = "sample.environment"
     assert {*found} == {
         f"{key} runs server.py", f"{key} runs server.py imports tool",
         f"{key} runs --table=table.csv",
     }  # fmt: skip
     with pytest.raises(ConfigError, match="No closing quotation; quote it"):
-        own_sources([], {"": "mcp:python 'server.py"})
-    modules = own_sources([], {"a": "mcp:python -m kit.serve"})
+        own_sources([], DataSide({"": "mcp:python 'server.py"}))
+    modules = own_sources([], DataSide({"a": "mcp:python -m kit.serve"}))
     assert {*modules} == {
         f"{key}.a runs kit.serve", f"{key}.a runs kit.serve imports kit.parts",
         f"{key}.a runs kit.serve imports kit",
@@ -198,7 +199,7 @@ def test_files_in_the_command_of_an_mcp_server_are_known(
     for name in ("server.py", "tool.py", "table.csv"):
         with (tmp_path / name).open("a") as file:
             file.write("# 2\n")
-        after = own_sources([], {"": command})
+        after = own_sources([], DataSide({"": command}))
         (changed,) = [key for key in found if found[key] != after[key]]
         assert changed.endswith(name.removesuffix(".py") if name == "tool.py" else name)
         found = after
@@ -209,4 +210,4 @@ def test_installed_packages_and_unreadable_imports_do_not_count(tmp_path: Path) 
     for text in ("import torch, os.path\nfrom reason_llm import train\nimport gone.away\n",
                  "from ... import up\n", "def (\n", "\0"):  # fmt: skip
         file.write_text(text)
-        assert {*own_sources([], {"": f"{file}:Asks"})} == {"sample.environment"}
+        assert {*own_sources([], DataSide({"": f"{file}:Asks"}))} == {"sample.environment"}
