@@ -27,6 +27,7 @@ from typing import Any, SupportsFloat
 
 from reason_llm.config import Config
 from reason_llm.data import Renderer, load_function
+from reason_llm.environments.batches import batch_of, common_prefix, turn_seed
 from reason_llm.environments.data_side import REPLY, own_session
 from reason_llm.environments.mcp_tools import mcp_tools
 from reason_llm.environments.playing import Wave
@@ -35,7 +36,6 @@ from reason_llm.environments.token_server import Branch, Endpoint, Play, Plays, 
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Span
-from reason_llm.sample import batch_of, common_prefix, turn_seed
 from reason_llm.workers import abandon
 
 

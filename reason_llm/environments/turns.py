@@ -41,6 +41,7 @@ import orjson
 
 from reason_llm.config import Config
 from reason_llm.data import Call, Messages, Renderer
+from reason_llm.environments.batches import batch_of, common_prefix, turn_seed
 from reason_llm.environments.data_side import (
     ENVIRONMENT,
     REPLY,
@@ -54,11 +55,6 @@ from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
-from reason_llm.sample import (
-    batch_of,
-    common_prefix,
-    turn_seed,
-)
 from reason_llm.workers import within
 
 AT_A_TIME = 32

@@ -1,6 +1,5 @@
 """Sampling of completions with vLLM or Transformers, from the base copy and its adapter."""
 
-from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
 from reason_llm.sample.episodes import OneAnswer, episodes_of
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
 from reason_llm.sample.protocol import Ended, Episodes, Progress, Sampler, SamplingParams, unheard
@@ -14,7 +13,7 @@ from reason_llm.sample.shards import (
     sample_lot,
 )
 from reason_llm.sample.transformers_sampler import TransformersSampler, stop_strings, stream
-from reason_llm.sample.vllm_sampler import VllmSampler
+from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
 
 __all__ = [
     "Dealer",
@@ -29,9 +28,8 @@ __all__ = [
     "SamplingParams",
     "ShardedSampler",
     "TransformersSampler",
+    "VllmBatch",
     "VllmSampler",
-    "batch_of",
-    "common_prefix",
     "episodes_of",
     "lots",
     "prove_sampler_is_policy",
@@ -40,6 +38,5 @@ __all__ = [
     "sampling",
     "stop_strings",
     "stream",
-    "turn_seed",
     "unheard",
 ]
