@@ -498,7 +498,7 @@ ALARMS: dict[str, Alarm] = {
             partial(stage_alarms.low_mean, row),
             row.advice,
             row.charts,
-            applies=lambda seen, key=f"{name}/loss": any(key in record for record in seen.records),
+            applies=partial(_has_metric, f"{name}/loss"),
         )
         for name, reader in READERS.items()
         for title, row in reader.alarms.items()
