@@ -158,6 +158,20 @@ def test_readers_are_the_rows_of_the_table() -> None:
     assert KINDS.keys() == READERS.keys()
 
 
+def test_environments_are_a_slice() -> None:
+    """Outside of their folder an option, a record and the names of the slice's modules know them;
+    the others ask for a ``Player``, ``Episodes`` or a ``RolloutSide``."""
+    found = {
+        name_of(path)
+        for path in MODULES
+        for node in ast.walk(tree_of(path))
+        if room(name_of(path)) != "environments"
+        if (isinstance(node, ast.Attribute) and node.attr == "environment")
+        or (isinstance(node, ast.Constant) and re.match(r"environments\.", str(node.value)))
+    }
+    assert found == {"config.sections", "data.played", "rollout"}
+
+
 def test_heavy_libraries_have_one_owner() -> None:
     for path in MODULES:
         for library in {name.split(".")[0] for name in imports_of(path)} & OWNERS.keys():

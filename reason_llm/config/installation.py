@@ -51,26 +51,33 @@ def with_commands(text: str) -> str:
     return _SCRIPT.sub(called, text)
 
 
-def slice_for(folder: str, asked: str) -> Any:
-    """Import a folder of the package that is not needed until a config asks for it.
+def slice_for(name: str, asked: str) -> Any:
+    """Import a folder of the package, or a module in it, that is not needed until a config asks
+    for it.
 
     Args:
-        folder: ``environments``, ``images`` or ``replicas``.
+        name: ``images``, ``replicas``, or ``environments.data_side``.
         asked: the option or the source that asks for it.
 
     Raises:
         ConfigError: the folder is not there.
     """
-    name = f"reason_llm.{folder}"
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
+    if (found := slice_if_there(name)) is None:
         raise ConfigError(
-            f"{asked} needs the folder reason_llm/{folder}, which this installation lacks; "
-            "install the package again, or leave it out"
-        ) from error
+            f"{asked} needs the folder reason_llm/{name.partition('.')[0]}, which this "
+            "installation lacks; install the package again, or leave it out"
+        )
+    return found
+
+
+def slice_if_there(name: str) -> Any:
+    """Import such a folder or module; None where the folder is not there."""
+    try:
+        return import_module(f"reason_llm.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"reason_llm.{name.partition('.')[0]}":
+            raise
+        return None
 
 
 def file(name: str) -> Path:

@@ -18,7 +18,14 @@ from reason_llm.data.own_code import (
     place_of,
     with_imports,
 )
-from reason_llm.data.played import Named, is_played, played_by
+from reason_llm.data.played import (
+    Player,
+    RolloutSide,
+    is_played,
+    open_played,
+    player_of,
+    rollout_sides,
+)
 from reason_llm.data.render import Renderer, order
 from reason_llm.data.rows import GYM, Row, gym_maker, gym_tasks, is_empty, options_of, read_rows
 from reason_llm.data.sets import Data, DataSet

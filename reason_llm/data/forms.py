@@ -103,8 +103,8 @@ class Problem:
     """The prompt as text, if the row has it as text."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Columns that a custom reward asks for."""
-    environment: str = ""
-    """Name of the environment, where each row names its own."""
+    toolset: str = ""
+    """Name of the tools that the prompt offers, where each row names its own."""
     extras: TemplateExtras = NO_EXTRAS
     """Arguments of the chat template from the row: tools and others."""
     ignored: tuple[str, ...] = field(default=(), compare=False)

@@ -22,6 +22,7 @@ from reason_llm.config import Config, share_of
 from reason_llm.data import cache
 from reason_llm.data.load import load_data, renderer_of
 from reason_llm.data.packed import Packed, Prompts, Units
+from reason_llm.data.played import player_of
 from reason_llm.data.rows import READERS
 from reason_llm.data.sets import Data, DataSet
 from reason_llm.errors import ReasonError, one_line
@@ -95,7 +96,7 @@ def load_kept(
 def _files(config: Config, extra_columns: Collection[str]) -> list[Path] | None:
     """The data files; None where rows come from elsewhere, or user code makes or changes them."""
     section = config.data
-    if section.preprocess or config.sample.environment or config.reader_prompts:
+    if section.preprocess or player_of(config) is not None or config.reader_prompts:
         return None
     if ROW in extra_columns or config.model.trust_remote_code:
         return None

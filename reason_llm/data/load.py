@@ -38,7 +38,7 @@ from reason_llm.data.forms import (
 from reason_llm.data.golds import JUDGE_SECONDS, damage, has_answer, unpaid
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.own_code import load_function, place_of
-from reason_llm.data.played import Played, is_played, played_by
+from reason_llm.data.played import Player, is_played, player_of
 from reason_llm.data.render import AT_ONCE, Renderer
 from reason_llm.data.rows import (
     READERS,
@@ -192,9 +192,8 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         ModelError: the model has no chat template, and prompts need one.
     """
     section, has_one = config.data, tokenizer.chat_template is not None
-    named = config.sample.environment if config.judges_answers else None
-    played = None if named is None else played_by(named)
-    tools_of = {} if played is None else dict(played.tools)
+    player = player_of(config) if config.judges_answers else None
+    tools_of = {} if player is None else dict(player.tools)
     tools = tools_of.pop("", ())
     takes_texts = section.is_offline and section.template == "auto" and not config.evaluation_sets
     path, arguments, system = config.model.path, section.template_arguments, None
@@ -208,8 +207,8 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
     has_one = has_one or takes_texts
     template = chat_template(section.template, path, has_one, arguments, section.date)
     renderer = Renderer(tokenizer, template, system, tools, tools_of)
-    if played is not None and played.needs_tools:
-        renderer.check_tools(f"sample.environment={named}")
+    if player is not None and player.needs_tools:
+        renderer.check_tools(player.option)
     return renderer
 
 
@@ -239,10 +238,8 @@ class _SetReader:
     """``Config.reader_prompts``."""
     left_out: set[str] = field(default_factory=set)
     """Columns that rewards in TRL's form are not given, of which the user knows."""
-    played: Played | None = None
-    """The data side of ``sample.environment``."""
-    reset_columns: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """What ``reset`` of each environment asks for, by the environment's name."""
+    player: Player | None = None
+    """What replies to the model's turns, if anything does."""
     preprocess: Callable[..., Any] | None = field(init=False, default=None)
     attachments: Attachments | None = None
     """Opened at the first row that has one; None: the model reads none."""
@@ -250,11 +247,9 @@ class _SetReader:
 
     def __post_init__(self) -> None:
         self.asked = self.config.reader_prompts
-        if (named := self.config.sample.environment) is not None:
+        self.player = player_of(self.config)
+        if self.player is not None:
             self.extra_columns = {*self.extra_columns, CHAT, ROW}
-            self.played = played_by(named)
-            if self.config.judges_answers:
-                self.reset_columns = self.played.columns
         if (name := self.config.data.preprocess) is not None:
             self.preprocess = load_function(name, "data.preprocess")
 
@@ -374,7 +369,7 @@ class _SetReader:
             if isinstance(each, Problem):
                 key = "" if each.extras is NO_EXTRAS else orjson.dumps(each.extras).decode()
                 extras[key] = each.extras
-                part = asked.setdefault((each.environment, key), [])
+                part = asked.setdefault((each.toolset, key), [])
                 part.append((each.where, each.messages, each.answer))
         made = dict[str, Prompt | DataError]()
         for (name, key), part in asked.items():
@@ -475,7 +470,7 @@ class _SetReader:
         judge = self.config.score.rewards[0].kind
         if not problem.answer or judge in CODE_REWARDS:
             return
-        key += problem.environment.encode()
+        key += problem.toolset.encode()
         where, gold = self.golds.setdefault(key, (problem.where, problem.answer))
         is_same = gold == problem.answer or (
             is_same_label(gold, problem.answer)
@@ -574,7 +569,7 @@ class _SetReader:
         answer = data_set.form == "problems" and not is_played(data_set.source)
         if self.config.data.form == "prompts" and judge.custom is not None:
             answer = answer and has_answer(Cells(where, row, columns))
-        needs_prompt = self.played is None or self.played.needs_prompt  # else reset may give it
+        needs_prompt = self.player is None or self.player.needs_prompt  # else reset may give it
         problem = read_problem(
             where, row, columns, tests=judge.kind in CODE_REWARDS, label=judge.name == LABEL_REWARD,
             answer=answer, prompt=needs_prompt,
@@ -582,14 +577,14 @@ class _SetReader:
         return self._with_extra(problem, row)
 
     def _read_elsewhere(self, data_set: DataSet, row: Row) -> set[str]:
-        """Columns of a row that a filter, the environment or a custom reward reads."""
+        """Columns of a row that a filter, the player or a custom reward reads."""
         found = {*self.extra_columns}
-        if data_set.is_asked and self.played is not None:
-            found |= self.played.columns_of(row)
+        if data_set.is_asked and self.player is not None:
+            found |= self.player.columns_of(row)
         return {str(name).removesuffix(MAY_LACK) for name in found}
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
-        """The problem with its environment and the columns that rewards and environment read."""
+        """The problem with the name of its tools and the columns that rewards and player read."""
         talk = self.renderer.with_system_prompt(problem.messages)
         there = {**row, CHAT: talk}
         if ROW in self.extra_columns:
@@ -605,8 +600,11 @@ class _SetReader:
                 )
             prompt = talk if problem.prompt is None else problem.prompt
             there[ROW] = {"prompt": prompt, "columns": kept}
-        environment = "" if self.played is None else self.played.name(problem.where, row)
-        asked = dict.fromkeys(self.reset_columns.get(environment, ()), "reset of the environment")
+        toolset, asked = "", dict[str, str]()
+        if self.player is not None:
+            toolset = self.player.name(problem.where, row)
+            if self.config.judges_answers:
+                asked |= self.player.needed_columns(toolset)
         extra_columns = sorted(
             name.removesuffix(MAY_LACK)
             for name in self.extra_columns
@@ -629,7 +627,7 @@ class _SetReader:
                     "as text"
                 )
         extra = {name: there[name] for name in dict.fromkeys(extra_columns)}
-        return replace(problem, extra=extra, environment=environment)
+        return replace(problem, extra=extra, toolset=toolset)
 
     def _add_prompt(
         self, data_set: DataSet, problem: Problem, prompt: Prompt | DataError
@@ -652,7 +650,7 @@ class _SetReader:
             )
         for name, text in self.asked.items() if data_set.is_training else ():
             self._ask_reader(name, problem, prompt, text, room)
-        renderer = self.renderer.of(problem.environment).with_extras(problem.extras)
+        renderer = self.renderer.of(problem.toolset).with_extras(problem.extras)
         data_set.ignored.update(
             renderer.check_written(problem.where, problem.messages, prompt.text)
         )
@@ -685,7 +683,7 @@ class _SetReader:
         # In one pass, so that a question that holds {answer} stays as it is.
         content = re.sub(r"\{(prompt|answer)\}", lambda found: filled[found[1]], text)
         talk = [*earlier, {**last, "content": content}]
-        renderer = self.renderer.of(problem.environment)
+        renderer = self.renderer.of(problem.toolset)
         asked = renderer.prompt(problem.where, talk, problem.answer).token_ids
         if len(asked) > room:
             raise DataError(

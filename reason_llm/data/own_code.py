@@ -6,14 +6,14 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from reason_llm.config import RewardSpec, installation
-from reason_llm.data.played import played_by
+from reason_llm.data.played import Player
 from reason_llm.errors import ConfigError, one_line
 from reason_llm.files import MIB, read_bounded, sha256
 
@@ -110,16 +110,14 @@ MOST_SOURCE_BYTES = 64 * MIB
 
 def own_sources(
     rewards: Sequence[RewardSpec],
-    environment: str | Mapping[str, str] | None = None,
+    player: Player | None = None,
     sources: Iterable[str] = (),
 ) -> dict[str, str]:
-    """Digests of the user's own code that a run calls, by what names it: files of rewards,
-    environments and agents, the local modules that they import, the files in an MCP server's
-    command line, modules with tasksets, and functions that were given in Python.
+    """Digests of the user's own code that a run calls, by what names it: files of rewards
+    and of the player, the local modules that they import, and functions that were given in Python.
 
     Args:
-        environment: ``sample.environment``.
-        sources: names of data sets, of which some are verifiers' tasksets.
+        sources: names of data sets, some of which the player makes.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -131,8 +129,8 @@ def own_sources(
         files[reward.key] = file_of(str(reward.custom))
     for key, file in files.items():
         digests |= with_imports(key, file, sys.path)
-    if environment is not None:
-        digests |= played_by(environment).sources(sources)
+    if player is not None:
+        digests |= player.sources(sources)
     return digests
 
 

@@ -1,17 +1,28 @@
-"""Access to the data side of ``sample.environment``. Its folder, ``reason_llm/environments``, is
-imported when a config or a source of rows asks for it."""
+"""The core's knowledge of rollouts of several turns: its protocols, and the names under which their
+folder, ``reason_llm/environments``, is imported when a config, a source of rows or a record asks
+for it. Without the folder there are rollouts of one answer alone."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from reason_llm.config import installation
+from reason_llm.config import Config, Section, installation
+from reason_llm.rollout import Completion, Group
 
-Named = str | Mapping[str, str]
-"""A value of ``sample.environment``."""
+_PARTS = {
+    "player": "environments.data_side",
+    "episodes": "environments.opening",
+    "rows": "environments.task_rows",
+    "rollouts": "environments.rollout_side",
+}
+"""Modules of the folder that are asked for."""
 
 
-class Played(Protocol):
-    """Interface of ``sample.environment`` for data, prompts and digests."""
+class Player(Protocol):
+    """Interface of ``sample.environment``: what replies to the model's turns."""
+
+    @property
+    def option(self) -> str:
+        """Option that asks for it, with its value, for messages."""
 
     @property
     def needs_prompt(self) -> bool:
@@ -26,8 +37,11 @@ class Played(Protocol):
         """JSON schemas of the tools, by the name in a row; a single one has the empty name."""
 
     @property
-    def columns(self) -> Mapping[str, Collection[str]]:
-        """Columns without which ``reset`` cannot be called, by the name in a row."""
+    def chat_note(self) -> str:
+        """A note for the user of a chat with a model that was trained with it."""
+
+    def needed_columns(self, name: str) -> Mapping[str, str]:
+        """Columns without which a row of this name cannot be played, and who asks for each."""
 
     def columns_of(self, row: Mapping[str, Any]) -> set[str]:
         """Columns of this row that are read."""
@@ -39,12 +53,62 @@ class Played(Protocol):
         """Digests of the user's own code in it, and in these sources of rows."""
 
 
-def played_by(named: Named) -> Played:
-    """The data side of this ``sample.environment``."""
-    made: Played = installation.slice_for("environments", f"sample.environment={named}").data_side(
-        named
-    )
+class RolloutSide(Protocol):
+    """Interface of what is read from the records of played rollouts: their reward, an argument of
+    reward functions, metrics, the part of a report's page, and an alarm, which is raised by a
+    metric's mean over a limit."""
+
+    WHO: str
+    """The player in messages."""
+    REWARD: str
+    """Name of the reward that it pays itself."""
+    RewardOptions: type[Section]
+    ARGUMENT: str
+    """Argument of reward functions in TRL's form."""
+    ARGUMENT_LACKS: str
+    """Why a function does not get it."""
+    ALARM: str
+    ADVICE: str
+    LIMITS: Mapping[str, tuple[float, str]]
+    """The largest mean of the last steps by metric, and what it is."""
+    FAILED: str
+    """The metric that raises the alarm by one step with the value 1."""
+    FAILED_TEXT: str
+    """What has happened then."""
+    PLAYED: str
+    """The metric that only records of played rollouts have."""
+
+    def reward(self, options: Any, completion: Completion) -> float:
+        """What it paid a rollout; NaN for nothing."""
+
+    def argument(self, group: Group) -> list[Any] | None:
+        """The argument of reward functions, an object of each completion; None of one answer."""
+
+    def problem(self, completion: Completion) -> str | None:
+        """Why a rollout failed; None where it did not."""
+
+    def metrics(self, completions: Sequence[Completion]) -> dict[str, float]:
+        """Statistics of a step's rollouts; empty where none was played."""
+
+    def page_entry(self, completion: Completion) -> dict[str, Any] | None:
+        """What the report's page shows of a rollout; None of one that was not played."""
+
+
+def player_of(config: Config) -> Player | None:
+    """The player of ``sample.environment``; None without."""
+    if (named := config.sample.environment) is None:
+        return None
+    module = installation.slice_for(_PARTS["player"], f"sample.environment={named}")
+    made: Player = module.DataSide(named)
     return made
+
+
+def open_played(config: Config, renderer: Any, context_tokens: int) -> Any:
+    """The ``Episodes`` of ``sample.environment``, None without; raises ConfigError."""
+    if (player := player_of(config)) is None:
+        return None
+    module = installation.slice_for(_PARTS["episodes"], player.option)
+    return module.open_episodes(config, renderer, context_tokens)
 
 
 def is_played(source: str) -> bool:
@@ -55,5 +119,11 @@ def is_played(source: str) -> bool:
 
 def played_rows(source: str) -> Iterator[dict[str, Any]]:
     """Rows of such a source."""
-    found: Iterator[dict[str, Any]] = installation.slice_for("environments", source).rows(source)
+    found: Iterator[dict[str, Any]] = installation.slice_for(_PARTS["rows"], source).rows(source)
     return found
+
+
+def rollout_sides() -> list[RolloutSide]:
+    """The reader of played rollouts; none where the folder is not installed."""
+    found = installation.slice_if_there(_PARTS["rollouts"])
+    return [] if found is None else [found]

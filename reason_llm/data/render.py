@@ -55,7 +55,8 @@ AT_ONCE = 256
 AT_ONCE_CHARACTERS = 1 << 20
 """Characters after which a call of the tokenizer takes no further text."""
 
-_REPLY = "an environment's reply"
+_REPLY = "a reply"
+"""What the problem of a reply is told of, where its caller gives no better name."""
 _ANSWERS = {
     "<think>\n\n</think>\n\n": ".",
     "<think>\n": ".\n</think>\n\n.",
@@ -88,11 +89,11 @@ class Renderer:
     tools: tuple[dict[str, Any], ...] = field(default=(), hash=False)
     """JSON schemas of the tools that are offered to the model."""
     tools_of: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict, hash=False)
-    """Schemas by the environment that a row names."""
+    """Schemas by the name that a row has for its tools."""
 
-    def of(self, environment: str) -> "Renderer":
-        """The renderer of rows that name this environment; itself where none does."""
-        return replace(self, tools=self.tools_of[environment]) if self.tools_of else self
+    def of(self, toolset: str) -> "Renderer":
+        """The renderer of rows that name these tools; itself where none does."""
+        return replace(self, tools=self.tools_of[toolset]) if self.tools_of else self
 
     def on(self, date: str | None) -> "Renderer":
         """The renderer whose template reads this date."""
@@ -102,7 +103,7 @@ class Renderer:
         """The renderer of rows that bring tools or arguments; itself where they bring none.
 
         Raises:
-            DataError: the environment has tools, too.
+            DataError: the config has tools, too.
         """
         if extras.tools and self.tools:
             raise DataError(
@@ -393,17 +394,20 @@ class Renderer:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         return f" ({', '.join(names[:MOST_NAMED])}{more})" if names else ""
 
-    def replies(self, replies: Sequence[Messages], most_tokens: int) -> list[list[int]]:
+    def replies(
+        self, replies: Sequence[Messages], most_tokens: int, where: str = _REPLY
+    ) -> list[list[int]]:
         """Token ids of what follows an assistant's answer when these messages reply to it: the end
         of the answer, the reply, and what comes before the next answer. A content of more than
         ``most_tokens`` is cut in its middle, which says so; control tokens that it spells are text.
+        ``where`` names it in an error.
 
         Raises:
             ConfigError: the template does not write an answer before a reply as it was sampled.
             DataError: the tokenizer gives up or takes too long, or cannot read them as text.
         """
         cut = [
-            [{**each, "content": self._cut(each["content"], most_tokens)} for each in reply]
+            [{**each, "content": self._cut(each["content"], most_tokens, where)} for each in reply]
             for reply in replies
         ]
         marked = list(map(self.marked, cut))
@@ -412,19 +416,21 @@ class Renderer:
         if family is None or not all(map(family.knows, marked)):
             texts = self._after_answers([*marked, *(cut[number] for number in spells)])
             for number, plain in zip(spells, texts[len(cut) :], strict=True):
-                texts[number] = self._as_written(_REPLY, texts[number], plain)
-            return [self.marked_ids(_REPLY, text) for text in texts[: len(cut)]]
+                texts[number] = self._as_written(where, texts[number], plain)
+            return [self.marked_ids(where, text) for text in texts[: len(cut)]]
         found = list(map(family.reply, marked))
         for number in spells:
             text = _decoded(self.tokenizer, found[number])
             plain = _decoded(self.tokenizer, family.reply(cut[number]))
-            text = self._as_written(_REPLY, text, plain)
-            found[number] = self.marked_ids(_REPLY, text)
+            text = self._as_written(where, text, plain)
+            found[number] = self.marked_ids(where, text)
         return found
 
-    def after(self, ids: Sequence[int], reply: Messages, most_tokens: int) -> list[int]:
+    def after(
+        self, ids: Sequence[int], reply: Messages, most_tokens: int, where: str = _REPLY
+    ) -> list[int]:
         """``replies`` of one reply to an answer of these ids, and what is not yet in them."""
-        (added,) = self.replies([reply], most_tokens)
+        (added,) = self.replies([reply], most_tokens, where)
         return self.not_yet_in(ids, added)
 
     def not_yet_in(self, ids: Sequence[int], added: list[int]) -> list[int]:
@@ -470,9 +476,9 @@ class Renderer:
             found.append(whole[len(answered) :])
         return found
 
-    def _cut(self, text: str, most_tokens: int) -> str:
+    def _cut(self, text: str, most_tokens: int, where: str) -> str:
         """The text, without its middle where it has more tokens."""
-        ids = self.token_ids(_REPLY, text)
+        ids = self.token_ids(where, text)
         if len(ids) <= most_tokens:
             return text
         half = most_tokens // 2

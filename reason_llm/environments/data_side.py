@@ -19,15 +19,22 @@ NO_TOOLS = {"reset", "step", "get_reward", "close"}
 """Public methods of an environment that the model does not call."""
 ENVIRONMENT = "environment"
 """The column that names a row's environment."""
+REPLY = "an environment's reply"
+"""A reply in errors of the tokenizer and the chat template."""
 SESSIONS = ("agent", "mcp", "verifiers")
 """Prefixes of ``sample.environment`` for programs that ask for the model's turns themselves."""
 
 
 @dataclass(frozen=True)
 class DataSide:
-    """See ``Played`` in ``data``."""
+    """See ``Player`` in ``data``."""
 
     named: str | Mapping[str, str]
+
+    @property
+    def option(self) -> str:
+        """Option with its value."""
+        return f"sample.environment={self.named}"
 
     @property
     def needs_prompt(self) -> bool:
@@ -44,8 +51,17 @@ class DataSide:
         """Schemas by the environments' names."""
         return {n: tool_schemas(where) for n, where in environments_by_name(self.named).items()}
 
+    chat_note = (
+        "a chat does not play sample.environment: each answer is one turn, your next message is "
+        "the reply, and the model has no tools"
+    )
+
+    def needed_columns(self, name: str) -> Mapping[str, str]:
+        """Columns without which ``reset`` cannot be called."""
+        return dict.fromkeys(self._needed.get(name, ()), "reset of the environment")
+
     @cached_property
-    def columns(self) -> Mapping[str, list[str]]:
+    def _needed(self) -> Mapping[str, list[str]]:
         """Columns by the environments' names."""
         return {n: reset_columns(where) for n, where in environments_by_name(self.named).items()}
 

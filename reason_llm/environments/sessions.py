@@ -27,14 +27,15 @@ from typing import Any, SupportsFloat
 
 from reason_llm.config import Config
 from reason_llm.data import Renderer, load_function
-from reason_llm.environments.data_side import own_session
+from reason_llm.environments.batches import batch_of, common_prefix, turn_seed
+from reason_llm.environments.data_side import REPLY, own_session
 from reason_llm.environments.mcp_tools import mcp_tools
+from reason_llm.environments.playing import Wave
 from reason_llm.environments.tasksets import tasksets
 from reason_llm.environments.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Span
-from reason_llm.sample import Wave, batch_of, common_prefix, turn_seed
 from reason_llm.workers import abandon
 
 
@@ -56,10 +57,10 @@ class Sessions:
         else:
             self.plays = tasksets(config, rest, renderer)
         if kind != "verifiers":  # which renders anew where turns cannot follow
-            renderer.replies([[{"role": "user", "content": "."}]], self.section.reply_tokens)
+            renderer.replies([[{"role": "user", "content": "."}]], self.section.reply_tokens, REPLY)
 
     def play(self, wave: Wave) -> list[Group]:
-        """See ``Episodes``."""
+        """See ``Game``."""
         prompts, params, seed, progress, sampler, report = wave
         size = params.num_completions
         rollouts = [Session(prompt) for prompt in prompts for _ in range(size)]

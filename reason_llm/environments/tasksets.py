@@ -30,6 +30,7 @@ from reason_llm.data import (
     plain_messages,
     said_before,
 )
+from reason_llm.environments.data_side import REPLY
 from reason_llm.environments.mcp_tools import client, converse
 from reason_llm.environments.task_rows import TASKSET, parsed_source, tasks_of
 from reason_llm.environments.token_server import (
@@ -319,7 +320,9 @@ def _turns(own: Renderer, ends: Collection[int]) -> ModuleType:
             renderer, ids = replace(own, tools=tuple(tools or ())), [*prompt, *answer]
             try:
                 with one_at_a_time:
-                    added = renderer.after(ids, plain_messages(reply), self.config.reply_tokens)
+                    added = renderer.after(
+                        ids, plain_messages(reply), self.config.reply_tokens, REPLY
+                    )
             except ReasonError:
                 return None  # it is rendered anew
             return RenderedTokens(

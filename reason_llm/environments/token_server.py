@@ -38,6 +38,7 @@ from aiohttp import web
 
 from reason_llm.config import SampleSection
 from reason_llm.data import Messages, Renderer, plain_messages
+from reason_llm.environments.data_side import REPLY
 from reason_llm.errors import ReasonError, one_line
 from reason_llm.model import decode
 from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
@@ -521,7 +522,7 @@ class TokenServer:
                 branch = each if each.tools == asked.tools else branch
         if branch.ids:
             tail = messages[len(branch.messages) :]
-            added = renderer.after(branch.ids, tail, self.section.reply_tokens)
+            added = renderer.after(branch.ids, tail, self.section.reply_tokens, REPLY)
         else:
             branch.prompt = renderer.prompt("a chat", messages, "").token_ids
         completion, ask = await self._sampled(session, branch, tuple(added), asked.draw)

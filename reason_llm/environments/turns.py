@@ -41,25 +41,20 @@ import orjson
 
 from reason_llm.config import Config
 from reason_llm.data import Call, Messages, Renderer
+from reason_llm.environments.batches import batch_of, common_prefix, turn_seed
 from reason_llm.environments.data_side import (
     ENVIRONMENT,
+    REPLY,
     environment_class,
     environment_name,
     environments_by_name,
-    own_session,
     tool_methods,
 )
+from reason_llm.environments.playing import Wave
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, FinishReason, Group, Prompt, Span
-from reason_llm.sample import (
-    Episodes,
-    Wave,
-    batch_of,
-    common_prefix,
-    turn_seed,
-)
 from reason_llm.workers import within
 
 AT_A_TIME = 32
@@ -74,22 +69,6 @@ ENDED = "ended"
 """A parameter of ``get_reward``: the rollout's finish reason."""
 
 log = logging.getLogger(__name__)
-
-
-def open_environments(config: Config, renderer: Renderer, context_tokens: int) -> Episodes:
-    """The environments of ``sample.environment``; raises ConfigError."""
-    asks_itself, named = own_session(config.sample.environment)[0], config.sample.environment
-    kinds = [] if asks_itself else map(environment_class, environments_by_name(named).values())
-    if config.turn_weight and all(map(tool_methods, kinds)):
-        raise ConfigError(
-            f"algorithm.credit=turn contradicts sample.environment={named}, which rewards no "
-            "turns; name a class with step, or set credit to rollout"
-        )
-    if not asks_itself:
-        return Environments(config, renderer, context_tokens)
-    from reason_llm.environments.sessions import Sessions  # aiohttp is for those that need it
-
-    return Sessions(config, renderer, context_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +112,10 @@ class Environments:
                     "environment asks; add it: get_reward() gives a number"
                 )
             kind = self.kinds[name] = _Kind(name, make, tools, renderer.of(name), pays_turns)
-            kind.renderer.replies([kind.reply(".")], self.section.reply_tokens)
+            kind.renderer.replies([kind.reply(".")], self.section.reply_tokens, REPLY)
 
     def play(self, wave: Wave) -> list[Group]:
-        """See ``Episodes``."""
+        """See ``Game``."""
         size = wave.params.num_completions
         rollouts = [_Rollout(self, prompt) for prompt in wave.prompts for _ in range(size)]
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
@@ -252,7 +231,7 @@ class Environments:
             told = [(each, m) for each, m in going if each.kind is kind and not each.finish]
             if not told:
                 continue
-            replies = kind.renderer.replies([m for _, m in told], self.section.reply_tokens)
+            replies = kind.renderer.replies([m for _, m in told], self.section.reply_tokens, REPLY)
             for (each, _), ids in zip(told, replies, strict=True):
                 each.reply(ids, most)
 

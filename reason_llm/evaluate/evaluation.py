@@ -8,7 +8,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from reason_llm.data import (
     DataSet,
     load_evaluation,
     own_sources,
+    player_of,
     renderer_of,
     today,
 )
@@ -53,9 +54,7 @@ from reason_llm.sample import (
     Progress,
     Sampler,
     SamplingParams,
-    closing,
-    environments_of,
-    in_environment,
+    episodes_of,
     prove_sampler_is_policy,
     sampling,
 )
@@ -75,7 +74,7 @@ class _Stage:
     tokenizer: Any
     sets: list[DataSet]
     plan: Plan
-    environments: Episodes | None
+    episodes: Episodes
 
     def waves(self) -> Iterator[tuple[Target, Wave]]:
         """Waves of prompts, fixed by the config and the plan, so that a resumed evaluation has the
@@ -146,8 +145,8 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
         plan = subject.plan(longest, learns=False, attachments=attachments, reads=False)
         renderer = renderer_of(config, subject.tokenizer)
-        played = environments_of(config, renderer, subject.context_tokens)
-        stages.append(_Stage(config, targets, subject.tokenizer, sets, plan, played))
+        episodes = episodes_of(config, renderer, subject.context_tokens)
+        stages.append(_Stage(config, targets, subject.tokenizer, sets, plan, episodes))
         problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
         labels = " and ".join(target.label for target in targets)
         lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
@@ -240,7 +239,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
     """Everything that the lines depend on."""
     kept = ("model", "data", "sample", "score", "eval", "memory")
     first = stages[0].config.model_dump(mode="json")
-    rewards, played = request.config.score.rewards[:1], request.config.sample.environment
+    rewards, player = request.config.score.rewards[:1], player_of(request.config)
     content = [
         [
             each.name,
@@ -254,7 +253,7 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
         "seed": request.config.run.seed,
         "k": request.num_samples,
         "sets": dict(request.config.eval.sets),
-        "sources_sha256": own_sources(rewards, played, request.config.eval.sets.values()),
+        "sources_sha256": own_sources(rewards, player, request.config.eval.sets.values()),
         "prompts_sha256": hashlib.sha256(orjson.dumps(content)).hexdigest()[:16],
         "models": {
             target.label: {
@@ -298,12 +297,12 @@ def _run_stage(
             total = sum(len(wave.prompts) for wave in todo) * (has_greedy + request.num_samples)
             with (
                 sampling(model, plan.cache_tokens) as sampler,
-                closing(stage.environments),
+                closing(stage.episodes),
                 watch.phase(target.label, total) as progress,
             ):
                 if model.engine is not None:
                     prove_sampler_is_policy(sampler, model, todo[0].prompts)
-                playing = in_environment(sampler, stage.environments)
+                playing = stage.episodes.over(sampler)
                 for wave in todo:
                     log.append(_wave_outcomes(request, config, wave, playing, scorer, progress))
     for name, count in scorer.take_counts().items():

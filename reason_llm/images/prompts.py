@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reason_llm.config import READERS, Config, ModelSection
-from reason_llm.data import Example, Row
+from reason_llm.data import Example, Row, player_of
 from reason_llm.errors import ConfigError, DataError, ModelError
 from reason_llm.images.files import Image, Picture, pictures_of, placed
 from reason_llm.images.sizes import ImageSizes
@@ -188,9 +188,8 @@ class Images:
 
 def _contradictions(config: Config, is_alone: bool) -> Iterator[tuple[str, str]]:
     """Options that do not go with images, and what to set them to."""
-    sample = config.sample
-    if sample.environment is not None:
-        yield f"sample.environment={sample.environment}", "leave it out"
+    if (player := player_of(config)) is not None:
+        yield player.option, "leave it out"
     if config.stage == "preference" and not config.learns_pairs:
         yield f"preference.name={config.preference.name}", "take one that learns from pairs"
     if not is_alone:

@@ -8,7 +8,7 @@ prompts are drawn until the step is full or the bound is reached. Source: arXiv:
 
 import math
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from typing import Self
 
 from reason_llm.config import Algorithm, Config, is_right
 from reason_llm.data import order
-from reason_llm.errors import TrainingError, printable
 from reason_llm.readers import RewardReader, StopRequest
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run.start.prepare import Job
@@ -29,9 +28,6 @@ from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Ended, Sampler, SamplingParams
 from reason_llm.train import with_advantages
-
-MOST_FAILED_STEPS = 3
-"""Steps in a row whose rollouts all failed, at which a run ends."""
 
 RewardsOf = Callable[[RewardReader, Sequence[Group]], Sequence[float]]
 """Computes a model's rewards of the groups' completions."""
@@ -54,8 +50,8 @@ class Step:
     watch: Watch
     record: Record
     """The step's record, to which collecting adds."""
-    failed_before: int = 0
-    """Number of steps in a row before it in which the environment failed in all rollouts."""
+    earlier: Callable[[], Sequence[Record]] = list
+    """Reads the records of the steps before it."""
 
     @property
     def config(self) -> Config:
@@ -108,7 +104,10 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
                 sampled = sampler.sample(
                     prompts[part], params, seed=seed.getrandbits(63), progress=progress, ended=ended
                 )
-            _check_environment(step, [*collected.together()[0], *sampled])
+            so_far = [*collected.together()[0], *sampled]
+            if len(so_far) >= sample.prompts_per_step:
+                # Before the wave is saved: after an error the same command samples it again.
+                job.run.episodes.check(so_far, step.earlier)
             fresh_tokens += sum(len(c.sampled_ids) for group in sampled for c in group.completions)
             collected.add(sampled)
             step.save(*collected.together())
@@ -120,23 +119,6 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
         step.save(*collected.together())
         return scored
     return _finished(step, scored, collected.drawn, collected.counts)
-
-
-def _check_environment(step: Step, groups: Sequence[Group]) -> None:
-    """Raise TrainingError at the last wave of the third step in a row in which all rollouts failed.
-    The wave is not saved, so that the same command samples it again."""
-    found = [completion for group in groups for completion in group.completions]
-    is_whole = len(groups) >= step.config.sample.prompts_per_step
-    if step.failed_before + 1 < MOST_FAILED_STEPS or not is_whole:
-        return
-    if all(each.finish_reason == "error" for each in found):
-        problems = Counter(str(each.environment.get("problem")) for each in found)
-        ((problem, _),) = problems.most_common(1)
-        raise TrainingError(
-            f"the environment failed in all rollouts of the last {MOST_FAILED_STEPS} steps: "
-            f"{printable(problem)[:300]}; fix sample.environment={step.config.sample.environment}, "
-            "and give the same command again, which resumes the run"
-        )
 
 
 def sampled_before(step: Step) -> list[Group] | None:

@@ -23,7 +23,7 @@ from reason_llm.run.store.metrics import Record
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team import Team
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Progress, Sampler, SamplingParams, in_environment, sampling
+from reason_llm.sample import Progress, Sampler, SamplingParams, sampling
 from reason_llm.score import Scorer
 from reason_llm.score.statistics import estimate
 from reason_llm.train import Learner, learning, length_bias
@@ -88,7 +88,7 @@ class HeldOut:
             sampling(self._learner.model, job.plan.cache_tokens) as sampler,
             watch.phase("evaluating", total) as progress,
         ):
-            dealing = in_environment(self._team.dealing(sampler), job.run.environments)
+            dealing = job.run.episodes.over(self._team.dealing(sampler))
             for data_set in job.data.held_out:
                 seed = random.Random(f"{config.run.seed}/held_out/{data_set.name}").getrandbits(63)
                 values, groups = evaluate(

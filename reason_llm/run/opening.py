@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -25,7 +25,6 @@ from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team import Team
 from reason_llm.run.watch import Begun, Watch
-from reason_llm.sample import closing
 from reason_llm.train import with_advantages
 
 
@@ -42,7 +41,7 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
     meter = Meter(default_device())  # memory in use so far is not the run's
     with (
         job.scorer,
-        closing(job.run.environments),
+        closing(job.run.episodes),
         _locked(job) as (buffer, archive, writer),
         _team_of(job, watch) as team,
         Model(

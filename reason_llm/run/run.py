@@ -28,7 +28,7 @@ from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team import Team
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Sampler, in_environment
+from reason_llm.sample import Sampler
 from reason_llm.train import Learners, with_learner_logprobs
 
 
@@ -86,7 +86,7 @@ class Run:
             number, self.state.drawn, self._team.version_of(number),
             None if self._saved is None else str(self._saved.folder),
             self.job, self._buffer, self._stop, self._watch, self.phases.record,
-            metrics.failed_steps(self._log.records()),
+            self._log.records,
         )  # fmt: skip
 
     def batch(self, step: int) -> list[Datum]:
@@ -99,7 +99,7 @@ class Run:
         with self.phases.saved_if_stopped():
             with self.phases.sampling(self._team.version_of(step)) as sampler:
                 dealing = self._team.dealing(sampler)
-                yield in_environment(dealing, self.job.run.environments)
+                yield self.job.run.episodes.over(dealing)
             self._stop.check()
 
     def rewards_of(self, reader: RewardReader, groups: Sequence[Group]) -> Sequence[float]:

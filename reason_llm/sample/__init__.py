@@ -1,9 +1,8 @@
 """Sampling of completions with vLLM or Transformers, from the base copy and its adapter."""
 
-from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
-from reason_llm.sample.episodes import closing, environments_of, in_environment
+from reason_llm.sample.episodes import OneAnswer, episodes_of
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
-from reason_llm.sample.protocol import Ended, Episodes, Progress, Sampler, SamplingParams, Wave
+from reason_llm.sample.protocol import Ended, Episodes, Progress, Sampler, SamplingParams, unheard
 from reason_llm.sample.shards import (
     Dealer,
     Draw,
@@ -14,7 +13,7 @@ from reason_llm.sample.shards import (
     sample_lot,
 )
 from reason_llm.sample.transformers_sampler import TransformersSampler, stop_strings, stream
-from reason_llm.sample.vllm_sampler import VllmSampler
+from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
 
 __all__ = [
     "Dealer",
@@ -22,19 +21,16 @@ __all__ = [
     "Ended",
     "Episodes",
     "Lot",
+    "OneAnswer",
     "Part",
     "Progress",
     "Sampler",
     "SamplingParams",
     "ShardedSampler",
     "TransformersSampler",
+    "VllmBatch",
     "VllmSampler",
-    "Wave",
-    "batch_of",
-    "closing",
-    "common_prefix",
-    "environments_of",
-    "in_environment",
+    "episodes_of",
     "lots",
     "prove_sampler_is_policy",
     "sample_lot",
@@ -42,5 +38,5 @@ __all__ = [
     "sampling",
     "stop_strings",
     "stream",
-    "turn_seed",
+    "unheard",
 ]

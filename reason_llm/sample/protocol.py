@@ -1,8 +1,8 @@
 """Interface of the samplers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 from reason_llm.rollout import Group, Prompt
 
@@ -56,22 +56,20 @@ class Sampler(Protocol):
         """Number of these prompts that fit into memory with all their completions; at least 1."""
 
 
-class Wave(NamedTuple):
-    """Rollouts that are asked for, and the sampler of their turns; else as ``Sampler.sample``."""
-
-    prompts: Sequence[Prompt]
-    params: SamplingParams
-    seed: int
-    progress: Progress
-    sampler: Sampler
-    ended: Ended
-
-
 class Episodes(Protocol):
-    """Rollouts of several turns in environments."""
+    """The form of a run's rollouts: one answer of the model, or several with replies between."""
 
-    def play(self, wave: Wave) -> list[Group]:
-        """Play a wave; the same seed gives the same tokens where the environments do the same."""
+    def over(self, sampler: Sampler) -> Sampler:
+        """The sampler of whole rollouts, over a sampler of single answers."""
+
+    def check(
+        self, groups: Sequence[Group], earlier: Callable[[], Sequence[Mapping[str, Any]]]
+    ) -> None:
+        """Raise TrainingError if it makes no sense to continue after the groups of a step.
+
+        Args:
+            earlier: reads the records of the steps before it.
+        """
 
     def close(self) -> None:
         """Close what is held between waves; another wave makes it anew."""

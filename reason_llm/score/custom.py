@@ -33,11 +33,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from threading import Lock
-from types import SimpleNamespace
 from typing import Any, SupportsFloat, TypeVar
 
 from reason_llm.config import PYTHON
-from reason_llm.data import load_function
+from reason_llm.data import load_function, rollout_sides
 from reason_llm.errors import ConfigError
 from reason_llm.rollout import ALL, MAY_LACK, ROW, Completion, Group, Prompt
 from reason_llm.workers import within
@@ -49,7 +48,7 @@ OF_ONE = {"completion", "token_ids"}
 OF_GROUP = {"completions", "all_token_ids"}
 OF_BOTH = {"prompt", "answer"}
 OF_TRL = {"prompts", "completions", "completion_ids"}
-OF_TRAINER = {"environments", "log_extra", "log_metric"}
+OF_TRAINER = {"log_extra", "log_metric", *(side.ARGUMENT for side in rollout_sides())}
 """Arguments that TRL's trainer passes besides columns."""
 NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt", "trainer_state"}
 """What a function of TRL's form is not given here."""
@@ -174,7 +173,6 @@ class CustomReward:
         if not isinstance(row, Mapping):
             raise ValueError(f"{self.where} asks for the row, which {group.prompt.id} lacks")
         prompt, texts = row["prompt"], [completion.answer for completion in group.completions]
-        told = [completion.environment for completion in group.completions]
         is_talk = not isinstance(prompt, str)
         values: dict[str, Any] = {
             name: [value] * count
@@ -188,11 +186,13 @@ class CustomReward:
             "log_extra": log_extra,
             "log_metric": self._log_metric,
         }
-        if any(told):
-            values["environments"] = [SimpleNamespace(**_members(each)) for each in told]
+        for side in rollout_sides():
+            if (played := side.argument(group)) is not None:
+                values[side.ARGUMENT] = played
         missing = [n for n in self._names if n not in values and n not in self._optional]
         if missing:
-            why = " (there is no sample.environment)" if missing == ["environments"] else ""
+            lacks = (s.ARGUMENT_LACKS for s in rollout_sides() if missing == [s.ARGUMENT])
+            why = "".join(lacks)
             raise ValueError(f"{self.where} asks for {str(missing)[1:-1]}, which {group.prompt.id} "
                              f"lacks{why}")  # fmt: skip
         return values if self._takes_all else {n: values[n] for n in self._names if n in values}
@@ -263,12 +263,6 @@ def _logged(value: Any) -> Any:
         if math.isfinite(number):
             return int(number) if isinstance(value, int) and int(number) == value else number
     return str(value)[:MOST_VALUE].encode(errors="replace").decode()
-
-
-def _members(told: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment's values for a rollout, including its notes."""
-    notes = told.get("notes", {})
-    return {**{n: v for n, v in told.items() if n != "notes"}, **notes, "notes": notes}
 
 
 async def _awaited(result: Any) -> Any:

@@ -28,7 +28,7 @@ from reason_llm.config import (
     nearest,
     wrong,
 )
-from reason_llm.data import GYM, gym_maker, gym_tasks, is_published
+from reason_llm.data import GYM, RolloutSide, gym_maker, gym_tasks, is_published, rollout_sides
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt
 from reason_llm.score.code import (
@@ -214,13 +214,6 @@ class StepsOptions(Section):
     """Steps for the full reward."""
 
 
-class EnvironmentOptions(Section):
-    """An environment's values for its rollout."""
-
-    note: str | None = None
-    """Key of a number in the environment's ``notes``, used instead of its reward."""
-
-
 class RegexOptions(Section):
     """The regular expression reward."""
 
@@ -274,6 +267,10 @@ class Reward:
     """Columns that a function logged for a group which it has just judged."""
     description: str | None = None
     """A note for the user at the start."""
+
+
+Row = tuple[type[Section], Callable[[Any, Context], Reward]]
+"""The options of a reward, and what makes it."""
 
 
 def make_reward(spec: RewardSpec, context: Context) -> Reward:
@@ -442,15 +439,11 @@ def _judge(options: JudgeOptions, context: Context) -> Reward:
     return Reward(judge.score, threads=judge.threads, columns=(CHAT,))
 
 
-def _environment(options: EnvironmentOptions, context: Context) -> Reward:
-    def value(prompt: Prompt, completion: Completion) -> float:
-        told = completion.environment
-        if options.note is None:
-            return float(told.get("reward", math.nan))
-        note = told.get("notes", {}).get(options.note)
-        return float(note) if isinstance(note, int | float) else math.nan
-
-    return Reward(value, columns=(ROW,))
+def _played(side: RolloutSide) -> Row:
+    """The row of the reward that a player pays itself."""
+    return side.RewardOptions, lambda options, context: Reward(
+        lambda prompt, completion: side.reward(options, completion), columns=(ROW,)
+    )
 
 
 def _custom(spec: RewardSpec, context: Context) -> Reward:
@@ -520,7 +513,7 @@ def _published(where: str, function: Callable[..., Any], context: Context) -> Ca
     return asked
 
 
-REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
+REWARDS: dict[str, Row] = {
     "boxed": (AnswerOptions, lambda o, c: _answer(final_boxed, o, c)),
     "think_answer_tags": (AnswerOptions, lambda o, c: _answer(last_answer_tags, o, c)),
     "exact": (
@@ -541,7 +534,7 @@ REWARDS: dict[str, tuple[type[Section], Callable[[Any, Context], Reward]]] = {
         lambda o, c: Reward(lambda p, c: repetition_penalty(c.sampled_ids, o.ngram, o.penalty)),
     ),
     "gym": (NoOptions, _gym),
-    "environment": (EnvironmentOptions, _environment),
+    **{side.REWARD: _played(side) for side in rollout_sides()},
     **{  # a separate model has its own template, which takes messages
         name: (
             options,

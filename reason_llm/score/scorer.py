@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from reason_llm.config import ScoreSection
-from reason_llm.data import place_of
+from reason_llm.data import place_of, rollout_sides
 from reason_llm.errors import ConfigError, DataError, ReasonError, RewardError, one_line
 from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group, Prompt
 from reason_llm.score.code import checker_faults
@@ -406,20 +406,29 @@ def _total(rewards: Sequence[WeightedReward], values: Mapping[str, float]) -> fl
 
 def _warn_of_unscored(groups: Sequence[Group], in_evaluation: bool) -> None:
     """Warn of completions to which every reward gave None; in evaluation, where that counts 0, of
-    those whose environment failed."""
-    unscored = [
-        (f"{group.prompt.id}#{i}", problem)
+    those whose player failed."""
+    rollouts = {
+        f"{group.prompt.id}#{i}": completion
         for group in groups
         for i, completion in enumerate(group.completions)
-        for problem in [(completion.environment or {}).get("problem")]
-        if (problem if in_evaluation else not completion.has_reward)
-    ]
-    if unscored:
-        problems = Counter(problem for _, problem in unscored if problem)
-        told = "".join(f"; the environment: {each}" for each, _ in problems.most_common(1))
+    }
+    unscored = [name for name, completion in rollouts.items() if not completion.has_reward]
+    problems = {
+        name: f"{side.WHO}: {problem}"
+        for name, completion in rollouts.items()
+        for side in rollout_sides()
+        if (problem := side.problem(completion)) is not None
+    }
+    if in_evaluation and problems:
+        ((told, _),) = Counter(problems.values()).most_common(1)
         log.warning(
-            "the environment failed in %d completions, such as %s, which count as wrong"
-            "%.500s" if in_evaluation else
+            "%s failed in %d completions, such as %s, which count as wrong; %.500s",
+            told.partition(":")[0], len(problems), next(iter(problems)), told,
+        )  # fmt: skip
+    elif unscored and not in_evaluation:
+        known = Counter(problems[name] for name in unscored if name in problems)
+        told = "".join(f"; {each}" for each, _ in known.most_common(1))
+        log.warning(
             "every reward gave None for %d completions, such as %s; their advantage is 0, so they "
-            "teach nothing%.500s", len(unscored), unscored[0][0], told,
+            "teach nothing%.500s", len(unscored), unscored[0], told,
         )  # fmt: skip

@@ -24,7 +24,6 @@ from reason_llm.data.forms import (
     read_preference,
     read_problem,
 )
-from reason_llm.data.played import played_by
 from reason_llm.data.rows import READERS
 from reason_llm.errors import DataError
 from stages import OF_FORM
@@ -743,24 +742,6 @@ def test_columns_that_a_reward_takes_are_not_called_ignored(
     config = small_run(data__train=str(path), score__rewards=[{"custom": f"{code}:mine"}])
     lines = [line.strip() for line in check_data(config, []).lines]
     assert [line for line in lines if "ignored" in line or "functions get" in line] == told
-
-
-@pytest.mark.parametrize(
-    ("parameters", "taken"),
-    [("self, **row", {"id", "url"}), ("self, url=None", {"url"}), ("self", set())],
-)
-def test_columns_that_reset_takes_are_read(
-    parameters: str, taken: set[str], tmp_path: Path
-) -> None:
-    code = tmp_path / "mine.py"
-    code.write_text(
-        f"class Mine:\n    def reset({parameters}): return 'go'\n"
-        "    def step(self, text): return ''\n"
-        "async def agent(endpoint, row): return 1.0\n"
-    )
-    row = {"id": 1, "url": "u"}
-    assert played_by(f"{code}:Mine").columns_of(row) & row.keys() == taken
-    assert played_by(f"agent:{code}:agent").columns_of(row) >= row.keys()
 
 
 def test_a_system_message_that_replaces_the_config_s_is_told(

@@ -13,8 +13,7 @@ import pytest
 
 from conftest import ROOT, TINY, small_config
 from reason_llm.config import CommandLine, Config
-from reason_llm.data import own_sources
-from reason_llm.errors import CheckpointError, ConfigError
+from reason_llm.errors import CheckpointError
 from reason_llm.evaluate import make_request, run_evaluation
 from reason_llm.loop import train
 from reason_llm.run import SILENT
@@ -168,45 +167,3 @@ def test_a_module_that_the_environments_file_imports_is_another_experiment(
             (line,) = [each for each in caplog.messages if "another experiment" in each]
             assert line.startswith(f"the run resumes with {key} imports {name}: '"), line
             file.write_text(before)
-
-
-def test_files_in_the_command_of_an_mcp_server_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "server.py").write_text("import tool\n")
-    (tmp_path / "tool.py").write_text("")
-    (tmp_path / "table.csv").write_text("1")
-    (tmp_path / "kit").mkdir()
-    (tmp_path / "kit" / "__init__.py").write_text("")
-    (tmp_path / "kit" / "serve.py").write_text("from . import parts\n")
-    (tmp_path / "kit" / "parts.py").write_text("")
-    command = "mcp:python server.py --table=table.csv --none gone.csv"
-    found = own_sources([], {"": command})
-    key = "sample.environment"
-    assert {*found} == {
-        f"{key} runs server.py", f"{key} runs server.py imports tool",
-        f"{key} runs --table=table.csv",
-    }  # fmt: skip
-    with pytest.raises(ConfigError, match="No closing quotation; quote it"):
-        own_sources([], {"": "mcp:python 'server.py"})
-    modules = own_sources([], {"a": "mcp:python -m kit.serve"})
-    assert {*modules} == {
-        f"{key}.a runs kit.serve", f"{key}.a runs kit.serve imports kit.parts",
-        f"{key}.a runs kit.serve imports kit",
-    }  # fmt: skip
-    for name in ("server.py", "tool.py", "table.csv"):
-        with (tmp_path / name).open("a") as file:
-            file.write("# 2\n")
-        after = own_sources([], {"": command})
-        (changed,) = [key for key in found if found[key] != after[key]]
-        assert changed.endswith(name.removesuffix(".py") if name == "tool.py" else name)
-        found = after
-
-
-def test_installed_packages_and_unreadable_imports_do_not_count(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    for text in ("import torch, os.path\nfrom reason_llm import train\nimport gone.away\n",
-                 "from ... import up\n", "def (\n", "\0"):  # fmt: skip
-        file.write_text(text)
-        assert {*own_sources([], {"": f"{file}:Asks"})} == {"sample.environment"}

@@ -18,6 +18,7 @@ With a message piped in, one answer is printed:
 def run(program: str, arguments: Sequence[str]) -> None:
     """Run the command."""
     from reason_llm.app.console import Console
+    from reason_llm.data import player_of
     from reason_llm.errors import ConfigError
 
     Console("quiet")  # libraries show warnings only
@@ -33,12 +34,8 @@ def run(program: str, arguments: Sequence[str]) -> None:
     if not interactive and not message:
         raise ConfigError("standard input is empty; pipe a message in, or use a terminal")
     chat = chats.ChatSession(subject, options)
-    if config.samples and config.sample.environment is not None:
-        print(
-            "a chat does not play sample.environment: each answer is one turn, your next message "
-            "is the reply, and the model has no tools",
-            file=sys.stderr,
-        )
+    if config.samples and (player := player_of(config)) is not None:
+        print(player.chat_note, file=sys.stderr)
     chat.uses_adapter = chat.uses_adapter and not given.base
     if interactive:
         chats.talk(chat)

@@ -26,6 +26,7 @@ from reason_llm.app.report.evidence import (
 )
 from reason_llm.app.report.rollouts import GroupFacts
 from reason_llm.config import READERS, RIGHTNESS, STAGES
+from reason_llm.data import RolloutSide, rollout_sides
 from reason_llm.run import Record
 
 FORM = ("format", "tag_count", "regex", "reasoning_steps", "soft_overlong", "cosine", "length",
@@ -391,37 +392,29 @@ def scoring_errors(seen: Evidence) -> Finding:
     return alarm(f"{text} First at step {at[0]}.", at, zero, charts=charts)
 
 
-ENVIRONMENT_FAILS = {
-    "sample/environment_error_fraction": (0.1, "of the rollouts ended by a fault of the "
-                                               "environment, and teach nothing"),
-    "sample/failed_calls_fraction": (0.5, "of the calls of tools failed or could not be read"),
-    "sample/no_calls_fraction": (0.95, "of the rollouts made no call of a tool that can be read"),
-    "sample/out_of_turns_fraction": (0.8, "of the rollouts used up all their turns"),
-}  # fmt: skip
-"""The largest mean of the last steps, and what it is."""
-
-
-def environment_fails(seen: Evidence) -> Finding:
-    """Rollouts that end by a fault of the environment, failed calls, turns that run out. A step in
-    which all rollouts failed is enough."""
+def over_limits(side: RolloutSide, seen: Evidence) -> Finding:
+    """Means of metrics over the limits of played rollouts. A step in which all rollouts failed is
+    enough."""
     last = seen.trained[-RECENT_STEPS:]
-    key = "sample/environment_error_fraction"
-    failed = [int(record["step"]) for record in last if record.get(key) == 1]
+    failed = [int(record["step"]) for record in last if record.get(side.FAILED) == 1]
     if failed:
-        where = f"{len(failed)} of the last {len(last)} steps"
-        text = f"The environment failed in all rollouts of {where}."
-        return alarm(text, failed, seen.recent(seen.groups)[-MOST_GROUPS:], charts=(key,))
+        text = f"{side.FAILED_TEXT} of {len(failed)} of the last {len(last)} steps."
+        return alarm(text, failed, seen.recent(seen.groups)[-MOST_GROUPS:], charts=(side.FAILED,))
     if len(last) < DEAD_STEPS:
         return unknown(f"fewer than {DEAD_STEPS} steps")
-    found = {key: series(last, key)[1] for key in ENVIRONMENT_FAILS}
+    found = {key: series(last, key)[1] for key in side.LIMITS}
     means = {key: fmean(values) for key, values in found.items() if values}
-    told = [f"{mean:.0%} {ENVIRONMENT_FAILS[key][1]}" for key, mean in means.items()]
+    told = [f"{mean:.0%} {side.LIMITS[key][1]}" for key, mean in means.items()]
     text = f"In the last {len(last)} steps {', '.join(told)}."
-    over = tuple(key for key, mean in means.items() if mean > ENVIRONMENT_FAILS[key][0])
+    over = tuple(key for key, mean in means.items() if mean > side.LIMITS[key][0])
     if not over:
         return clear(text)
     shown = seen.recent(seen.groups)[-MOST_GROUPS:]
     return alarm(text, series(last, "step")[0], shown, charts=over)
+
+
+def _has_metric(name: str, seen: Evidence) -> bool:
+    return any(name in record for record in seen.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,10 +428,6 @@ class Alarm:
     """Keys of the records that show it; empty likewise."""
     applies: Callable[[Evidence], bool] = lambda seen: STAGES[seen.stage].samples
     """Whether it means something for the run."""
-
-
-def _is_recorded(key: str, seen: Evidence) -> bool:
-    return any(key in record for record in seen.records)
 
 
 ALARMS: dict[str, Alarm] = {
@@ -493,13 +482,14 @@ ALARMS: dict[str, Alarm] = {
         "The console's warnings name the rollouts. Fix the reward, or raise "
         "score.timeout_seconds; each of them counted 0.",
     ),
-    "The environment fails": Alarm(
-        environment_fails,
-        "Read some rollouts: each says its problem. Fix the environment or tell the model how its "
-        "tools are called (docs/environments.md has the forms that are read); raise sample.turns "
-        "where good rollouts are cut short.",
-        applies=partial(_is_recorded, "sample/turns"),
-    ),
+    **{
+        side.ALARM: Alarm(
+            partial(over_limits, side),
+            side.ADVICE,
+            applies=partial(_has_metric, side.PLAYED),
+        )
+        for side in rollout_sides()
+    },
     "Pairs in order, policy broken": Alarm(
         stage_alarms.ordered_and_broken, applies=lambda seen: True
     ),
@@ -508,7 +498,7 @@ ALARMS: dict[str, Alarm] = {
             partial(stage_alarms.low_mean, row),
             row.advice,
             row.charts,
-            applies=partial(_is_recorded, f"{name}/loss"),
+            applies=partial(_has_metric, f"{name}/loss"),
         )
         for name, reader in READERS.items()
         for title, row in reader.alarms.items()

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 
 from reason_llm.app.report.token_texts import TokenTexts
-from reason_llm.data import folder_of
+from reason_llm.data import folder_of, rollout_sides
 from reason_llm.errors import RolloutBufferError, secrets, tree_without_secrets, without_secrets
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run import read_document
@@ -233,16 +233,7 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
         "tokens": [len(completion.token_ids) for completion in completions],
         "split": [lengths is not None for lengths in split],
         "ratios": [completion.learner_logprobs is not None for completion in completions],
-        "played": [
-            {
-                "spans": [(span.start, span.end) for span in completion.spans],
-                "end": completion.finish_reason,
-                **completion.environment,
-            }
-            if completion.environment
-            else None
-            for completion in completions
-        ],
+        "played": [_played(completion) for completion in completions],
     }
     packed = orjson.dumps(tree_without_secrets(header))
     packed += b" " * (-len(packed) % 4)
@@ -259,6 +250,12 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
     planes = [np.concatenate(each).clip(0, NO_NUMBER) for each in (lengths, logprobs, log_ratios)]
     content = b"".join(plane.astype("<u2").tobytes() for plane in planes)
     return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
+
+
+def _played(completion: Completion) -> dict[str, Any] | None:
+    """What the page shows of a rollout of several turns; None of one answer."""
+    entries = (side.page_entry(completion) for side in rollout_sides())
+    return next(filter(None, entries), None)
 
 
 def _thumbnails(prompt: Prompt) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from reason_llm.data import (
     check_ends,
     load_kept,
     own_sources,
+    player_of,
     renderer_of,
 )
 from reason_llm.errors import (
@@ -43,7 +44,7 @@ from reason_llm.run.start.replicas import replicas_of, works_alone
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Episodes, environments_of, stop_strings
+from reason_llm.sample import Episodes, episodes_of, stop_strings
 from reason_llm.score import Scorer
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,8 @@ class ResolvedRun:
     """Number of replicas; 0: as many as the joined cluster has GPUs for."""
     readers: list[Reader]
     """The models other than the policy that read the rollouts."""
-    environments: Episodes | None
-    """Those of ``sample.environment``."""
+    episodes: Episodes
+    """The form of its rollouts: of one answer or of several turns."""
     digests: tuple[str, str]
     """Digests of the base's config and of the prompts' form, which a reward model must match."""
     saved_buffers: list[Path]
@@ -115,7 +116,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         if (most := reader.context_tokens) is not None:
             subject = replace(subject, context_tokens=min(subject.context_tokens, most))
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
-    environments = environments_of(config, renderer, subject.context_tokens)
+    episodes = episodes_of(config, renderer, subject.context_tokens)
     _check_start(subject, start, folder)
     data = _load(subject, scorer, watch)
     if data.attachments is not None:
@@ -145,7 +146,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         checkpoints=checkpoint.listing(folder),
         replicas=replicas,
         readers=readers,
-        environments=environments,
+        episodes=episodes,
         digests=digests,
         saved_buffers=saved,
         saved_run=saved_run,
@@ -256,9 +257,7 @@ def _identity(
     digests: dict[str, Any] = {
         **reading,
         "model.weights_sha256": model_digests.weights_digest(config.model.path),
-        "score.custom_sha256": own_sources(
-            config.score.rewards, config.sample.environment, sources
-        ),
+        "score.custom_sha256": own_sources(config.score.rewards, player_of(config), sources),
         "data.prompts_sha256": data.digests[0],
         "data.columns_sha256": data.digests[1],
     }

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from pathlib import Path
 from statistics import pstdev
 from typing import Any
@@ -30,7 +29,7 @@ from reason_llm.files import (
     sync,
     write_atomically,
 )
-from reason_llm.rollout import COUNT, LOGGED, SUM, Completion, Group
+from reason_llm.rollout import COUNT, LOGGED, SUM, Group
 from reason_llm.run.store.document import Document
 
 Record = dict[str, float]
@@ -180,6 +179,8 @@ def describe(
         first: name of the reward that judges; saved rollouts may lack it.
         finds: finds what that reward judges in a completion; None where it judges all of it.
     """
+    from reason_llm.data import rollout_sides  # slow to import; records are read without it
+
     completions = [completion for group in groups for completion in group.completions]
     tokens = sum(len(completion.sampled_ids) for completion in completions)
     truncated = sum(completion.finish_reason == "length" for completion in completions)
@@ -200,7 +201,8 @@ def describe(
         "score/groups_without_signal_fraction": flat / len(groups),
     }
     record |= {name: sum(values) / len(values) for name, values in given.items() if values}
-    record |= _of_turns(completions)
+    for side in rollout_sides():
+        record |= side.metrics(completions)
     if judged := given.get(f"score/{first}"):
         record["score/first_reward_std"] = pstdev(judged)
         if not any(judged):
@@ -221,36 +223,6 @@ def _of_unpaid(groups: Sequence[Group], finds: Callable[[str], str | None] | Non
         found = sum(finds(text) is not None for text in texts)
         record["sample/answers_found_fraction"] = found / len(texts)
     return record
-
-
-def _of_turns(completions: Sequence[Completion]) -> Record:
-    """Statistics of rollouts in an environment; empty without one."""
-    played = [completion for completion in completions if completion.environment]
-    if not played:
-        return {}
-
-    def part(reason: str) -> float:
-        return sum(c.finish_reason == reason for c in played) / len(played)
-
-    turns, calls, failed = (
-        sum(c.environment.get(name, 0) for c in played)
-        for name in ("turns", "calls", "failed_calls")
-    )
-    record = {
-        "sample/turns": turns / len(played),
-        "sample/out_of_turns_fraction": part("turns"),
-        "sample/environment_error_fraction": part("error"),
-    }
-    offered = [c.environment["calls"] for c in played if "calls" in c.environment]
-    if offered:
-        record["sample/no_calls_fraction"] = offered.count(0) / len(offered)
-    return record | ({"sample/failed_calls_fraction": failed / calls} if calls else {})
-
-
-def failed_steps(records: Sequence[Record]) -> int:
-    """Number of the last steps in a row in which the environment failed in all rollouts."""
-    parts = [r["sample/environment_error_fraction"] for r in records if "sample/turns" in r]
-    return sum(1 for _ in takewhile(lambda part: part == 1, reversed(parts)))
 
 
 def added(one: Record, other: Record) -> Record:

@@ -390,10 +390,10 @@ def test_rollouts_with_other_rewards_than_the_run_are_looked_at() -> None:
 def test_an_environment_that_fails(key: str, value: float, words: str) -> None:
     fine = {"sample/turns": 2.0, f"sample/{key}": 0.05}
     records = [record(step, **fine) for step in range(1, 6)]
-    assert alarms.environment_fails(seen(records)).state == "clear"
-    assert alarms.environment_fails(seen(records[:2])).state == "unknown"
+    assert alarms.ALARMS["The environment fails"].check(seen(records)).state == "clear"
+    assert alarms.ALARMS["The environment fails"].check(seen(records[:2])).state == "unknown"
     records += [record(step, **{**fine, f"sample/{key}": value}) for step in range(6, 12)]
-    found = alarms.environment_fails(seen(records))
+    found = alarms.ALARMS["The environment fails"].check(seen(records))
     assert raised(found) and words in found.text and found.charts == (f"sample/{key}",)
     assert "The environment fails" in alarms.judge(seen(records))
     assert "The environment fails" not in alarms.judge(seen([record(1)]))
@@ -452,7 +452,7 @@ def test_an_environment_that_always_fails_is_told_at_once(
 ) -> None:
     key = "sample/environment_error_fraction"
     records = [record(step, **{key: value}) for step, value in enumerate(fractions, 1)]
-    assert alarms.environment_fails(seen(records)).state == state
+    assert alarms.ALARMS["The environment fails"].check(seen(records)).state == state
 
 
 def test_an_alarm_has_its_own_advice_or_the_table_s() -> None:

@@ -20,6 +20,7 @@ from test_turns import check_logprobs, environments
 from conftest import TINY
 from families import SIZES, prompts_of, quiet, randomize
 from reason_llm.config import AdapterSection, ModelSection
+from reason_llm.environments.playing import PlayedSampler
 from reason_llm.environments.token_server import Ask, Branch, Session, TokenServer
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group
@@ -27,7 +28,6 @@ from reason_llm.sample import (
     Part,
     SamplingParams,
     VllmSampler,
-    in_environment,
     sample_lot,
     sampling,
 )
@@ -155,7 +155,7 @@ def in_order(
     AfterAnother.ended = defaultdict(threading.Event)
     before = dict(zip(order, (None, *order), strict=False))
     rows = [a_prompt(n, name=n, after=before[n]) for n in range(3)]
-    return in_environment(sampler, own).sample(rows, SamplingParams(2, 200), 7, progress, ended)
+    return PlayedSampler(own, sampler).sample(rows, SamplingParams(2, 200), 7, progress, ended)
 
 
 def test_who_comes_first_changes_no_token(

@@ -10,8 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from reason_llm.rollout import Completion, Prompt
-from reason_llm.sample.protocol import Progress, Sampler, SamplingParams
-from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
+from reason_llm.sample import Progress, Sampler, SamplingParams, VllmBatch, VllmSampler
 
 
 def turn_seed(seed: int, rollout: int, turn: int | str) -> int:

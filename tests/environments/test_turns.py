@@ -12,6 +12,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +31,7 @@ from reason_llm.config.algorithms import resolve
 from reason_llm.data import load_data, renderer_of
 from reason_llm.data.tools import calls_of
 from reason_llm.environments import turns
+from reason_llm.environments.playing import PlayedSampler
 from reason_llm.environments.turns import Environments
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.model import to_data
@@ -47,9 +49,7 @@ from reason_llm.run.store import metrics
 from reason_llm.sample import (
     SamplingParams,
     TransformersSampler,
-    closing,
-    environments_of,
-    in_environment,
+    episodes_of,
     sampling,
 )
 from reason_llm.score import Scorer
@@ -139,7 +139,7 @@ def play(
     sampler: Any, played: Environments, prompts: Sequence[Prompt], each: int = 1, most: int = 300
 ) -> list[Group]:
     ended: list[int] = []
-    groups = in_environment(sampler, played).sample(
+    groups = PlayedSampler(played, sampler).sample(
         prompts, SamplingParams(each, most), 0, lambda tokens, items: ended.append(items)
     )
     assert sum(ended) == each * len(prompts)
@@ -1035,6 +1035,6 @@ def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
     for where in (f"{path}:Sums", "agent:its.py:play"):
         tree = config_of(where).model_dump() | {"algorithm": {"credit": "turn"}}
         with pytest.raises(ConfigError, match=r"credit=turn contradicts .* which rewards no turns"):
-            environments_of(Config.model_validate(tree), renderer(TOKENIZER), 400)
+            episodes_of(Config.model_validate(tree), renderer(TOKENIZER), 400)
     with pytest.raises(ValueError, match=r"credit=turn contradicts score\.rewards"):
         Config.model_validate(tree | {"score": {"rewards": ["boxed"]}})

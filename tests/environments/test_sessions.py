@@ -34,6 +34,7 @@ from reason_llm.data import Renderer, plain_messages
 from reason_llm.data.rows import read_rows
 from reason_llm.environments import mcp_tools, sessions as sessions_module, tasksets
 from reason_llm.environments.data_side import own_session
+from reason_llm.environments.playing import PlayedSampler
 from reason_llm.environments.sessions import Sessions
 from reason_llm.environments.task_rows import parsed_source
 from reason_llm.environments.token_server import (
@@ -46,7 +47,7 @@ from reason_llm.errors import ConfigError, DataError
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store import metrics
-from reason_llm.sample import SamplingParams, in_environment, openai_api
+from reason_llm.sample import SamplingParams, openai_api
 from waves import limit_waves
 
 TOKENIZER = load_tokenizer(str(TINY))
@@ -120,7 +121,7 @@ def play(
     own: Sessions, sampler: Any, prompts: Sequence[Prompt], each: int = 1, most: int = 200
 ) -> list[Group]:
     ended: list[int] = []
-    groups = in_environment(sampler, own).sample(
+    groups = PlayedSampler(own, sampler).sample(
         prompts, SamplingParams(each, most), 7, lambda tokens, items: ended.append(items)
     )
     assert sum(ended) == each * len(prompts)
