@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from reason_llm.config import installation
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
 from reason_llm.config.data import EVALUATION_SETS, DataSection, evaluation_source, share_of
 from reason_llm.config.matching import matching
@@ -111,6 +112,16 @@ class RunSection(Section):
             is_alone = values.get("replicas", 1) == 1 and values.get("samplers", 0) == 0
             return {**values, "shards": 1 if is_alone else SHARDS}
         return values
+
+    def several(self) -> Any:
+        """Return the package ``replicas``, or None where one process does all work of the run, one
+        thing after the other, in one shard. Raises ConfigError where the package is missing."""
+        is_alone = self.replicas == 1 and self.shards == 1
+        if is_alone and not self.samplers and not self.max_staleness:
+            return None
+        return installation.slice_for(
+            "replicas", "run.replicas, run.samplers, run.shards or run.max_staleness"
+        )
 
     @field_validator("replicas", "shards")
     @classmethod

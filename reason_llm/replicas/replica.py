@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -18,11 +19,13 @@ from reason_llm.model import Datum, Model, load_tokenizer
 from reason_llm.model.plan import Plan
 from reason_llm.readers import Reader
 from reason_llm.replicas.peers import GroupPeers, Seat
+from reason_llm.replicas.sharded_learner import ShardedLearner, Shards, deal
+from reason_llm.replicas.sharded_sampler import Lot, sample_lot
 from reason_llm.rollout import Group, Prompt, group_from_json
 from reason_llm.run import learners
 from reason_llm.run.store.checkpoint import RunState
-from reason_llm.sample import Lot, SamplingParams, prove_sampler_is_policy, sample_lot, sampling
-from reason_llm.train import Learners, Shards, deal, learning
+from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
+from reason_llm.train import Learner, Learners, LearningSettings, learning
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,9 @@ class Replica:
             self._model.add_role("policy")
         else:
             self._made = learners.make(
-                config, work.folder, work.state, work.plan, self._model, work.readers
-            )
+                config, work.folder, work.state, work.plan, self._model, work.readers,
+                partial(learner, shards=config.run.shards),
+            )  # fmt: skip
         self._work = work
         self._seat: Seat | None = None
         self._peers: GroupPeers | None = None
@@ -143,6 +147,13 @@ class Replica:
                 self._peers.close()
             self._peers = self._seat = None
             raise
+
+
+def learner(model: Model, settings: LearningSettings, shards: int) -> Learner:
+    """A learner that takes its steps in so many shards."""
+    if shards == 1:
+        return Learner(model, settings)
+    return ShardedLearner(model, settings, Shards(shards))
 
 
 @contextmanager

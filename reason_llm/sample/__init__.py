@@ -3,30 +3,24 @@
 from reason_llm.sample.batches import batch_of, common_prefix, turn_seed
 from reason_llm.sample.episodes import closing, environments_of, in_environment
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
-from reason_llm.sample.protocol import Ended, Episodes, Progress, Sampler, SamplingParams, Wave
-from reason_llm.sample.shards import (
-    Dealer,
-    Draw,
-    Lot,
-    Part,
-    ShardedSampler,
-    lots,
-    sample_lot,
+from reason_llm.sample.protocol import (
+    Ended,
+    Episodes,
+    Progress,
+    Sampler,
+    SamplingParams,
+    Wave,
+    unheard,
 )
 from reason_llm.sample.transformers_sampler import TransformersSampler, stop_strings, stream
 from reason_llm.sample.vllm_sampler import VllmSampler
 
 __all__ = [
-    "Dealer",
-    "Draw",
     "Ended",
     "Episodes",
-    "Lot",
-    "Part",
     "Progress",
     "Sampler",
     "SamplingParams",
-    "ShardedSampler",
     "TransformersSampler",
     "VllmSampler",
     "Wave",
@@ -35,12 +29,11 @@ __all__ = [
     "common_prefix",
     "environments_of",
     "in_environment",
-    "lots",
     "prove_sampler_is_policy",
-    "sample_lot",
     "sampler_of",
     "sampling",
     "stop_strings",
     "stream",
     "turn_seed",
+    "unheard",
 ]

@@ -163,8 +163,6 @@ def of_rollouts(
     record = describe(document.groups, config.score.rewards[0].key, finds)
     record |= with_means(document.counts)
     record["sample/groups_dropped"] = document.drawn - len(document.groups)
-    if config.run.max_staleness and document.weight_version is not None:
-        record["sample/staleness_steps"] = document.step - document.weight_version
     return record
 
 

@@ -10,9 +10,10 @@ import torch
 from reason_llm.config import Config
 from reason_llm.errors import ReplicaError
 from reason_llm.replicas.replica import Replica, Work
+from reason_llm.replicas.sharded_sampler import Part
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.watch import SILENT
-from reason_llm.sample import Part, SamplingParams, TransformersSampler
+from reason_llm.sample import SamplingParams, TransformersSampler
 
 PARAMS = SamplingParams(1, 4)
 

@@ -12,7 +12,8 @@ from conftest import TINY
 from families import SIZES, prompts_of, quiet
 from reason_llm.config import AdapterSection, ModelSection
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.sample import Part, SamplingParams, lots, sample_lot, sampling
+from reason_llm.replicas.sharded_sampler import Part, lots, sample_lot
+from reason_llm.sample import SamplingParams, sampling
 
 
 @pytest.mark.filterwarnings("default")  # vLLM warns of its own

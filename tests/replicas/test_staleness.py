@@ -10,11 +10,11 @@ from typing import Any
 
 import orjson
 import pytest
+from local_cluster import LocalCluster
+from peer_processes import file_digest
 
 from conftest import ROOT
-from local_cluster import LocalCluster
 from marks import most_are_long
-from peer_processes import file_digest
 from reason_llm.config import Config
 from reason_llm.errors import PeersLost, RewardError, Stopped, TrainingError
 from reason_llm.loop import train
