@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import Tensor
 
@@ -74,3 +75,7 @@ class Team:
             sampled_by: version of the policy that sampled the step; None: unknown.
         """
         return {}
+
+    def summary(self, records: Sequence[Record]) -> dict[str, Any]:
+        """For ``summary.json``: what each process did in these records, if there are several."""
+        return {"replicas": {}}

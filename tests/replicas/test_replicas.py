@@ -23,7 +23,7 @@ from faults import RUNS, Fault, write_config
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ReplicaError
 from reason_llm.loop import train
-from reason_llm.replicas.options import replicas_of
+from reason_llm.replicas.entry_points import replicas_of
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 STOPPED = 128 + signal.SIGINT

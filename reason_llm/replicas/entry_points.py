@@ -1,11 +1,15 @@
-"""The processes that ``run.replicas``, ``run.samplers`` and ``run.max_staleness`` ask for, before
-they start: their number, their memory and their part of the buffer. Imported without torch."""
+"""The answers of this package to the core: the processes that a config asks for, with their memory
+and their part in the buffer; their start; and the lines on what they did. Imported without torch.
+"""
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError, ReplicaError
@@ -14,6 +18,7 @@ from reason_llm.replicas.ahead_buffer import AheadBuffer, read_ahead
 from reason_llm.run.start.processes import Processes
 from reason_llm.run.store.buffer import RolloutBuffer, Source
 from reason_llm.run.store.document import Document, RunIdentity
+from reason_llm.run.store.metrics import Record
 from reason_llm.run.store.writer import BackgroundWriter
 
 AHEAD = "ahead"
@@ -130,3 +135,43 @@ def _count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def start(job: Any, watch: Any) -> AbstractContextManager[Any]:
+    """See ``many.start``, which is imported here, with torch."""
+    many = import_module("reason_llm.replicas.many")
+    team: AbstractContextManager[Any] = many.start(job, watch)
+    return team
+
+
+def totals(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Sums of what each replica did, by its number: ``sampling_seconds``, ``learning_seconds``,
+    ``waiting_seconds`` (of these) and ``sent_bytes``; none for a run by one process."""
+    found: dict[str, dict[str, float]] = {}
+    for record in records:
+        for key, value in record.items():
+            _, _, rest = key.partition("replicas/")
+            number, _, name = rest.partition("/")
+            if name:
+                sums = found.setdefault(number, {})
+                sums[name] = round(sums.get(name, 0.0) + value, 3)
+    return dict(sorted(found.items(), key=lambda each: (len(each[0]), each[0])))
+
+
+def lines(did: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """``replica 1: 12 s sampling, 10 s learning (2 s of it waiting, 34.0 MiB sent)`` for each of
+    the ``totals``."""
+    return [_line(number, of_replica) for number, of_replica in did.items()]
+
+
+def _line(number: str, did: Mapping[str, float]) -> str:
+    told = [
+        f"{did[f'{phase}_seconds']:.0f} s {phase}"
+        for phase in ("sampling", "learning")
+        if f"{phase}_seconds" in did
+    ]
+    cost = ""
+    if "waiting_seconds" in did:
+        sent = did.get("sent_bytes", 0.0) / 2**20
+        cost = f" ({did['waiting_seconds']:.0f} s of it waiting, {sent:.1f} MiB sent)"
+    return f"replica {number}{' (this process)' if number == '0' else ''}: {', '.join(told)}{cost}"
