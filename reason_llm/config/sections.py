@@ -457,11 +457,6 @@ class Config(ReaderSections, _Sections):
     """Preference loss: a row of the table, and changes to it."""
 
     @property
-    def as_written(self) -> Self:
-        """Config as read from a file: without functions and rows passed from Python."""
-        return type(self).model_validate(self.model_dump(mode="json"))
-
-    @property
     def eval_max_new_tokens(self) -> int:
         """``eval.max_new_tokens``, or ``sample.max_new_tokens`` if it is null."""
         return self.eval.max_new_tokens or self.sample.max_new_tokens

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reason_llm.errors import PeersLost
 from reason_llm.model import Model
 from reason_llm.replicas import cluster
 from reason_llm.replicas.cluster import Call, Cluster, Member
-from reason_llm.replicas.replica import Work, completions, learner
+from reason_llm.replicas.errors import PeersLost
+from reason_llm.replicas.replica import Work, as_written, completions, learner
 from reason_llm.replicas.sharded_sampler import Lot, Part, lots
 from reason_llm.rollout import Group
 from reason_llm.run.start.prepare import Job
@@ -213,9 +213,8 @@ class Crew(Team):
 
     def _open(self, member: Member) -> Call:
         job = self._job
-        # Rewards and rows given in Python stay with the head; perhaps they cannot be sent.
         work = Work(
-            job.config.as_written,
+            as_written(job.config),
             job.folder,
             Path.cwd(),
             job.state,

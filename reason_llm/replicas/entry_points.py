@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.config import Config, installation
-from reason_llm.errors import ConfigError, ReplicaError
+from reason_llm.errors import ConfigError
 from reason_llm.model.plan import GIB, TeamSizes
 from reason_llm.replicas.ahead_buffer import AheadBuffer, read_ahead
+from reason_llm.replicas.errors import ReplicaError
 from reason_llm.run.start.processes import Processes
 from reason_llm.run.store.buffer import RolloutBuffer, Source
 from reason_llm.run.store.document import Document, RunIdentity

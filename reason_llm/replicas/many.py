@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from reason_llm.errors import PeersLost, ReplicaError
 from reason_llm.model import Datum
 from reason_llm.replicas.ahead import Ahead
 from reason_llm.replicas.cluster import SILENT_SECONDS, Call, Cluster, Member
 from reason_llm.replicas.crew import MOST_STARTS, Crew, Deal
 from reason_llm.replicas.entry_points import Several, totals
+from reason_llm.replicas.errors import PeersLost, ReplicaError
 from reason_llm.replicas.peers import GroupPeers, Seat, listen
 from reason_llm.replicas.replica import costs
 from reason_llm.replicas.sharded_learner import Shards, deal

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from reason_llm.config import Config
-from reason_llm.errors import ReplicaError
 from reason_llm.model import Datum, Model, load_tokenizer
 from reason_llm.model.plan import Plan
 from reason_llm.readers import Reader
+from reason_llm.replicas.errors import ReplicaError
 from reason_llm.replicas.peers import GroupPeers, Seat
 from reason_llm.replicas.sharded_learner import ShardedLearner, Shards, deal
 from reason_llm.replicas.sharded_sampler import Lot, sample_lot
-from reason_llm.rollout import Group, Prompt, group_from_json
+from reason_llm.rollout import Group, Prompt, check_lengths, record_from_json
 from reason_llm.run import learners
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
@@ -44,6 +44,12 @@ class Work:
     threads: int
     """Threads of torch on a CPU; the bits depend on them."""
     only_samples: bool
+
+
+def as_written(config: Config) -> Config:
+    """The config as read from a file: rewards and rows given in Python stay with the head, because
+    perhaps they cannot be sent."""
+    return Config.model_validate(config.model_dump(mode="json"))
 
 
 class Replica:
@@ -168,5 +174,7 @@ def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
 
 def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:
     """The groups that ``Replica.sample`` told of, with the head's own prompts."""
-    groups = [group_from_json(each) for each in orjson.loads(content)]
+    groups = [record_from_json(Group, each) for each in orjson.loads(content)]
+    for group in groups:
+        check_lengths(group)
     return [replace(g, prompt=prompt) for g, prompt in zip(groups, prompts, strict=True)]

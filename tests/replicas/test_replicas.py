@@ -21,9 +21,10 @@ from replica_runs import SECONDS, Started, adapter, quick_start, records
 
 from faults import RUNS, Fault, write_config
 from reason_llm.config import Config
-from reason_llm.errors import ConfigError, ReplicaError
+from reason_llm.errors import ConfigError
 from reason_llm.loop import train
 from reason_llm.replicas.entry_points import replicas_of
+from reason_llm.replicas.errors import ReplicaError
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 STOPPED = 128 + signal.SIGINT

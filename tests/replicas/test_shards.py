@@ -23,10 +23,11 @@ from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.preferences import PREFERENCES
-from reason_llm.errors import PeersLost, TrainingError
+from reason_llm.errors import TrainingError
 from reason_llm.model import Datum
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import to_data
+from reason_llm.replicas.errors import PeersLost
 from reason_llm.replicas.peers import GroupPeers, Seat
 from reason_llm.replicas.sharded_learner import (
     Alone,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from reason_llm.config import Config
-from reason_llm.errors import ReplicaError
 from reason_llm.replicas.entry_points import lines, totals
-from reason_llm.replicas.replica import Replica, Work
+from reason_llm.replicas.errors import ReplicaError
+from reason_llm.replicas.replica import Replica, Work, as_written
 from reason_llm.replicas.sharded_sampler import Part
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.watch import SILENT
@@ -23,7 +23,7 @@ def test_a_replica_samples_by_what_it_learned_or_by_what_it_holds(
     small_run: Callable[..., Config],
 ) -> None:
     job = prepare(small_run(run__shards=2, run__steps=1), SILENT)
-    work = Work(job.config.as_written, job.folder, Path.cwd(), job.state, job.plan, {}, 1, False)
+    work = Work(as_written(job.config), job.folder, Path.cwd(), job.state, job.plan, {}, 1, False)
     replica, lot = Replica(work), (Part(0, tuple(job.data.prompts[:2]), 3),)
     model = replica._model
     adapter = {

@@ -36,7 +36,7 @@ def processes_of(config: Config) -> Processes:
     """The processes that the config asks for.
 
     Raises:
-        ConfigError, ReplicaError: they cannot be started on this machine.
+        ReasonError: they cannot be started on this machine.
     """
     if (several := config.run.several()) is None:
         return Processes()
