@@ -41,7 +41,7 @@ fuzz: $(TEST_TOOLS)
 
 # Every fault of tests/fixtures/fault_table.py; beside them those of replicas, one cluster at a time.
 faults: $(TEST_TOOLS)
-	$(PYTEST) $(BY_FILE) -m faults tests/end_to_end
+	$(PYTEST) $(BY_FILE) -m faults tests/end_to_end tests/replicas
 
 check: $(VLLM_CPU)
 	$(VENV)/bin/ruff format --check .

@@ -61,14 +61,6 @@ class OutOfMemory(TrainingError, MemoryError):
     """A phase needs more memory than there is."""
 
 
-class ReplicaError(ReasonError, ConnectionError):
-    """Replicas cannot be started, or too few of them are left."""
-
-
-class PeersLost(ReplicaError):
-    """A process that took part in learning a step has ended or is silent."""
-
-
 class Stopped(KeyboardInterrupt):
     """A signal asked for the end, and everything is saved.
 

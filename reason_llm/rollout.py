@@ -271,17 +271,6 @@ class TokenRow:
     """Those of the prompt."""
 
 
-def group_from_json(value: Any) -> Group:
-    """The Group in what its JSON holds.
-
-    Raises:
-        ValueError: naming the field that is missing, unknown, of the wrong kind or length.
-    """
-    group = record_from_json(Group, value)
-    check_lengths(group)
-    return group
-
-
 def check_lengths(group: Group) -> None:
     """Raises ValueError where a completion or conversation has not as many log-probs as tokens, its
     spans do not lie within, or its turns have not as many rewards and advantages, or none."""

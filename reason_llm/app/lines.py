@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from reason_llm.config import READERS, command
+from reason_llm.config import READERS, command, installation
 from reason_llm.errors import CheckpointError
 from reason_llm.run import Best, Record
 from reason_llm.run.store import folder as run_folder, metrics
@@ -146,20 +146,6 @@ def mean_score(value: float, judged_by: str) -> str:
     return f"{value:.1%}" if judged_by == "accuracy" else f"{value:.3f}"
 
 
-def of_replica(number: str, did: dict[str, float]) -> str:
-    """``replica 1: 12 s sampling, 10 s learning (2 s of it waiting, 34.0 MiB sent)``."""
-    told = [
-        f"{did[f'{phase}_seconds']:.0f} s {phase}"
-        for phase in ("sampling", "learning")
-        if f"{phase}_seconds" in did
-    ]
-    cost = ""
-    if "waiting_seconds" in did:
-        sent = did.get("sent_bytes", 0.0) / 2**20
-        cost = f" ({did['waiting_seconds']:.0f} s of it waiting, {sent:.1f} MiB sent)"
-    return f"replica {number}{' (this process)' if number == '0' else ''}: {', '.join(told)}{cost}"
-
-
 def of_summary(summary: dict[str, Any]) -> list[str]:
     """Return the result of a run: accuracy, held-out loss and pairs, memory and its plan,
     seconds."""
@@ -194,7 +180,8 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
             if summary[f"{phase}_planned_gib"] and summary[f"{phase}_peak_gib"]
         )
     )
-    lines += [of_replica(*each) for each in summary.get("replicas", {}).items()]
+    if did := summary.get("replicas"):
+        lines += installation.slice_for("replicas", "what each replica did").lines(did)
     seconds = [
         f"{summary[f'{phase}_seconds']:.0f} s {phase}"
         for phase in ("sampling", "learning", "evaluation")

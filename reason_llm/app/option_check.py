@@ -15,7 +15,7 @@ from reason_llm.data import chat_template, check_files, load_function, system_pr
 from reason_llm.errors import ReasonError
 from reason_llm.files import check_writable
 from reason_llm.model.plan import plan_only
-from reason_llm.run.start import replicas
+from reason_llm.run.start import processes
 from reason_llm.score import Scorer
 
 
@@ -55,7 +55,7 @@ def check_options(
         else:
             check(partial(import_module("reason_llm.model.adapters").read_config, folder))
     check(lambda: trackers.check_installed(config.log.trackers))
-    check(lambda: replicas.replicas_of(config))
+    check(lambda: processes.processes_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
     check(lambda: table.extend(plan_only(config).table()))
     return config.with_options(without), columns, table

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from reason_llm.config import installation
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
 from reason_llm.config.data import EVALUATION_SETS, DataSection, evaluation_source, share_of
 from reason_llm.config.matching import matching
@@ -111,6 +112,16 @@ class RunSection(Section):
             is_alone = values.get("replicas", 1) == 1 and values.get("samplers", 0) == 0
             return {**values, "shards": 1 if is_alone else SHARDS}
         return values
+
+    def several(self) -> Any:
+        """Return the package ``replicas``, or None where one process does all work of the run, one
+        thing after the other, in one shard. Raises ConfigError where the package is missing."""
+        is_alone = self.replicas == 1 and self.shards == 1
+        if is_alone and not self.samplers and not self.max_staleness:
+            return None
+        return installation.slice_for(
+            "replicas", "run.replicas, run.samplers, run.shards or run.max_staleness"
+        )
 
     @field_validator("replicas", "shards")
     @classmethod
@@ -446,11 +457,6 @@ class Config(ReaderSections, _Sections):
     """Preference loss: a row of the table, and changes to it."""
 
     @property
-    def as_written(self) -> Self:
-        """Config as read from a file: without functions and rows passed from Python."""
-        return type(self).model_validate(self.model_dump(mode="json"))
-
-    @property
     def eval_max_new_tokens(self) -> int:
         """``eval.max_new_tokens``, or ``sample.max_new_tokens`` if it is null."""
         return self.eval.max_new_tokens or self.sample.max_new_tokens
@@ -469,9 +475,12 @@ class Config(ReaderSections, _Sections):
         return sorted((each for each in found if each is not None), reverse=True)
 
     @property
-    def is_off_policy(self) -> bool:
-        """Whether the sampling policy differs from the trained one."""
-        return self.run.from_buffer is not None or self.run.max_staleness > 0
+    def off_policy(self) -> tuple[str, str] | None:
+        """The option by which another policy samples than is trained, and what to change for newer
+        rollouts; None: the trained policy samples."""
+        if self.run.from_buffer is not None:
+            return "run.from_buffer", "sample anew"
+        return ("run.max_staleness", "what makes them old") if self.run.max_staleness else None
 
     @property
     def learned_row(self) -> Algorithm:
@@ -481,7 +490,7 @@ class Config(ReaderSections, _Sections):
         row, sample = self.algorithm.row(), self.sample
         if row.correction != "auto":
             return row
-        if not self.is_off_policy and (sample.engine != "vllm" or sample.is_filtered):
+        if self.off_policy is None and (sample.engine != "vllm" or sample.is_filtered):
             return replace(row, correction="none")
         of_sequences = row.ratio != "token"
         return replace(row, correction="sequence_truncate" if of_sequences else "token_truncate")

@@ -13,21 +13,13 @@ from dataclasses import replace
 
 from reason_llm.errors import ReasonError, Stopped, one_line
 from reason_llm.replicas.crew import Crew, Deal
+from reason_llm.replicas.sharded_sampler import Draw, Lot, Part, ShardedSampler, sample_lot
 from reason_llm.rollout import Group
 from reason_llm.run.collect import Step, collect
 from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.team import SamplingBy
 from reason_llm.run.watch import SILENT
-from reason_llm.sample import (
-    Draw,
-    Lot,
-    Part,
-    Progress,
-    SamplingParams,
-    ShardedSampler,
-    sample_lot,
-    sampler_of,
-)
+from reason_llm.sample import Progress, SamplingParams, sampler_of
 
 POLL_SECONDS = 0.02
 
@@ -40,7 +32,7 @@ class _Abandoned(Exception):
 
 class Ahead:
     """Context in which the samplers do the steps after this one that may be sampled by now; at its
-    end the next one is sampled, if the run has one. It is the ``sample.Dealer`` of its thread's
+    end the next one is sampled, if the run has one. It is the ``Dealer`` of its thread's
     sampler, and the ``collect.Stop`` of its steps.
 
     Args:
@@ -117,7 +109,7 @@ class Ahead:
     def sample(
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
     ) -> list[list[Group]]:
-        """See ``sample.Dealer``. Called in the thread; the samplers are given a lot at a time."""
+        """See ``Dealer``. Called in the thread; the samplers are given a lot at a time."""
         crew, version = self._crew, self._version
         takers = len(crew.who_samples(version, learners=self._learners_are_free))
         deal = self._deal = Deal(crew, parts, params, version, max(1, takers))

@@ -24,8 +24,9 @@ from typing import Any, Self
 import torch
 
 from reason_llm.config import Config
-from reason_llm.errors import PeersLost, ReasonError, ReplicaError, one_line
-from reason_llm.run.start.replicas import power_of_two
+from reason_llm.errors import ReasonError, one_line
+from reason_llm.replicas.entry_points import power_of_two
+from reason_llm.replicas.errors import PeersLost, ReplicaError
 
 LOOPBACK = "127.0.0.1"
 GPU_REPLICA = {"GPU": 1.0, "CPU": 4.0}

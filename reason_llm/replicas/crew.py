@@ -19,17 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reason_llm.errors import PeersLost
+from reason_llm.model import Model
 from reason_llm.replicas import cluster
 from reason_llm.replicas.cluster import Call, Cluster, Member
-from reason_llm.replicas.replica import Work, completions
+from reason_llm.replicas.errors import PeersLost
+from reason_llm.replicas.replica import Work, as_written, completions, learner
+from reason_llm.replicas.sharded_sampler import Lot, Part, lots
 from reason_llm.rollout import Group
 from reason_llm.run.start.prepare import Job
+from reason_llm.run.store import checkpoint
 from reason_llm.run.store.metrics import Record
 from reason_llm.run.team import Team
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Lot, Part, SamplingParams, lots
-from reason_llm.train import Learners
+from reason_llm.sample import SamplingParams
+from reason_llm.train import Learner, Learners, LearningSettings
 
 MOST_STARTS = 8
 """Processes that a run starts in the places of lost replicas."""
@@ -74,10 +77,14 @@ class Crew(Team):
         assert self.cluster is not None
         return self.cluster.call(member, method, *arguments)
 
-    def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
+    def learner(self, model: Model, settings: LearningSettings) -> Learner:
+        """See ``Team``."""
+        return learner(model, settings, self._run.shards)
+
+    def begin(self, learners: Learners) -> None:
         """Have all load their models; see ``Team.begin``."""
-        super().begin(learners, earlier)
-        self.adapters = dict(earlier)
+        super().begin(learners)
+        self.adapters = checkpoint.earlier_adapters(self._job.state, self._run.max_staleness)
         self.keep_adapter()
         if self.cluster is None:
             return
@@ -206,9 +213,8 @@ class Crew(Team):
 
     def _open(self, member: Member) -> Call:
         job = self._job
-        # Rewards and rows given in Python stay with the head; perhaps they cannot be sent.
         work = Work(
-            job.config.as_written,
+            as_written(job.config),
             job.folder,
             Path.cwd(),
             job.state,

@@ -13,33 +13,39 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from reason_llm.errors import PeersLost, ReplicaError
 from reason_llm.model import Datum
 from reason_llm.replicas.ahead import Ahead
 from reason_llm.replicas.cluster import SILENT_SECONDS, Call, Cluster, Member
 from reason_llm.replicas.crew import MOST_STARTS, Crew, Deal
+from reason_llm.replicas.entry_points import Several, totals
+from reason_llm.replicas.errors import PeersLost, ReplicaError
 from reason_llm.replicas.peers import GroupPeers, Seat, listen
 from reason_llm.replicas.replica import costs
+from reason_llm.replicas.sharded_learner import Shards, deal
+from reason_llm.replicas.sharded_sampler import Draw, Part, ShardedSampler
 from reason_llm.rollout import Group
 from reason_llm.run.collect import Step
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store.metrics import Record
 from reason_llm.run.team import SamplingBy, Told
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Draw, Part, Progress, Sampler, SamplingParams, ShardedSampler
-from reason_llm.train import Shards, deal
+from reason_llm.sample import Progress, Sampler, SamplingParams
 
 MOST_ATTEMPTS = 3
 """Attempts at a step in which peers lose each other although none is dead."""
 
 
 @contextmanager
-def start(job: Job, watch: Watch, count: int) -> Iterator["Many"]:
-    """The team of so many replicas (0: the cluster to join says), whose processes start while this
-    one continues; raises ReplicaError."""
+def start(job: Job, watch: Watch) -> Iterator["Many"]:
+    """The team of a run, whose other processes start while this one continues; raises
+    ReplicaError."""
+    processes = job.run.processes
+    assert isinstance(processes, Several)
+    count = processes.count
     shards = job.config.run.shards
     is_dealt = shards > 1 and not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ
     threads = torch.get_num_threads()
@@ -59,7 +65,7 @@ def start(job: Job, watch: Watch, count: int) -> Iterator["Many"]:
 
 
 class Many(Crew):
-    """The ``Team`` of the head and its crew, and the ``sample.Dealer`` of the head's sampler."""
+    """The ``Team`` of the head and its crew, and the ``Dealer`` of the head's sampler."""
 
     def __init__(self, job: Job, watch: Watch, connected: Cluster | None) -> None:
         super().__init__(job, watch, connected)
@@ -80,18 +86,24 @@ class Many(Crew):
         """See ``Team``."""
         return ShardedSampler(sampler, self._run.shards, self)
 
-    def take_record(self, step: int) -> Record:
+    def take_record(self, step: int, sampled_by: int | None) -> Record:
         """See ``Team``. Sampling ahead overlaps with learning; its seconds have other names."""
         record, self._record = self._record, {}
+        if self._run.max_staleness and sampled_by is not None:
+            record["sample/staleness_steps"] = step - sampled_by
         for name, value in self._sampled_ahead.pop(step, {}).items():
             phase = name.removeprefix("time/")
             record[name if phase == name else f"time/ahead_{phase}"] = value
         return record
 
+    def summary(self, records: Sequence[Record]) -> dict[str, Any]:
+        """See ``Team``."""
+        return {"replicas": totals(records)}
+
     def sample(
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress
     ) -> list[list[Group]]:
-        """See ``sample.Dealer``. The head samples lots while the others do theirs."""
+        """See ``Dealer``. The head samples lots while the others do theirs."""
         version = self.version if self.sampled_by is None else self.sampled_by
         deal = Deal(self, parts, params, version, 1 + len(self.who_samples(version)))
         while not deal.is_done:
@@ -106,7 +118,7 @@ class Many(Crew):
             self.tell_of_losses()
         return deal.groups()
 
-    def sampling_ahead(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
+    def learning(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
         """See ``Team``: the samplers are idle while the others learn."""
         if not self._run.samplers or not self._run.max_staleness:
             return nullcontext()

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from reason_llm.errors import PeersLost, one_line
+from reason_llm.errors import one_line
+from reason_llm.replicas.errors import PeersLost
 
 CHUNK_BYTES = 16 << 20
 """Bytes of a gradient that are sent at once, and buffered."""

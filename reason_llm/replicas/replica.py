@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -13,16 +14,18 @@ import torch
 from torch import Tensor
 
 from reason_llm.config import Config
-from reason_llm.errors import ReplicaError
 from reason_llm.model import Datum, Model, load_tokenizer
 from reason_llm.model.plan import Plan
 from reason_llm.readers import Reader
+from reason_llm.replicas.errors import ReplicaError
 from reason_llm.replicas.peers import GroupPeers, Seat
-from reason_llm.rollout import Group, Prompt, group_from_json
+from reason_llm.replicas.sharded_learner import ShardedLearner, Shards, deal
+from reason_llm.replicas.sharded_sampler import Lot, sample_lot
+from reason_llm.rollout import Group, Prompt, check_lengths, record_from_json
 from reason_llm.run import learners
 from reason_llm.run.store.checkpoint import RunState
-from reason_llm.sample import Lot, SamplingParams, prove_sampler_is_policy, sample_lot, sampling
-from reason_llm.train import Learners, Shards, deal, learning
+from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
+from reason_llm.train import Learner, Learners, LearningSettings, learning
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,12 @@ class Work:
     threads: int
     """Threads of torch on a CPU; the bits depend on them."""
     only_samples: bool
+
+
+def as_written(config: Config) -> Config:
+    """The config as read from a file: rewards and rows given in Python stay with the head, because
+    perhaps they cannot be sent."""
+    return Config.model_validate(config.model_dump(mode="json"))
 
 
 class Replica:
@@ -62,8 +71,9 @@ class Replica:
             self._model.add_role("policy")
         else:
             self._made = learners.make(
-                config, work.folder, work.state, work.plan, self._model, work.readers
-            )
+                config, work.folder, work.state, work.plan, self._model, work.readers,
+                partial(learner, shards=config.run.shards),
+            )  # fmt: skip
         self._work = work
         self._seat: Seat | None = None
         self._peers: GroupPeers | None = None
@@ -145,6 +155,13 @@ class Replica:
             raise
 
 
+def learner(model: Model, settings: LearningSettings, shards: int) -> Learner:
+    """A learner that takes its steps in so many shards."""
+    if shards == 1:
+        return Learner(model, settings)
+    return ShardedLearner(model, settings, Shards(shards))
+
+
 @contextmanager
 def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
     """``waiting_seconds`` and ``sent_bytes`` of the peers within the block, at its end."""
@@ -157,5 +174,7 @@ def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
 
 def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:
     """The groups that ``Replica.sample`` told of, with the head's own prompts."""
-    groups = [group_from_json(each) for each in orjson.loads(content)]
+    groups = [record_from_json(Group, each) for each in orjson.loads(content)]
+    for group in groups:
+        check_lengths(group)
     return [replace(g, prompt=prompt) for g, prompt in zip(groups, prompts, strict=True)]

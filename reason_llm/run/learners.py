@@ -1,6 +1,6 @@
 """The roles over the base in a run, and their learners."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reason_llm.config import Config
@@ -13,8 +13,6 @@ from reason_llm.train import (
     Learner,
     Learners,
     LearningSettings,
-    ShardedLearner,
-    Shards,
 )
 
 
@@ -25,11 +23,13 @@ def make(
     plan: Plan,
     model: Model,
     readers: Sequence[Reader],
+    learner: Callable[[Model, LearningSettings], Learner] = Learner,
 ) -> Learners:
     """Add the roles of the run to the model and make their learners.
 
     Args:
         folder: the run's.
+        learner: makes a learner.
     """
     model.add_role(
         "policy",
@@ -52,15 +52,8 @@ def make(
         skip_every=plan.skip_every,
         readers=tuple(each for each in columns if each is not None),
     )
-    policy = _learner(config, model, settings)
+    policy = learner(model, settings)
     for reader in readers:
         if (own := reader.learning(config, settings)) is not None:
-            return Learners(policy, _learner(config, model, own), config.first_policy_step)
+            return Learners(policy, learner(model, own), config.first_policy_step)
     return Learners(policy)
-
-
-def _learner(config: Config, model: Model, settings: LearningSettings) -> Learner:
-    shards = config.run.shards
-    if shards == 1:
-        return Learner(model, settings)
-    return ShardedLearner(model, settings, Shards(shards))

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 
 from reason_llm.errors import BusyError
 from reason_llm.files import FileLock
@@ -16,11 +15,10 @@ from reason_llm.run import learners
 from reason_llm.run.run import Run
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.prepare import Job
-from reason_llm.run.start.replicas import works_alone
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import checkpoint
 from reason_llm.run.store.archive import Archive
-from reason_llm.run.store.buffer import AHEAD, RolloutBuffer
+from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import Document, RunIdentity
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team import Team
@@ -50,9 +48,11 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         StopSignal() as stop,
     ):
         log = job.begin(started)
-        made = learners.make(config, job.folder, job.state, plan, model, job.run.readers)
+        made = learners.make(
+            config, job.folder, job.state, plan, model, job.run.readers, team.learner
+        )
         checkpoint.restore(job.state, model, made.optimizers)
-        team.begin(made, checkpoint.earlier_adapters(job.state, config.run.max_staleness))
+        team.begin(made)
         run = Run(job, made, team, buffer, archive, writer, log, watch, stop, meter)
         begun = Begun(
             job.folder,
@@ -81,13 +81,13 @@ def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, Archive, BackgroundWriter
     run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {job.folder}")
     writer = BackgroundWriter()
     archive = Archive(job.folder, int(run.keep_buffers_gib * GIB))
-    buffer = RolloutBuffer(
+    buffer = job.run.processes.buffer(
         run.buffer_path,
+        job.folder,
         job.state.run,
         [partial(_saved_rollouts, job) if job.run.saved_buffers else archive.read],
-        ahead=job.folder / AHEAD if run.max_staleness else None,
-        writer=writer,
-        discard=never,
+        writer,
+        never,
     )
     with buffer if job.config.samples else nullcontext(), run_lock, writer:
         # Another process may have gone on since ``prepare`` looked.
@@ -108,11 +108,8 @@ def _saved_rollouts(job: Job, step: int, run: RunIdentity) -> Document:
 
 
 def _team_of(job: Job, watch: Watch) -> AbstractContextManager[Team]:
-    """The run's team, whose other processes start in the background. With one process and one
-    shard nothing of Ray, shards or sampling ahead is imported."""
-    count = job.run.replicas
-    if works_alone(job.config, count):
+    """The run's team, whose other processes start in the background."""
+    if job.run.processes.is_alone:
         return nullcontext(Team(job.config.learns))
-    many = import_module("reason_llm.replicas.many")
-    team: AbstractContextManager[Team] = many.start(job, watch, count)
+    team: AbstractContextManager[Team] = job.config.run.several().start(job, watch)
     return team

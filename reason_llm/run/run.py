@@ -120,11 +120,11 @@ class Run:
     @contextmanager
     def learning(self, step: int, data: Sequence[Datum]) -> Iterator[Callable[[], Record]]:
         """Learning phase of a step over these rows; it yields the function that learns them."""
-        ahead: AbstractContextManager[None] = nullcontext()
+        others: AbstractContextManager[None] = nullcontext()
         if self.config.samples:
-            ahead = self._team.sampling_ahead(self.step(step), self.phases.sampling)
+            others = self._team.learning(self.step(step), self.phases.sampling)
         try:
-            with ahead, self.phases.learning(len(data) * self.config.train.epochs) as progress:
+            with others, self.phases.learning(len(data) * self.config.train.epochs) as progress:
                 yield lambda: self._team.learn(step, data, progress)
         except OutOfMemory:
             if not any(each.updates_in_step for each in self.learners.by_role.values()):
@@ -135,7 +135,7 @@ class Run:
         """Archive, evaluate, log and save a step; raises Stopped, when everything is saved, and the
         writer's errors of the step before."""
         self._writer.wait()  # so that one step at most is on its way to the disk
-        record, last = self.phases.record, None
+        record, last, sampled_by = self.phases.record, None, None
         record |= learned
         drawn = self.config.train.rows_per_step
         if self.config.samples:
@@ -145,6 +145,7 @@ class Run:
             if self._archive.most_bytes:
                 self._writer.submit(partial(_archive, self._archive, document, logprobs))
             drawn, last = document.drawn, document.groups[-1]
+            sampled_by = document.weight_version
             record |= metrics.of_rollouts(document, self.config, self.job.scorer.finds)
         self.state = replace(
             self.state,
@@ -155,7 +156,7 @@ class Run:
             record["data/epoch"] = self.state.drawn / sum(self.job.data.sizes)
         self._evaluate_if(self._held_out.is_due(self.state.step))
         self._kept.take(self.state)
-        self.phases.record = self._team.take_record(step) | record
+        self.phases.record = self._team.take_record(step, sampled_by) | record
         self.phases.record["time/writing_seconds"] = self._writer.take_seconds()
         self._show(last)
         self._writer.submit(self._log.sync)
@@ -184,6 +185,7 @@ class Run:
         records, since = self._log.records(), self._log.seconds_since()
         last = folder / kept_adapters.kept_name("last", self.config.model.train)
         summary = metrics.summarize(records, last, since)
+        summary |= self._team.summary(records)
         summary["best"] = None if state.best is None else asdict(state.best)
         summary["judged_by"] = self.config.score.judged_by
         summary["kept"] = kept_adapters.written(folder, self.config.model.train)

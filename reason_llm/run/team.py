@@ -1,15 +1,17 @@
-"""The processes that sample and learn a run: this one alone (``Team``), or several (``many``)."""
+"""The processes that sample and learn a run: this one alone (``Team``), or those of the package
+``replicas``, which does with several what the methods of ``Team`` say."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import Tensor
 
-from reason_llm.model import Datum
+from reason_llm.model import Datum, Model
 from reason_llm.run.collect import Step
 from reason_llm.run.store.metrics import Record
 from reason_llm.sample import Sampler
-from reason_llm.train import Learners
+from reason_llm.train import Learner, Learners, LearningSettings
 
 Told = Callable[[int], None]
 """Called with the number of rows that were learned."""
@@ -25,7 +27,7 @@ class Team:
     """
 
     adapters: Mapping[int, dict[str, Tensor]] = {}
-    """Adapters by version, for sampling of later steps; empty without staleness."""
+    """Earlier adapters by version, which steps to come are sampled by; empty without any."""
 
     def __init__(self, learns: bool) -> None:
         self._learns = learns
@@ -37,12 +39,12 @@ class Team:
         assert self._learners is not None
         return self._learners
 
-    def begin(self, learners: Learners, earlier: Mapping[int, dict[str, Tensor]]) -> None:
-        """Take this process's learners, before the first step.
+    def learner(self, model: Model, settings: LearningSettings) -> Learner:
+        """A learner of this process."""
+        return Learner(model, settings)
 
-        Args:
-            earlier: adapters of versions before theirs, from a checkpoint.
-        """
+    def begin(self, learners: Learners) -> None:
+        """Take this process's learners, before the first step."""
         self._learners = learners
 
     def version_of(self, step: int) -> int:
@@ -57,14 +59,23 @@ class Team:
         """The sampler that shares what it is asked between all, from this process's."""
         return sampler
 
-    def sampling_ahead(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
-        """Context of the learning of a step, in which idle processes sample the steps after it."""
+    def learning(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
+        """Context of the learning of a step that was sampled, in which idle processes may sample
+        the steps after it."""
         return nullcontext()
 
     def learn(self, step: int, data: Sequence[Datum], progress: Told) -> Record:
         """Learn a step by all, as ``Learners.learn``."""
         return self.learners.learn(step, data, progress)
 
-    def take_record(self, step: int) -> Record:
-        """For a step's record: each process's work since the last one, and sampling ahead."""
+    def take_record(self, step: int, sampled_by: int | None) -> Record:
+        """Numbers for a step's record, such as each process's work since the last one.
+
+        Args:
+            sampled_by: version of the policy that sampled the step; None: unknown.
+        """
         return {}
+
+    def summary(self, records: Sequence[Record]) -> dict[str, Any]:
+        """For ``summary.json``: what each process did in these records, if there are several."""
+        return {"replicas": {}}

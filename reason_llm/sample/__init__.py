@@ -2,38 +2,29 @@
 
 from reason_llm.sample.episodes import OneAnswer, episodes_of
 from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
-from reason_llm.sample.protocol import Ended, Episodes, Progress, Sampler, SamplingParams, unheard
-from reason_llm.sample.shards import (
-    Dealer,
-    Draw,
-    Lot,
-    Part,
-    ShardedSampler,
-    lots,
-    sample_lot,
+from reason_llm.sample.protocol import (
+    Ended,
+    Episodes,
+    Progress,
+    Sampler,
+    SamplingParams,
+    unheard,
 )
 from reason_llm.sample.transformers_sampler import TransformersSampler, stop_strings, stream
 from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
 
 __all__ = [
-    "Dealer",
-    "Draw",
     "Ended",
     "Episodes",
-    "Lot",
     "OneAnswer",
-    "Part",
     "Progress",
     "Sampler",
     "SamplingParams",
-    "ShardedSampler",
     "TransformersSampler",
     "VllmBatch",
     "VllmSampler",
     "episodes_of",
-    "lots",
     "prove_sampler_is_policy",
-    "sample_lot",
     "sampler_of",
     "sampling",
     "stop_strings",

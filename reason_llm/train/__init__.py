@@ -1,14 +1,14 @@
 """Learning of a new adapter from the buffer's rollouts or from rows: the phase and its maths."""
 
-from reason_llm.train.learner import Learner, Learners, LearningSettings, learning
+from reason_llm.train.learner import Learner, Learners, LearningSettings, Part, learning
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
-from reason_llm.train.objectives import PolicyGradient, Values
+from reason_llm.train.objectives import Output, PolicyGradient, Values
 from reason_llm.train.preferences import kto_desirable_weights
 from reason_llm.train.rewards import length_bias
 from reason_llm.train.role_reader import BASE, ColumnReader, RoleReader
 from reason_llm.train.scored import with_advantages, with_learner_logprobs
-from reason_llm.train.shards import Peers, ShardedLearner, Shards, deal
 from reason_llm.train.stages import OBJECTIVES
+from reason_llm.train.step_metrics import Tally
 
 __all__ = [
     "BASE",
@@ -18,13 +18,12 @@ __all__ = [
     "Learners",
     "LearningSettings",
     "MicroBatches",
-    "Peers",
+    "Output",
+    "Part",
     "PolicyGradient",
     "RoleReader",
-    "ShardedLearner",
-    "Shards",
+    "Tally",
     "Values",
-    "deal",
     "ending_out_of_memory",
     "kto_desirable_weights",
     "learning",

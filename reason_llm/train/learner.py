@@ -2,7 +2,7 @@
 critic's. One step of the loop may hold several optimizer steps, each divided once, by the
 count of its whole optimizer batch. All randomness is a function of the seed and the step.
 
-Not here: losses (``objectives``), a step that several processes learn together (``shards``).
+Not here: losses (``objectives``), a step that several processes learn together (``replicas``).
 
 Shapes: B rows of a micro-batch, T tokens, N rows.
 """

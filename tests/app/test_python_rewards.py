@@ -3,7 +3,6 @@
 import functools
 import json
 import linecache
-import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -422,26 +421,6 @@ def test_a_run_whose_rewards_give_none_learns_and_is_reported(
     assert "no report was written" not in capsys.readouterr().out
     assert nothing.records()[1]["score/groups_without_signal_fraction"] == 1
     assert nothing.records()[1]["train/grad_norm"] == 0
-
-
-def counted(completion: str, lock: Any = threading.Lock()) -> float:  # noqa: B008
-    with lock:
-        return float(len(completion))
-
-
-def test_a_config_with_functions_and_rows_can_be_sent_to_a_replica() -> None:
-    given = config_file.build(
-        {"data": {"train": "python:rows"}, "score": {"rewards": [counted]}}, Path("given"), {}
-    )
-    given = given.model_copy(
-        update={"data": given.data.with_rows({"python:rows": [{"prompt": threading.Lock()}]})}
-    )
-    with pytest.raises(TypeError):
-        pickle.dumps(given)
-    sent = pickle.loads(pickle.dumps(given.as_written))
-    assert sent.model_dump() == given.model_dump()
-    assert not sent.data.given
-    assert sent.score.rewards[0].function is None
 
 
 def test_a_column_that_a_reward_of_trl_s_form_does_not_get_is_told(

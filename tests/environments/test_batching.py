@@ -25,10 +25,8 @@ from reason_llm.environments.token_server import Ask, Branch, Session, TokenServ
 from reason_llm.model.base import Model
 from reason_llm.rollout import Completion, Group
 from reason_llm.sample import (
-    Part,
     SamplingParams,
     VllmSampler,
-    sample_lot,
     sampling,
 )
 from reason_llm.sample.protocol import unheard
@@ -77,19 +75,6 @@ def test_requests_join_and_leave(sampler: VllmSampler) -> None:
             while batch.keys:
                 for _, (completion,) in batch.step(quiet):
                     assert completion.token_ids == seen[name][0].token_ids
-
-
-def test_together_and_alone_are_the_same_tokens(sampler: VllmSampler) -> None:
-    """What a process has of a wave is one batch, and who has what changes nothing."""
-    prompts = prompts_of(TOKENIZER, *(f"What is {n} + 68?" for n in (3, 57, 41, 9)))
-    parts = tuple(Part(i, tuple(prompts[i::2]), seed) for i, seed in enumerate((7, 2**62)))
-    params, steps = SamplingParams(3, 12), list[int]()
-    together = sample_lot(sampler, parts, params, lambda tokens, items: steps.append(items))
-    (first,), (second,) = (sample_lot(sampler, (part,), params, quiet) for part in parts)
-    assert [group.prompt for group in together[1]] == list(parts[1].prompts)
-    assert together == [first, second]
-    drawn = [c.token_ids for groups in together for group in groups for c in group.completions]
-    assert len(set(drawn)) > 4 and len(drawn) == 12 == sum(steps)
 
 
 def test_what_waits_beside_what_is_under_way() -> None:

@@ -26,6 +26,7 @@ from transformers.utils import get_json_schema
 from chat_templates import CHATML, DROPS_THINKING, SHIPPED, of_family, renderer
 from conftest import ROOT, TINY
 from families import SIZES
+from json_groups import group_from_json
 from reason_llm.config import AdapterSection, Config, ModelSection, ScoreSection
 from reason_llm.config.algorithms import resolve
 from reason_llm.data import load_data, renderer_of
@@ -36,15 +37,7 @@ from reason_llm.environments.turns import Environments
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.model import to_data
 from reason_llm.model.base import Model, load_tokenizer
-from reason_llm.rollout import (
-    CHAT,
-    ROW,
-    Completion,
-    Group,
-    Prompt,
-    Span,
-    group_from_json,
-)
+from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt, Span
 from reason_llm.run.store import metrics
 from reason_llm.sample import (
     SamplingParams,

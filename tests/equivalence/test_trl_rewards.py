@@ -23,10 +23,11 @@ with warnings.catch_warnings():  # of the version of vLLM
     from trl import GRPOTrainer
 
 from conftest import TINY
+from json_groups import group_from_json
 from reason_llm.config import Config, resolve
 from reason_llm.data import load_data, load_function
 from reason_llm.errors import ConfigError, RewardError
-from reason_llm.rollout import Completion, Group, group_from_json
+from reason_llm.rollout import Completion, Group
 from reason_llm.run.collect import is_kept
 from reason_llm.run.store.metrics import describe
 from reason_llm.score import Scorer

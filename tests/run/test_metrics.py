@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from reason_llm import train
-from reason_llm.app.lines import of_replica
 from reason_llm.config import Config
 from reason_llm.errors import DataError, WriteError
 from reason_llm.rollout import Completion, Group, Prompt, Span
@@ -185,22 +184,3 @@ def test_a_step_whose_first_reward_is_0_tells_what_its_completions_hold() -> Non
     assert "sample/answers_found_fraction" not in metrics.describe(
         [replace(groups[0], completions=(paid, made[1]))], "a", final_boxed
     )
-
-
-def test_summary_says_what_each_replica_did() -> None:
-    """Of every step, in the order of their numbers; ``replicas/count`` is of no replica."""
-    records = [
-        {"step": 0},
-        {"step": 1, "replicas/count": 2.0, "replicas/10/sampling_seconds": 1.0,
-         "replicas/2/sent_bytes": 2**20, "replicas/2/learning_seconds": 3.0},
-        {"step": 2, "replicas/2/sent_bytes": 2**20, "replicas/2/waiting_seconds": 1.25},
-    ]  # fmt: skip
-    found = metrics.summarize(records, Path("a"), 0.0)["replicas"]
-    assert list(found) == ["2", "10"]
-    assert found["2"] == {"sent_bytes": 2**21, "learning_seconds": 3.0, "waiting_seconds": 1.25}
-    assert found["10"] == {"sampling_seconds": 1.0}
-    assert of_replica("10", found["10"]) == "replica 10: 1 s sampling"
-    assert of_replica("2", found["2"]) == (
-        "replica 2: 3 s learning (1 s of it waiting, 2.0 MiB sent)"
-    )
-    assert metrics.summarize(records[:1], Path("a"), 0.0)["replicas"] == {}

@@ -2,33 +2,15 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reason_llm.errors import Stopped
-from reason_llm.replicas import reaper
 from reason_llm.run import stopping
 from reason_llm.run.stopping import StopSignal
-
-
-def test_processes_of_a_folder_but_the_head(tmp_path: Path) -> None:
-    """A folder of a longer name is another one."""
-    (tmp_path / "ray").mkdir()
-    with (tmp_path / "ray" / "log").open("w") as log:
-        child = subprocess.Popen(["sleep", "60"], stdout=log)
-        try:
-            own, folder = os.getpid(), str(tmp_path / "ray")
-            assert reaper.users_of(folder, own) == [child.pid]
-            assert reaper.users_of(folder, child.pid) == []
-            assert reaper.users_of(str(tmp_path / "ra"), 0) == []
-        finally:
-            child.kill()
-            child.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,9 +11,10 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
+from json_groups import group_from_json
 from reason_llm.config.score import SAYS_RIGHT, RewardSpec, ScoreSection
 from reason_llm.errors import ConfigError, RewardError
-from reason_llm.rollout import ROW, Completion, Group, Prompt, group_from_json
+from reason_llm.rollout import ROW, Completion, Group, Prompt
 from reason_llm.run.store.metrics import with_means
 from reason_llm.score import Scorer
 from reason_llm.score.custom import CustomReward

@@ -7,17 +7,11 @@ import orjson
 import pytest
 import torch
 
+from json_groups import group_from_json
 from reason_llm.config.algorithms import resolve
 from reason_llm.model import to_data
 from reason_llm.model.datum import Datum
-from reason_llm.rollout import (
-    Completion,
-    Conversation,
-    Group,
-    Prompt,
-    Span,
-    group_from_json,
-)
+from reason_llm.rollout import Completion, Conversation, Group, Prompt, Span
 from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_learner_logprobs
 

@@ -345,7 +345,7 @@ def jump(seen: Evidence) -> Finding:
                     f"{values[i] / max(before, 1e-12):,.0f} times the most of the "
                     f"{RECENT_STEPS} steps before."
                 )
-                advice = _about_jump(key, seen.replayed, seen.stale)
+                advice = _about_jump(key, seen)
                 shown = [group for group in seen.groups if group.step + 1 == steps[i]]
                 return alarm(text, steps[i : i + 1], shown, advice, (key,))
     if not looked_at:
@@ -353,24 +353,19 @@ def jump(seen: Evidence) -> Finding:
     return clear(f"None in {', '.join(looked_at)}.")
 
 
-def _about_jump(key: str, replayed: str | None, stale: str | None) -> str:
+def _about_jump(key: str, seen: Evidence) -> str:
     if key == "train/kl":
         return "Look at this step's rollouts, and lower the learning rate or train.max_grad_norm."
-    correction = replayed or stale
-    if correction is None:
+    if seen.off_policy is None:
         return (
             "Look at this step's rollouts. Sampler and learner disagree; compare with "
             "sample.engine=transformers and report it."
         )
-    begin = (
-        "The rollouts are of an earlier policy "
-        f"({'run.max_staleness' if stale else 'run.from_buffer'}): this is how far "
-        "it has moved since"
-    )
+    (option, fix), correction = seen.off_policy, seen.correction
+    begin = f"The rollouts are of an earlier policy ({option}): this is how far it has moved since"
     if correction == "none":
         rest = "Nothing corrects for it (algorithm.correction=none): set that to token_truncate."
     else:
-        fix = "what makes them old" if stale else "sample anew"
         rest = (
             f"algorithm.correction={correction} weighs each rollout by it; the larger it is, the "
             f"less they teach. Lower the learning rate, or {fix}."

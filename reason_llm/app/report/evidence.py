@@ -29,11 +29,10 @@ class Evidence:
     num_held_out: int | None
     group_size: int
     """Completions of a prompt."""
-    replayed: str | None = None
-    """Of a run that learns from saved rollouts (run.from_buffer), its resolved
-    algorithm.correction; None for a run that samples."""
-    stale: str | None = None
-    """The same of a run that samples by an earlier policy (run.max_staleness)."""
+    off_policy: tuple[str, str] | None = None
+    """See ``Config.off_policy``."""
+    correction: str = "none"
+    """The resolved algorithm.correction."""
     stage: StageName = "rl"
     best_step: int | None = None
     """Of the adapter in adapter_best/; None without one."""

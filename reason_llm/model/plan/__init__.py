@@ -15,6 +15,7 @@ from reason_llm.model.plan.memory import (
     element_bytes,
 )
 from reason_llm.model.plan.shape import Shape
+from reason_llm.model.plan.team_sizes import TeamSizes
 from reason_llm.model.plan.unread import (
     context_limit,
     naming_section,
@@ -37,6 +38,7 @@ __all__ = [
     "Plan",
     "Shape",
     "Subject",
+    "TeamSizes",
     "bound",
     "context_limit",
     "element_bytes",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from reason_llm.config import Config
+from reason_llm.model.plan.team_sizes import team_sizes
 
 GIB = 2**30
 CONTEXT_BYTES = int(0.65 * GIB)
@@ -71,8 +72,7 @@ class Machine:
     @classmethod
     def here(cls, config: Config, device: Device) -> "Machine":
         """This machine, within the config's limits. ``budget_gib: auto`` is all that other programs
-        leave of the GPU; without one, of the host the part of each of the most possible replicas,
-        so that the result does not depend on their number."""
+        leave of the GPU; without one, the part of the host that a process may have."""
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         card = None
         if device.type == "cuda":
@@ -81,7 +81,7 @@ class Machine:
             total, card = properties.total_memory, properties.name
             left = total - others_bytes(device)
         else:
-            kind, total, left = "cpu", host, host // config.run.shards
+            kind, total, left = "cpu", host, host // team_sizes(config).host_parts
         asked, asked_host = config.memory.budget_gib, config.memory.host_gib
         return cls(
             kind,

@@ -14,6 +14,7 @@ from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.states import LINE as STATES
+from reason_llm.model.plan.team_sizes import TeamSizes, team_sizes
 from reason_llm.model.sizes import (
     MAX_LORA_RANKS,
     TILE_TOKENS,
@@ -51,8 +52,6 @@ Source: docs/gpu.md, 26 and 27 November 2026: measured, without all other lines 
 and 1.1 GiB at 0.5 B (hidden size 896), 1.1 to 1.75 GiB at 7 B (3,584). Others are not measured."""
 KERNELS_BYTES = int(0.25 * GIB)
 """oneDNN's kernels for products in bfloat16 on a CPU, one for each shape that occurs."""
-NCCL_BYTES = int(0.5 * GIB)
-"""Buffers of NCCL on each GPU of several that learn together. Read, not measured."""
 OPTIMIZER_BYTES = {
     "adamw": 8.0, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04, "adafactor": 0.1, "muon": 4.0
 }  # fmt: skip
@@ -112,7 +111,7 @@ class Plan:
     """Steps of the run."""
     phases: tuple[bound.Phase, ...]
     """The least cost of a step on a card."""
-    replicas: int = 1
+    cards: int = 1
     """Number of cards that share a step."""
     skip_every: int = 0
     """Of so many layers one keeps no input; 0: all keep theirs."""
@@ -168,8 +167,8 @@ class Plan:
             most = max(peak.sampling, peak.learning, peak.scoring)
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
             if self.phases:
-                cards = bound.cards_of(self.machine)
-                rows[-1] += f"; {bound.line(self.phases, cards, self.steps, self.replicas)}"
+                kinds = bound.cards_of(self.machine)
+                rows[-1] += f"; {bound.line(self.phases, kinds, self.steps, self.cards)}"
         return rows
 
     @property
@@ -276,6 +275,10 @@ class _Draft:
     attachments: AttachmentSizes | None = None
     skip_every: int = 0
     """Of so many layers one keeps no input, which takes longer; 0: all keep theirs."""
+
+    @property
+    def team(self) -> TeamSizes:
+        return team_sizes(self.config)
 
     @property
     def can_skip(self) -> bool:
@@ -454,8 +457,7 @@ class _Draft:
                 sizes["vLLM's adapter slot"] = rank * shape.adapter_lines * self.element_bytes
             runtime += VLLM_BYTES[machine] + width
             runtime += self.sequences * self._counts_bytes
-        if is_gpu and self.config.run.replicas != 1:
-            sizes["NCCL"] = NCCL_BYTES
+        sizes |= self.team.gpu_bytes if is_gpu else {}
         sizes["libraries, contexts, graphs"] = int(runtime)
         if not is_gpu and self.element_bytes == 2:
             sizes["compiled kernels"] = KERNELS_BYTES
@@ -480,7 +482,7 @@ class _Draft:
             activations += 8 * shape.routed * tokens
         chunks = 0 if config.of_stage.scores else self._chunk_bytes * self.chunk_tokens
         gradients = max(self.learned.values()) * self.trained_bytes
-        gradients *= config.run.shards.bit_length()  # the sums that wait in the shards' tree
+        gradients *= self.team.gradients
         if self.is_full and self.tile_tokens is not None:  # a layer's gradients, and their sums
             activations += sum(shape.packable) // shape.layers * (4 + size)
         if self.is_full:  # the head's gradient is summed over chunks, and waits for the embedding's
@@ -581,7 +583,7 @@ class _Draft:
             sequence_bytes=self._logit_bytes + self._counts_bytes,
             steps=self.config.run.steps,
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside)),
-            replicas=1 if self.config.run.replicas == "auto" else self.config.run.replicas,
+            cards=self.team.cards,
             skip_every=self.skip_every,
             tile_tokens=tile if tile is not None and tile < longest else None,
             untiled=self.shape.untiled if is_long and self._recomputes else None,
@@ -603,7 +605,7 @@ class _Draft:
     def _checkpoint_bytes(self) -> int:
         others = sum(4 * count for role, count in self.learned.items() if role != "policy")
         held = others + sum(self._moments(role) for role in self.learned)
-        return held + (1 + self._keeps_best + self.config.run.max_staleness) * self._model_bytes
+        return held + (1 + self._keeps_best + self.team.earlier_adapters) * self._model_bytes
 
     @property
     def _held_bytes(self) -> int:
@@ -619,10 +621,8 @@ class _Draft:
         if self.machine.kind == "cpu":
             return 0
         parked = self.optimizer_bytes if len(self.learned) > 1 else 0  # only one is on the GPU
-        if self.config.run.replicas != 1:  # the state before a step, to learn it again
-            parked += self._checkpoint_bytes
-        if (staleness := self.config.run.max_staleness) > 0:  # what steps to come are sampled by
-            parked += (1 + staleness) * 4 * self.learned["policy"]
+        parked += self.team.host_states * self._checkpoint_bytes
+        parked += self.team.host_adapters * 4 * self.learned["policy"]
         parked += sum(each.weight_bytes for each in self.outside) if self.learns else 0
         parked += self._held_bytes
         if self.attachments is not None:

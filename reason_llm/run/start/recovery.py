@@ -32,9 +32,8 @@ def state_of(run: ResolvedRun) -> RunState:
     state = _begun_from(run)
     if run.config.samples and run.config.run.resume != "never":
         path = run.config.run.buffer_path
-        found, own = buffer.check(path, state.run), []
-        if run.config.run.max_staleness:
-            own = [*buffer.read_ahead(run.folder / buffer.AHEAD, state.run)]
+        found = buffer.check(path, state.run)
+        own = [*run.processes.later_steps(run.folder, state.run)]
         if found is not None and found.run.id == state.run.id:
             own.append((path, found))
         for place, document in own:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from reason_llm.config import Config, file as config_file, installation
+from reason_llm.config import Config, file as config_file
 from reason_llm.data import (
     Data,
     Renderer,
@@ -40,7 +40,7 @@ from reason_llm.model.plan import Subject, look_at, with_start
 from reason_llm.readers import Base, Reader, RewardReader, open_readers, reference
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.dates import with_date
-from reason_llm.run.start.replicas import replicas_of, works_alone
+from reason_llm.run.start.processes import Processes, processes_of
 from reason_llm.run.store import checkpoint, folder as run_folder
 from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
@@ -59,8 +59,8 @@ class ResolvedRun:
     folder: Path
     checkpoints: list[Path]
     """Checkpoints of the run at its start."""
-    replicas: int
-    """Number of replicas; 0: as many as the joined cluster has GPUs for."""
+    processes: Processes
+    """Those that sample and learn it."""
     readers: list[Reader]
     """The models other than the policy that read the rollouts."""
     episodes: Episodes
@@ -89,11 +89,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     """The run of a config, with its data; nothing is written. Raises ReasonError, of the first
     problem of the model, the adapters or the data."""
     folder = config.run.directory / str(config.run.name)
-    replicas = replicas_of(config)
-    if not works_alone(config, replicas):
-        installation.slice_for(
-            "replicas", "run.replicas, run.samplers, run.shards or run.max_staleness"
-        )
+    processes = processes_of(config)
     start = config.model.start
     others = config.other_adapters
     if others and (config.run.resume == "never" or not checkpoint.listing(folder)):
@@ -120,7 +116,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     _check_start(subject, start, folder)
     data = _load(subject, scorer, watch)
     if data.attachments is not None:
-        data.attachments.check(config, works_alone(config, replicas))
+        data.attachments.check(config, processes.is_alone)
     for reader in readers:
         reader.take(data)
     config, saved = _with_steps_and_buffer(config, data, folder, watch)
@@ -144,7 +140,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         subject=subject,
         folder=folder,
         checkpoints=checkpoint.listing(folder),
-        replicas=replicas,
+        processes=processes,
         readers=readers,
         episodes=episodes,
         digests=digests,

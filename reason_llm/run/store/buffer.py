@@ -3,17 +3,12 @@
 One document (``document``), written to a temporary file and renamed, so that a reader never finds
 half of one, even after a kill. A lock that ends with its process protects it. A document of another
 run is refused, moved aside, or overwritten if it is finished and in its run's archive, too.
-
-With ``run.max_staleness`` steps are sampled ahead of the one that is learned: ``<run>/ahead/``
-holds a document for each of them until its turn.
 """
 
-import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -25,12 +20,6 @@ from reason_llm.run.store.archive import is_archived
 from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
 from reason_llm.run.store.writer import BackgroundWriter
 
-AHEAD = "ahead"
-"""Folder in the run's with the rollouts of steps that are sampled ahead."""
-
-logger = logging.getLogger(__name__)
-
-
 Source = Callable[[int, RunIdentity], Document | None]
 """A further place that may hold all rollouts of this step of the run, with advantages."""
 
@@ -41,7 +30,6 @@ class RolloutBuffer:
 
     Args:
         sources: asked in this order for a step that is not whole in the buffer.
-        ahead: folder of the steps that are sampled ahead; None: none are.
         writer: waited for before a step's rollouts give way to the next step's, to have what was
             learned from them on disk.
         discard: whatever is there is to be moved aside, unread.
@@ -54,19 +42,14 @@ class RolloutBuffer:
     path: Path
     run: RunIdentity
     sources: Sequence[Source] = ()
-    ahead: Path | None = None
     writer: BackgroundWriter | None = None
     discard: bool = False
     _gives_way: bool = False
     """Whether the file holds another run's rollouts that are also in that run's archive."""
     _document: Document | None = None
     """This run's rollouts in the file."""
-    _ahead: dict[int, Document] = field(default_factory=dict)
-    """Rollouts in the files of the folder ``ahead``, by step."""
     _beside: Document | None = None
     """The current step's rollouts from elsewhere, if the file holds a later step."""
-    _current: int | None = None
-    """Step whose turn it is; later ones are ahead."""
 
     def __enter__(self) -> Self:
         self._lock = lock(self.path)
@@ -78,8 +61,6 @@ class RolloutBuffer:
             self._document = document
         else:
             self._gives_way = is_archived(document)
-        if self.ahead is not None and not self.discard:
-            self._ahead = {each.step: each for _, each in read_ahead(self.ahead, self.run)}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -103,20 +84,14 @@ class RolloutBuffer:
         Args:
             checkpoint: path of the run's newest checkpoint.
         """
-        if any(before < step for before in self._ahead):
-            self._settle()
-            self._drop_ahead(step)
-        self._current = step
         document = self.find(step)
         if document is None or document is self._document or document is self._beside:
             return document
-        if document is not self._ahead.get(step):
-            document = replace(document, run=self.run, trained=False, checkpoint=checkpoint)
+        document = self._as_moved(document, checkpoint)
         if document.complete and self._document is not None and self._document.step > step:
             self._beside = document
         else:
             self._write(document)
-            self._drop_ahead(step + 1)
         return document
 
     def write(
@@ -143,22 +118,25 @@ class RolloutBuffer:
             self.run, step, whole, False, len(groups) if drawn is None else drawn, groups,
             dict(counts), checkpoint, version if held is None else held.weight_version,
         )  # fmt: skip
-        if self.ahead and self._current is not None and step > self._current:
-            self._ahead[step] = document
-            write_atomically(self.ahead / _name(step), to_bytes(document))
-        else:
-            self._write(document)
+        self._keep(document)
 
     def finish(self) -> None:
         """Mark the run as over, so that another run may set its rollouts aside. A step that was
         sampled in part, before ``run.steps`` was lowered, stays so."""
         if self._document is not None and not self._document.trained:
             self._write(replace(self._document, trained=True))
-        self._drop_ahead()
 
     def _held(self, step: int) -> Document | None:
-        held = (self._ahead.get(step), self._beside, self._document)
+        held = (self._beside, self._document)
         return next((each for each in held if each and each.step == step), None)
+
+    def _as_moved(self, document: Document, checkpoint: str | None) -> Document:
+        """Rollouts that were found elsewhere, as the file holds them."""
+        return replace(document, run=self.run, trained=False, checkpoint=checkpoint)
+
+    def _keep(self, document: Document) -> None:
+        """Write newly sampled rollouts."""
+        self._write(document)
 
     def _write(self, document: Document) -> None:
         held = self._document
@@ -167,23 +145,17 @@ class RolloutBuffer:
         if held is None or held.step > document.step:
             # Another run's, or sampled by later weights than the checkpoint's.
             if not self._gives_way:
-                move_aside(self.path)
-                if held is not None:
-                    self._drop_ahead()  # sampled by such weights, too
+                self._set_aside()
             self._gives_way = False
         self._document = document
         write_atomically(self.path, to_bytes(document))
 
+    def _set_aside(self) -> None:
+        move_aside(self.path)
+
     def _settle(self) -> None:
         if self.writer is not None:
             self.writer.wait()
-
-    def _drop_ahead(self, before: int | None = None) -> None:
-        """Remove the steps ahead that are before this one; None: all."""
-        for step in [each for each in self._ahead if before is None or each < before]:
-            assert self.ahead is not None
-            del self._ahead[step]
-            (self.ahead / _name(step)).unlink(missing_ok=True)
 
 
 def check(path: Path, run: RunIdentity) -> Document | None:
@@ -213,27 +185,6 @@ def check(path: Path, run: RunIdentity) -> Document | None:
             f"{path} was sampled with another config ({'; '.join(changed)}); {ways_on}"
         )
     return document
-
-
-def read_ahead(folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
-    """The run's rollouts of steps ahead, with their files. What is damaged is sampled again."""
-    for path in sorted(folder.glob("step-????????.json")):
-        try:
-            document = read_document(path, "it is sampled again")
-        except RolloutBufferError as error:
-            _warn_once(str(error))
-            continue
-        if document.run.id == run.id and path.name == _name(document.step):
-            yield path, document
-
-
-@cache  # both the checks before a run and the run read it
-def _warn_once(text: str) -> None:
-    logger.warning("%s", text)
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}.json"
 
 
 def lock(path: Path) -> FileLock:

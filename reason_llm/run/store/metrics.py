@@ -162,8 +162,6 @@ def of_rollouts(
     record = describe(document.groups, config.score.rewards[0].key, finds)
     record |= with_means(document.counts)
     record["sample/groups_dropped"] = document.drawn - len(document.groups)
-    if config.run.max_staleness and document.weight_version is not None:
-        record["sample/staleness_steps"] = document.step - document.weight_version
     return record
 
 
@@ -298,7 +296,6 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
         **{name: round(value, 3) for name, value in seconds.items()},
         "sampled_tokens": int(sum(values("sample/tokens"))),
         **{name: largest(f"memory/{name}", 2) for name in peaks},
-        "replicas": of_replicas(records),
         "peak_rss_mib": largest("memory/peak_rss_mib", 1),
         "adapter": str(adapter),
     }
@@ -308,17 +305,3 @@ def write_summary(run_folder: Path, summary: dict[str, Any]) -> None:
     """Write summary.json, which says that the run is finished."""
     content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
     write_atomically(run_folder / "summary.json", sealed(content))
-
-
-def of_replicas(records: list[Record]) -> dict[str, dict[str, float]]:
-    """Sums of what each replica did, by its number: ``sampling_seconds``, ``learning_seconds``,
-    ``waiting_seconds`` (of these) and ``sent_bytes``; none for a run by one process."""
-    totals: dict[str, dict[str, float]] = {}
-    for record in records:
-        for key, value in record.items():
-            _, _, rest = key.partition("replicas/")
-            number, _, name = rest.partition("/")
-            if name:
-                sums = totals.setdefault(number, {})
-                sums[name] = round(sums.get(name, 0.0) + value, 3)
-    return dict(sorted(totals.items(), key=lambda each: (len(each[0]), each[0])))

@@ -9,7 +9,7 @@ import pytest
 from reason_llm.app.report import alarms, stage_alarms
 from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import STAGES
+from reason_llm.config import STAGES, Config
 from report_runs import facts, record
 
 ALWAYS = {
@@ -262,7 +262,10 @@ def test_a_mismatch_of_saved_rollouts_is_said_to_be_one(
 ) -> None:
     records = [record(step, **{"train/sampler_kl": 1e-5}) for step in range(1, 21)]
     records[11]["train/sampler_kl"] = 0.5
-    found = alarms.jump(replace(seen(records), replayed=replayed))
+    run = {} if replayed is None else {"from_buffer": "buffers"}
+    off_policy = Config.model_validate({"data": {"train": "rows"}, "run": run}).off_policy
+    correction = replayed or "none"
+    found = alarms.jump(replace(seen(records), off_policy=off_policy, correction=correction))
     assert raised(found)
     assert told in found.advice
     assert not_told not in found.advice
@@ -276,7 +279,10 @@ def test_a_mismatch_of_saved_rollouts_is_said_to_be_one(
 def test_a_mismatch_of_stale_rollouts_is_said_to_be_one(correction: str, told: str) -> None:
     records = [record(step, **{"train/sampler_kl": 1e-5}) for step in range(1, 21)]
     records[11]["train/sampler_kl"] = 0.5
-    found = alarms.jump(replace(seen(records), stale=correction))
+    off_policy = Config.model_validate(
+        {"data": {"train": "rows"}, "run": {"max_staleness": 1}}
+    ).off_policy
+    found = alarms.jump(replace(seen(records), off_policy=off_policy, correction=correction))
     assert raised(found)
     assert "an earlier policy (run.max_staleness)" in found.advice
     assert "no fault of the sampler" in found.advice

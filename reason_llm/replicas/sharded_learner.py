@@ -20,9 +20,7 @@ from torch import Tensor
 
 from reason_llm.errors import TrainingError
 from reason_llm.model import Datum, Model, Role
-from reason_llm.train.learner import Learner, Learners, LearningSettings, Part
-from reason_llm.train.objectives import Output
-from reason_llm.train.step_metrics import Tally
+from reason_llm.train import Learner, Learners, LearningSettings, Output, Part, Tally
 
 
 class Peers(Protocol):

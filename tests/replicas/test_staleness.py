@@ -10,15 +10,16 @@ from typing import Any
 
 import orjson
 import pytest
-
-from conftest import ROOT
 from local_cluster import LocalCluster
 from peer_processes import file_digest
+
+from conftest import ROOT
 from reason_llm.config import Config
-from reason_llm.errors import PeersLost, RewardError, Stopped, TrainingError
+from reason_llm.errors import RewardError, Stopped, TrainingError
 from reason_llm.loop import train
 from reason_llm.replicas import cluster, many
 from reason_llm.replicas.cluster import Member, alive
+from reason_llm.replicas.errors import PeersLost
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import read_document

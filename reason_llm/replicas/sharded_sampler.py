@@ -9,8 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample.protocol import Ended, Progress, Sampler, SamplingParams, unheard
-from reason_llm.sample.vllm_sampler import VllmSampler
+from reason_llm.sample import Ended, Progress, Sampler, SamplingParams, VllmSampler, unheard
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replica_runs import SECONDS, Started, adapter, quick_start, records
 
 from faults import RUNS, Fault, write_config
 from reason_llm.config import Config
-from reason_llm.errors import ConfigError, ReplicaError
+from reason_llm.errors import ConfigError
 from reason_llm.loop import train
-from reason_llm.run.start.replicas import replicas_of
-from replica_runs import SECONDS, Started, adapter, quick_start, records
+from reason_llm.replicas.entry_points import replicas_of
+from reason_llm.replicas.errors import ReplicaError
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 STOPPED = 128 + signal.SIGINT
 LEARN = "reason_llm.train.learner:Learners.learn"
 UPDATE = "reason_llm.train.learner:Learner._update"
-SAMPLE_BESIDE = "reason_llm.sample:sample_lot"
+SAMPLE_BESIDE = "reason_llm.replicas.sharded_sampler:sample_lot"
 """By which a process beside the head samples a lot."""
 STARTED_AGAIN = "are left and another one is started"
 ARMS_AHEAD = Fault("ahead", "arms", ("reason_llm.replicas.ahead:Ahead.sample",))
@@ -433,7 +434,7 @@ def test_a_cluster_is_joined_with_its_token_alone(tmp_path: Path, four_steps: Pa
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("place", "call"),
-    [("reason_llm.sample.shards:sample_lot", 2), (LEARN, 2), (UPDATE, 2),
+    [("reason_llm.replicas.sharded_sampler:sample_lot", 2), (LEARN, 2), (UPDATE, 2),
      ("rename */step-0000000?", 3)],
     ids=["sampling", "learning", "optimizer step", "checkpoint"],
 )  # fmt: skip

@@ -15,35 +15,41 @@ from typing import Any
 
 import pytest
 import torch
+from peer_processes import digest, together
 
 from conftest import TINY
 from learners import ROW, groups
 from marks import most_are_long
-from peer_processes import digest, together
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.preferences import PREFERENCES
-from reason_llm.errors import PeersLost, TrainingError
+from reason_llm.errors import TrainingError
 from reason_llm.model import Datum
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import to_data
+from reason_llm.replicas.errors import PeersLost
 from reason_llm.replicas.peers import GroupPeers, Seat
+from reason_llm.replicas.sharded_learner import (
+    Alone,
+    GradientSum,
+    Peers,
+    ShardedLearner,
+    Shards,
+    _from_json,
+    _to_json,
+    deal,
+)
 from reason_llm.train import (
     BASE,
     Learners,
     LearningSettings,
-    Peers,
     PolicyGradient,
     RoleReader,
-    ShardedLearner,
-    Shards,
     Values,
-    deal,
     learning,
     with_advantages,
 )
 from reason_llm.train.objectives import Objective
-from reason_llm.train.shards import Alone, GradientSum, _from_json, _to_json
 from reason_llm.train.stages import Labels, PairLoss, Supervised
 from reason_llm.train.step_metrics import Tally
 

@@ -1,4 +1,4 @@
-"""By which adapter a replica samples."""
+"""By which adapter a replica samples, and what a summary says of each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from reason_llm.config import Config
-from reason_llm.errors import ReplicaError
-from reason_llm.replicas.replica import Replica, Work
+from reason_llm.replicas.entry_points import lines, totals
+from reason_llm.replicas.errors import ReplicaError
+from reason_llm.replicas.replica import Replica, Work, as_written
+from reason_llm.replicas.sharded_sampler import Part
 from reason_llm.run.start.prepare import prepare
 from reason_llm.run.watch import SILENT
-from reason_llm.sample import Part, SamplingParams, TransformersSampler
+from reason_llm.sample import SamplingParams, TransformersSampler
 
 PARAMS = SamplingParams(1, 4)
 
@@ -21,7 +23,7 @@ def test_a_replica_samples_by_what_it_learned_or_by_what_it_holds(
     small_run: Callable[..., Config],
 ) -> None:
     job = prepare(small_run(run__shards=2, run__steps=1), SILENT)
-    work = Work(job.config.as_written, job.folder, Path.cwd(), job.state, job.plan, {}, 1, False)
+    work = Work(as_written(job.config), job.folder, Path.cwd(), job.state, job.plan, {}, 1, False)
     replica, lot = Replica(work), (Part(0, tuple(job.data.prompts[:2]), 3),)
     model = replica._model
     adapter = {
@@ -48,3 +50,21 @@ def test_a_replica_samples_by_what_it_learned_or_by_what_it_holds(
     assert drawn(None) == other
     replica.load(replica._learners.state(), 48)
     assert replica._learners.policy.micro_batches.tokens == 48
+
+
+def test_summary_says_what_each_replica_did() -> None:
+    """Of every step, in the order of their numbers; ``replicas/count`` is of no replica."""
+    records = [
+        {"step": 0},
+        {"step": 1, "replicas/count": 2.0, "replicas/10/sampling_seconds": 1.0,
+         "replicas/2/sent_bytes": 2**20, "replicas/2/learning_seconds": 3.0},
+        {"step": 2, "replicas/2/sent_bytes": 2**20, "replicas/2/waiting_seconds": 1.25},
+    ]  # fmt: skip
+    found = totals(records)
+    assert list(found) == ["2", "10"]
+    assert found["2"] == {"sent_bytes": 2**21, "learning_seconds": 3.0, "waiting_seconds": 1.25}
+    assert found["10"] == {"sampling_seconds": 1.0}
+    assert lines(found) == [
+        "replica 2: 3 s learning (1 s of it waiting, 2.0 MiB sent)", "replica 10: 1 s sampling",
+    ]  # fmt: skip
+    assert totals(records[:1]) == {}

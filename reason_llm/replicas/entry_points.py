@@ -1,0 +1,178 @@
+"""The answers of this package to the core: the processes that a config asks for, with their memory
+and their part in the buffer; their start; and the lines on what they did. Imported without torch.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from reason_llm.config import Config, installation
+from reason_llm.errors import ConfigError
+from reason_llm.model.plan import GIB, TeamSizes
+from reason_llm.replicas.ahead_buffer import AheadBuffer, read_ahead
+from reason_llm.replicas.errors import ReplicaError
+from reason_llm.run.start.processes import Processes
+from reason_llm.run.store.buffer import RolloutBuffer, Source
+from reason_llm.run.store.document import Document, RunIdentity
+from reason_llm.run.store.metrics import Record
+from reason_llm.run.store.writer import BackgroundWriter
+
+AHEAD = "ahead"
+"""Folder in the run's with the rollouts of steps that are sampled ahead."""
+NCCL_BYTES = int(0.5 * GIB)
+"""Buffers of NCCL on each GPU of several that learn together. Read, not measured."""
+
+
+@dataclass(frozen=True)
+class Several(Processes):
+    """Several processes, or one that works in shards or samples with an earlier policy."""
+
+    count: int
+    """Number of replicas; 0: as many as the joined cluster has GPUs for."""
+    max_staleness: int
+
+    is_alone = False
+
+    def later_steps(self, folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
+        """See ``Processes``."""
+        if self.max_staleness:
+            yield from read_ahead(folder / AHEAD, run)
+
+    def buffer(
+        self,
+        path: Path,
+        folder: Path,
+        run: RunIdentity,
+        sources: Sequence[Source],
+        writer: BackgroundWriter,
+        discard: bool,
+    ) -> RolloutBuffer:
+        """See ``Processes``."""
+        if not self.max_staleness:
+            return super().buffer(path, folder, run, sources, writer, discard)
+        return AheadBuffer(path, run, sources, writer, discard, folder=folder / AHEAD)
+
+
+def processes_of(config: Config) -> Processes:
+    """The processes of the run.
+
+    Raises:
+        ConfigError: there are fewer GPUs.
+        ReplicaError: Ray is missing, or its cluster is open to everybody.
+    """
+    run, count = config.run, replicas_of(config)
+    if count == 1 and run.shards == 1 and not run.samplers and not run.max_staleness:
+        return Processes()  # run.replicas=auto found one GPU
+    return Several(count, run.max_staleness)
+
+
+def team_sizes(config: Config) -> TeamSizes:
+    """The memory of each process. Without a GPU it is planned for as many replicas as there may be,
+    so that the plan does not depend on their number."""
+    run = config.run
+    learn_together = run.replicas != 1
+    return TeamSizes(
+        cards=1 if run.replicas == "auto" else run.replicas,
+        host_parts=run.shards,
+        gpu_bytes={"NCCL": NCCL_BYTES} if learn_together else {},
+        gradients=run.shards.bit_length(),  # the sums that wait in the shards' tree
+        earlier_adapters=run.max_staleness,
+        host_adapters=1 + run.max_staleness if run.max_staleness else 0,
+        host_states=int(learn_together),  # the state before a step, to learn it again
+    )
+
+
+def replicas_of(config: Config) -> int:
+    """Number of replicas of the run; 0 with ``auto`` and a cluster to join, which decides.
+
+    Raises:
+        ConfigError: there are fewer GPUs.
+        ReplicaError: Ray is missing, or its cluster is open to everybody.
+    """
+    run, replicas = config.run, config.run.replicas
+    if replicas == 1 and not run.samplers:
+        return 1
+    gpus = _count_gpus()
+    if replicas == "auto" and run.ray is None:
+        replicas = power_of_two(min(max(1, gpus - run.samplers), run.shards))
+    if replicas == 1 and not run.samplers:
+        return 1
+    if importlib.util.find_spec("ray") is None:
+        asks, without = f"run.replicas={run.replicas}", "run.replicas to 1"
+        if run.samplers:
+            asks, without = f"run.samplers={run.samplers}", "run.samplers to 0"
+        raise ReplicaError(
+            f"{asks} needs Ray, which is not installed; install it with: "
+            f"{installation.install('ray')}, or set {without}"
+        )
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
+        raise ReplicaError(
+            f"RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']:.40} lets anyone who reaches the cluster "
+            "run programs in it; unset it, and start the cluster with its token"
+        )
+    if replicas == "auto":
+        return 0
+    if run.ray is None and gpus and replicas + run.samplers > gpus:
+        raise ConfigError(
+            f"run.replicas={replicas} with run.samplers={run.samplers} contradicts the "
+            f"{gpus} GPU{'s' if gpus > 1 else ''} of this machine: each needs its own; lower them, "
+            "set run.replicas to auto, or name a cluster as run.ray"
+        )
+    return replicas
+
+
+def power_of_two(most: int) -> int:
+    """The largest power of two up to ``most``."""
+    return 1 << (most.bit_length() - 1)
+
+
+def _count_gpus() -> int:
+    """GPUs of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def start(job: Any, watch: Any) -> AbstractContextManager[Any]:
+    """See ``many.start``, which is imported here, with torch."""
+    many = import_module("reason_llm.replicas.many")
+    team: AbstractContextManager[Any] = many.start(job, watch)
+    return team
+
+
+def totals(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Sums of what each replica did, by its number: ``sampling_seconds``, ``learning_seconds``,
+    ``waiting_seconds`` (of these) and ``sent_bytes``; none for a run by one process."""
+    found: dict[str, dict[str, float]] = {}
+    for record in records:
+        for key, value in record.items():
+            _, _, rest = key.partition("replicas/")
+            number, _, name = rest.partition("/")
+            if name:
+                sums = found.setdefault(number, {})
+                sums[name] = round(sums.get(name, 0.0) + value, 3)
+    return dict(sorted(found.items(), key=lambda each: (len(each[0]), each[0])))
+
+
+def lines(did: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """``replica 1: 12 s sampling, 10 s learning (2 s of it waiting, 34.0 MiB sent)`` for each of
+    the ``totals``."""
+    return [_line(number, of_replica) for number, of_replica in did.items()]
+
+
+def _line(number: str, did: Mapping[str, float]) -> str:
+    told = [
+        f"{did[f'{phase}_seconds']:.0f} s {phase}"
+        for phase in ("sampling", "learning")
+        if f"{phase}_seconds" in did
+    ]
+    cost = ""
+    if "waiting_seconds" in did:
+        sent = did.get("sent_bytes", 0.0) / 2**20
+        cost = f" ({did['waiting_seconds']:.0f} s of it waiting, {sent:.1f} MiB sent)"
+    return f"replica {number}{' (this process)' if number == '0' else ''}: {', '.join(told)}{cost}"

@@ -1,0 +1,44 @@
+"""The processes of a run before they start: this one, or those of the package ``replicas``."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from reason_llm.config import Config
+from reason_llm.run.store.buffer import RolloutBuffer, Source
+from reason_llm.run.store.document import Document, RunIdentity
+from reason_llm.run.store.writer import BackgroundWriter
+
+
+class Processes:
+    """This process alone, which does one thing after the other."""
+
+    is_alone = True
+
+    def later_steps(self, folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
+        """The rollouts of steps after the one in the buffer, with their files in the run's
+        folder."""
+        yield from ()
+
+    def buffer(
+        self,
+        path: Path,
+        folder: Path,
+        run: RunIdentity,
+        sources: Sequence[Source],
+        writer: BackgroundWriter,
+        discard: bool,
+    ) -> RolloutBuffer:
+        """The run's buffer; ``folder`` is the run's."""
+        return RolloutBuffer(path, run, sources, writer, discard)
+
+
+def processes_of(config: Config) -> Processes:
+    """The processes that the config asks for.
+
+    Raises:
+        ReasonError: they cannot be started on this machine.
+    """
+    if (several := config.run.several()) is None:
+        return Processes()
+    found: Processes = several.processes_of(config)
+    return found
