@@ -25,7 +25,7 @@ from reason_llm.data import (
 )
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
-from reason_llm.evaluate.outcomes import Answer, Outcome, OutcomeLog, Wave, answer_of
+from reason_llm.evaluate.outcomes import Answer, EvaluationWave, Outcome, OutcomeLog, answer_of
 from reason_llm.evaluate.request import Request, Target
 from reason_llm.files import (
     FileLock,
@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _SharedBase:
     """Targets that share one base copy."""
 
     config: Config
@@ -77,7 +77,7 @@ class _Stage:
     plan: Plan
     environments: Episodes | None
 
-    def waves(self) -> Iterator[tuple[Target, Wave]]:
+    def waves(self) -> Iterator[tuple[Target, EvaluationWave]]:
         """Waves of prompts, fixed by the config and the plan, so that a resumed evaluation has the
         same."""
         at_once = self.plan.cache_tokens // self.plan.context_tokens
@@ -87,7 +87,7 @@ class _Stage:
             for each in self.sets:
                 for start in range(0, len(each.prompts), size):
                     part = each.prompts[start : start + size]
-                    yield target, Wave(target.label, each.name, start, part)
+                    yield target, EvaluationWave(target.label, each.name, start, part)
 
 
 def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     return _finish(request, log, None if first.answer is None else first.vote, watch)
 
 
-def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]:
+def _prepare(request: Request, scorer: Scorer) -> tuple[list[_SharedBase], list[str]]:
     """The stages, and lines on what was chosen. Reads no weight and writes nothing."""
     stages, lines = [], []
     looked = [(targets, look_at(_config_for(request, targets))) for targets in _by_base(request)]
@@ -147,7 +147,7 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         plan = subject.plan(longest, learns=False, images=images)
         renderer = renderer_of(config, subject.tokenizer)
         played = environments_of(config, renderer, subject.context_tokens)
-        stages.append(_Stage(config, targets, subject.tokenizer, sets, plan, played))
+        stages.append(_SharedBase(config, targets, subject.tokenizer, sets, plan, played))
         problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
         labels = " and ".join(target.label for target in targets)
         lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
@@ -194,7 +194,7 @@ def _config_for(request: Request, targets: list[Target]) -> Config:
     )
 
 
-def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
+def _open(request: Request, stages: list[_SharedBase]) -> OutcomeLog:
     """The log, in its new folder; nothing is written before this."""
     name = "completions.jsonl" if request.generate_only else "problems.jsonl"
     header = request.out / "evaluation.json"
@@ -236,7 +236,7 @@ def _holds(file: Path, content: bytes) -> bool:
         return False
 
 
-def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
+def _identity(request: Request, stages: list[_SharedBase]) -> dict[str, Any]:
     """Everything that the lines depend on."""
     kept = ("model", "data", "sample", "score", "eval", "memory")
     first = stages[0].config.model_dump(mode="json")
@@ -274,8 +274,8 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
 
 def _run_stage(
     request: Request,
-    stage: _Stage,
-    waves: Sequence[tuple[Target, Wave]],
+    stage: _SharedBase,
+    waves: Sequence[tuple[Target, EvaluationWave]],
     log: OutcomeLog,
     scorer: Scorer,
     watch: Watch,
@@ -312,7 +312,7 @@ def _run_stage(
 def _wave_outcomes(
     request: Request,
     config: Config,
-    wave: Wave,
+    wave: EvaluationWave,
     sampler: Sampler,
     scorer: Scorer,
     progress: Progress,

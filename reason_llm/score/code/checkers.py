@@ -73,7 +73,7 @@ class Checkers:
     ) -> None:
         count = num_workers or min(len(os.sched_getaffinity(0)), MAX_WORKERS)
         setup = _setup(mode, modules, _package_folders())
-        self._pool = Pool("the pool of checkers", [_Worker(setup) for _ in range(count)])
+        self._pool = Pool("the pool of checkers", [_CallServer(setup) for _ in range(count)])
         self._lock = threading.Lock()
         self.num_failed = 0
         """Calls that raised or gave no numbers."""
@@ -86,7 +86,7 @@ class Checkers:
 
     def call(
         self,
-        subject: "Subject",
+        subject: "Callee",
         arguments: tuple[Any, ...] = (),
         named: Mapping[str, Any] | None = None,
         *,
@@ -132,7 +132,7 @@ class Checkers:
             )  # fmt: skip
         return None
 
-    def _answer(self, subject: "Subject", request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, subject: "Callee", request: dict[str, Any]) -> dict[str, Any]:
         try:
             return self._pool.call(lambda worker: worker.ask(subject, request))
         except SandboxError as error:
@@ -169,7 +169,7 @@ def _pickled(value: Any) -> bytes:
     return content.getvalue()
 
 
-class Subject:
+class Callee:
     """A function or an object whose method is called, as workers load it once each.
 
     Args:
@@ -191,7 +191,7 @@ class Subject:
         }
 
 
-class _Worker(Launcher):
+class _CallServer(Launcher):
     """A launcher whose one program is the server of calls."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ class _Worker(Launcher):
         self._prepared: set[str] = set()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def ask(self, subject: Subject, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, subject: Callee, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request."""
         if self._process is None:
             self.start()
