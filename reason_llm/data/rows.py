@@ -90,6 +90,7 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
             )
         yield from _hub_rows(source, split)
         return
+    # Checked here, once for all formats: their libraries say it in words of their own.
     try:
         with open_regular(path) as file:
             if not file.read(1):

@@ -106,6 +106,7 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
             log = _open(request, stages)
             for line in (*lines, *scorer.descriptions):
                 watch.line(line)
+            # All waves are known before any is run: the file's lines must be their beginning.
             ahead = [list(stage.waves()) for stage in stages]
             done = log.resume([wave for each in ahead for _, wave in each])
             if done:
