@@ -120,6 +120,7 @@ class PolicyServer:
 
     def _answered(self, handler: Callable[[web.Request], Any]) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
+            """Answer, or say why not in OpenAI's JSON; no error ends the server."""
             try:
                 self._check(request)
                 answer: web.StreamResponse = await handler(request)
@@ -186,6 +187,7 @@ class PolicyServer:
             loop.call_soon_threadsafe(made.put_nowait, each)
 
         def work() -> None:
+            """Sample on the worker's thread; None, or the error, is the last that it gives."""
             try:
                 with self.chat.model.using(self.names[asked.model]):
                     for each in self._answer(asked, gone):
@@ -384,6 +386,7 @@ class PolicyServer:
         )
 
         def tokens() -> Generator[int, None, None]:
+            """Yield token ids as they are sampled, until the client has gone."""
             with closing(
                 stream(self.chat.model, Prompt("", "", prompt, ""), params, seed)
             ) as drawn:

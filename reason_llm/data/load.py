@@ -337,6 +337,8 @@ class _SetReader:
             return
 
         def read(no_row: Fault) -> Iterator[tuple[str, Row]]:
+            """Yield the (where, row) pairs of the source, ``data.limit`` at most; what is no row
+            goes to ``no_row``. Raises DataError: the source cannot be read."""
             rows = read_rows(data_set.source, section.split, no_row, section.given)
             return islice(rows, section.limit)
 

@@ -390,6 +390,7 @@ def _parsed(text: str) -> Any:
     """Strict JSON with integers of any length, which orjson rounds or refuses."""
 
     def refuse(constant: str) -> None:
+        """Raise ValueError for NaN, Infinity and -Infinity, which Python's json would read."""
         raise ValueError(f"{constant} is no JSON")
 
     value = json.loads(text, parse_constant=refuse, object_pairs_hook=_object)
