@@ -34,8 +34,8 @@ from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt
 from reason_llm.score.code import (
     CHECK_SECONDS,
     TIMEOUT_SECONDS as TEST_SECONDS,
-    Callee,
     CodeTests,
+    Subject,
     checkers_of,
     finite,
     last_code_block,
@@ -320,7 +320,7 @@ def _exact(prompt: Prompt, completion: Completion) -> float:
 
 
 def _gym(options: Section, context: Context) -> Reward:
-    seconds, subjects = context.score.timeout_seconds or CHECK_SECONDS, dict[str, Callee]()
+    seconds, subjects = context.score.timeout_seconds or CHECK_SECONDS, dict[str, Subject]()
     if context.runs_programs:
         checkers_of(context.score.sandbox)
 
@@ -332,7 +332,7 @@ def _gym(options: Section, context: Context) -> Reward:
         source, _, number = prompt.id.rpartition(":row ")
         if not source.startswith(GYM):
             raise ValueError("the reward gym judges rows of data.train=gym:NAME alone")
-        subject = subjects.get(source) or Callee(gym_maker(source), is_maker=True)
+        subject = subjects.get(source) or Subject(gym_maker(source), is_maker=True)
         subjects[source] = subject
         asked = find(prompt.continued_by(completion)), gym_tasks(source)[int(number) - 1]
         checkers = checkers_of(context.score.sandbox)
@@ -476,7 +476,7 @@ def _published(where: str, function: Callable[..., Any], context: Context) -> Ca
     """A function of an installed package, called in the sandbox. A group on which it fails is asked
     of it one by one, and what it fails on earns 0."""
     try:
-        subject = Callee(function)
+        subject = Subject(function)
     except Exception as error:  # of pickle, or of the object's own
         raise ConfigError(
             f"score.rewards: {where} is of an installed package, and cannot be sent to the sandbox "

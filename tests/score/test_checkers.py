@@ -24,7 +24,7 @@ from reason_llm.data.rows import read_rows
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.rollout import ROW, Completion, Group, Prompt
 from reason_llm.score import Scorer
-from reason_llm.score.code import Callee, CheckerError, Checkers, finite
+from reason_llm.score.code import CheckerError, Checkers, Subject, finite
 
 SUMS = "gym:chain_sum?size=3&seed=1"
 
@@ -73,7 +73,7 @@ def test_a_checker_sees_neither_files_nor_variables_of_ours(monkeypatch: Any) ->
     checkers = Checkers(num_workers=1)
     try:
         for code in ("open('/etc/hostname').read()", "__import__('os').environ['MY_TOKEN']"):
-            told = Callee(partial(eval, code))
+            told = Subject(partial(eval, code))
             assert checkers.call(told, read=finite) is None
         assert checkers.num_failed == 2
     finally:
@@ -126,7 +126,7 @@ def test_a_function_without_what_it_needs_is_an_error() -> None:
     checkers = Checkers(num_workers=1)
     try:
         with pytest.raises(CheckerError, match="no network, no files but installed packages"):
-            checkers.call(Callee(Path("/etc/hostname").read_text), read=finite)
+            checkers.call(Subject(Path("/etc/hostname").read_text), read=finite)
     finally:
         checkers.close()
 
@@ -165,7 +165,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_answer_changes_nothing_for_the_next(one_worker: Checkers, change: str) -> None:
     make = partial(reasoning_gym.create_dataset, "spiral_matrix", size=2, seed=1)
-    subject, entry = Callee(make, is_maker=True), make()[0]
+    subject, entry = Subject(make, is_maker=True), make()[0]
     ask = partial(one_worker.call, subject, method="score_answer", seconds=1, read=finite)
     for _ in range(2):
         ask((change, entry))

@@ -86,7 +86,7 @@ class Checkers:
 
     def call(
         self,
-        subject: "Callee",
+        subject: "Subject",
         arguments: tuple[Any, ...] = (),
         named: Mapping[str, Any] | None = None,
         *,
@@ -132,7 +132,7 @@ class Checkers:
             )  # fmt: skip
         return None
 
-    def _answer(self, subject: "Callee", request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, subject: "Subject", request: dict[str, Any]) -> dict[str, Any]:
         try:
             return self._pool.call(lambda worker: worker.ask(subject, request))
         except SandboxError as error:
@@ -169,7 +169,7 @@ def _pickled(value: Any) -> bytes:
     return content.getvalue()
 
 
-class Callee:
+class Subject:
     """A function or an object whose method is called, as workers load it once each.
 
     Args:
@@ -199,7 +199,7 @@ class _CallServer(Launcher):
         self._prepared: set[str] = set()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def ask(self, subject: Callee, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, subject: Subject, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request."""
         if self._process is None:
             self.start()
