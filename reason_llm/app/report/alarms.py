@@ -424,6 +424,10 @@ def environment_fails(seen: Evidence) -> Finding:
     return alarm(text, series(last, "step")[0], shown, charts=over)
 
 
+def _has(key: str, seen: Evidence) -> bool:
+    return any(key in record for record in seen.records)
+
+
 @dataclass(frozen=True, slots=True)
 class Alarm:
     """A row of the table."""
@@ -494,7 +498,7 @@ ALARMS: dict[str, Alarm] = {
         "Read some rollouts: each says its problem. Fix the environment or tell the model how its "
         "tools are called (docs/environments.md has the forms that are read); raise sample.turns "
         "where good rollouts are cut short.",
-        applies=lambda seen: any("sample/turns" in record for record in seen.records),
+        applies=partial(_has, "sample/turns"),
     ),
     "Pairs in order, policy broken": Alarm(
         stage_alarms.ordered_and_broken, applies=lambda seen: True
@@ -504,7 +508,7 @@ ALARMS: dict[str, Alarm] = {
             partial(stage_alarms.low_mean, row),
             row.advice,
             row.charts,
-            applies=lambda seen, key=f"{name}/loss": any(key in record for record in seen.records),
+            applies=partial(_has, f"{name}/loss"),
         )
         for name, reader in READERS.items()
         for title, row in reader.alarms.items()
