@@ -31,7 +31,7 @@ from reason_llm.data import check_ends, forms as row_forms, load_data, sets
 from reason_llm.data.rows import read_rows
 from reason_llm.errors import DataError
 from reason_llm.evaluate import accuracy
-from reason_llm.evaluate.outcomes import OutcomeLog, Wave
+from reason_llm.evaluate.outcomes import EvaluationWave, OutcomeLog
 from reason_llm.files import sealed
 from reason_llm.model import adapters
 from reason_llm.model.base import Model
@@ -297,7 +297,7 @@ START: dict[str, Any] = {
 
 def test_outcomes_of_an_evaluation(tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
-    waves = [Wave("base", "s", 0, [Prompt(f"x:{n}", "p", (1,), "3") for n in (1, 2)])]
+    waves = [EvaluationWave("base", "s", 0, [Prompt(f"x:{n}", "p", (1,), "3") for n in (1, 2)])]
     whole = b"".join(orjson.dumps(each) + b"\n" for each in OUTCOMES)
 
     def read(content: bytes) -> None:

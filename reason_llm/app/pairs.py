@@ -111,6 +111,7 @@ def write_pairs(
             )
         if maker is None:
             maker = _Maker(way, section, model or named, written)
+        # Rows hold token ids, which are of one tokenizer.
         elif model is None and named != maker.model:
             raise RolloutBufferError(
                 f"{path} was sampled by {named}, and the first buffer by {maker.model}; name "

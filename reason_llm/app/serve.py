@@ -84,7 +84,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Sampled:
+class PartialAnswer:
     """The tokens of an answer sampled so far, and why it ended."""
 
     ids: list[int]
@@ -120,6 +120,7 @@ class PolicyServer:
 
     def _answered(self, handler: Callable[[web.Request], Any]) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
+            """Answer, or say why not in OpenAI's JSON; no error ends the server."""
             try:
                 self._check(request)
                 answer: web.StreamResponse = await handler(request)
@@ -186,6 +187,7 @@ class PolicyServer:
             loop.call_soon_threadsafe(made.put_nowait, each)
 
         def work() -> None:
+            """Sample on the worker's thread; None, or the error, is the last that it gives."""
             try:
                 with self.chat.model.using(self.names[asked.model]):
                     for each in self._answer(asked, gone):
@@ -303,7 +305,7 @@ class PolicyServer:
         is_whole = bool(chat.tools) or asked.logprobs is not None or asked.path != CHAT
         chunk: Members = {"id": _new("chatcmpl"), "object": "chat.completion.chunk",
                           "created": int(time.time()), "model": asked.model}  # fmt: skip
-        sampled, text, sent = Sampled([]), "", ""
+        sampled, text, sent = PartialAnswer([]), "", ""
 
         def delta(reason: str | None = None, **members: str) -> Members:
             choice = {"index": 0, "delta": members, "finish_reason": reason, "logprobs": None}
@@ -340,7 +342,7 @@ class PolicyServer:
                          "created": int(time.time()), "model": asked.model}  # fmt: skip
         choices, read, wrote = list[Members](), 0, 0
         for index, prompt in enumerate(asked.prompts):
-            sampled = Sampled([])
+            sampled = PartialAnswer([])
             before = self.chat.decode(list(prompt)) if asked.echo else ""
             text, said = before, [before] if before else []
             for piece in self._pieces(asked, prompt, sampled, gone):
@@ -368,7 +370,7 @@ class PolicyServer:
             yield DONE
 
     def _pieces(
-        self, asked: Asked, prompt: tuple[int, ...], sampled: Sampled, gone: threading.Event
+        self, asked: Asked, prompt: tuple[int, ...], sampled: PartialAnswer, gone: threading.Event
     ) -> Generator[str, None, None]:
         """The answer's text in pieces, before any stop string; no part of a stop string is sent."""
         if asked.is_score:
@@ -384,6 +386,7 @@ class PolicyServer:
         )
 
         def tokens() -> Generator[int, None, None]:
+            """Yield token ids as they are sampled, until the client has gone."""
             with closing(
                 stream(self.chat.model, Prompt("", "", prompt, ""), params, seed)
             ) as drawn:

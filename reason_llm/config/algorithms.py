@@ -13,12 +13,12 @@ completion's ratios; where a step has several optimizer steps, ``surrogate: clip
 ratio, each token's or, with ``ratio: sequence``, their geometric mean.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from reason_llm.config.rows import ChosenRow, Described, row_of_table, with_columns
 from reason_llm.config.surrogates import SURROGATES, SurrogateColumns
@@ -37,6 +37,15 @@ Truncated = Literal["train", "leave_out"]
 Correction = Literal[
     "auto", "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
 ]
+
+
+def _with_the_smaller_first(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] > ends[1]:
+        raise ValueError("is empty; put the smaller number first")
+    return ends
+
+
+Interval = Annotated[tuple[Fraction, Fraction], AfterValidator(_with_the_smaller_first)]
 if TYPE_CHECKING:
     SurrogateName = str
 else:
@@ -98,7 +107,7 @@ class Algorithm(SurrogateColumns, Described):
     """Dynamic sampling: drop groups with equal rewards and sample other prompts until the step is
     full, up to this many times prompts_per_step in total. 1: keep them. Source: arXiv:2503.14476
     eq. 11."""
-    success_range: tuple[Fraction, Fraction] | None = None
+    success_range: Interval | None = None
     """With dynamic sampling, keep only groups whose fraction of correct completions by the first
     reward is in this closed interval, such as [0.2, 0.8]. A step without such a group uses the
     groups sampled last."""
@@ -247,42 +256,39 @@ def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
                 f"algorithm.surrogate is {row.surrogate}; leave it out, or set surrogate to "
                 f"{readers[0]}"
             )
-    for column, is_ignored, because, fix in IGNORED:
-        if is_ignored(row, overrides.keys()):
-            raise ValueError(
-                f"algorithm.{column}={getattr(row, column)} would be ignored because "
-                f"{because.format(row=row)}; {fix}"
-            )
+    for columns, is_so, because, fix in IGNORED:
+        for column in columns if is_so(row) else ():
+            if (value := getattr(row, column)) != getattr(Algorithm, column):
+                raise ValueError(
+                    f"algorithm.{column}={value} would be ignored because {because}; {fix}"
+                )
     for contradicts, message in CONTRADICTIONS:
         if contradicts(row):
             raise ValueError(message.format(row=row))
     return row
 
 
-IGNORED: tuple[tuple[str, Callable[[Algorithm, Collection[str]], bool], str, str], ...] = (
-    ("kl_coefficient", lambda row, given: row.kl == "none" and row.kl_coefficient > 0,
-     "algorithm.kl is none", "set algorithm.kl to k3, or leave kl_coefficient out"),
-    ("kl_place", lambda row, given: row.kl == "none" and row.kl_place != "loss",
-     "algorithm.kl is none", "set algorithm.kl to k1"),
-    ("kl_reference", lambda row, given: row.kl == "none" and "kl_reference" in given,
-     "algorithm.kl is none", "leave it out"),
-    ("kl", lambda row, given: row.kl != "none" and row.kl_coefficient == 0,
+IGNORED: tuple[tuple[tuple[str, ...], Callable[[Algorithm], bool], str, str], ...] = (
+    (("kl_coefficient", "kl_place", "kl_reference"), lambda row: row.kl == "none",
+     "algorithm.kl is none", "set algorithm.kl to k1 or k3, or leave it out"),
+    (("kl",), lambda row: row.kl_coefficient == 0,
      "algorithm.kl_coefficient is 0", "set a coefficient above 0, or algorithm.kl to none"),
-    ("correction_cap", lambda row, given: row.correction == "none" and "correction_cap" in given,
+    (("correction_cap",), lambda row: row.correction == "none",
      "algorithm.correction is none", "set algorithm.correction to token_truncate"),
-    ("credit", lambda row, given: row.credit == "turn" and row.teacher,
+    (("credit",), lambda row: row.teacher,
      "algorithm.name is opd, which ignores rewards", "leave it out"),
-    ("missing_eos_penalty",
-     lambda row, given: (
-         row.missing_eos_penalty > 0 and (not row.critic or row.truncated == "leave_out")
-     ),
+    (("missing_eos_penalty",), lambda row: not row.critic or row.truncated == "leave_out",
      "algorithm.name is not ppo or algorithm.truncated is leave_out", "leave it out"),
-    ("success_range",
-     lambda row, given: row.dynamic_sampling == 1 and row.success_range is not None,
+    (("success_range",), lambda row: row.dynamic_sampling == 1,
      "algorithm.dynamic_sampling is 1", "set algorithm.dynamic_sampling to 3"),
 )  # fmt: skip
-"""(column, whether the row ignores it, why, fix), in order; ``given``: columns set in the
-config."""
+"""(columns, whether the row ignores them, why, fix), in order. A column with its default value is
+not an error."""
+_UNREAD = {
+    column: getattr(Algorithm(idea="", source=""), column)
+    for columns, *_ in IGNORED
+    for column in columns
+}
 
 CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
     (lambda row: row.normalization == "per_reward" and (
@@ -326,9 +332,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
      "above 1 + clip_high, or 0 for none"),
     (lambda row: row.surrogate in ("clip", "cispo") and row.clip_low > 1,
      "algorithm.clip_low={row.clip_low} is above 1; set it to 1 or less"),
-    (lambda row: row.success_range is not None and row.success_range[0] > row.success_range[1],
-     "algorithm.success_range=[{row.success_range[0]}, {row.success_range[1]}] is empty; put the "
-     "smaller number first"),
 )  # fmt: skip
 """(whether the row is contradictory, message)."""
 

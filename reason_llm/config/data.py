@@ -5,7 +5,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from reason_llm.config.types import Count, MayBeText, Positive, Section
 
@@ -101,6 +109,18 @@ def share_of(source: str | None) -> float | None:
     return float(number) / 100 if is_share else None
 
 
+def leaving_both(source: str) -> str:
+    """Return the source; raise ValueError for a share of no rows, or of all."""
+    share = share_of(source)
+    if share is not None and not 0 < share < 1:
+        raise ValueError("leaves no rows on one side; set it to a share such as 5%")
+    return source
+
+
+HeldOut = Annotated[str, AfterValidator(leaving_both)]
+"""Source of held-out rows: a file, a folder, a Hub id, or a share of the training rows."""
+
+
 class DataSection(Section):
     """Training and evaluation sets, filters, prompts."""
 
@@ -139,7 +159,7 @@ class DataSection(Section):
     date: str | None = None
     """Date for templates that call strftime_now (Llama 3.2, gpt-oss), such as 2026-11-27; the time
     is 00:00. null: the day of the run's first start."""
-    eval: str | None = None
+    eval: HeldOut | None = None
     """Held-out set of problems, or a share of the rows of data.train, such as 5%, on which the run
     does not train; run.seed chooses them. null: only those of eval.sets."""
     max_prompt_tokens: Count | None = None

@@ -14,12 +14,20 @@ from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config import installation
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
-from reason_llm.config.data import EVALUATION_SETS, DataSection, evaluation_source, share_of
+from reason_llm.config.data import (
+    EVALUATION_SETS,
+    DataSection,
+    HeldOut,
+    evaluation_source,
+    leaving_both,
+    share_of,
+)
 from reason_llm.config.matching import matching
 from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.readers import READERS, ReaderReward, ReaderSections
 from reason_llm.config.score import ScoreSection
 from reason_llm.config.stages import (
+    INSTEAD,
     READ_BY,
     STAGES,
     Method,
@@ -357,7 +365,7 @@ class EvalSection(Section):
     """Additional held-out sets, {name: file, folder or Hub id}, reported by name; or a list of
     gsm8k, math500, aime2024, aime2025, humaneval+ and mbpp+, which are on the Hub. Without
     data.eval, the first one is also the main held-out set."""
-    rows: str | None = None
+    rows: HeldOut | None = None
     """Held-out rows of the same form as the training rows, for the loss and the pair accuracy of
     stages that train on a set of rows; or a share of the rows of data.train, such as 5%. null:
     none."""
@@ -371,6 +379,11 @@ class EvalSection(Section):
     greedy decoding."""
     max_new_tokens: Count | None = None
     """Max tokens of a completion. null: sample.max_new_tokens."""
+
+    @field_validator("sets")
+    @classmethod
+    def _leave_rows_to_train_on(cls, sets: dict[str, str]) -> dict[str, str]:
+        return {name: leaving_both(source) for name, source in sets.items()}
 
     @field_validator("sets", mode="before")
     @classmethod
@@ -665,12 +678,17 @@ class Config(ReaderSections, _Sections):
     def _options_agree(self) -> Self:
         row, found = self.algorithm.row(), list[str]()
         for name, stages in READ_BY.items():
-            if (section := getattr(self, name)) == type(section)():
+            section, _, option = name.rpartition(".")
+            owner = getattr(self, section) if section else self
+            value, usual = getattr(owner, option), type(owner).model_fields[option].default
+            if value == usual:
                 continue
             if self.stage not in stages:
+                what = f"{name}={value}" if section else f"the {name} section"
+                instead = INSTEAD.get(name, "leave it out")
                 found.append(
-                    f"the {name} section contradicts stage={self.stage}, which does not read it; "
-                    f"leave it out, or set stage to {stages[0]}"
+                    f"{what} contradicts stage={self.stage}, which does not read it; {instead}, or "
+                    f"set stage to {stages[0]}"
                 )
             elif name in READERS and READERS[name].is_of_algorithm and not getattr(row, name):
                 found.append(
@@ -735,9 +753,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: bool(c.held_out_shares) and len(c.data.sources) > 1,
      "a share of data.train is held out, and it names {c.data.sources[0].source} and others; set "
      "data.eval or eval.rows to a file, or data.train to one set"),
-    (lambda c, row: any(not 0 < each < 1 for each in c.held_out_shares),
-     "data.eval={c.data.eval} or eval.rows={c.eval.rows} leaves no rows on one side; set it to a "
-     "share such as 5%"),
     (lambda c, row: share_of(c.data.eval) is not None and not c.of_stage.scores and (
         c.data.form in ("texts", "preferences", "labels")
         or (c.data.form == "demonstrations" and c.score.rewards[0].kind.startswith("code_tests"))
@@ -745,11 +760,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "data.eval={c.data.eval} contradicts data.form={c.data.form} with score.rewards="
      "{c.score.rewards[0].kind}, as such rows hold no gold answer for it; set eval.rows="
      "{c.data.eval}, which measures the loss"),
-    (lambda c, row: c.samples and c.eval.rows is not None,
-     "eval.rows={c.eval.rows} contradicts stage={c.stage}, which has no rows; use data.eval"),
-    (lambda c, row: c.stage != "rl" and c.run.from_buffer is not None,
-     "run.from_buffer={c.run.from_buffer} contradicts stage={c.stage}, which trains on no saved "
-     "rollouts; pass them to the command pairs, and set data.train to the file that it writes"),
     (lambda c, row: c.run.shards < max(
         c.run.samplers, 0 if c.run.replicas == "auto" else c.run.replicas
      ),
@@ -819,12 +829,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "train.optimizer_steps={c.train.optimizer_steps} contradicts the {c.units_per_step} rollouts "
      "or rows of a step (sample.prompts_per_step * sample.completions_per_prompt, or "
      "train.rows_per_step); set it to that or less"),
-    (lambda c, row: (
-        c.samples
-        and c.train.rows_per_step != TrainSection.model_fields["rows_per_step"].default
-     ),
-     "train.rows_per_step={c.train.rows_per_step} contradicts stage={c.stage}, which trains on "
-     "rollouts; set sample.prompts_per_step and sample.completions_per_prompt"),
     (lambda c, row: (
         c.judges_answers
         and c.model.context_tokens is not None

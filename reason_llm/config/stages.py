@@ -26,8 +26,8 @@ class Stage:
 
     forms: tuple[str, ...]
     """Allowed forms of training rows, the default first."""
-    sections: tuple[str, ...] = ()
-    """Sections of the config that only some stages read."""
+    reads: tuple[str, ...] = ()
+    """Sections and options of the config that only some stages read."""
     method: Method | None = None
     """None: a row of a table, named in a section."""
     samples: bool = False
@@ -41,8 +41,14 @@ class Stage:
 
 
 PROBLEMS = ("problems", "prompts")
+OF_ROWS = ("train.rows_per_step", "eval.rows")
+"""Options of the stages that train on a set of rows."""
 STAGES: dict[StageName, Stage] = {
-    "rl": Stage(PROBLEMS, ("algorithm", *ReaderSections.model_fields), samples=True),
+    "rl": Stage(
+        PROBLEMS,
+        ("algorithm", *ReaderSections.model_fields, "run.from_buffer"),
+        samples=True,
+    ),
     "sample": Stage(
         PROBLEMS,
         method=Method(
@@ -55,7 +61,7 @@ STAGES: dict[StageName, Stage] = {
     ),
     "sft": Stage(
         ("demonstrations",),
-        (),
+        OF_ROWS,
         Method(
             "sft",
             "the negative log-likelihood of what the assistant wrote; the prompt is masked",
@@ -64,7 +70,7 @@ STAGES: dict[StageName, Stage] = {
     ),
     "pretrain": Stage(
         ("texts",),
-        (),
+        OF_ROWS,
         Method(
             "pretrain",
             "the negative log-likelihood of every token; documents do not see one another",
@@ -73,7 +79,7 @@ STAGES: dict[StageName, Stage] = {
     ),
     "reward": Stage(
         ("preferences",),
-        ("reward",),
+        ("reward", *OF_ROWS),
         Method(
             "reward",
             "Bradley-Terry: the log-sigmoid of the difference of the two sides' rewards",
@@ -84,18 +90,27 @@ STAGES: dict[StageName, Stage] = {
         alarms=("The reward model goes by length",),
     ),
     "preference": Stage(
-        ("preferences", "labels"), ("preference",), alarms=("Pairs in order, policy broken",)
+        ("preferences", "labels"),
+        ("preference", *OF_ROWS),
+        alarms=("Pairs in order, policy broken",),
     ),
 }
 """Stages by name, for config, data check, report and docs."""
 
 
 READ_BY: dict[str, tuple[StageName, ...]] = {
-    section: tuple(name for name, stage in STAGES.items() if section in stage.sections)
+    name: tuple(stage for stage, row in STAGES.items() if name in row.reads)
     for owner in STAGES.values()
-    for section in owner.sections
+    for name in owner.reads
 }
-"""Stages that read each such section."""
+"""Stages that read each such section or option."""
+INSTEAD = {
+    "run.from_buffer": "pass the rollouts to the command pairs, and set data.train to the file "
+    "that it writes",
+    "train.rows_per_step": "set sample.prompts_per_step and sample.completions_per_prompt",
+    "eval.rows": "use data.eval",
+}
+"""What to do in a stage that does not read the option; without an entry: leave it out."""
 
 
 def usual_form(stage: Any, preference: Any) -> Any:

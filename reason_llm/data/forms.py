@@ -438,7 +438,7 @@ def number_in(where: str, column: str, value: Any) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PromptParts:
     """A prompt with all that belongs to it."""
 
     messages: Messages
@@ -455,7 +455,7 @@ class _Asked:
         return replace(self, messages=[*earlier, {**last, "content": "\n\n".join(parts)}])
 
 
-def _with_first_test(cells: Cells, asked: _Asked) -> _Asked:
+def _with_first_test(cells: Cells, asked: _PromptParts) -> _PromptParts:
     """The prompt with the first of MBPP's tests, by which alone the function's name is known.
     Source: ``mbpp_plus_instruct`` of lm_eval 0.4.13."""
     listed = cells.row.get("test_list")
@@ -466,7 +466,7 @@ def _with_first_test(cells: Cells, asked: _Asked) -> _Asked:
     return asked.with_text(f"Your code should satisfy the following assertion:\n{first.strip()}")
 
 
-def _read_prompt(cells: Cells, column: str) -> _Asked:
+def _read_prompt(cells: Cells, column: str) -> _PromptParts:
     """The prompt in a column, with the system message, the input, the choices and the tools that
     stand in other columns."""
     value = cells[column]
@@ -486,7 +486,7 @@ def _read_prompt(cells: Cells, column: str) -> _Asked:
     messages = _with_system(cells, [*history, *talk.messages])
     num_before = len(messages) - len(history) - len(talk.messages)
     start = num_before if history else len(messages) - 1
-    asked = _Asked(
+    asked = _PromptParts(
         messages, talk.is_text, _read_extras(cells, messages), read_choices(cells), start
     )
     for name in (*PASSAGE_COLUMNS, *JOINED_COLUMNS):
@@ -715,7 +715,7 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
     )
 
 
-def _doubt_of_prompt(cells: Cells, asked: _Asked, talks: Sequence[Talk]) -> str:
+def _doubt_of_prompt(cells: Cells, asked: _PromptParts, talks: Sequence[Talk]) -> str:
     """Why a prompt that is a text may be meant otherwise; empty where it is clear."""
     text = asked.messages[-1]["content"].strip()
     if not asked.is_text:

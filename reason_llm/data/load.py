@@ -272,7 +272,12 @@ class _SetReader:
             )
 
     def read(self, data_set: DataSet) -> list[Example]:
-        """The examples of a set that pass all filters but those of length."""
+        """Return the examples of a set that pass all filters but those of length, and count the
+        rows read, dropped and invalid in ``data_set``.
+
+        An invalid row goes to ``fault`` or, if it may be skipped, is noted. So does a set without
+        rows.
+        """
         section, limit, examples = self.config.data, None, list[Example]()
         self.golds = {}
         if data_set.is_training:
@@ -286,6 +291,7 @@ class _SetReader:
             self._bad_row(data_set, error)
 
         try:
+            # The limit counts rows before any filter: the same ones are read, whatever is dropped.
             for where, row in islice(self._rows(data_set, no_row), limit):
                 data_set.num_rows += 1
                 try:
@@ -328,6 +334,8 @@ class _SetReader:
             return
 
         def read(no_row: Fault) -> Iterator[tuple[str, Row]]:
+            """Yield the (where, row) pairs of the source, ``data.limit`` at most; what is no row
+            goes to ``no_row``. Raises DataError: the source cannot be read."""
             rows = read_rows(data_set.source, section.split, no_row, section.given)
             return islice(rows, section.limit)
 
@@ -363,6 +371,8 @@ class _SetReader:
 
     def _render(self, data_set: DataSet, examples: list[Example]) -> None:
         """Add the prompts or rows of some examples."""
+        # The tokenizer is fast only in batches, and a batch has one environment and one set of
+        # template arguments; the results are put back in the order of the rows below.
         asked: dict[tuple[str, str], list[tuple[str, Messages, str]]] = {}
         extras: dict[str, TemplateExtras] = {}
         for each in examples:
@@ -403,6 +413,7 @@ class _SetReader:
     def _example(self, data_set: DataSet, where: str, row: Row) -> Example | str:
         """The row as an example, or the option that drops it."""
         section = self.config.data
+        # The user's function comes first, so that it can fix what the checks below would refuse.
         if self.preprocess is not None:
             made = self._preprocessed(where, row, self.preprocess)
             if made is None:
@@ -450,6 +461,7 @@ class _SetReader:
         asked = OWN_SYSTEM if own and self.renderer.system_prompt is not None else ""
         for each in filter(None, dict.fromkeys((doubt, damaged, asked, self._spelled(example)))):
             data_set.doubts.setdefault(each, []).append(where)
+        # Evaluation sets are read first, so their questions are known when training rows come.
         key = blake2b(question_key(example).encode(), digest_size=16).digest()
         if isinstance(example, Problem):
             self._compare_golds(data_set, example, key)
@@ -619,6 +631,7 @@ class _SetReader:
                 f"{problem.where}: lacks {', and '.join(missing)}; it has "
                 f"{', '.join(map(str, row))}; add what it lacks, or change the function that asks"
             )
+        # A resumed run scores from the buffer: a column must come back from it as it was.
         for name, who in asked.items():
             if not _is_kept_by_json(there[name]):
                 raise DataError(

@@ -104,6 +104,7 @@ def read_talk(where: str, column: str, value: Any, role: str, note: Note) -> Tal
         flag, is_trained = _train_flag(place, each)
         if flag and is_trained and message["role"] != "assistant":
             note(f"{column}[].{flag} of a turn that is not the assistant's")
+        # Some data sets write each call of a turn as a message; templates want one with all calls.
         if (
             messages
             and _is_of_role(each, CALL_ROLES)

@@ -151,6 +151,7 @@ class Renderer:
             names = _names_in(jinja)
             unused = [name for name, _ in self.template.arguments if name not in names]
             ignored |= dict.fromkeys(f"the template argument {name}" for name in unused)
+        # A template drops what it does not know without an error, so the text is searched.
         for tool in self.tools:
             if (name := str(tool.get("function", tool).get("name"))) not in text:
                 raise DataError(

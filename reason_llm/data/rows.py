@@ -98,6 +98,7 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
             )
         yield from _hub_rows(source, split)
         return
+    # Checked here, once for all formats: their libraries say it in words of their own.
     try:
         with open_regular(path) as file:
             if not file.read(1):
@@ -397,6 +398,7 @@ def _parsed(text: str) -> Any:
     """Strict JSON with integers of any length, which orjson rounds or refuses."""
 
     def refuse(constant: str) -> None:
+        """Raise ValueError for NaN, Infinity and -Infinity, which Python's json would read."""
         raise ValueError(f"{constant} is no JSON")
 
     value = json.loads(text, parse_constant=refuse, object_pairs_hook=_object)

@@ -123,6 +123,8 @@ def _rows(
         completion = example.completions[0]
         try:
             row = yield from _row(where, example, completion, with_extras, end_token_ids, note)
+        # A template that rewrites earlier turns, as by leaving out their thoughts, gives no row
+        # with all turns: each turn becomes a row, with the text that the model would have read.
         except _Rewritten:
             parts = _turns(example)
             if len(parts) == len(completion) == 1:

@@ -26,7 +26,7 @@ from reason_llm.data import (
 )
 from reason_llm.errors import ConfigError, DataError, one_line, printable
 from reason_llm.evaluate import accuracy
-from reason_llm.evaluate.outcomes import Answer, Outcome, OutcomeLog, Wave, answer_of
+from reason_llm.evaluate.outcomes import Answer, EvaluationWave, Outcome, OutcomeLog, answer_of
 from reason_llm.evaluate.request import Request, Target
 from reason_llm.files import (
     FileLock,
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _SharedBase:
     """Targets that share one base copy."""
 
     config: Config
@@ -76,7 +76,7 @@ class _Stage:
     plan: Plan
     episodes: Episodes
 
-    def waves(self) -> Iterator[tuple[Target, Wave]]:
+    def waves(self) -> Iterator[tuple[Target, EvaluationWave]]:
         """Waves of prompts, fixed by the config and the plan, so that a resumed evaluation has the
         same."""
         at_once = self.plan.cache_tokens // self.plan.context_tokens
@@ -86,7 +86,7 @@ class _Stage:
             for each in self.sets:
                 for start in range(0, len(each.prompts), size):
                     part = each.prompts[start : start + size]
-                    yield target, Wave(target.label, each.name, start, part)
+                    yield target, EvaluationWave(target.label, each.name, start, part)
 
 
 def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
@@ -105,6 +105,7 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
             log = _open(request, stages)
             for line in (*lines, *scorer.descriptions):
                 watch.line(line)
+            # All waves are known before any is run: the file's lines must be their beginning.
             ahead = [list(stage.waves()) for stage in stages]
             done = log.resume([wave for each in ahead for _, wave in each])
             if done:
@@ -124,7 +125,7 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     return _finish(request, log, None if first.answer is None else first.vote, watch)
 
 
-def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]:
+def _prepare(request: Request, scorer: Scorer) -> tuple[list[_SharedBase], list[str]]:
     """The stages, and lines on what was chosen. Reads no weight and writes nothing."""
     stages, lines = [], []
     looked = [(targets, look_at(_config_for(request, targets))) for targets in _by_base(request)]
@@ -146,7 +147,7 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_Stage], list[str]]
         plan = subject.plan(longest, learns=False, attachments=attachments, reads=False)
         renderer = renderer_of(config, subject.tokenizer)
         episodes = episodes_of(config, renderer, subject.context_tokens)
-        stages.append(_Stage(config, targets, subject.tokenizer, sets, plan, episodes))
+        stages.append(_SharedBase(config, targets, subject.tokenizer, sets, plan, episodes))
         problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
         labels = " and ".join(target.label for target in targets)
         lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
@@ -193,7 +194,7 @@ def _config_for(request: Request, targets: list[Target]) -> Config:
     )
 
 
-def _open(request: Request, stages: list[_Stage]) -> OutcomeLog:
+def _open(request: Request, stages: list[_SharedBase]) -> OutcomeLog:
     """The log, in its new folder; nothing is written before this."""
     name = "completions.jsonl" if request.generate_only else "problems.jsonl"
     header = request.out / "evaluation.json"
@@ -235,7 +236,7 @@ def _holds(file: Path, content: bytes) -> bool:
         return False
 
 
-def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
+def _identity(request: Request, stages: list[_SharedBase]) -> dict[str, Any]:
     """Everything that the lines depend on."""
     kept = ("model", "data", "sample", "score", "eval", "memory")
     first = stages[0].config.model_dump(mode="json")
@@ -273,8 +274,8 @@ def _identity(request: Request, stages: list[_Stage]) -> dict[str, Any]:
 
 def _run_stage(
     request: Request,
-    stage: _Stage,
-    waves: Sequence[tuple[Target, Wave]],
+    stage: _SharedBase,
+    waves: Sequence[tuple[Target, EvaluationWave]],
     log: OutcomeLog,
     scorer: Scorer,
     watch: Watch,
@@ -313,7 +314,7 @@ def _run_stage(
 def _wave_outcomes(
     request: Request,
     config: Config,
-    wave: Wave,
+    wave: EvaluationWave,
     sampler: Sampler,
     scorer: Scorer,
     progress: Progress,

@@ -32,7 +32,7 @@ class _Answer(TypedDict):
     """The final answer that the first reward found, for maj@k."""
 
 
-class _Outcome(TypedDict):
+class _OutcomeLine(TypedDict):
     """A line of the file."""
 
     model: str
@@ -44,14 +44,14 @@ class _Outcome(TypedDict):
     samples: list[_Answer]
 
 
-_OUTCOME = TypeAdapter(_Outcome)
+_OUTCOME = TypeAdapter(_OutcomeLine)
 Answer = dict[str, Any]
 Outcome = dict[str, Any]
 """As above; what is None by the kind of evaluation is known by whoever reads them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wave:
+class EvaluationWave:
     """Problems that are sampled together."""
 
     model: str
@@ -76,7 +76,7 @@ class OutcomeLog:
         self.judged = judged
         self.outcomes: list[Outcome] = []
 
-    def resume(self, waves: Sequence[Wave]) -> int:
+    def resume(self, waves: Sequence[EvaluationWave]) -> int:
         """Read the whole waves in the file, cut off the rest, and return their number; raises a
         DataError if a line is of another evaluation, or the file cannot be read."""
         lines = self._read()

@@ -63,6 +63,8 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     def read() -> Tensor:
         return policy_logprobs(model, ids_BT, mask_BT, temperature=1.0)[0][mask_BT].cpu()
 
+    # Tolerance alone cannot see a missing adapter that changes less than rounding does, so the
+    # report's distances to the policy and to the base are compared, too.
     with torch.no_grad(), model.attached(placed(data, None), ids_BT.shape[1]):
         with model.as_sampled():
             sampled_N = policy_N = base_N = read()

@@ -56,6 +56,7 @@ def target_logprobs(
     # The gradient in the head's weights is a sum over tokens weighted by the incoming gradient, so
     # it cannot be made in the forward pass: each chunk is computed once more.
     def of_chunk(hidden_CD: Tensor, low_CR: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logprobs_C of the targets and entropy_C, in nats, float32 or wider."""
         linear = torch.nn.functional.linear
         logits_CV = linear(hidden_CD, head_VD, bias_V)
         if up_VR is not None:

@@ -94,6 +94,8 @@ def _in_tiles(part: nn.Module) -> Run:
     drops = [m for m in part.modules() if isinstance(m, nn.Dropout)]
 
     def forward(inputs: Tensor) -> Tensor:
+        """Run the part on (B, T, D), in tiles of its tokens unless its dropout would draw other
+        numbers for them."""
         tokens = inputs.shape[:2].numel()
         tiles = -(-tokens // TILE_TOKENS.get(inputs.device.type, tokens))
         if tiles == 1 or any(m.training and m.p > 0 for m in drops):

@@ -99,6 +99,7 @@ def _convolution(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def convolve(
         x_1CN: Tensor, weight: Tensor, *args: Any, segments: Segments | None = None, **kwargs: Any
     ) -> Tensor:
+        """Convolve rows that lie end to end: (1, C, N) channels of N tokens, the same shape out."""
         if segments is None:
             return theirs(x_1CN, weight, *args, **kwargs)
         plan = rounds(segments, weight.shape[-1] - 1)
@@ -114,6 +115,9 @@ def _rule(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def compute(
         *qkv_1NHD: Tensor, g: Tensor, beta: Tensor, segments: Segments | None = None, **kwargs: Any
     ) -> Any:
+        """Apply the delta rule to rows that lie end to end: (1, N, H, D) queries, keys and values;
+        returns the outputs (1, N, H, D) and no state. Rows that continue another one begin from
+        its last state, so they take a second round."""
         if segments is None:
             return theirs(*qkv_1NHD, g=g, beta=beta, **kwargs)
 

@@ -183,7 +183,7 @@ def _is_scored(group: Group) -> bool:
     return bool(group.completions[0].rewards)
 
 
-class _Wave:
+class _EndedGroups:
     """The groups of a wave with their places, in the order in which they end."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class _Collected:
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1)
         self._under_way = deque[Future[None]]()
-        self._wave = _Wave()
+        self._wave = _EndedGroups()
         """The wave that is being sampled."""
 
     def __enter__(self) -> Self:
@@ -250,7 +250,7 @@ class _Collected:
 
     def begin(self) -> Ended:
         """Begin a wave, whose groups are scored as they end, once the earlier waves are scored."""
-        self._wave = _Wave()
+        self._wave = _EndedGroups()
         self._under_way.append(self._thread.submit(self._score, self._wave))
         return self._wave.ended
 
@@ -272,7 +272,7 @@ class _Collected:
         with self._lock:
             return self.groups + self.waiting, self.drawn + len(self.waiting), self.counts
 
-    def _score(self, wave: _Wave) -> None:
+    def _score(self, wave: _EndedGroups) -> None:
         scorer, row = self._step.job.scorer, self._step.config.algorithm.row()
         scored = scorer.score_as_they_come(wave)
         kind = self._step.config.score.rewards[0].kind

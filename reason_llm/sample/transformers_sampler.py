@@ -108,6 +108,7 @@ class TransformersSampler:
             is_last = position + 1 == params.max_new_tokens
             ended_E = alive if is_last else alive[stopped_B[alive]]
             progress(len(alive), len(ended_E))
+            # Ended rows are given away and dropped at once: the batch gets smaller and faster.
             if len(ended_E):
                 rows = tokens_BL[ended_E, : position + 1].tolist()
                 texts = decode(self.model.tokenizer, rows, self.model.end_token_ids)
@@ -152,6 +153,8 @@ class _DecodingBatch:
         for row, prompt in enumerate(prompts):
             ids_PT[row, longest - lengths[row] :] = torch.tensor(prompt.token_ids)
             mask_PT[row, longest - lengths[row] :] = True
+        # Left padding: the next token of every row has the same place in the cache. Without any
+        # there is no mask.
         padded = min(lengths) < longest
         ids_PT, mask_PT = ids_PT.to(model.device), mask_PT.to(model.device)
         cache = ReservedCache(model.text_config)

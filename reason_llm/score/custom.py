@@ -89,6 +89,7 @@ class CustomReward:
         self._logged: dict[str, list[float]] = {}
         self._lock = Lock()
         self._extra: dict[int, dict[str, list[Any]]] = {}
+        # The parameters' names tell the form: these are in no function of this project's form.
         of_trl = {"prompts", "completion_ids", *OF_TRAINER}
         self.is_trl = self._takes_all or bool(of_trl & named.keys())
         """Whether it has the form of TRL's rewards."""

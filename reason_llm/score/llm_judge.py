@@ -80,10 +80,10 @@ class JudgeOptions(ServiceSection):
         return self
 
 
-class _Token(BaseModel):
+class _JudgeToken(BaseModel):
     token: str
     logprob: Any = None
-    top_logprobs: list["_Token"] | None = None
+    top_logprobs: list["_JudgeToken"] | None = None
 
     @property
     def digit(self) -> int | None:
@@ -92,7 +92,7 @@ class _Token(BaseModel):
 
 
 class _Logprobs(BaseModel):
-    content: list[_Token] | None = None
+    content: list[_JudgeToken] | None = None
 
 
 class _Message(BaseModel):

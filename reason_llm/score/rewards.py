@@ -325,6 +325,7 @@ def _gym(options: Section, context: Context) -> Reward:
         return last_answer_tags(text) if "<answer>" in text else final_boxed(text)
 
     def of_one(prompt: Prompt, completion: Completion) -> float:
+        """Return the score of the row's own task; 0 if its program takes too long or fails."""
         source, _, number = prompt.id.rpartition(":row ")
         if not source.startswith(GYM):
             raise ValueError("the reward gym judges rows of data.train=gym:NAME alone")
@@ -479,6 +480,9 @@ def _published(where: str, function: Callable[..., Any], context: Context) -> Ca
         checkers_of(context.score.sandbox)
 
     def ask(named: dict[str, Any], count: int) -> list[float | None] | None:
+        """Return the function's rewards of ``count`` completions, None for one that it gives none;
+        None for all if the call fails."""
+
         def read(value: Any) -> list[float | None]:
             values = value if isinstance(value, list) else [value]
             if len(values) != count:

@@ -45,6 +45,8 @@ class MicroBatches:
 
         @contextmanager
         def attempt() -> Iterator[list[list[int]]]:
+            """Context of one try: yields the rows of each micro-batch; out of memory in it is noted
+            in ``failed`` and every other error is raised."""
             nonlocal failed
             failed = None
             try:

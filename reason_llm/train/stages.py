@@ -84,6 +84,7 @@ class PairLoss(Objective):
             "rejected_logprob": mean_B[1::2].detach(),
         }
         total = loss_P.sum()
+        # counts.denominator is in pairs: the learner divides by it what is a mean over tokens here.
         if row.nll_coefficient:
             nll = -batch.logprobs_BT.sum(1)[::2].sum() / counts.tokens * counts.denominator
             total = total + row.nll_coefficient * nll

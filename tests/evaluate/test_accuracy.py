@@ -10,7 +10,7 @@ import pytest
 from reason_llm.errors import DataError, WriteError
 from reason_llm.evaluate.accuracy import estimates, scores, summarize, table
 from reason_llm.evaluate.evaluation import _check_finished
-from reason_llm.evaluate.outcomes import OutcomeLog, Wave
+from reason_llm.evaluate.outcomes import EvaluationWave, OutcomeLog
 from reason_llm.rollout import Prompt
 from reason_llm.score.math import majority
 from reason_llm.score.statistics import estimate
@@ -109,9 +109,12 @@ def test_what_is_not_judged_needs_no_greedy_answer_and_no_reward(tmp_path: Path)
         OutcomeLog(path, num_samples=1).resume(waves(1, size=1))
 
 
-def waves(count: int, size: int = 2) -> list[Wave]:
+def waves(count: int, size: int = 2) -> list[EvaluationWave]:
     prompts = [Prompt(f"p{number}", "", (1,), "") for number in range(count)]
-    return [Wave("a", "s", start, prompts[start : start + size]) for start in range(0, count, size)]
+    return [
+        EvaluationWave("a", "s", start, prompts[start : start + size])
+        for start in range(0, count, size)
+    ]
 
 
 def lines(count: int) -> list[Any]:

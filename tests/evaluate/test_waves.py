@@ -14,7 +14,7 @@ from reason_llm.errors import ConfigError
 from reason_llm.evaluate.evaluation import (
     _wave_outcomes,
 )
-from reason_llm.evaluate.outcomes import Wave
+from reason_llm.evaluate.outcomes import EvaluationWave
 from reason_llm.evaluate.request import (
     HELD_OUT,
     Request,
@@ -48,7 +48,7 @@ def asked(model: str, start: int = 0, **run: Any) -> list[tuple[Any, int]]:
     scorer: Any = type("Scorer", (), {"score": lambda self, groups, only_first: groups,
                                       "rewards": [Scored()]})()  # fmt: skip
     request = Request(config, (), 4, False, None, False, False)  # type: ignore[arg-type]
-    wave = Wave(model, "held_out", start, PROMPTS)
+    wave = EvaluationWave(model, "held_out", start, PROMPTS)
     found = _wave_outcomes(request, config, wave, sampler, scorer, lambda *told: None)  # type: ignore[arg-type]
     assert [len(each["samples"]) for each in found] == [4, 4, 4]
     return sampler.asked

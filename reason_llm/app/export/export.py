@@ -101,7 +101,7 @@ class ExportRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _CheckedExport:
     """A checked request."""
 
     adapter: Path
@@ -150,7 +150,9 @@ def _without_patterns(request: ExportRequest, console: Console) -> Iterator[Path
         yield Path(folder)
 
 
-def _export(request: ExportRequest, job: _Job, console: Console) -> Parity | ScoreParity | None:
+def _export(
+    request: ExportRequest, job: _CheckedExport, console: Console
+) -> Parity | ScoreParity | None:
     result: Parity | ScoreParity | None = None
     with replacing_folder(request.out, is_noted=False) as target:
         if request.adapter_only:
@@ -221,7 +223,7 @@ def _unpack(request: ExportRequest, console: Console) -> None:
     console.line(f"wrote {request.source} in {request.dtype} to {request.out}")
 
 
-def _prepare(request: ExportRequest, scratch: Path) -> _Job:
+def _prepare(request: ExportRequest, scratch: Path) -> _CheckedExport:
     """Check everything that can be checked before anything is written, but to ``scratch``."""
     source, run, config = request.source, None, None
     _check_dtype(request)
@@ -271,7 +273,7 @@ def _prepare(request: ExportRequest, scratch: Path) -> _Job:
             tokenizer.chat_template = template.jinja
     samples = not request.adapter_only and not reward_model.is_one(adapter)
     rollouts = _rollouts(request, run, config, folder) if samples else []
-    return _Job(
+    return _CheckedExport(
         adapter, name, folder, merged, run, config, tokenizer, rollouts, converter,
         is_extended=folder == scratch,
     )  # fmt: skip
@@ -291,7 +293,7 @@ def _extended(folder: Path, context_tokens: int | None, scratch: Path) -> Path:
     return scratch
 
 
-def _merge(request: ExportRequest, job: _Job, target: Path, console: Console) -> Parity:
+def _merge(request: ExportRequest, job: _CheckedExport, target: Path, console: Console) -> Parity:
     dtype = DTYPES[request.dtype]
     merging.merge(*job.merged, target, dtype, request.shard_bytes)
     _write_generation_config(job, target)
@@ -313,7 +315,7 @@ def _merge(request: ExportRequest, job: _Job, target: Path, console: Console) ->
 
 
 def _merge_reward_model(
-    request: ExportRequest, job: _Job, target: Path, console: Console
+    request: ExportRequest, job: _CheckedExport, target: Path, console: Console
 ) -> ScoreParity:
     """Merge into a sequence-classification model of one label."""
     dtype, score = DTYPES[request.dtype], reward_model.head_of(job.adapter)
@@ -341,7 +343,7 @@ def _merge_reward_model(
 
 
 def _compared(
-    job: _Job, found: list[Datum], what: str, dtype: torch.dtype, console: Console
+    job: _CheckedExport, found: list[Datum], what: str, dtype: torch.dtype, console: Console
 ) -> list[Datum]:
     """An even choice of the rollouts that were found; without any, of new samples."""
     if not found:
@@ -350,7 +352,7 @@ def _compared(
     return parity.chosen(found, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
 
 
-def _write_generation_config(job: _Job, target: Path) -> None:
+def _write_generation_config(job: _CheckedExport, target: Path) -> None:
     """Write the base's generation config with every token that ended an answer in training."""
     file = job.base_folder / "generation_config.json"
     if file.is_file():
@@ -368,7 +370,7 @@ def _write_generation_config(job: _Job, target: Path) -> None:
 
 
 def _describe(
-    request: ExportRequest, job: _Job, target: Path, found: Parity | ScoreParity | None
+    request: ExportRequest, job: _CheckedExport, target: Path, found: Parity | ScoreParity | None
 ) -> None:
     card = ModelCard(
         name=request.push or request.out.name,
@@ -392,7 +394,7 @@ def _describe(
             shutil.copyfile(regular(curves), target / curves.name)
 
 
-def _base_options(job: _Job) -> dict[str, Any]:
+def _base_options(job: _CheckedExport) -> dict[str, Any]:
     """The keys of the base's config with which an adapter alone has to be loaded."""
     if job.config is None or not job.is_extended:
         return {}
@@ -459,7 +461,9 @@ def _check_room(request: ExportRequest, needed: int) -> None:
         )
 
 
-def _convert(request: ExportRequest, job: _Job, converter: Path, console: Console) -> None:
+def _convert(
+    request: ExportRequest, job: _CheckedExport, converter: Path, console: Console
+) -> None:
     """Write the export as GGUF, and what Ollama reads; compare it where llama.cpp's Python is."""
     config, out = job.config, request.out
     files = gguf.convert(converter, out, request.dtype)

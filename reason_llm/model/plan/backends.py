@@ -183,6 +183,7 @@ def _engine(config: Config, described: PretrainedConfig, device: torch.device) -
         slow = engine == "vllm" and device.type != "cuda"
         cost = "; without a GPU that takes 2 to 9 times as long as with transformers" * slow
         return engine, f"sampling with {engine}, as the config says{cost}"
+    # auto prefers what works: the first reason against vLLM is told, and is no error.
     for is_so, why in (
         (device.type != "cuda", "there is no GPU"),
         (not installed, f"vLLM is not installed; {INSTALL_VLLM}"),

@@ -107,6 +107,8 @@ class Shape:
         from reason_llm.model.routing import routers
         from reason_llm.model.vllm.shared_weights import attention_for
 
+        # Counted on the modules, not read from the config: families name their sizes differently,
+        # and the adapter is part of the count.
         base: Any = weights.base_of(policy)
         is_full = base is policy
         config = base.config.get_text_config(decoder=True)

@@ -17,6 +17,8 @@ def keep_delta_rule() -> None:
     def core(
         mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor, layer_name: LayerNameType
     ) -> None:
+        """Write one layer's outputs of all tokens into ``core_attn_out`` (N, H, D), and the last
+        states and convolution inputs of each sequence into the layer's cache."""
         context = get_forward_context()
         layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
         if context.attn_metadata is None:  # vLLM measures itself

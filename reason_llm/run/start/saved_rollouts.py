@@ -110,6 +110,7 @@ def read(path: Path, subject: "Subject") -> Document:
                     f"sample.max_new_tokens={config.sample.max_new_tokens}; raise that to {tokens}"
                 )
     check_fits(path, document, subject.context_tokens, subject.vocabulary)
+    # Totals are stored, so other rewards may be named now, unless each of them is normalised.
     names = [reward.key for reward in config.score.rewards]
     there = list(document.groups[0].completions[0].rewards)
     if config.algorithm.row().normalization == "per_reward" and sorted(names) != sorted(there):

@@ -261,6 +261,8 @@ def save(
     files |= extra_files
 
     def write() -> None:
+        """Write the folder as a whole, then delete the checkpoints beyond ``keep``; on the writer's
+        thread."""
         for half in target.parent.glob(".step-*.writing"):  # of a run that was killed
             shutil.rmtree(half, ignore_errors=True)
         known: dict[str, str] = {}

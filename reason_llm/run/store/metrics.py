@@ -269,6 +269,7 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
         return round(max(values(key), default=0.0), digits)
 
     accuracy = ends("eval/accuracy")
+    # A resumed run may have other sets: only those of its first and last evaluation are compared.
     named = [accuracies(record) for record in records if "eval/accuracy" in record]
     phases = ("sampling", "scoring", "learning", "evaluation", "saving", "buffer", "writing")
     seconds = {f"{name}_seconds": sum(values(f"time/{name}_seconds"), 0.0) for name in phases}

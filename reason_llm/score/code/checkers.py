@@ -73,7 +73,7 @@ class Checkers:
     ) -> None:
         count = num_workers or min(len(os.sched_getaffinity(0)), MAX_WORKERS)
         setup = _setup(mode, modules, _package_folders())
-        self._pool = Pool("the pool of checkers", [_Worker(setup) for _ in range(count)])
+        self._pool = Pool("the pool of checkers", [_CallServer(setup) for _ in range(count)])
         self._lock = threading.Lock()
         self.num_failed = 0
         """Calls that raised or gave no numbers."""
@@ -191,7 +191,7 @@ class Subject:
         }
 
 
-class _Worker(Launcher):
+class _CallServer(Launcher):
     """A launcher whose one program is the server of calls."""
 
     def __init__(self, setup: dict[str, Any]) -> None:

@@ -189,6 +189,7 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     numerals = _numeral(gold), _numeral(answer)
     if None not in numerals:
         return numerals[0] == numerals[1]
+    # Cheap and certain readings came first; beyond this length the others would take too long.
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return gold == answer
     gold_tokens, tokens = tokens_of(gold), tokens_of(answer)

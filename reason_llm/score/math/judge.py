@@ -35,7 +35,7 @@ _WORKER = (
 """Another folder's package of our name is not taken, and ours hides no library."""
 
 
-class _Worker(Worker):
+class _ComparisonWorker(Worker):
     """One process of ``math_worker.py``."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Judge:
                 ``MAX_WORKERS``.
         """
         count = num_workers or min(len(os.sched_getaffinity(0)), MAX_WORKERS)
-        self.pool = Pool("the judge", [_Worker() for _ in range(count)])
+        self.pool = Pool("the judge", [_ComparisonWorker() for _ in range(count)])
         self.num_timed_out = 0
         self._lock = threading.Lock()
 

@@ -25,7 +25,7 @@ _REPORT, _ORDERS = 3, 4
 Json = dict[str, Any]
 
 
-class Program:
+class ChildProgram:
     """A program that this interpreter runs, as the context of its run; gives ``compile``'s
     arguments.
 
@@ -86,7 +86,7 @@ class _Exit:
         self._exit(self.code)
 
 
-def main() -> Program:
+def main() -> ChildProgram:
     """Start programs, one after another, until the launcher ends.
 
     Returns:
@@ -161,7 +161,7 @@ def _start_program(setup: Json, streams: Iterable[int], scratch_bytes: int) -> N
     os._exit(0)
 
 
-def _become_program(setup: Json, seccomp_filter: bytes | None, leave: _Exit) -> Program:
+def _become_program(setup: Json, seccomp_filter: bytes | None, leave: _Exit) -> ChildProgram:
     """Read what this process is to be, and build the last walls around it."""
     try:
         orders = json.loads(b"".join(iter(lambda: os.read(_ORDERS, 1 << 16), b"")))
@@ -187,11 +187,11 @@ def _become_program(setup: Json, seccomp_filter: bytes | None, leave: _Exit) -> 
                 signal.signal(number, signal.SIG_DFL)
             os.execv(sys.executable, [sys.executable, *orders["arguments"]])
         if orders["is_tester"]:
-            return Program("from jail.function_harness import main; main()", "tester", leave)
+            return ChildProgram("from jail.function_harness import main; main()", "tester", leave)
         for name in [name for name in sys.modules if name.partition(".")[0] == "jail"]:
             del sys.modules[name]
         with open("program.py", encoding="utf-8") as source:  # noqa: PTH123
-            return Program(source.read(), "program.py", leave)
+            return ChildProgram(source.read(), "program.py", leave)
     except BaseException as error:  # noqa: BLE001 - this process must never return
         os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
         os._exit(127)

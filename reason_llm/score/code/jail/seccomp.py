@@ -91,7 +91,7 @@ def compiled() -> bytes | None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Program(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
@@ -104,6 +104,6 @@ def install(code: bytes) -> None:
     Raises:
         OSError: the kernel has no seccomp.
     """
-    wanted = _Program(len(code) // 8, code)
+    wanted = _FilterProgram(len(code) // 8, code)
     if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(wanted), 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the seccomp filter is refused")
