@@ -96,7 +96,7 @@ def one_pass_of_shapes() -> Iterator[None]:
     torch.set_num_threads(1)
     made: set[str] = set()
     caches: dict[str, Any] = {}
-    check_pass, cache_of = base._check_pass, shape._cache_of
+    check_pass, cache_of = base._check_pass, shape.cache_of
 
     def once(path: str, policy: Any) -> None:
         kind = f"{policy.config.to_json_string()} {getattr(policy, 'peft_config', None)}"
@@ -110,9 +110,9 @@ def one_pass_of_shapes() -> Iterator[None]:
             caches[kind] = cache_of(policy)
         return caches[kind]
 
-    base._check_pass, shape._cache_of = once, found
+    base._check_pass, shape.cache_of = once, found
     yield
-    base._check_pass, shape._cache_of = check_pass, cache_of
+    base._check_pass, shape.cache_of = check_pass, cache_of
 
 
 def config_of(tree: dict[str, Any], **overrides: Any) -> Config:
