@@ -158,7 +158,7 @@ def test_a_plan_of_a_shipped_config_loads_no_heavy_library() -> None:
 
 @pytest.mark.long
 def test_a_data_check_loads_no_pytorch() -> None:
-    checks = [[f"configs/{name}.yaml", "--data-check"] for name in ("quickstart", "sft_tiny")]
+    checks = [[f"configs/{name}.yaml", "--data-check"] for name in ("sft_tiny", "wordle_tiny")]
     assert heavy_after("train", checks) == "['transformers']"
 
 
