@@ -284,11 +284,6 @@ IGNORED: tuple[tuple[tuple[str, ...], Callable[[Algorithm], bool], str, str], ..
 )  # fmt: skip
 """(columns, whether the row ignores them, why, fix), in order. A column with its default value is
 not an error."""
-_UNREAD = {
-    column: getattr(Algorithm(idea="", source=""), column)
-    for columns, *_ in IGNORED
-    for column in columns
-}
 
 CONTRADICTIONS: tuple[tuple[Callable[[Algorithm], bool], str], ...] = (
     (lambda row: row.normalization == "per_reward" and (
