@@ -213,6 +213,14 @@ def until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+def is_alive(pid: int) -> bool:
+    """Neither gone nor a zombie that its new parent has not buried yet."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
 def descendants(pid: int) -> list[int]:
     """The processes below ``pid``; of this process only the sandbox's, as other tests have some
     too."""
@@ -248,11 +256,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Keep what vLLM and others import from the ten collections of an engine that starts and ends,
-    each of which would take half a second. vLLM unfreezes as it ends."""
-    if "vllm.v1.engine.core" in sys.modules and not gc.get_freeze_count():
+def pytest_runtest_setup(item: pytest.Function) -> None:
+    """Spare an engine of vLLM, once that is imported, ten collections of all that was imported, of
+    half a second each: it unfreezes as it ends. And a process that imports vLLM to look at a class
+    of models, which is for CUDA's sake."""
+    sizes = vars(item.module).get("SIZES")
+    if "vllm.v1.engine.core" in sys.modules and type(sizes).__name__ == "EngineSizes":
         gc.freeze()
+    if registry := sys.modules.get("vllm.model_executor.models.registry"):
+        vars(registry)["_run_in_subprocess"] = lambda look: look()
 
 
 @pytest.hookimpl(wrapper=True)

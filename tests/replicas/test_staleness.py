@@ -3,7 +3,6 @@ adapter whoever samples and whatever happens."""
 
 import logging
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from local_cluster import LocalCluster
 from peer_processes import file_digest
 
-from conftest import ROOT
+from conftest import ROOT, until
 from reason_llm.config import Config
 from reason_llm.errors import RewardError, Stopped, TrainingError
 from reason_llm.loop import train
@@ -204,14 +203,13 @@ def test_samplers_do_the_next_step_while_one_is_learned(
 
     def watched(self: Learners, step: int, *given: Any) -> Any:
         found = original(self, step, *given)
-        until = time.monotonic() + 300
-        names: list[str] = []
-        while not names and step < 4 and time.monotonic() < until:
-            files = sorted((folder(helped) / "ahead").glob("step-*.json"))
-            names = [each.name for each in files if read_document(each).complete]
-            time.sleep(0.01)
-        there.append(names)
+        until(lambda: step == 4 or bool(complete()))
+        there.append(complete() if step < 4 else [])
         return found
+
+    def complete() -> list[str]:
+        files = sorted((folder(helped) / "ahead").glob("step-*.json"))
+        return [each.name for each in files if read_document(each).complete]
 
     def before(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         if method == "sample":

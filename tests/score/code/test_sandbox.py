@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from code_rewards import AMPLE, says_no
-from conftest import ROOT, descendants, until
+from conftest import ROOT, descendants, is_alive, until
 from reason_llm import workers
 from reason_llm.errors import ConfigError
 from reason_llm.score.code import sandbox as sandbox_module
@@ -26,14 +26,6 @@ from reason_llm.score.code.sandbox import Sandbox, SandboxError
 
 ONE_CPU_SECOND = replace(AMPLE, cpu_seconds=1)
 BRIEF = replace(AMPLE, wall_seconds=0.5)
-
-
-def is_alive(pid: int) -> bool:
-    """Neither gone nor a zombie that its new parent has not buried yet."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def is_asleep_program(pid: int) -> bool:

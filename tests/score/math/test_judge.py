@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from conftest import ROOT, is_alive, until
 from reason_llm import workers
 from reason_llm.score.math import math_worker
 from reason_llm.score.math.answer_text import Question, decide
@@ -26,7 +26,6 @@ from reason_llm.score.math.answer_tree import Tree
 from reason_llm.score.math.judge import Judge, default_judge
 from reason_llm.workers import Died
 
-ROOT = Path(__file__).resolve().parents[3]
 EASY, WRONG = ("(x+1)^2", "x^2+2x+1"), ("(x+1)^2", "x^2+2x+1.01")
 LONG_SECONDS = 60
 """No machine needs so long, and a hang takes longer."""
@@ -219,8 +218,7 @@ def test_closing_ends_the_workers_even_while_they_hang() -> None:
     judge = Judge(num_workers=1)
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(judge.compare, Question(ONE, HANGS[0]), 10 * LONG_SECONDS)
-        while not children() - before:
-            time.sleep(0.01)
+        assert until(lambda: bool(children() - before))
         judge.close()
         assert run.exception(timeout=LONG_SECONDS) is not None or not run.result()
     assert children() == before
@@ -293,17 +291,7 @@ def test_workers_end_with_their_parent_at_their_limit_at_the_latest(asked: str) 
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    end = time.monotonic() + LONG_SECONDS
-    while time.monotonic() < end and is_running(worker):
-        time.sleep(0.02)
-    assert not is_running(worker)
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert until(lambda: not is_alive(worker))
 
 
 def test_the_memory_of_a_worker_is_limited() -> None:
