@@ -185,17 +185,18 @@ def averaged_steps(optimizer: torch.optim.Optimizer) -> int:
 
 
 @contextmanager
-@torch.no_grad()
 def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Parameters hold their average in this block, and afterwards what they held before."""
-    held = [(parameter, parameter.clone()) for parameter in _parameters(optimizer)]
+    held = [(parameter, parameter.detach().clone()) for parameter in _parameters(optimizer)]
     try:
-        for parameter, _ in held:
-            parameter.copy_(optimizer.state[parameter][AVERAGE])
+        with torch.no_grad():
+            for parameter, _ in held:
+                parameter.copy_(optimizer.state[parameter][AVERAGE])
         yield
     finally:
-        for parameter, value in held:
-            parameter.copy_(value)
+        with torch.no_grad():
+            for parameter, value in held:
+                parameter.copy_(value)
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
