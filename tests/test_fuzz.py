@@ -40,6 +40,7 @@ from reason_llm.run.store import checkpoint, metrics
 from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.score.code import cases
+from reason_llm.score.math import majority
 from reason_llm.train.optim import make_optimizer
 from report_runs import record, write_run
 from stages import OF_FORM
@@ -304,7 +305,7 @@ def test_outcomes_of_an_evaluation(tmp_path: Path) -> None:
         path.write_bytes(content)
         log = OutcomeLog(path, num_samples=2)
         if log.resume(waves):
-            accuracy.table(accuracy.summarize(log.outcomes, 2, True, False))
+            accuracy.table(accuracy.summarize(log.outcomes, 2, majority, False))
 
     trees = broken_tree(OUTCOMES).map(
         lambda tree: b"".join(json.dumps(each).encode() + b"\n" for each in tree)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -41,41 +42,56 @@ class MicroBatches:
         """
         lengths = [datum.num_tokens for datum in data]
         largest = max(map(sum, units(lengths, size)), default=0)
-        failed: str | None = None
 
-        @contextmanager
-        def attempt() -> Iterator[list[list[int]]]:
-            """Context of one try: yields the rows of each micro-batch; out of memory in it is noted
-            in ``failed`` and every other error is raised."""
-            nonlocal failed
-            failed = None
-            try:
-                yield (
-                    packed_batches(data, self.tokens, size)
-                    if self.is_packed
-                    else padded_batches(lengths, self.tokens, size)
-                )
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                failed = " ".join(str(error).split())[:200]
+        def attempt() -> "_Attempt":
+            return _Attempt(
+                packed_batches(data, self.tokens, size)
+                if self.is_packed
+                else padded_batches(lengths, self.tokens, size)
+            )
 
-        yield attempt()
-        while failed is not None:  # the traceback that held the tensors is gone now
+        last = attempt()
+        yield last
+        while last.failed is not None:  # the traceback that held the tensors is gone now
             if self.tokens <= largest:
                 what = "row" if size == 1 else "pair"
                 raise OutOfMemory(
                     f"out of memory with one {what} of {largest} tokens in a micro-batch "
-                    f"({failed}); lower sample.max_new_tokens or model.context_tokens, or set "
+                    f"({last.failed}); lower sample.max_new_tokens or model.context_tokens, or set "
                     "train.gradient_checkpointing to true or model.quantize to nf4; what was "
                     "learned and sampled so far is saved"
                 )
             self.tokens = max(largest, self.tokens // 2)
             self._replays += 1
             said = "out of memory while learning (%s): again with micro-batches of %d tokens"
-            log.warning(said, failed, self.tokens)
+            log.warning(said, last.failed, self.tokens)
             torch.cuda.empty_cache()
-            yield attempt()
+            last = attempt()
+            yield last
+
+
+class _Attempt:
+    """Context of one try with these micro-batches. Out of memory in it is kept as text; every
+    other error is raised.
+
+    It is a class, because a ``contextlib.contextmanager`` that handles an error leaves it in a
+    circle with its traceback on Python 3.12 and later, and with it every tensor of the try.
+    """
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        self._batches = batches
+        self.failed: str | None = None
+
+    def __enter__(self) -> list[list[int]]:
+        return self._batches
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
+            return False
+        self.failed = " ".join(str(error).split())[:200]
+        return True
 
 
 @contextmanager
