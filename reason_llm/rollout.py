@@ -61,7 +61,7 @@ _ROLES = {"assistant", "bot", "model", "user", "human", "system"}
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What some tokens of a prompt stand for. Its content is in no record."""
+    """Data that some tokens of a prompt stand for, such as an image. No record holds its content."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     kind: Text

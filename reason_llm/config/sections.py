@@ -584,7 +584,7 @@ class Config(ReaderSections, _Sections):
 
     @property
     def learned_roles(self) -> list[str]:
-        """Those that are trained, with a head of one output."""
+        """Trained roles that have a head of one output."""
         learned = [reader for reader in READERS.values() if reader.learns]
         return [role for reader in learned for role in reader.adapters(self)]
 

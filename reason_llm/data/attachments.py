@@ -18,7 +18,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How rows with attachments of a kind are known."""
+    """Names by which rows with attachments of one kind are recognised."""
 
     columns: tuple[str, ...]
     """Names of columns, in lower case."""
@@ -83,11 +83,11 @@ class Attachments(Protocol):
 
     @property
     def line(self) -> str:
-        """What the start of a run says."""
+        """Line for the start of a run."""
 
     @property
     def sizes(self) -> Any:
-        """What the memory plan counts: ``reason_llm.model.sizes.AttachmentSizes``."""
+        """Sizes for the memory plan: ``reason_llm.model.sizes.AttachmentSizes``."""
 
     def detach(
         self, where: str, row: Row, source: str, ignored: Sequence[str]

@@ -79,7 +79,7 @@ class RolloutSide(Protocol):
     """The metric that only records of played rollouts have."""
 
     def reward(self, options: Any, completion: Completion) -> float:
-        """What it paid a rollout; NaN for nothing."""
+        """Reward that it paid for a rollout; NaN if it paid none."""
 
     def argument(self, group: Group) -> list[Any] | None:
         """The argument of reward functions, an object of each completion; None of one answer."""
@@ -91,7 +91,7 @@ class RolloutSide(Protocol):
         """Statistics of a step's rollouts; empty where none was played."""
 
     def page_entry(self, completion: Completion) -> dict[str, Any] | None:
-        """What the report's page shows of a rollout; None of one that was not played."""
+        """Return the entry of a rollout in the report's page; None if it was not played."""
 
 
 def player_of(config: Config) -> Player | None:

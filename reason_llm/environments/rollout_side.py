@@ -93,7 +93,7 @@ def failed_steps(records: Sequence[Mapping[str, Any]]) -> int:
 
 
 def page_entry(completion: Completion) -> dict[str, Any] | None:
-    """What the report's page shows of a rollout with its text."""
+    """Return the entry of a rollout in the report's page, with its text."""
     if not completion.environment:
         return None
     return {

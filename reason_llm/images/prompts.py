@@ -56,7 +56,7 @@ class Images:
 
     @property
     def line(self) -> str:
-        """What the start of a run says."""
+        """Line for the start of a run."""
         return (
             f"images: {len(self._pictures):,} in the data; the {self._weights / 1e6:,.1f} million "
             "weights that read them are frozen"
@@ -64,7 +64,7 @@ class Images:
 
     @property
     def sizes(self) -> ImageSizes:
-        """What the memory plan counts of the images that prompts and rows have so far."""
+        """Sizes for the memory plan, of the images that prompts and rows have so far."""
         tower, lengths = self._tower_config, self._lengths.values()
         patches = tower.spatial_merge_size**2
         # In flight: a few vectors of a layer of the tower, and the pixels.

@@ -53,7 +53,7 @@ class Tower:
         return found
 
     def embed(self, rows: Sequence[PlacedRow], width: int) -> "Sight":
-        """What a pass over rows sees, in a batch of so many columns."""
+        """Image features for one pass over rows, in a batch of ``width`` columns."""
         images = [[*map(image_of, row.attachments)] for row in rows]
         return Sight(self, rows, images, width)
 

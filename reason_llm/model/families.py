@@ -1,4 +1,4 @@
-"""What is particular about families of models, by the ``model_type`` of their text part."""
+"""Exceptions of families of models, by the ``model_type`` of their text part."""
 
 from typing import Any
 

@@ -120,7 +120,7 @@ def go_template(tokenizer: Any) -> str | None:
 
 
 def _between(tokenizer: Any, start: int) -> list[str] | None:
-    """What the template writes before, between and after the messages of a talk."""
+    """Text that the template writes before, between and after the messages of a talk."""
     talk = [{"role": r, "content": w} for r, w in zip(_ROLES, _WORDS, strict=True)][start:]
     try:
         text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)

@@ -253,7 +253,7 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
 
 
 def _played(completion: Completion) -> dict[str, Any] | None:
-    """What the page shows of a rollout of several turns; None of one answer."""
+    """Return the page's entry of a rollout of several turns; None for a single answer."""
     entries = (side.page_entry(completion) for side in rollout_sides())
     return next(filter(None, entries), None)
 

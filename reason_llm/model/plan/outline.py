@@ -95,7 +95,7 @@ OF_WHOLE = {"model_type", "architectures", "dtype", "torch_dtype", "tie_word_emb
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a plan takes from a model's config."""
+    """Facts of a model's config that a plan needs."""
 
     shape: Shape
     context_tokens: int

@@ -9,7 +9,7 @@ from reason_llm.config import Config
 
 @dataclass(frozen=True, slots=True)
 class TeamSizes:
-    """What each process of a run has; the values here are those of one process."""
+    """Memory of the processes of a run; the values here are those of a single process."""
 
     cards: int = 1
     """Number of cards that share a step."""
