@@ -61,7 +61,7 @@ _ROLES = {"assistant", "bot", "model", "user", "human", "system"}
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Data that some tokens of a prompt stand for, such as an image. No record holds its content."""
+    """Data that some tokens of a prompt stand for, such as an image, which no record holds."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     kind: Text
