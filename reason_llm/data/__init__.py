@@ -21,6 +21,7 @@ from reason_llm.data.own_code import (
 from reason_llm.data.played import (
     Player,
     RolloutSide,
+    check_reward,
     is_played,
     open_played,
     player_of,

@@ -15,6 +15,8 @@ _PARTS = {
     "rollouts": "environments.rollout_side",
 }
 """Modules of the folder that are asked for."""
+_REWARD = "environment"
+"""Name of the reward that a player pays itself, known without the folder for the error alone."""
 
 
 class Player(Protocol):
@@ -127,3 +129,9 @@ def rollout_sides() -> list[RolloutSide]:
     """The reader of played rollouts; none where the folder is not installed."""
     found = installation.slice_if_there(_PARTS["rollouts"])
     return [] if found is None else [found]
+
+
+def check_reward(name: str | None) -> None:
+    """Raise ConfigError if the reward is a player's and the folder is not installed."""
+    if name == _REWARD:
+        installation.slice_for(_PARTS["rollouts"], f"score.rewards={name}")

@@ -28,7 +28,15 @@ from reason_llm.config import (
     nearest,
     wrong,
 )
-from reason_llm.data import GYM, RolloutSide, gym_maker, gym_tasks, is_published, rollout_sides
+from reason_llm.data import (
+    GYM,
+    RolloutSide,
+    check_reward,
+    gym_maker,
+    gym_tasks,
+    is_published,
+    rollout_sides,
+)
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.rollout import CHAT, ROW, Completion, Group, Prompt
 from reason_llm.score.code import (
@@ -282,6 +290,7 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
     if spec.custom is not None:
         return _custom(spec, context)
     if spec.name not in REWARDS:
+        check_reward(spec.name)
         near = nearest(spec.name, REWARDS)
         other = "name one of these, or custom: path/to/file.py:function"
         raise ConfigError(

@@ -246,8 +246,9 @@ def test_a_run_samples_without_vllm_s_adapters(tmp_path: Path) -> None:
     """In float32 vLLM's log-probs are the adapter's to rounding."""
     pytest.importorskip("vllm", reason="the real vLLM is not installed: make test installs it")
     config = small_config(
-        tmp_path, run__steps=2, sample__engine="vllm", sample__fold=True, train__learning_rate=3e-3
-    )
+        tmp_path, run__steps=2, sample__engine="vllm", sample__fold=True, train__learning_rate=3e-3,
+        data__limit=256,
+    )  # fmt: skip
     training.run_training(config, Console("quiet"))
     gc.collect()
     records = metrics.read(tmp_path / "runs" / "small")[1:]
