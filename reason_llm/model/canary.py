@@ -87,7 +87,7 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
             "to transformers and report this"
         )
     share, error = share_of_base(sampled_N, base_N, reported_N)
-    if error < LARGEST_ERROR and share > 0.5:
+    if is_base(share, error):
         raise TrainingError(
             "the sampler is not the policy: its log-probs are those of the base without the "
             f"adapter ({share:.2f} +- {error:.2f} of the way from the policy's to the base's)"
@@ -114,3 +114,9 @@ def share_of_base(policy_N: Tensor, base_N: Tensor, reported_N: Tensor) -> tuple
     share = float(moved_N @ way_N) / length**2
     residual_N = moved_N - share * way_N
     return share, float(residual_N.norm()) / math.sqrt(len(way_N) - 1) / length
+
+
+def is_base(share: float, error: float) -> bool:
+    """Whether a ``share_of_base`` with this standard error is that of a sampler without the
+    adapter; False where the error is too large to tell."""
+    return error < LARGEST_ERROR and share > 0.5

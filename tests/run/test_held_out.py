@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reason_llm.model.canary import share_of_base
+from reason_llm.model.canary import is_base, share_of_base
 
 
 @pytest.mark.parametrize("truth", [0.0, 0.3, 1.0])
@@ -19,4 +19,21 @@ def test_the_share_is_found_within_its_error(truth: float) -> None:
 def test_a_policy_that_is_the_base_says_nothing() -> None:
     policy = torch.randn(10)
     share, error = share_of_base(policy, policy, policy + 0.1)
-    assert share - 4 * error == -torch.inf
+    assert not is_base(share, error)
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "found"),
+    [
+        (1.0, 0.1, True),
+        (0.8, 0.07, True),
+        (0.2, 0.07, False),
+        (2.25, 0.43, False),
+        (1.0, 0.2, False),
+    ],
+)
+def test_a_place_is_told_only_where_policy_and_base_lie_eight_errors_apart(
+    share: float, error: float, found: bool
+) -> None:
+    """Rounding alone put a sampler with the adapter at 2.25 +- 0.43, on a CPU with bfloat16 units."""
+    assert is_base(share, error) == found
