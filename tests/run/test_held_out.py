@@ -35,5 +35,5 @@ def test_a_policy_that_is_the_base_says_nothing() -> None:
 def test_a_place_is_told_only_where_policy_and_base_lie_eight_errors_apart(
     share: float, error: float, found: bool
 ) -> None:
-    """Rounding alone put a sampler with the adapter at 2.25 +- 0.43, on a CPU with bfloat16 units."""
+    """Rounding alone put a sampler with the adapter at 2.25 +- 0.43, in bfloat16 on a CPU."""
     assert is_base(share, error) == found
