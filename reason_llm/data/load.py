@@ -405,10 +405,12 @@ class _SetReader:
                 data_set.dropped[option] += 1
 
     def _bad_row(self, data_set: DataSet, error: DataError) -> None:
-        if data_set.is_training and self.config.data.on_bad_row == "skip":
+        if self.config.data.on_bad_row == "error":
+            self.fault(error)
+        elif data_set.is_training or data_set.share is not None:
             data_set.skip(error)
         else:
-            self.fault(error)
+            self.fault(DataError(f"{error}; data.on_bad_row=skip does not skip held-out rows"))
 
     def _example(self, data_set: DataSet, where: str, row: Row) -> Example | str:
         """The row as an example, or the option that drops it."""

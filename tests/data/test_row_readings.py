@@ -662,7 +662,7 @@ def test_a_run_and_the_data_check_name_what_is_ignored(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = load(path, data__eval=str(path), data__contamination="ignore")
     line = f"{path}: ignored columns: id (3 rows), url (2 rows)"
-    assert data.notes() == [line, line]
+    assert data.notes() == [line]
     config = small_run(data__train=str(path))
     found = load_data(config, tokenizer, 4000, extra_columns=["url"])
     assert found.notes() == [f"{path}: ignored columns: id (3 rows)"]
