@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from reason_llm.config import Config, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
-from reason_llm.evaluate.request import OF_A_RUN
+from reason_llm.evaluate import OF_A_RUN
 from reason_llm.files import read_object, read_text
 from reason_llm.model import digests
 from reason_llm.run import Best
