@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from reason_llm.app.option_check import check_options
 from reason_llm.config import Config
-from reason_llm.data import SIDES, Data, DataSet, check_ends, load_data
+from reason_llm.data import (
+    SIDES,
+    Data,
+    DataSet,
+    check_ends,
+    load_data,
+    player_of,
+    unasked_form,
+)
 from reason_llm.errors import DataError, ReasonError, RewardError, printable, without_secrets
 from reason_llm.model import decode, end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.model.plan import context_limit
@@ -68,7 +76,7 @@ def _check_rows(
         _try_rewards(config, data, tokenizer)
     except RewardError as error:
         mistakes.append(error)
-    lines = _lines_of_sets(data)
+    lines = _lines_of_sets(data) + _line_of_judge(config, data)
     if config.data.is_offline:
         lines += _lines_of_rows(data, ends, tokenizer, note)
     else:
@@ -120,6 +128,23 @@ def _lines_of_sets(data: Data) -> list[str]:
     if warning := data.contamination_warning():
         lines.append(f"warning: {warning}")
     return lines
+
+
+def _line_of_judge(config: Config, data: Data) -> list[str]:
+    """The reward that judges, and the form of an answer that it reads if the system prompt does not
+    ask for it, nor a prompt. Without a system prompt the model is trusted to know the form."""
+    prompts = data.prompts or data.held_out_prompts
+    if not prompts or not config.judges_answers:
+        return []
+    first, system = config.score.rewards[0], config.data.system_prompt
+    line = f"judged by {first.key}, the first of score.rewards"
+    mark = None if system == "none" else unasked_form(system, first.kind)
+    if mark is None or player_of(config) is not None:  # which may ask in prompts of its own
+        return [line]
+    if any(mark in prompt.text for prompt in _some(prompts)):
+        return [line]
+    where = "neither data.system_prompt nor the first, the middle or the last prompt"
+    return [f"{line}; {where} asks for {mark}"]
 
 
 def _described(title: str, data_set: DataSet) -> list[str]:

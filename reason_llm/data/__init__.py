@@ -36,6 +36,7 @@ from reason_llm.data.templates import (
     reads_date,
     system_prompt,
     today,
+    unasked_form,
 )
 from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
 from reason_llm.data.tools import Call, plain_messages, said_before

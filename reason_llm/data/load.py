@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -69,6 +70,7 @@ LABEL_REWARD = "exact"
 """With this one first, the gold answer is the whole text of its column."""
 _LABEL = re.compile(r"[^\W\d_]{2,30}+(?:[ _/&-]{1,3}[^\W\d_]{1,30}+){0,4}")
 """A label of up to five words."""
+MOST_LABEL_CHARACTERS = 200
 _YES_OR_NO = frozenset({"yes", "no", "true", "false"})
 _CHOICE = re.compile(r"\\(?:textbf|text|mathrm)\{\(([A-J])\)[ ~\\]*\}?+ ?\S")
 """``\\textbf{(B) } 6``, as in AMC's solutions."""
@@ -308,6 +310,8 @@ class _SetReader:
         except DataError as error:
             self.fault(error)
         self._note_labels(data_set, examples)
+        is_label = self.config.score.rewards[0].name == LABEL_REWARD
+        _note_spellings(data_set, examples, is_label and data_set.is_asked)
         return examples
 
     def _note_labels(self, data_set: DataSet, examples: list[Example]) -> None:
@@ -320,8 +324,9 @@ class _SetReader:
             return
         if all(map(_LABEL.fullmatch, labels)):
             says = (
-                f"{len(labels)} different labels as gold answers are compared as mathematics; the "
-                f"reward {LABEL_REWARD} compares labels word for word"
+                f"set score.rewards={LABEL_REWARD}, which compares labels word for word: "
+                f"{self.config.score.rewards[0].key} compares the {len(labels)} different labels "
+                "as mathematics"
             )
             data_set.doubts[says] = [each.where for each in asked]
 
@@ -405,10 +410,12 @@ class _SetReader:
                 data_set.dropped[option] += 1
 
     def _bad_row(self, data_set: DataSet, error: DataError) -> None:
-        if data_set.is_training and self.config.data.on_bad_row == "skip":
+        if self.config.data.on_bad_row == "error":
+            self.fault(error)
+        elif data_set.is_training or data_set.share is not None:
             data_set.skip(error)
         else:
-            self.fault(error)
+            self.fault(DataError(f"{error}; data.on_bad_row=skip does not skip held-out rows"))
 
     def _example(self, data_set: DataSet, where: str, row: Row) -> Example | str:
         """The row as an example, or the option that drops it."""
@@ -749,6 +756,39 @@ class _SetReader:
         for unit in [rows] if is_pair else [(row,) for row in rows]:
             data_set.units.append(unit)
         return None
+
+
+def _note_spellings(data_set: DataSet, examples: Sequence[Example], are_labels: bool) -> None:
+    """Note gold answers, or answers to learn, that are one of a few labels and differ from its most
+    frequent spelling by case or space alone. Unless ``are_labels``, all have to be words."""
+    spelled: dict[str, Counter[str]] = {}
+    for each in examples:
+        label = _label_of(each)
+        if len(label) > MOST_LABEL_CHARACTERS:
+            return
+        spelled.setdefault(" ".join(label.casefold().split()), Counter())[label] += 1
+    if not 1 < len(spelled) <= len(examples) / 2:
+        return
+    if not are_labels and not all(map(_LABEL.fullmatch, spelled)):
+        return
+    usual = {folded: found.most_common(1)[0][0] for folded, found in spelled.items()}
+    other = [
+        (label, each.where)
+        for each in examples
+        if (label := _label_of(each)) != usual[" ".join(label.casefold().split())]
+    ]
+    if other:
+        label = other[0][0]
+        like = usual[" ".join(label.casefold().split())]
+        says = f"labels are spelled differently by case or space, such as {label!r} for {like!r},"
+        data_set.doubts[says] = [where for _, where in other]
+
+
+def _label_of(example: Example) -> str:
+    """The gold answer, or the last answer of a demonstration."""
+    if isinstance(example, Problem):
+        return example.answer
+    return "" if isinstance(example, TextDocument) else example.completions[0][-1]["content"]
 
 
 def _messages_of(example: Problem | Completed) -> Messages:

@@ -89,7 +89,8 @@ class DataSet:
     @property
     def notes(self) -> list[str]:
         """Lines on dropped rows, and the first rows that could not be used."""
-        lines = [f"{self.source}: {self.left_out}"] if self.dropped else []
+        title = self.source if self.is_training else f"{self.source}, held out"
+        lines = [f"{title}: {self.left_out}"] if self.dropped else []
         lines += [f"  {error}" for error in self.skipped]
         return lines + [f"{self.source}: {line}" for line in self.readings]
 
@@ -174,9 +175,12 @@ class Data:
 
     @property
     def num_held_out(self) -> int:
-        """Number of prompts, rows and pairs that are held out."""
+        """Number of prompts, rows and pairs that are held out. A smaller share of the training set
+        is a part of a larger one, so only the larger counts."""
         rows = [self.held_out_rows] if self.held_out_rows else []
-        return sum(each.size for each in [*self.held_out, *rows])
+        held_out = [*self.held_out, *rows]
+        shares = [each.size for each in held_out if each.share is not None]
+        return sum(each.size for each in held_out if each.share is None) + max(shares, default=0)
 
     @property
     def held_out_prompts(self) -> Sequence[Prompt]:
@@ -209,10 +213,10 @@ class Data:
 
     def notes(self) -> list[str]:
         """Lines for each set from which rows were dropped or whose columns are ignored, and of
-        labels all alike."""
+        labels all alike; the same line of several sets once."""
         held_out = [*self.held_out, *([self.held_out_rows] if self.held_out_rows else [])]
         lines = [line for data_set in self.training for line in data_set.notes]
-        lines += [f"{each.source}: {line}" for each in held_out for line in each.readings]
+        lines += [line for each in held_out for line in each.notes]
         lines += [
             f"{each.source}: {100 * each.share:.4g}% of its rows are held out, chosen by run.seed: "
             f"{_rows(each.num_rows)}; {_rows(self.training[0].num_rows)} for training"
@@ -224,6 +228,7 @@ class Data:
         if len(labels) == 1:
             kind = "good" if labels == {1.0} else "bad"
             lines.append(f"all {sum(self.sizes)} rows are labelled {kind}; KTO needs good and bad")
+        lines = list(dict.fromkeys(lines))
         return lines if self.attachments is None else [*lines, self.attachments.line]
 
     def contamination_warning(self) -> str | None:

@@ -45,6 +45,15 @@ def system_prompt(name: str, reward: str) -> str | None:
     return prompt
 
 
+def unasked_form(name: str, reward: str) -> str | None:
+    """The form of an answer, such as ``<answer>``, that a reward looks for and the system prompt
+    ``name``, as of ``system_prompt``, does not ask for; None where it does, or the reward needs
+    none, as ``exact`` does."""
+    asked, form = system_prompt(name, reward) or "", system_prompt("auto", reward) or ""
+    marks = () if reward == "exact" else ("\\boxed", "<answer>", "```python")
+    return next((mark for mark in marks if mark in form and mark not in asked), None)
+
+
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """A chat template and where it comes from."""

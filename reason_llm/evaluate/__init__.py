@@ -1,6 +1,6 @@
 """Accuracy with intervals on problems that are not trained on."""
 
 from reason_llm.evaluate.evaluation import run_evaluation
-from reason_llm.evaluate.request import make_request
+from reason_llm.evaluate.request import OF_A_RUN, make_request
 
-__all__ = ["make_request", "run_evaluation"]
+__all__ = ["OF_A_RUN", "make_request", "run_evaluation"]

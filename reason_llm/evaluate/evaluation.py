@@ -151,6 +151,7 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_SharedBase], list[
         problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
         labels = " and ".join(target.label for target in targets)
         lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
+        lines += [line for each in sets if each.skipped for line in each.notes]
         lines += subject.why[:-1]  # the last is of learning
     return stages, lines
 

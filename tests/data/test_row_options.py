@@ -59,7 +59,10 @@ def test_bad_rows_are_skipped_counted_and_shown(
     report = check_data(small_run(data__train=train, data__on_bad_row="skip"), [])
     assert report.num_errors == 0
     assert any("8 rows, 4 taken; left out: 4 by data.on_bad_row" in line for line in report.lines)
-    with pytest.raises(DataError, match=r"aime.*:2: lacks any of the columns"):
+    says = (
+        r"aime.*:2: lacks any of the columns.*; data\.on_bad_row=skip does not skip held-out rows"
+    )
+    with pytest.raises(DataError, match=says):
         held_out = lines(tmp_path / "aime.jsonl", AIME[0], {"x": 1})
         read(data__train=train, data__on_bad_row="skip", data__eval=held_out)
     with pytest.raises(DataError, match="does not exist"):
@@ -67,6 +70,44 @@ def test_bad_rows_are_skipped_counted_and_shown(
     none = lines(tmp_path / "none_good.jsonl", *bad)
     with pytest.raises(DataError, match=r"no row is left; left out: 4 by .*the first: .*:1: not"):
         read(data__train=none, data__on_bad_row="skip")
+
+
+def test_bad_rows_of_a_held_out_share_are_skipped_with_any_seed(
+    tmp_path: Path, read: Callable[..., Data], small_run: Callable[..., Config]
+) -> None:
+    bad = [{"problem": f"no answer {n}"} for n in range(4)]
+    train = lines(tmp_path / "rows.jsonl", *MATH, *bad)
+    options = {"data__train": train, "data__eval": "50%", "data__on_bad_row": "skip"}
+    for seed in range(3):
+        found = read(**options, run__seed=seed)
+        held_out, training = found.held_out[0], found.training[0]
+        assert (held_out.num_rows, training.num_rows) == (6, 6)
+        assert held_out.size + training.size == len(MATH)
+        assert held_out.size == 6 - held_out.dropped["data.on_bad_row"]
+        if left_out := held_out.left_out:
+            assert f"{train}, held out: {left_out}" in found.notes()
+    with pytest.raises(DataError, match="lacks any of the columns"):
+        read(**options | {"data__on_bad_row": "error"})
+
+
+def test_rows_held_out_for_loss_and_accuracy_count_once(
+    tmp_path: Path, small_run: Callable[..., Config], tokenizer: Any
+) -> None:
+    def read(**options: Any) -> Data:
+        ends = [tokenizer.eos_token_id]
+        return load_data(small_run(**options), tokenizer, 4000, end_token_ids=ends)
+
+    rows = [{"prompt": f"{n}?", "completion": f"\\boxed{{{n}}}", "more": "x"} for n in range(20)]
+    train = lines(tmp_path / "rows.jsonl", *rows)
+    options = {"stage": "sft", "data__train": train, "data__form": "demonstrations"}
+    options |= {"algorithm": {}, "data__eval": "20%", "score": {"rewards": ["boxed"]}}
+    both = read(**options, eval__rows="20%")
+    assert both.num_held_out == 4
+    told = both.notes()
+    assert len(set(told)) == len(told) == 3, told
+    assert f"{train}: 20% of its rows are held out, chosen by run.seed: 4 rows; 16 rows" in told[-1]
+    assert read(**options, eval__rows="40%").num_held_out == 8
+    assert read(**options, eval__rows=train).num_held_out == 4 + 20
 
 
 def test_too_long_rows_are_bad_rows(

@@ -662,7 +662,7 @@ def test_a_run_and_the_data_check_name_what_is_ignored(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = load(path, data__eval=str(path), data__contamination="ignore")
     line = f"{path}: ignored columns: id (3 rows), url (2 rows)"
-    assert data.notes() == [line, line]
+    assert data.notes() == [line]
     config = small_run(data__train=str(path))
     found = load_data(config, tokenizer, 4000, extra_columns=["url"])
     assert found.notes() == [f"{path}: ignored columns: id (3 rows)"]
@@ -693,14 +693,18 @@ def test_labels_are_offered_a_reward_and_are_read_word_for_word_by_it(
         return [line.removeprefix(f"{path}: ") for line in load(path, **sections).notes()]
 
     says = (
-        "2 different labels as gold answers are compared as mathematics; the reward exact compares "
-        f"labels word for word in 4 rows, the first is {path}:1"
+        "set score.rewards=exact, which compares labels word for word: boxed compares the 2 "
+        f"different labels as mathematics in 4 rows, the first is {path}:1"
     )
     assert says in notes(golds)
-    assert notes(golds, score=exact) == notes(golds, "label", score=exact) == []
+    spelled = (
+        "labels are spelled differently by case or space, such as 'billing & refunds' for 'Billing "
+        f"& refunds', in 1 row, the first is {path}:3"
+    )
+    assert notes(golds, score=exact) == notes(golds, "label", score=exact) == [spelled]
     assert [p.answer for p in load(path, score=exact).prompts] == golds
     for others in (["yes", "no"] * 2, ["north", "south", "east"], ["4", "5"] * 2, ["A", "B"] * 2):
-        assert not any("reward exact" in line for line in notes(others))
+        assert not any("=exact" in line for line in notes(others))
     same = '{"question": "Q", "answer": "Bug"}\n{"question": "Q", "answer": "bug "}\n'
     path.write_text(same)
     assert load(path, score=exact).notes() == []
@@ -708,6 +712,25 @@ def test_labels_are_offered_a_reward_and_are_read_word_for_word_by_it(
     assert load(path, score=exact).notes() == [
         f"{path}: 1 question has different gold answers: {path}:1 has 'Billing', {path}:2 has 'bug'"
     ]
+
+
+def test_labels_to_learn_that_differ_by_case_or_space_are_named(
+    tmp_path: Path, load: Callable[..., Data]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+
+    def notes(*labels: str) -> list[str]:
+        rows = [{"prompt": f"{n}?", "completion": label} for n, label in enumerate(labels)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = load(path, data__form="demonstrations", **OF_FORM["demonstrations"])
+        return [line.removeprefix(f"{path}: ") for line in data.notes()]
+
+    assert notes("bug", "bug", "Bug", "refund", "bug ", "refund") == [
+        "labels are spelled differently by case or space, such as 'Bug' for 'bug', in 2 rows, the "
+        f"first is {path}:3"
+    ]
+    assert notes("bug", "bug", "refund", "refund") == []
+    assert notes("Yes, it is.", "yes, it is.", "No, for it is late.", "no") == []  # no labels
 
 
 def test_contradicting_golds_are_named(tmp_path: Path, load: Callable[..., Data]) -> None:

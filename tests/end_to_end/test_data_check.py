@@ -73,6 +73,29 @@ def test_what_a_clean_check_tells(tmp_path: Path, call: Call) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("system", "sections", "says"),
+    [
+        ("Rate it from 0 to 4.", {}, "boxed, the first of score.rewards; neither "
+         "data.system_prompt nor the first, the middle or the last prompt asks for \\boxed"),
+        ("Rate it from 0 to 4 within \\boxed{}.", {}, "boxed, the first of score.rewards"),
+        ("Rate it from 0 to 4, please: <answer>", {"score": {"rewards": ["think_answer_tags"]}},
+         "think_answer_tags, the first of score.rewards"),
+        ("Rate it from 0 to 4.", {"score": {"rewards": ["exact"]}},
+         "exact, the first of score.rewards"),
+    ],
+)  # fmt: skip
+def test_the_check_names_the_reward_that_judges_and_what_nothing_asks_for(
+    system: str, sections: dict, says: str, tmp_path: Path, call: Call
+) -> None:
+    rows = [{"question": f"Review {n}", "answer": n % 5} for n in range(20)]
+    data = {"train": lines(tmp_path / "a.jsonl", *rows), "system_prompt": system}
+    data |= {"template": "plain_chat"}
+    code, shown, _ = call(data, **sections)
+    assert code == 0
+    assert f"\njudged by {says}\n" in shown
+
+
 def test_escape_sequences_are_spelled_out(tmp_path: Path, call: Call) -> None:
     row = {"question": "\x1b[2Jred\nthen", "answer": "\x9b7"}
     code, shown, _ = call({"train": lines(tmp_path / "a.jsonl", row), "system_prompt": "none"})

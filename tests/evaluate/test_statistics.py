@@ -161,7 +161,16 @@ def test_interval_and_p_value_agree(count: int, unit: float) -> None:
         found = compare(ours, theirs, unit=unit, seed=0)
         excludes = found.difference.low > 0
         assert excludes == (found.p_value <= 0.05), (better, found)
-        assert not unit or found.difference.high <= 1
+        assert found.difference.high <= 1
+
+
+@pytest.mark.parametrize("unit", [1 / 3, 0.0])  # of mean@3, and pass@2 of 3 samples
+def test_a_difference_of_shares_stays_within_what_can_be(unit: float) -> None:
+    for ours, theirs in (([1.0] * 23 + [0.0], [0.0] * 24), ([1.0] * 8, [1 / 3] + [0.0] * 7)):
+        for found in (compare(ours, theirs, unit, 0), compare(theirs, ours, unit, 0)):
+            assert -1 <= found.difference.low <= found.difference.high <= 1
+    of_rewards = compare([2.0] * 8, [-2.0] * 8, 1.0, 0).difference
+    assert of_rewards.low <= of_rewards.value == 4 <= of_rewards.high
 
 
 def test_the_same_model_twice_differs_by_nothing() -> None:

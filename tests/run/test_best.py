@@ -41,13 +41,26 @@ def test_the_highest_accuracy_is_the_best_and_of_equal_ones_the_first() -> None:
     assert str(judged(0.2, 0.5)) == "held-out accuracy 50.0% at step 1"
 
 
+def test_of_equal_accuracies_the_lower_loss_is_the_best() -> None:
+    """An untrained model that is as wrong as a trained one is not the best for being the first."""
+    found = None
+    for step, (accuracy, loss) in enumerate([(0.0, 11.8), (0.0, 4.7), (0.0, 4.7), (0.0, 5.0)]):
+        record = {"eval/accuracy": accuracy, "eval/loss": loss}
+        found = best.after(found, step, record, "set", "accuracy")
+    assert found == Best(1, "eval/accuracy", 0.0, "set", "accuracy", 2, 4.7)
+    better = {"eval/accuracy": 0.1, "eval/loss": 9.0}
+    assert best.after(found, 4, better, "set", "accuracy") == Best(
+        4, "eval/accuracy", 0.1, "set", "accuracy", loss=9.0
+    )
+
+
 def test_the_lowest_loss_is_the_best_where_there_is_no_accuracy() -> None:
     assert judged(2.0, 1.5, 1.6, metric="eval/loss") == Best(
         1, "eval/loss", 1.5, "set", "accuracy", 1
     )
     record = {"eval/loss": 9.0, "eval/pair_accuracy": 0.9}
     assert best.after(None, 3, record, "set", "accuracy") == Best(
-        3, "eval/pair_accuracy", 0.9, "set", "accuracy"
+        3, "eval/pair_accuracy", 0.9, "set", "accuracy", loss=9.0
     )
 
 

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from reason_llm.config import Config, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
+from reason_llm.evaluate import OF_A_RUN
 from reason_llm.files import read_object, read_text
 from reason_llm.model import digests
 from reason_llm.run import Best
@@ -126,9 +127,12 @@ def _training(card: ModelCard, config: Config, sources: list[str]) -> dict[str, 
         config.model.adapter,
         hashlib.sha256(orjson.dumps(config.model_dump(mode="json"))).hexdigest()[:16],
     )
+    trained = f"LoRA of rank {adapter.rank}, alpha {adapter.alpha:g}"
+    if config.model.train == "full":
+        trained = "all weights, without an adapter (model.adapter was not used)"
     lines += [
-        f"- LoRA of rank {adapter.rank}, alpha {adapter.alpha:g}; learning rate "
-        f"{train.learning_rate:g}, {train.schedule}; seed {config.run.seed}",
+        f"- {trained}; learning rate {train.learning_rate:g}, {train.schedule}; "
+        f"seed {config.run.seed}",
         f"- config digest (SHA-256, first 16): {digest}; all of it is in training_config.yaml",
     ]
     system = system_prompt(config.data.system_prompt, config.score.rewards[0].kind)
@@ -181,19 +185,13 @@ def _evaluation(run: Path, adapter: Path) -> list[str]:
         lines.append(f"Held-out pairs in order: {change(right, '{:.1%}')}.")
     sets = summary.get("accuracy_of_sets") or {}
     lines += [f"- {name}: {change(each, judged)}" for name, each in sets.items()]
-    asked = _read(run / "evaluation" / "evaluation.json").get("models", {})
-    of_this = {
-        label
-        for label, each in asked.items()
-        if each["sha256"]
-        == digests.weights_digest(each["path"], adapter if each["adapter"] else None)
-    }
+    shown = _evaluated(run, adapter)
     results = _read(run / "evaluation" / "summary.json").get("results", {})
     rows = [
         f"| {name} | {found['problems']} | {score} | {model} | {100 * each['value']:.1f} | "
         f"{100 * each['low']:.1f} to {100 * each['high']:.1f} |"
         for model, of_model in results.items()
-        if model in of_this
+        if model in shown
         for name, found in of_model.items()
         for score, each in found.items()
         if isinstance(each, dict) and each["low"] is not None
@@ -204,6 +202,23 @@ def _evaluation(run: Path, adapter: Path) -> list[str]:
     lines = lines or ["Not evaluated, as far as the run's files say."]
     has_curves = (run / "curves.png").exists()
     return [*lines, *(["", "![Curves over the steps](curves.png)"] if has_curves else [])]
+
+
+def _evaluated(run: Path, adapter: Path) -> set[str]:
+    """Labels of the command evaluate's models whose results belong on the card: this adapter or
+    whole model, and what it was compared with; not another adapter or whole model of the run. Empty
+    where this one was not evaluated."""
+    asked = _read(run / "evaluation" / "evaluation.json").get("models", {})
+    is_whole, of_this, compared = not run_folder.is_adapter(adapter), set[str](), set[str]()
+    for label, each in asked.items():
+        if (each["adapter"] is None) == is_whole:
+            own = (str(adapter), None) if is_whole else (each["path"], adapter)
+            if each["sha256"] == digests.weights_digest(*own):
+                of_this.add(label)
+        is_other = each["adapter"] is None and label not in OF_A_RUN
+        if is_other and each["sha256"] == digests.weights_digest(each["path"]):
+            compared.add(label)
+    return of_this | compared if of_this else set()
 
 
 def _read(file: Path) -> Mapping[str, Any]:

@@ -112,6 +112,11 @@ def likely_causes(seen: Evidence) -> str:
         text += " The prompt opens a thought, which each completion has to close."
     if seen.unasked is not None:
         text += f" data.system_prompt does not ask for {seen.unasked}."
+    if seen.kind == "exact":
+        text += (
+            " exact reads all of a completion outside of <think> as the label, or what is in "
+            "<answer>: list the labels in the prompt, and ask for one of them alone."
+        )
     return text.strip()
 
 

@@ -26,7 +26,7 @@ from reason_llm.app.report.runs import RunRecord, is_evaluated
 from reason_llm.app.report.texts import Texts, read_texts
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, yaml_text
-from reason_llm.data import system_prompt
+from reason_llm.data import unasked_form
 from reason_llm.errors import ModelError, tree_without_secrets, with_texts
 from reason_llm.files import read_bounded
 from reason_llm.run import Record
@@ -104,18 +104,9 @@ def evidence(run: RunRecord, groups: Sequence[GroupFacts]) -> Evidence:
         run_folder.best_step(run.folder),
         config.algorithm.row().needs_group,
         any(each.reader is not None and each.weight for each in config.score.rewards),
-        _unasked(config),
+        unasked_form(config.data.system_prompt, config.score.rewards[0].kind),
         config.score.rewards[0].kind,
     )
-
-
-def _unasked(config: Config) -> str | None:
-    """See ``Evidence.unasked``."""
-    kind = config.score.rewards[0].kind
-    asked = system_prompt(config.data.system_prompt, kind) or ""
-    form = system_prompt("auto", kind) or ""  # the shipped prompt for this reward
-    marks = [mark for mark in ("\\boxed", "<answer>", "```python") if mark in form]
-    return next((mark for mark in marks if mark not in asked), None)
 
 
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The best evaluation of a run, and when ``eval.patience`` ends the run.
 
 Best is the highest held-out accuracy; without held-out problems the highest accuracy of held-out
-pairs; without pairs the lowest held-out loss. Of equal ones the first counts.
+pairs; without pairs the lowest held-out loss. Of equal accuracies the lower held-out loss, if it is
+measured, decides; else the first counts.
 """
 
 import math
@@ -34,6 +35,8 @@ class Best:
     """What evaluation measures: ``accuracy``, or the first reward's name."""
     evaluations_since: Count = 0
     """Number of later evaluations, none of them better."""
+    loss: Number | None = None
+    """Held-out loss, which decides between equal accuracies; None without both."""
 
     def __str__(self) -> str:
         """``held-out accuracy 91.4% at step 40``."""
@@ -57,9 +60,16 @@ def after(
     if best is not None and (best.metric, best.held_out) != (metric, held_out):
         best = None
     sign = -1 if metric in LOWER_IS_BETTER else 1
-    if math.isfinite(value) and (best is None or sign * value > sign * best.value):
-        return Best(step, metric, value, held_out, judged_by=judged_by)
+    loss = math.nan if metric == "eval/loss" else float(record.get("eval/loss", math.nan))
+    now = Best(step, metric, value, held_out, judged_by, 0, loss if math.isfinite(loss) else None)
+    if math.isfinite(value) and (best is None or _rank(now, sign) > _rank(best, sign)):
+        return now
     return best and replace(best, evaluations_since=best.evaluations_since + 1)
+
+
+def _rank(each: Best, sign: int) -> tuple[float, float]:
+    """Higher is better: first the value, then the loss."""
+    return sign * each.value, -math.inf if each.loss is None else -each.loss
 
 
 def ends_early(best: Best | None, patience: int) -> bool:

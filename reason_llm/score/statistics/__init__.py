@@ -128,7 +128,7 @@ def compare(ours: Sequence[float], theirs: Sequence[float], unit: float, seed: i
     centre = fmean(differences)
     half = half / len(differences) * (1 + 1e-9)  # rounding moves no interval off 0
     low, high = centre - half, centre + half
-    if unit:  # values from 0 to 1
+    if all(0 <= value <= 1 for value in (*ours, *theirs)):
         low, high = max(-1.0, low), min(1.0, high)
     if len(differences) == 1:
         low = high = math.nan

@@ -14,7 +14,7 @@ from reason_llm.app.export.model_card import ModelCard, is_hub_id, licence_of
 from reason_llm.app.export.parity import ScoreParity
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, ModelError
-from reason_llm.model import Datum
+from reason_llm.model import Datum, digests
 
 exporting: Any = importlib.import_module("reason_llm.app.export.export")
 
@@ -139,3 +139,50 @@ def test_a_card_tells_what_the_run_was_judged_by(
         ModelCard("a", "b", None, None, None, config, tmp_path, tmp_path / "adapter_best")
     )
     assert "Not evaluated" in other
+
+
+@pytest.mark.parametrize("kind", ["adapter", "model"])
+def test_a_card_shows_no_evaluation_of_another_model_of_the_run(kind: str, tmp_path: Path) -> None:
+    """The last one was evaluated, beside the base; the best has other weights."""
+    base, names = tmp_path / "base", {"adapter": kind, "best": f"{kind}_best"}
+    for name in ("base", *names.values()):
+        (tmp_path / name).mkdir()
+        is_adapter = name.startswith("adapter")
+        config = "adapter_config.json" if is_adapter else "config.json"
+        (tmp_path / name / config).write_text("{}")
+        weights = "adapter_model.safetensors" if is_adapter else "model.safetensors"
+        (tmp_path / name / weights).write_text(name)
+
+    def model(label: str) -> dict[str, Any]:
+        folder = tmp_path / names.get(label, "base")
+        adapter = folder if label in names and kind == "adapter" else None
+        path = str(folder if adapter is None else base)
+        return {"path": path, "adapter": adapter and str(adapter),
+                "sha256": digests.weights_digest(path, adapter)}  # fmt: skip
+
+    def rows(which: str, *evaluated: str) -> list[str]:
+        """Models in the card's table, after these models were evaluated."""
+        (tmp_path / "evaluation").mkdir(exist_ok=True)
+        scores = {"held_out": {"problems": 9, "greedy": {"value": 0.5, "low": 0.25, "high": 0.75}}}
+        for name, content in (
+            ("evaluation", {"models": {label: model(label) for label in evaluated}}),
+            ("summary", {"results": dict.fromkeys(evaluated, scores)}),
+        ):
+            (tmp_path / "evaluation" / f"{name}.json").write_bytes(orjson.dumps(content))
+        config = Config.model_validate({"data": {"train": "x"}})
+        adapter = tmp_path / names[which]
+        text = model_card.render(ModelCard("a", "b", None, None, None, config, tmp_path, adapter))
+        table = [line.split(" | ") for line in text.splitlines() if "| greedy |" in line]
+        assert ("Not evaluated" in text) == (not table)
+        return [line[3] for line in table]
+
+    assert rows("adapter", "adapter", "base") == ["adapter", "base"]
+    assert rows("best", "adapter", "base") == []
+    assert rows("best", "best", "adapter") == ["best"]
+
+
+def test_a_card_of_a_run_that_trained_all_weights_names_no_lora() -> None:
+    config = Config.model_validate({"data": {"train": "x"}, "model": {"train": "full"}})
+    card = ModelCard("a", "b", None, "float32", None, config, None, Path("model"))
+    assert "LoRA" not in (text := model_card.render(card))
+    assert "- all weights, without an adapter (model.adapter was not used); learning rate" in text

@@ -84,6 +84,7 @@ def test_a_silent_reward_beside_others_is_named_after_ten_steps() -> None:
     ("reward", "prompt", "unasked"),
     [
         ("boxed", "auto", None), ("boxed", "none", "\\boxed"), ("gym", "boxed", "<answer>"),
+        ("exact", "Answer with one of bug, refund.", None),
         ("code_tests", "Write a program.", "```python"), ("boxed", "Put it in \\boxed{}.", None),
     ],
 )  # fmt: skip
@@ -93,6 +94,13 @@ def test_the_form_that_the_system_prompt_does_not_ask_for(
     run = read_run(write_run(tmp_path / "run", [record(0)], rewards=[{"name": reward}]), "run")
     config = run.config.with_options({"data.system_prompt": prompt})
     assert evidence(replace(run, config=config), []).unasked == unasked
+
+
+def test_a_label_that_is_never_right_is_to_be_asked_for_alone() -> None:
+    rows = [record(step, **{"score/exact": 0.0}) for step in range(4)]
+    wrong = alarms.no_right_answer(Evidence(rows, [], {"exact": 1.0}, 256, 4, kind="exact"))
+    assert wrong.text.endswith("list the labels in the prompt, and ask for one of them alone.")
+    assert "does not ask" not in wrong.text
 
 
 def test_a_first_reward_that_tells_no_answer_from_another() -> None:
