@@ -79,8 +79,7 @@ def plan_only(config: Config) -> Plan:
     packed = [
         (str(known(asked)), _packed_bytes(ModelSection(path=copy)))
         for copy, asked in copies.items()
-        if not Path(copy).is_dir()
-        and not any(cached(str(known(asked)), name) for name in WEIGHTS)
+        if not Path(copy).is_dir() and not any(cached(str(known(asked)), name) for name in WEIGHTS)
     ]
     return replace(plan, downloads=(*packed, *plan.downloads))
 

@@ -479,7 +479,7 @@ def test_a_plan_says_that_hardly_a_prompt_would_fit(caplog: pytest.LogCaptureFix
     }  # fmt: skip
     for new, is_told in ((1984, False), (2040, True)):
         plan_only(Config.model_validate(tree | {"sample": {"max_new_tokens": new}}))
-        said = f"sample.max_new_tokens={new} leaves {2048 - new} tokens of model.context_tokens=2048"
+        said = f"max_new_tokens={new} leaves {2048 - new} tokens of model.context_tokens=2048"
         assert (said in caplog.text) == is_told
 
 
