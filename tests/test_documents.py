@@ -157,8 +157,8 @@ def test_the_rows_of_the_docs_are_read() -> None:
                     block.where, row, columns, tests=has_tests, answer=has_answer
                 )
                 found.append(type(read_tests(read.answer)).__name__ if has_tests else read.answer)
-    assert found == ["18", "\\frac{1}{4}", "7", "18", "34", "B", "True",
-                     "ProgramTests", "CallTests", "AssertTests", "AssertTests", ""]  # fmt: skip
+    assert found == ["18", "\\frac{1}{4}", "7", "18", "34", "B", "True", "ProgramTests",
+                     "CallTests", "CallTests", "AssertTests", "AssertTests", ""]  # fmt: skip
 
 
 def said() -> list[str]:

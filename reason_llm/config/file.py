@@ -347,6 +347,9 @@ def _line(first: Mapping[str, Any], key: str, problem: str, path: str) -> str:
     return f"{path}: {key}={_shown(first['input'])} {problem}{hint}"
 
 
+_LIMITS = {"less_than", "less_than_equal", "greater_than", "greater_than_equal"}
+
+
 def _problem(first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str:
     """Describe a wrong value.
 
@@ -355,6 +358,8 @@ def _problem(first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str
     """
     if len(same) == 1 or first["type"] in ("value_error", "extra_forbidden"):
         return wrong(first)
+    if (limit := next((each for each in same if each["type"] in _LIMITS), None)) is not None:
+        return wrong(limit)  # a number that only its size makes wrong
     near = nearest(first["input"], [name for each in same for name in literals(each)])
     return "is not what the option takes" + (f"; did you mean {near}?" if near else "")
 

@@ -58,8 +58,8 @@ class MicroBatches:
                 raise OutOfMemory(
                     f"out of memory with one {what} of {largest} tokens in a micro-batch "
                     f"({last.failed}); lower sample.max_new_tokens or model.context_tokens, or set "
-                    "train.gradient_checkpointing to true or model.quantize to nf4; what was "
-                    "learned and sampled so far is saved"
+                    "train.gradient_checkpointing to true or, of a dense model, model.quantize to "
+                    "nf4; what was learned and sampled so far is saved"
                 )
             self.tokens = max(largest, self.tokens // 2)
             self._replays += 1

@@ -2,6 +2,7 @@
 shipped config is planned."""
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from huggingface_hub import constants
 from conftest import ROOT, TINY
 from reason_llm.config import Config
 from reason_llm.data.rows import read_rows
-from reason_llm.errors import DataError, ModelError, ReasonError
+from reason_llm.errors import ConfigError, DataError, ModelError, ReasonError
 from reason_llm.model import base
 from reason_llm.model.plan import plan_only
 from reason_llm.model.plan.shipped import SHAPES, known
@@ -109,9 +110,16 @@ def test_a_model_in_mxfp4_is_planned_as_the_copy_that_a_run_needs(
     tree: dict[str, Any] = {"data": {"train": "x"}, "memory": {"budget_gib": 80}}
     found = plan_only(Config.model_validate(tree | {"model": {"path": name}}))
     copy = {"path": "model/gpt-oss-20b"}
-    assert found == plan_only(Config.model_validate(tree | {"model": copy}))
-    assert found.downloads == ()
+    plan = plan_only(Config.model_validate(tree | {"model": copy}))
+    assert plan.downloads == () and replace(found, downloads=()) == plan
+    said = "disk: downloads 13.8 GB of openai/gpt-oss-20b"  # as its three files have on the Hub
+    assert said in found.table()
     assert (
         f"model.path={name} is in MXFP4 and is planned as its copy in bfloat16, which a run needs: "
-        "scripts/export.py openai/gpt-oss-20b --out model/gpt-oss-20b writes it once"
+        "scripts/export.py openai/gpt-oss-20b --out model/gpt-oss-20b writes it once, 41.8 GB"
     ) in caplog.text
+    small = tree | {"model": {"path": name}, "memory": {"budget_gib": 24}}
+    for section, wrong in (({}, ConfigError), ({"quantize": "nf4"}, ModelError)):
+        with pytest.raises(wrong) as caught:
+            plan_only(Config.model_validate(small | {"model": {"path": name} | section}))
+        assert f" {name}" in str(caught.value) and "model/gpt" not in str(caught.value)

@@ -104,7 +104,7 @@ def likely_causes(seen: Evidence) -> str:
     if (found := mean("sample/answers_found_fraction")) is not None:
         told.append(f"{found:.0%} hold an answer in the form that {seen.first} looks for")
     if cut := mean("sample/truncated_fraction"):
-        told.append(f"{cut:.0%} were cut off by sample.max_new_tokens")
+        told.append(f"{cut:.0%} were cut off by {seen.limits}")
     if unclosed := mean("sample/open_thoughts_fraction"):
         told.append(f"{unclosed:.0%} never close their thought")
     text = f"Of the completions of the last {len(last)} steps {', '.join(told)}." if told else ""
@@ -440,7 +440,7 @@ ALARMS: dict[str, Alarm] = {
     "A reward pays nothing": Alarm(
         pays_nothing,
         "Read some rollouts: if the model does what is asked for, call the reward on one by hand; "
-        "else ask for it (data.system_prompt), or raise sample.max_new_tokens.",
+        "else ask for it (data.system_prompt), or raise the limit that cuts them off.",
     ),
     "The first reward is constant": Alarm(
         constant_reward,

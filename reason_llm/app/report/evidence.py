@@ -48,6 +48,9 @@ class Evidence:
     kind: str = ""
     """Of the first reward, as ``RewardSpec.kind``; empty where it has no label."""
 
+    limits: str = "sample.max_new_tokens"
+    """Options that cut completions off."""
+
     @property
     def first(self) -> str:
         """Name of the reward that judges."""

@@ -106,6 +106,7 @@ def evidence(run: RunRecord, groups: Sequence[GroupFacts]) -> Evidence:
         any(each.reader is not None and each.weight for each in config.score.rewards),
         unasked_form(config.data.system_prompt, config.score.rewards[0].kind),
         config.score.rewards[0].kind,
+        f"{'sample.turn_tokens or ' if config.sample.turn_tokens else ''}sample.max_new_tokens",
     )
 
 

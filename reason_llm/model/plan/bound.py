@@ -24,28 +24,38 @@ class Card:
 
     name: str
     gib: float
+    """Memory by its name."""
+    mib: int
+    """Memory that nvidia-smi shows, with ECC where the card comes with it turned on."""
     flops: float
     """Dense bfloat16 products per second, summed in float32."""
     bandwidth: float
     """Bytes per second of its memory."""
 
+    def titled(self, budget: float) -> str:
+        """Its name, and its memory where that is less than these GiB."""
+        there = round(self.mib / 1024, 1)
+        return f"{self.name} of only {there} GiB" if there < round(budget, 1) else self.name
+
 
 CARDS = (
-    Card("RTX 4090", 24, 165.2e12, 1.008e12),
-    Card("RTX 3090", 24, 71e12, 0.936e12),
-    Card("L4", 24, 121e12, 0.3e12),
-    Card("RTX 5090", 32, 209.5e12, 1.792e12),
-    Card("A100 40GB", 40, 312e12, 1.555e12),
-    Card("RTX A6000", 48, 154.8e12, 0.768e12),
-    Card("L40S", 48, 362.05e12, 0.864e12),
-    Card("H100", 80, 989.4e12, 3.35e12),
-    Card("A100 80GB", 80, 312e12, 2.039e12),
-    Card("H200", 141, 989.4e12, 4.8e12),
+    Card("RTX 4090", 24, 24564, 165.2e12, 1.008e12),
+    Card("RTX 3090", 24, 24576, 71e12, 0.936e12),
+    Card("L4", 24, 23034, 121e12, 0.3e12),
+    Card("RTX 5090", 32, 32607, 209.5e12, 1.792e12),
+    Card("A100 40GB", 40, 40960, 312e12, 1.555e12),
+    Card("RTX A6000", 48, 49140, 154.8e12, 0.768e12),
+    Card("L40S", 48, 46068, 362.05e12, 0.864e12),
+    Card("H100", 80, 81559, 989.4e12, 3.35e12),
+    Card("A100 80GB", 80, 81920, 312e12, 2.039e12),
+    Card("H200", 141, 143771, 989.4e12, 4.8e12),
 )
 """Source: NVIDIA's data sheets; where they count sparse products, half of that. RTX 3090 and A6000:
 "NVIDIA Ampere GA102 GPU Architecture", V2, pages 15 and 44; RTX 5090: "NVIDIA RTX Blackwell GPU
 Architecture"; A100: "NVIDIA A100 Tensor Core GPU", 1758950-r4, its SXM modules, whose memory is the
-faster one; L40S: "NVIDIA L40S"."""
+faster one; L40S: "NVIDIA L40S". Memory: nvidia-smi's tables in public reports, such as
+github.com/akash-network/provider-configs/pull/99 (L40S) and github.com/RLinf/RLinf/issues/255 (RTX
+4090)."""
 LEAST_OF_CARD = 0.9
 """Part of a card's memory that is at least planned for, where it is meant."""
 
@@ -103,54 +113,68 @@ class OutsideModel:
     """Its time in a step; None: it is not counted."""
 
 
-def line(phases: Sequence[Phase], cards: Sequence[Card], steps: int, count: int = 1) -> str:
-    """One line: the least seconds of a step that ``count`` of the first card share, its longest
-    phase, and the hours of so many steps; seconds and hours of the other cards; or that there are
-    no numbers of the card."""
+def line(
+    phases: Sequence[Phase], cards: Sequence[Card], steps: int, budget: float, count: int = 1
+) -> str:
+    """One line: the least seconds of a step on the first card, its longest phase, and the hours of
+    so many steps; seconds and hours of the other cards; or that there are no numbers of the card.
+
+    Args:
+        phases: the share of one card.
+        budget: GiB that are planned for.
+        count: cards that share a step.
+    """
     if not cards:
         names = ", ".join(each.name for each in CARDS)
         return f"step time unknown: data sheets are known for {names} only"
 
     def times(card: Card) -> tuple[float, str, str]:
         """Seconds of a step; these and the hours of the run as text."""
-        total = sum(phase.seconds(card) for phase in phases) / count
+        total = sum(phase.seconds(card) for phase in phases)
         told = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
         return total, f"{told} s", f"{steps * total / 3600:,.1f} h"
 
     card, *others = cards
     total, told, hours = times(card)
     longest = max(phases, key=lambda phase: phase.seconds(card))
-    where = f"an {card.name}" if count == 1 else f"{count} times an {card.name}"
-    more = "; ".join(f"{each.name}: {', '.join(times(each)[1:])}" for each in others)
+    where = f"{'' if count == 1 else f'{count} times '}an {card.titled(budget)}"
+    more = "; ".join(f"{each.titled(budget)}: {', '.join(times(each)[1:])}" for each in others)
     return (
         f"a step of full length takes at least {told} on {where}, {longest.name} "
-        f"{longest.seconds(card) / count / total:.0%} of it ({longest.limit(card)}); {steps:,} "
+        f"{longest.seconds(card) / total:.0%} of it ({longest.limit(card)}); {steps:,} "
         f"steps {hours}{f' ({more})' if more else ''}"
     )
 
 
 def phases(
-    config: Config, shape: Shape, sizes: Sizes, outside: Sequence[OutsideModel] = ()
+    config: Config,
+    shape: Shape,
+    sizes: Sizes,
+    outside: Sequence[OutsideModel] = (),
+    cards: int = 1,
 ) -> list[Phase]:
-    """The phases of a step in which the card works, those of outside models included."""
+    """The phases of a step in which the card works, those of outside models included. Of several
+    cards that share a step it is the first one: with its part of the rollouts, for which it reads
+    all weights as often as for more of them at once, and with all that outside models read."""
     reading = [each.phase(config, sizes) for each in outside if each.phase is not None]
     return [
-        *([_sampling(config, shape, sizes)] if config.samples else []),
+        *([_sampling(config, shape, sizes, cards)] if config.samples else []),
         *(reading if config.learns else []),
-        *([_learning(config, shape, sizes)] if config.learns else []),
+        *([_learning(config, shape, sizes, cards)] if config.learns else []),
     ]
 
 
-def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:
+def _sampling(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
     """Each prompt is read once; then every decoded token reads the weights, together with as many
     others as the cache holds, and the keys and values of its own rollout."""
-    sample, rollouts = config.sample, config.sample.rollouts_per_step
+    sample, rollouts = config.sample, config.sample.rollouts_per_step / cards
+    prompts = sample.prompts_per_step / cards
     new = min(sample.max_new_tokens, sizes.context)
     prompt = sizes.context - new
     held = prompt / sample.completions_per_prompt + new / 2
     at_once = max(1.0, min(sizes.at_once, rollouts, sizes.cache / held))
     base, head = _passed(shape), shape.vocabulary * shape.hidden
-    flops = 2 * (base + shape.adapter) * (sample.prompts_per_step * prompt + rollouts * new)
+    flops = 2 * (base + shape.adapter) * (prompts * prompt + rollouts * new)
     flops += 2 * head * rollouts * new
     weights = _weight_bytes(config.model.quantize, shape) + 2 * head
     if shape.experts:  # those that tokens meet if routers choose all alike
@@ -159,7 +183,7 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes) -> Phase:
     cached = shape.kv_bytes_per_token(2) * rollouts * new**2 / 2
     cached += 2 * shape.states.num_bytes(2) * rollouts * new  # read and written
     read = new * rollouts / at_once * weights + cached
-    return Phase("sampling", flops, read, sample.prompts_per_step * prompt + rollouts * new)
+    return Phase("sampling", flops, read, prompts * prompt + rollouts * new)
 
 
 def reading(name: str, quantize: str, shape: Shape, config: Config, sizes: Sizes) -> Phase:
@@ -174,10 +198,10 @@ def reading(name: str, quantize: str, shape: Shape, config: Config, sizes: Sizes
     return Phase(name, total, read, tokens)
 
 
-def _learning(config: Config, shape: Shape, sizes: Sizes) -> Phase:
+def _learning(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
     """The passes before the first update, and forward and backward passes of every epoch. The base
     has gradients in its inputs alone, or with ``model.train: full`` in its weights, too."""
-    rows = config.units_per_step * (2 if config.learns_pairs else 1)
+    rows = config.units_per_step * (2 if config.learns_pairs else 1) / cards
     new = min(config.sample.max_new_tokens, sizes.context) if config.samples else sizes.context
     prompt, group = sizes.context - new, config.sample.completions_per_prompt
     prompts = rows / group if config.train.packing != "padded" else rows

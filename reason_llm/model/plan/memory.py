@@ -110,7 +110,7 @@ class Plan:
     steps: int
     """Steps of the run."""
     phases: tuple[bound.Phase, ...]
-    """The least cost of a step on a card."""
+    """The least cost of one card's share of a step."""
     cards: int = 1
     """Number of cards that share a step."""
     skip_every: int = 0
@@ -168,7 +168,9 @@ class Plan:
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
             if self.phases:
                 kinds = bound.cards_of(self.machine)
-                rows[-1] += f"; {bound.line(self.phases, kinds, self.steps, self.cards)}"
+                rows[-1] += (
+                    f"; {bound.line(self.phases, kinds, self.steps, budget / GIB, self.cards)}"
+                )
         return rows
 
     @property
@@ -284,6 +286,13 @@ class _Draft:
     def can_skip(self) -> bool:
         """Whether every second layer need not keep its input."""
         return self.config.train.gradient_checkpointing is True and self._recomputes
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether the base could be in NF4 with all other options as they are, and is not."""
+        model, fold = self.config.model, self.config.sample.fold
+        is_free = model.quantize == "none" and model.train != "full" and fold is not True
+        return is_free and self.machine.kind == "cuda" and self.shape.can_pack
 
     @property
     def _recomputes(self) -> bool:
@@ -562,7 +571,11 @@ class _Draft:
                 beside_kv_bytes=sum(line.sampling for line in lines if line.name not in CACHES),
                 attachments=self.attachments,
             )
-        tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)
+        cards, tile, longest = (
+            self.team.cards,
+            self.tile_tokens,
+            max(micro_batch_tokens, self.unit_tokens),
+        )
         is_long = longest > TILE_TOKENS[self.machine.kind]
         sizes = bound.Sizes(
             self.context, cache_tokens, micro_batch_tokens, self.sequences, self.skip_every
@@ -582,8 +595,8 @@ class _Draft:
             step_sequences=self.config.sample.rollouts_per_step,
             sequence_bytes=self._logit_bytes + self._counts_bytes,
             steps=self.config.run.steps,
-            phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside)),
-            cards=self.team.cards,
+            phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside, cards)),
+            cards=cards,
             skip_every=self.skip_every,
             tile_tokens=tile if tile is not None and tile < longest else None,
             untiled=self.shape.untiled if is_long and self._recomputes else None,
@@ -655,7 +668,8 @@ def _context_tokens(
 
 
 def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row: int) -> str:
-    """Error with what does not fit and the nearest settings that do, each tried alone."""
+    """Error with what does not fit and the nearest settings that do: each alone, or if none does,
+    NF4 with a shorter context."""
     config, machine = draft.config, draft.machine
     lines = draft.lines(draft.least_cache, draft.unit_tokens)
     total = _total(lines)
@@ -663,24 +677,34 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     largest = sorted(lines, key=lambda line: -getattr(line, phase))[:2]
     parts = ", ".join(f"{line.name} {_gib(getattr(line, phase))}" for line in largest)
 
-    def fits(option: str, value: object) -> bool:
+    def with_option(option: str, value: object) -> _Draft:
         other = config.with_options({option: value})
         context = _context_tokens(other, limit, longest_prompt, longest_row)
         tried = replace(draft, config=other, context=context)
-        return replace(tried, skip_every=SKIPS[-1] if tried.can_skip else 0).least() <= draft.usable
+        return replace(tried, skip_every=SKIPS[-1] if tried.can_skip else 0)
 
-    def least_of(context: int) -> int:
-        return replace(draft, context=context).least()
+    def fits(tried: _Draft) -> bool:
+        return tried.least() <= draft.usable
+
+    def shorter(tried: _Draft) -> list[str]:
+        """The longest context with which it fits, if one is long enough to be recommended."""
+        if not fits(replace(tried, context=SHORTEST_CONTEXT)):
+            return []
+        tokens = tried.largest(
+            SHORTEST_CONTEXT, tried.context, lambda each: replace(tried, context=each).least()
+        )
+        return [f"model.context_tokens to {tokens} with sample.max_new_tokens below it"]
 
     fixes = []
-    if not config.train.gradient_checkpointing and fits("train.gradient_checkpointing", True):
+    again = with_option("train.gradient_checkpointing", True)
+    if not config.train.gradient_checkpointing and fits(again):
         fixes.append("train.gradient_checkpointing to true")
-    can_pack = config.model.quantize == "none" and machine.kind == "cuda"
-    if can_pack and fits("model.quantize", "nf4"):
-        fixes.append("model.quantize to nf4")
-    if least_of(SHORTEST_CONTEXT) <= draft.usable:
-        tokens = draft.largest(SHORTEST_CONTEXT, draft.context, least_of)
-        fixes.append(f"model.context_tokens to {tokens} with sample.max_new_tokens below it")
+    nf4, packed = "model.quantize to nf4", with_option("model.quantize", "nf4")
+    if draft.can_pack and fits(packed):
+        fixes.append(nf4)
+    fixes += shorter(draft)
+    if draft.can_pack and not fixes:
+        fixes += [f"{nf4} and {each}" for each in shorter(packed)]
     needed = getattr(total, phase)
     budget = needed / USABLE_FRACTION[machine.kind] / GIB
     fixes.append(f"memory.budget_gib to {budget:.1f} or more, if there is as much")

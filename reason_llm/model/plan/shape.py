@@ -175,6 +175,11 @@ class Shape:
             states=States(max(len(states), len(inputs)), sum(states), sum(inputs)),
         )
 
+    @property
+    def can_pack(self) -> bool:
+        """Whether NF4 packs the base: ``nf4.check`` refuses mixtures and layers of other kinds."""
+        return bool(self.packable) and not self.experts
+
     def weight_bytes(self, element_bytes: int, quantize: str, under_vllm: bool) -> int:
         """Bytes of the base weights in memory."""
         if quantize == "none":

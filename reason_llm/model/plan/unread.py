@@ -28,9 +28,15 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """Names of a model's weights, or of their list, on the Hub."""
 
 
-def _with_copies(config: Config) -> Config:
-    """The config with the copy in bfloat16 in the place of each known model in MXFP4; a line says
-    how to make one that is not there."""
+MXFP4_BYTES = 17 / 32
+"""Bytes of an expert's weight in MXFP4: 4 bits, and 8 bits of scale for every 32 weights."""
+LEAST_PROMPT_TOKENS = 64
+"""Room for a prompt below which a plan, which reads no data, warns."""
+
+
+def _with_copies(config: Config) -> tuple[Config, dict[str, str]]:
+    """The config with the copy in bfloat16 in the place of each known model in MXFP4, and the names
+    that were asked for by those of the copies; a line says how to make one that is not there."""
     options = {"model.path": config.model.path}
     options |= {f"{name}.model": section.path for name, section in config.reader_models.items()}
     copies = dict[str, str]()
@@ -40,11 +46,12 @@ def _with_copies(config: Config) -> Config:
         copies[option] = copy
         if not Path(copy).is_dir():
             export = installation.with_commands("scripts/export.py")
+            size = _stored_bytes(ModelSection(path=copy))
             folder.say(
                 f"{option}={path} is in MXFP4 and is planned as its copy in bfloat16, which a run "
-                f"needs: {export} {known(path)} --out {copy} writes it once"
+                f"needs: {export} {known(path)} --out {copy} writes it once, {size / 1e9:.1f} GB"
             )
-    return config.with_options(copies)
+    return config.with_options(copies), {copy: options[option] for option, copy in copies.items()}
 
 
 def plan_only(config: Config) -> Plan:
@@ -54,7 +61,31 @@ def plan_only(config: Config) -> Plan:
     one in MXFP4 as the copy in bfloat16 that a run needs. The plan has the sizes of what a run
     would download.
     """
-    config = _with_copies(config)
+    config, copies = _with_copies(config)
+    try:
+        plan = _of_readable(config)
+    except ReasonError as error:
+        text = str(error)
+        for copy, asked in copies.items():
+            text = text.replace(copy, asked)
+        raise type(error)(text) from error
+    left = plan.context_tokens - config.sample.max_new_tokens
+    if config.samples and config.model.context_tokens and left < LEAST_PROMPT_TOKENS:
+        folder.say(
+            f"sample.max_new_tokens={config.sample.max_new_tokens} leaves {left} tokens of "
+            f"model.context_tokens={plan.context_tokens} for a prompt; the plan reads no data, and "
+            "a run ends at a longer prompt unless data.max_prompt_tokens leaves it out"
+        )
+    packed = [
+        (str(known(asked)), _packed_bytes(ModelSection(path=copy)))
+        for copy, asked in copies.items()
+        if not Path(copy).is_dir() and not any(cached(str(known(asked)), name) for name in WEIGHTS)
+    ]
+    return replace(plan, downloads=(*packed, *plan.downloads))
+
+
+def _of_readable(config: Config) -> Plan:
+    """The plan of a config without models in MXFP4."""
     others = config.reader_models
     options = {"model.path": config.model.path}
     options |= {f"{name}.model": section.path for name, section in others.items()}
@@ -144,6 +175,12 @@ def _stored_bytes(section: ModelSection) -> int:
     if (found := outline(section)) is not None and found.stored_bytes is not None:
         return found.stored_bytes
     return int(_base().stored_bytes(section.path, section.trust_remote_code))
+
+
+def _packed_bytes(copy: ModelSection) -> int:
+    """Bytes of the model in MXFP4 of which this is the copy in bfloat16: its experts are packed."""
+    experts = shape_of(copy).experts
+    return int(_stored_bytes(copy) - 2 * experts + MXFP4_BYTES * experts)
 
 
 def context_limit(section: ModelSection) -> int:

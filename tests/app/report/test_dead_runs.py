@@ -58,6 +58,9 @@ def test_rewards_of_0_from_the_first_step_on_name_the_likely_causes(tmp_path: Pa
         "prompt opens a thought, which each completion has to close."
     )
     assert "data.system_prompt" in found.advice
+    of_turns = run.config.with_options({"sample.turn_tokens": 64})
+    found = judge(evidence(replace(run, config=of_turns), []))["A reward pays nothing"]
+    assert "72% were cut off by sample.turn_tokens or sample.max_new_tokens, 90%" in found.text
     paid = record(4, **nothing | {"score/format": 0.01})
     assert alarms.pays_nothing(replace(evidence(run, []), records=[*silent, paid])).state == "clear"
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from test_memory import card_config
 
+from conftest import ROOT
+from reason_llm.config import Config
 from reason_llm.model.plan import OutsideModel, bound
 from reason_llm.model.plan.bound import CARDS, Sizes
 from reason_llm.model.plan.machine import Machine
@@ -42,12 +44,35 @@ def test_a_decoded_token_reads_the_weights_and_its_own_cache(tmp_path: Path) -> 
     assert packed.read_bytes < 0.4 * sampling.read_bytes
 
 
+def test_each_of_two_cards_reads_all_weights_for_half_of_the_rollouts(tmp_path: Path) -> None:
+    """128 rollouts, 64 at once: one card decodes two waves, and each of two decodes one. With 32 at
+    once of a step of 32, two cards read the weights as often as one."""
+    config, shape = card_config(
+        tmp_path, sample__prompts_per_step=PROMPTS, sample__completions_per_prompt=GROUP
+    )
+    shape, kept = replace(shape, adapter=0), 28 * 2 * 512 * 2
+
+    def shared(config: Config, cards: int) -> list[bound.Phase]:
+        return bound.phases(config, shape, SIZES, cards=cards)
+
+    (one, alone), (half, learned) = shared(config, 1), shared(config, 2)
+    assert (half.read_bytes, half.flops) == (one.read_bytes / 2, one.flops / 2)
+    assert (learned.flops, learned.tokens) == (alone.flops / 2, alone.tokens / 2)
+    small = config.with_options({"sample.prompts_per_step": 4})
+    for cards in (1, 2, 4):
+        sampling = shared(small, cards)[0]
+        cached = kept * 4 * GROUP / cards * NEW**2 / 2
+        assert sampling.read_bytes == pytest.approx(NEW * 2 * (BASE + HEAD) + cached)
+        assert sampling.flops == shared(small, 1)[0].flops / cards
+
+
 def test_a_teacher_reads_padded_rows_once_and_unpacks_its_weights(tmp_path: Path) -> None:
     changes = {"algorithm__name": "opd", "teacher__model": "x", "teacher__quantize": "nf4"}
     config, shape = card_config(tmp_path, sample__completions_per_prompt=2, **changes)
     reading = partial(bound.reading, "the teacher", "nf4", replace(shape, attention_layers=7))
     teacher = OutsideModel("teacher", 0, lambda tokens, chunk_tokens: 0, reading)
     phases = bound.phases(config, shape, SIZES, [teacher])
+    assert bound.phases(config, shape, SIZES, [teacher], cards=2)[1] == phases[1]  # by the head
     assert [phase.name for phase in phases] == ["sampling", "the teacher", "learning"]
     rows, context = 2 * config.sample.prompts_per_step, PROMPT + NEW
     of_attention = 4 * 3584 * 7 * rows * context**2 / 2
@@ -87,19 +112,46 @@ def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) 
 
 def test_the_line(tmp_path: Path) -> None:
     phases = [bound.Phase("sampling", 0, 1.008e12, 0), bound.Phase("learning", 3 * 165.2e12, 0, 0)]
-    assert bound.line(phases, CARDS[:1], 1800) == (
+    assert bound.line(phases, CARDS[:1], 1800, 24) == (
         "a step of full length takes at least 4.0 s on an RTX 4090, "
         "learning 75% of it (matmul); 1,800 steps 2.0 h"
     )
     for seconds, told in ((9.94, "9.9"), (10.0, "10"), (2000.4, "2,000")):
         phase = bound.Phase("sampling", seconds * 165.2e12, 0, 0)
-        assert f"at least {told} s on" in bound.line([phase], CARDS[:1], 1)
-    assert "step time unknown: data sheets are known for RTX 4090, " in bound.line(phases, [], 1)
-    phases[0] = bound.Phase("sampling", 0, 4 * 0.936e12, 0)
-    assert bound.line(phases, CARDS[:3], 450, 2).endswith(
-        " on 2 times an RTX 4090, sampling 55% of it (memory); 450 steps 0.4 h "
-        "(RTX 3090: 5.5 s, 0.7 h; L4: 8.3 s, 1.0 h)"
+        assert f"at least {told} s on" in bound.line([phase], CARDS[:1], 1, 24)
+    assert "step time unknown: data sheets are known for RTX 4090, " in bound.line(
+        phases, [], 1, 24
     )
+    phases[0] = bound.Phase("sampling", 0, 4 * 0.936e12, 0)
+    assert bound.line(phases, CARDS[:3], 450, 24, 2).endswith(
+        " on 2 times an RTX 4090, sampling 55% of it (memory); 450 steps 0.8 h "
+        "(RTX 3090: 11 s, 1.4 h; L4 of only 22.5 GiB: 17 s, 2.1 h)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gib", "told"),
+    [
+        (22.5, "RTX 4090, RTX 3090, L4"), (24, "RTX 4090, RTX 3090, L4 of only 22.5 GiB"),
+        (31.8, "RTX 5090"), (32, "RTX 5090 of only 31.8 GiB"), (40, "A100 40GB"),
+        (45, "RTX A6000, L40S"), (48, "RTX A6000, L40S of only 45.0 GiB"),
+        (79.6, "H100, A100 80GB"), (80, "H100 of only 79.6 GiB, A100 80GB"),
+        (141, "H200 of only 140.4 GiB"),
+    ],
+)  # fmt: skip
+def test_a_card_with_less_memory_than_is_planned_for_is_told(gib: float, told: str) -> None:
+    """A card of 48 GB has 45.0 GiB if it keeps error codes in them."""
+    cards = bound.cards_of(Machine("cuda", int(gib * 2**30), 0))
+    assert ", ".join(card.titled(gib) for card in cards) == told
+    said = bound.line([bound.Phase("learning", 1.0, 0, 0)], cards, 1, gib)
+    assert all(name in said for name in told.split(", "))
+
+
+def test_the_memory_of_each_card_is_in_the_table() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    for card in CARDS:
+        row = f"| {card.name} | {card.gib:g} | {card.mib:,} | {card.mib / 1024:.1f} |"
+        assert row in page, row
 
 
 @pytest.mark.parametrize(

@@ -427,7 +427,8 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     assert re.fullmatch(
         rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on an .+, "
         r"(sampling|learning|the teacher) \d+% of it \((matmul|memory)\); [\d,]+ steps [\d,.]+ h"
-        r"( \((RTX 3090: .+ s, .+ h; L4|L40S|A100 80GB): .+ s, .+ h\))?"
+        r"( \((RTX 3090: .+ s, .+ h; L4 of only 22\.5 GiB|L40S of only 45\.0 GiB|A100 80GB): "
+        r".+ s, .+ h\))?"
         if card >= 24 else r"fits: .* GiB; step time unknown: .*", verdict
     ), verdict  # fmt: skip
 
@@ -469,6 +470,17 @@ def test_the_shape_has_as_many_parameters_as_its_publisher_says(name: str, tmp_p
     assert stored == pytest.approx(PARAMETERS[name], rel=0.01)
     loaded = shape.dense + sum(shape.packable)
     assert loaded == stored or ("text_config" in SHAPES[name] and 0.9 * stored < loaded < stored)
+
+
+def test_a_plan_says_that_hardly_a_prompt_would_fit(caplog: pytest.LogCaptureFixture) -> None:
+    tree: dict[str, Any] = {
+        "model": {"path": "Qwen/Qwen2.5-1.5B-Instruct", "context_tokens": 2048},
+        "data": {"train": "some.jsonl"}, "memory": {"budget_gib": 24},
+    }  # fmt: skip
+    for new, is_told in ((1984, False), (2040, True)):
+        plan_only(Config.model_validate(tree | {"sample": {"max_new_tokens": new}}))
+        said = f"max_new_tokens={new} leaves {2048 - new} tokens of model.context_tokens=2048"
+        assert (said in caplog.text) == is_told
 
 
 def test_the_plan_says_what_one_sequence_less_saves() -> None:
@@ -600,6 +612,38 @@ def test_a_card_too_small_is_refused_with_settings_that_fit(tmp_path: Path) -> N
     assert memory.plan(config, shape, card(needed + 0.1), limit=32768).cache_tokens > 0
     with pytest.raises(ConfigError):
         memory.plan(config, shape, card(needed - 0.2), limit=32768)
+
+
+@pytest.mark.parametrize("kind", ["mixture", "full", "folded", "unpacked"])
+def test_nf4_is_named_only_where_it_is_possible(kind: str, tmp_path: Path) -> None:
+    """Of a mixture, full training, folded sampling and layers that NF4 does not pack, the run
+    refuses it."""
+    config, shape = card_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.quantize to nf4"):
+        memory.plan(config, shape, card(18), limit=32768)
+    changes = {"full": {"model__train": "full"}, "folded": {"sample__fold": True}}.get(kind, {})
+    config, _ = card_config(tmp_path, **changes)
+    if kind == "mixture":
+        shape = replace(shape, experts=10**9)
+    if kind == "unpacked":
+        shape = replace(shape, packable=(), dense=shape.dense + sum(shape.packable))
+    with pytest.raises(ConfigError, match="is too little for") as caught:
+        memory.plan(config, shape, card(18), limit=32768)
+    assert "model.quantize" not in str(caught.value)
+
+
+def test_nf4_and_a_shorter_context_are_named_together_where_neither_is_enough(
+    tmp_path: Path,
+) -> None:
+    wanted = {"model__context_tokens": 16384, "sample__max_new_tokens": 16000}
+    config, shape = card_config(tmp_path, **wanted)
+    with pytest.raises(ConfigError) as caught:
+        memory.plan(config, shape, card(11), limit=32768)
+    pattern = r"set model\.quantize to nf4 and model\.context_tokens to (\d+) with"
+    tokens = int(re.search(pattern, str(caught.value))[1])  # type: ignore[index]
+    less = {"model__context_tokens": tokens, "sample__max_new_tokens": tokens - 1}
+    packed, _ = card_config(tmp_path, model__quantize="nf4", **less)
+    assert memory.plan(packed, shape, card(11), limit=32768).context_tokens == tokens
 
 
 def test_a_context_too_long_is_refused_with_one_that_fits(tmp_path: Path) -> None:
