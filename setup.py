@@ -135,7 +135,7 @@ setup(
     packages=find_packages(include=["reason_llm", "reason_llm.*"]),
     package_data={
         "reason_llm": ["py.typed"],
-        "reason_llm.config": ["other_names.yaml"],
+        "reason_llm.config": ["other_names.yaml", "other_values.yaml"],
         "reason_llm.data": ["templates.yaml"],
         "reason_llm.app.export": ["model_card.md.jinja"],
         "reason_llm.app.report": ["page.*", "*.js"],

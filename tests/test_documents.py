@@ -16,6 +16,7 @@ from conftest import ROOT
 from documents import DOCUMENTS, Block, blocks, commands, quotes
 from reason_llm.config import Config, file as config_file
 from reason_llm.config.data import ColumnsSection
+from reason_llm.config.other_names import equivalents
 from reason_llm.config.score import ScoreSection
 from reason_llm.data import forms as row_forms
 from reason_llm.data.golds import ANSWER_COLUMNS
@@ -215,7 +216,7 @@ def test_every_document_is_linked_and_every_link_leads_somewhere() -> None:
 
 
 def test_every_option_that_is_named_exists() -> None:
-    options = {key for key, _ in config_file.leaves(Config)}
+    options = {key for key, _ in config_file.leaves(Config)} | equivalents().keys()
     sections = set(Config.model_fields)
     for path in DOCUMENTS:
         for code in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?:: [^`]*)?`", path.read_text()):

@@ -23,6 +23,8 @@ Reward = str | Mapping[str, Any] | Callable[..., Any]
 ARGUMENTS = {"reward_funcs": "rewards", "train_dataset": "rows", "eval_dataset": "eval_rows",
              "args": "config", "model": "config, in model.path"}  # fmt: skip
 """Our names of the arguments of TRL's trainers."""
+ARGUMENT = "argument"
+"""Source of an option in messages where it is an argument of ``train``."""
 ROWS, EVAL_ROWS = f"{PYTHON}rows", f"{PYTHON}eval_rows"
 """Names in the config of rows passed from Python."""
 
@@ -66,7 +68,12 @@ def load_config(
     Raises:
         ConfigError: one line with the key, the value and the fix.
     """
-    return config_file.load(None if path is None else Path(path), dict(overrides or {}), rows=ROWS)
+    return config_file.load(
+        None if path is None else Path(path),
+        dict(overrides or {}),
+        rows=ROWS,
+        overrides_name="overrides",
+    )
 
 
 def train(
@@ -242,13 +249,15 @@ def _config(
     if isinstance(given, str) and "\n" in given:
         given = config_file.parse(given, "the config")
     if given is None or isinstance(given, str | Path):
-        return config_file.load(None if given is None else Path(given), overrides)
+        return config_file.load(
+            None if given is None else Path(given), overrides, overrides_name=ARGUMENT
+        )
     if isinstance(given, Mapping):
-        return config_file.build(_copied(given), unnamed, overrides)
+        return config_file.build(_copied(given), unnamed, overrides, overrides_name=ARGUMENT)
     if overrides:
         tree = given.model_dump(mode="json")
         tree["score"]["rewards"] = list(given.score.rewards)  # with functions given in Python
-        return config_file.build(tree, unnamed, overrides)
+        return config_file.build(tree, unnamed, overrides, overrides_name=ARGUMENT)
     if given.run.name is None:
         return given.with_options({"run.name": unnamed.name})
     return given

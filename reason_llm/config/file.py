@@ -37,6 +37,7 @@ def load(
     overrides: dict[str, Any] | None = None,
     mistakes: Mistakes | None = None,
     rows: str | None = None,
+    overrides_name: str = COMMAND_LINE,
 ) -> Config:
     """Load a YAML file, from the working folder or else from the package, with dotted ``overrides``
     such as ``{"train.learning_rate": 1e-4}``.
@@ -46,23 +47,28 @@ def load(
             config of defaults.
         mistakes: list that collects the errors; the config then has all other options.
         rows: ``data.train`` where neither the file nor the overrides name one.
+        overrides_name: source of the overrides in errors.
 
     Raises:
         ConfigError: one line with the key, the value and the fix; further mistakes are its notes.
     """
     overrides = overrides or {}
     tree: dict[str, Any] = {"run": {"name": OWN_NAME}}
-    place = Path(COMMAND_LINE)
+    place = Path(overrides_name)
     if path is not None or not overrides.keys() & {"model.path", "data.train"}:
         place = path or QUICK_START
         tree = read_yaml(place)
     if rows is not None and isinstance(tree.get("data") or {}, dict):
         tree["data"] = {"train": rows, **(tree.get("data") or {})}
-    return build(tree, place, overrides, mistakes)
+    return build(tree, place, overrides, mistakes, overrides_name)
 
 
 def build(
-    tree: dict[str, Any], path: Path, overrides: dict[str, Any], mistakes: Mistakes | None = None
+    tree: dict[str, Any],
+    path: Path,
+    overrides: dict[str, Any],
+    mistakes: Mistakes | None = None,
+    overrides_name: str = COMMAND_LINE,
 ) -> Config:
     """Build the config from ``tree`` and dotted ``overrides``. Wrong options are removed and the
     rest is validated again, so that all mistakes are found.
@@ -70,6 +76,7 @@ def build(
     Args:
         path: file name in errors; its stem is the default name of the run.
         mistakes: see ``load``.
+        overrides_name: see ``load``.
 
     Raises:
         ConfigError: see ``load``; also with ``mistakes`` if no config is left.
@@ -90,7 +97,7 @@ def build(
             config = Config.model_validate(left)
             break
         except ValidationError as error:
-            problems = list(_problems(error, str(path), overrides))
+            problems = list(_problems(error, str(path), overrides, overrides_name))
             errors += [
                 ConfigError(line) for line, keys in problems if line and not _overlap(keys, gone)
             ]
@@ -271,7 +278,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _problems(
-    error: ValidationError, path: str, overrides: dict[str, Any]
+    error: ValidationError, path: str, overrides: dict[str, Any], overrides_name: str
 ) -> Iterator[tuple[str, set[str]]]:
     """Yield each problem of a failed validation as a line, with the options in it."""
     by_key: dict[str, list[Any]] = {}
@@ -282,10 +289,10 @@ def _problems(
         if same[0]["type"] == "missing" and f"did you mean {key}?" in before:
             yield "", {key}  # it is misspelt
             continue
-        for problem in _problem(same[0], same).split("\n"):
+        for problem in _problem(key, same[0], same).split("\n"):
             named = {key, *_OPTION.findall(problem)} - {""}
             line = _line(
-                same[0], key, problem, COMMAND_LINE if _overlap(overrides, named) else path
+                same[0], key, problem, overrides_name if _overlap(overrides, named) else path
             )
             before += line
             is_of_options = same[0]["type"] == "value_error" and key in ("", *Config.model_fields)
@@ -342,7 +349,7 @@ def _line(first: Mapping[str, Any], key: str, problem: str, path: str) -> str:
         return f"{path}: {key} is missing{hint}"
     if not first["loc"] or (key != option and first["type"] == "value_error"):
         return f"{path}: {problem}"  # a check of a whole section, which names its keys itself
-    if "did you mean" in problem:
+    if "did you mean" in problem or other_names.equivalent_value(key, first["input"]):
         hint = ""
     return f"{path}: {key}={_shown(first['input'])} {problem}{hint}"
 
@@ -350,12 +357,14 @@ def _line(first: Mapping[str, Any], key: str, problem: str, path: str) -> str:
 _LIMITS = {"less_than", "less_than_equal", "greater_than", "greater_than_equal"}
 
 
-def _problem(first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str:
+def _problem(key: str, first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str:
     """Describe a wrong value.
 
     Args:
         same: its problems, one for each type of a union.
     """
+    if ours := other_names.equivalent_value(key, first["input"]):
+        return f"is a value of TRL; set it to {ours}"
     if len(same) == 1 or first["type"] in ("value_error", "extra_forbidden"):
         return wrong(first)
     if (limit := next((each for each in same if each["type"] in _LIMITS), None)) is not None:

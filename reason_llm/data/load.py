@@ -502,10 +502,12 @@ class _SetReader:
             )
 
     def _spelled(self, example: Example) -> str:
-        """What to say of control tokens that a row spells; empty where it spells none, and where no
-        template writes them."""
+        """What to say of control tokens that a row spells; empty where it spells none, where no
+        template writes them, and where the row has its own token ids."""
         has_template = self.renderer.template.jinja or self.renderer.tokenizer.chat_template
         if isinstance(example, TextDocument) or has_template is None:
+            return ""
+        if isinstance(example, Completed) and example.sampled is not None:
             return ""
         said = _messages_of(example)
         if named := self.renderer.controls_in(said):

@@ -44,6 +44,8 @@ which the functions are called."""
 NO_SIGNALS = "signal only works in main thread"
 """Text of Python's error where a thread sets a signal's handler, as math_verify's time limits
 do."""
+OF_TEXTS = ("string indices must be integers", "string index out of range")
+"""Texts of Python's errors where a string is read as a list of messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +388,12 @@ def _problem_and_fix(error: Exception) -> tuple[str, str]:
         return f"{type(error).__name__}: {NO_SIGNALS}, and rewards are called in threads", (
             "pass parsing_timeout=None to math_verify's parse and timeout_seconds=None to its "
             "verify, or use no signal; score.timeout_seconds limits each call"
+        )
+    if isinstance(error, TypeError | IndexError) and any(each in str(error) for each in OF_TEXTS):
+        return problem, (
+            "with prompts of text, completions are strings; they are lists of messages, as in "
+            "completion[0]['content'], only if the row's prompt is a list of messages, as in TRL: "
+            "fix it"
         )
     if len(problem) > MOST_ERROR_CHARACTERS:
         cut = problem[:MOST_ERROR_CHARACTERS]

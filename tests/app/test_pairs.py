@@ -167,6 +167,17 @@ def test_tokens_are_learned_as_they_were_sampled(form: PairForm, tmp_path: Path)
     assert len(whole) < len(ids_of("What")) - 1  # the texts alone would have other tokens
 
 
+def test_of_a_row_with_token_ids_no_control_token_of_its_text_is_told(tmp_path: Path) -> None:
+    [row, *_] = written(save(tmp_path, [MIXED]), "preferences")
+    assert row["prompt"].startswith("<|im_start|>")
+    path = tmp_path / "preferences.jsonl"
+    said = [line for line in load(path, "preferences").notes() if "control tokens" in line]
+    texts = {name: row[name] for name in ("prompt", "chosen", "rejected")}
+    path.write_text(json.dumps(texts))
+    [line] = [line for line in load(path, "preferences").notes() if "control tokens" in line]
+    assert said == [] and "(<|im_start|>) are read as text" in line
+
+
 def test_no_end_is_asked_of_what_is_not_imitated(tmp_path: Path) -> None:
     source = save(tmp_path, [group("1?", ("12", 1.0), ("34…", 0.0))])
     for form in ("preferences", "labels"):

@@ -112,6 +112,10 @@ def test_a_config_without_data_is_for_rows_of_python(
         reason_llm.train("mine.yaml", watch=Notes())
     with pytest.raises(ConfigError, match=r"unknown key 'data.trian'; did you mean data.train"):
         reason_llm.load_config("mine.yaml", {"data.trian": "x"})
+    with pytest.raises(ConfigError, match=r"^overrides: run\.steps='many' must be a valid integer"):
+        reason_llm.load_config("mine.yaml", {"run.steps": "many"})
+    with pytest.raises(ConfigError, match=r"^argument: score\.rewards"):
+        reason_llm.train("mine.yaml", rewards=[], rows=ROWS, watch=Notes())
 
 
 def test_a_changed_column_is_told(tree: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +161,22 @@ def test_a_failing_function_shows_its_line_here(tree: dict[str, Any]) -> None:
     line = broken.__code__.co_firstlineno + 1
     with pytest.raises(RewardError, match=rf"ZeroDivisionError.* at .*{__name__}\.py:{line}\)"):
         reason_llm.train(tree, rewards=[broken], rows=ROWS, watch=Notes())
+
+
+def of_messages(completions: list[Any], **kwargs: Any) -> list[float]:
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+def test_a_reward_for_messages_is_told_that_completions_are_strings(tree: dict[str, Any]) -> None:
+    line = of_messages.__code__.co_firstlineno + 1
+    message = (
+        rf"TypeError: string indices must be integers.* at .*{__name__}\.py:{line}\); with prompts "
+        "of text, completions are strings; they are lists of messages"
+    )
+    with pytest.raises(RewardError, match=message):
+        reason_llm.train(tree, rewards=[of_messages], rows=ROWS, watch=Notes())
+    rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
+    reason_llm.train(tree, rewards=[of_messages], rows=rows, watch=Notes())
 
 
 def with_math_verify(completions: list[str], total: list[int], **kwargs: Any) -> list[float]:

@@ -1,6 +1,7 @@
 """The table: rows, overrides, refusals."""
 
 import re
+from contextlib import suppress
 from dataclasses import fields
 from typing import get_args
 
@@ -22,7 +23,7 @@ from reason_llm.config.algorithms import (
     Scale,
     resolve,
 )
-from reason_llm.config.preferences import PREFERENCES
+from reason_llm.config.preferences import PREFERENCES, PreferenceSection
 from reason_llm.config.surrogates import SURROGATES, Ratio, SurrogateColumns
 
 
@@ -94,3 +95,12 @@ def test_the_docs_have_an_equation_for_each_choice() -> None:
     choices |= set(SURROGATES)
     assert len(choices) > 20
     assert (choices | {*PREFERENCES, "ppo", "opd"}) - named == set()
+    rows = re.findall(r"^\| (.*) \| (.*) \|$", section, re.MULTILINE)
+    smoothed = {name for names, loss in rows for name in re.findall(r"`(\w+)`", names)
+                if name in PREFERENCES and "(1 - s)" in loss}  # fmt: skip
+    takes = set[str]()
+    for name in PREFERENCES:
+        with suppress(ValidationError):
+            PreferenceSection(name=name, label_smoothing=0.2)
+            takes.add(name)
+    assert smoothed == takes

@@ -11,7 +11,7 @@ import pytest
 from reason_llm.config import Config, yaml_text
 from reason_llm.config.command_line import read_command_line
 from reason_llm.config.file import build, changes, leaves, load, schema, to_yaml, unknown_key
-from reason_llm.config.other_names import equivalents
+from reason_llm.config.other_names import equivalent_values, equivalents
 from reason_llm.config.sections import CHANGES
 from reason_llm.errors import ConfigError
 
@@ -279,6 +279,20 @@ def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
         assert whose in text
     table = equivalents().items()
     assert found == {name: (each["options"], each.get("note", "")) for name, each in table}
+    values = re.findall(r"^\| `([\w.]+): (\w+)` \| `\1: (\w+)` \|$", text, re.MULTILINE)
+    assert values == [
+        (option, *pair) for option, ours in equivalent_values().items() for pair in ours.items()
+    ]
+
+
+def test_values_of_others_lead_to_values_that_exist() -> None:
+    for option, ours in equivalent_values().items():
+        stage = "preference" if option.startswith("preference.") else "rl"
+        for theirs, value in ours.items():
+            options = {"model.path": "x", "data.train": "x", "stage": stage}
+            assert load(None, {**options, option: value})
+            with pytest.raises(ConfigError, match=f"is a value of TRL; set it to {value}$"):
+                load(None, {**options, option: theirs})
 
 
 def test_the_schema_for_editors_is_current() -> None:

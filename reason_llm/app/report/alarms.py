@@ -170,9 +170,10 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
         is_slow = first.is_up and first.rise - gain <= 3 * (error**2 + first.error**2) ** 0.5
         if falls or (start == 0 and total.is_up and gain <= error and not is_slow):
             text = (
-                f"From step {steps[start]} to {steps[last]} the reward went {_from_to(total)}, "
-                f"while held-out {seen.judged_by} went {seen.mean_score(accuracies[start])} → "
-                f"{seen.mean_score(accuracies[last])} (± {seen.mean_score(error)})."
+                f"From step {steps[start]} to {steps[last]} the reward went {_from_to(total)} "
+                f"{total.means}, while held-out {seen.judged_by} went "
+                f"{seen.mean_score(accuracies[start])} → {seen.mean_score(accuracies[last])} "
+                f"(± {seen.mean_score(error)})."
             )
             advice = (
                 "Read the rollouts that earn most: they show what is being paid for. Then fix the "
@@ -216,7 +217,7 @@ def length_drift(seen: Evidence) -> Finding:
     text = (
         f"From step {first} to {last} the mean length went {length.before:.0f} → "
         f"{length.after:.0f} tokens, completions cut off by the limit {truncated.before:.0%} → "
-        f"{truncated.after:.0%}."
+        f"{truncated.after:.0%} {length.means}."
     )
     advice = (
         "If the reward model pays for length, see its report (The reward model goes by length) and "
@@ -255,15 +256,15 @@ def form_alone(seen: Evidence) -> Finding:
     if not gains:
         return clear("No reward is paid for form.")
     if not (total.is_up and is_flat and gained >= 0.8 * total.rise):
-        text = f"The first reward, {seen.first}, went {_from_to(first)}; all {_from_to(total)}."
-        return clear(text)
+        ends = f"all {_from_to(total)} {total.means}"
+        return clear(f"The first reward, {seen.first}, went {_from_to(first)}; {ends}.")
     names = " and ".join(sorted(gains, key=lambda name: -gains[name])[:2])
     judge = (
         "and no reward says what is right"
         if seen.first in FORM
         else f"while {seen.first}, which says what is right, went {_from_to(first)}"
     )
-    text = f"The reward rose {_from_to(total)}, all of it by {names}, {judge}."
+    text = f"The reward rose {_from_to(total)}, all of it by {names}, {judge} {total.means}."
     charts = ("score/reward", *(f"score/{name}" for name in dict.fromkeys((seen.first, *gains))))
     steps = series(seen.trained, "step")[0]
     return alarm(text, steps, _earning_most(seen, steps[-1] - RECENT_STEPS), charts=charts)

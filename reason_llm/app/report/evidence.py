@@ -154,6 +154,13 @@ class Change:
     after: float
     error: float
     """Standard error of the difference, from how much neighbouring values differ."""
+    num_ends: int
+    """Number of values that each mean is of."""
+
+    @property
+    def means(self) -> str:
+        """What ``before`` and ``after`` are, in brackets."""
+        return f"(means of the first and the last {self.num_ends} steps)"
 
     @property
     def rise(self) -> float:
@@ -182,7 +189,7 @@ def change(values: Sequence[float]) -> Change | None:
     steps = [later - earlier for earlier, later in pairwise(values)]
     variance = fmean(step * step for step in steps) / 2
     before, after = fmean(values[:ends]), fmean(values[-ends:])
-    return Change(before, after, (2 * variance / ends) ** 0.5)
+    return Change(before, after, (2 * variance / ends) ** 0.5, ends)
 
 
 def series(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:

@@ -46,8 +46,8 @@ def _chosen_falls(seen: Evidence) -> Finding | None:
         return None
     text = (
         f"The chosen completions have lost {-found.after:.2f} nats against the reference, and lose "
-        f"more (log-ratio {found.before:.2f} → {found.after:.2f}): the pairs are ordered by making "
-        "both sides unlikely."
+        f"more (log-ratio {found.before:.2f} → {found.after:.2f}, {found.means[1:-1]}): the pairs "
+        "are ordered by making both sides unlikely."
     )
     charts = (key, "train/rejected_log_ratio", "eval/accuracy")
     return alarm(text, steps, (), _PREFERENCE_ADVICE, charts)

@@ -120,6 +120,7 @@ def test_length_that_drifts(direction: float) -> None:
     found = alarms.length_drift(seen(records, groups))
     assert raised(found)
     assert found.groups[0].step == (14 if direction > 0 else 10)  # of the last steps
+    assert "(means of the first and the last 5 steps)" in found.text
     # The same length with a gain in accuracy is earned.
     earned = [record(0, **{"eval/accuracy": 0.2}), *records]
     earned[-1] = {**earned[-1], "eval/accuracy": 0.6}
@@ -443,8 +444,8 @@ def test_a_fall_of_accuracy_is_told_with_its_numbers_and_its_adapter() -> None:
     with_accuracy(records, (0, 0.2), (6, 0.7), (12, 0.5))
     found = alarms.reward_without_accuracy(seen(records, groups))
     assert found.text == (
-        "From step 6 to 12 the reward went 0.575 → 0.775, while held-out accuracy went 70.0% → "
-        "50.0% (± 4.3%)."
+        "From step 6 to 12 the reward went 0.575 → 0.775 (means of the first and the last 2 "
+        "steps), while held-out accuracy went 70.0% → 50.0% (± 4.3%)."
     )
     assert "take the adapter of step 6 (its checkpoint), which has the best" in found.advice
     assert [group.step for group in found.groups] == [11, 10, 9, 8, 7]
