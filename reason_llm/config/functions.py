@@ -82,6 +82,9 @@ def _parts(function: Any, depth: int) -> Iterator[str]:
     elif not isinstance(function, BuiltinFunctionType):
         of, held = type(function), [getattr(function, "__dict__", {})]
     try:
+        if isinstance(of, FunctionType) and of.__code__.co_filename == "<string>":
+            # From Python 3.13 on, inspect shows a line of python -c for what exec made.
+            raise OSError("made by exec or python -c")
         yield textwrap.dedent(inspect.getsource(of))
     except (OSError, TypeError) as error:
         raise ValueError(
