@@ -492,6 +492,8 @@ def copied_python(place: Path) -> Path:
         ignore=ignored,
         ignore_dangling_symlinks=True,
     )
+    for library in (base / "lib").glob("libpython*.so*"):  # of a Python built with --enable-shared
+        shutil.copy2(library, place / "lib" / library.name)
     return place / "bin" / version
 
 
