@@ -99,9 +99,9 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     }
 
 
-LARGEST_ERROR = 1 / 8
-"""Largest standard error of ``share_of_base`` with which it decides: the middle between the policy
-(0) and the base (1) is then four errors from both. Rounding alone may lie anywhere on the line."""
+LARGEST_ERROR = 1 / 4
+"""Largest standard error of ``share_of_base`` with which it decides. Beyond it the adapter changes
+less than rounding does, which may put the sampler anywhere on the line."""
 
 
 def share_of_base(policy_N: Tensor, base_N: Tensor, reported_N: Tensor) -> tuple[float, float]:
@@ -119,4 +119,4 @@ def share_of_base(policy_N: Tensor, base_N: Tensor, reported_N: Tensor) -> tuple
 def is_base(share: float, error: float) -> bool:
     """Whether a ``share_of_base`` with this standard error is that of a sampler without the
     adapter; False where the error is too large to tell."""
-    return error < LARGEST_ERROR and share > 0.5
+    return error < LARGEST_ERROR and share - 4 * error > 0.5

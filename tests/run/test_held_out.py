@@ -26,13 +26,14 @@ def test_a_policy_that_is_the_base_says_nothing() -> None:
     ("share", "error", "found"),
     [
         (1.0, 0.1, True),
+        (1.14, 0.13, True),
         (0.8, 0.07, True),
         (0.2, 0.07, False),
         (2.25, 0.43, False),
         (1.0, 0.2, False),
     ],
 )
-def test_a_place_is_told_only_where_policy_and_base_lie_eight_errors_apart(
+def test_a_place_is_told_only_beyond_its_errors_and_those_of_rounding(
     share: float, error: float, found: bool
 ) -> None:
     """Rounding alone put a sampler with the adapter at 2.25 +- 0.43, in bfloat16 on a CPU."""

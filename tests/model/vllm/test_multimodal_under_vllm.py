@@ -63,11 +63,6 @@ HYBRIDS = ["granitemoehybrid", "granitemoehybrid_experts"]
 SHARED = [name for name in families.MULTIMODAL if name not in families.HYBRIDS]
 
 
-MERGED = ["gemma4", "mistral3", "qwen3_5_moe", "qwen3_5_text"]
-"""Those whose merged model vLLM serves; of all, it has the names and shapes of the base, which vLLM
-loads, and ``test_families`` compares its log-probs."""
-
-
 def engine_sizes(section: ModelSection, **options: Any) -> EngineSizes:
     return replace(SIZES, lora_targets=Shape.of(check_model(section)).adapted, **options)
 
@@ -125,9 +120,7 @@ def test_the_text_part_is_shared_synced_served_and_merged(name: str, tmp_path: P
         layout = layouts.lay_out(rollouts, model.device)
         with torch.no_grad():
             padded_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 0.9)
-            packed_BT = padded_BT
-            if name not in HYBRIDS:
-                packed_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 0.9, layout=layout)
+            packed_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 0.9, layout=layout)
             with adapters.reference(model.policy):
                 plain_BT, _ = policy_logprobs(model, ids_BT, mask_BT, 0.9)
             # Stock vLLM drops the growth of Ministral 3's queries (``engine._with_query_scale``).
@@ -150,8 +143,7 @@ def test_the_text_part_is_shared_synced_served_and_merged(name: str, tmp_path: P
     )  # fmt: skip
     export(request, Console("quiet"))
     assert stored(tmp_path / "out") == stored(path)
-    if name in MERGED:
-        assert (served(tmp_path / "out", row) - own_T).abs().max() < 1e-5
+    assert (served(tmp_path / "out", row) - own_T).abs().max() < 1e-5
 
 
 def test_where_keys_are_values_the_other_layers_are_adapted(tmp_path: Path) -> None:
@@ -228,10 +220,11 @@ def test_two_steps_of_grpo(name: str, small_run: Callable[..., Config], tmp_path
     assert all(record["train/grad_norm"] > 0 for record in records)
 
 
+@pytest.mark.parametrize("name", [*SHARED, *HYBRIDS])
 def test_a_run_that_is_killed_resumes_from_its_buffer(
-    tmp_path: Path, script: Callable[..., tuple[int, str, str]]
+    name: str, tmp_path: Path, script: Callable[..., tuple[int, str, str]]
 ) -> None:
-    path = families.make(tmp_path / "base", "qwen3_5")
+    path = families.make(tmp_path / "base", name)
     families.killed_and_resumed(tmp_path, path, script, "--sample.engine", "vllm")
 
 
