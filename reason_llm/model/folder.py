@@ -107,7 +107,7 @@ def _ask_hub(path: str) -> None:
         ) from error
     except HfHubHTTPError:
         return  # of a server that answers: the download repeats what is worth it
-    except Exception as error:  # of an id that is none, and of the HTTP library
+    except Exception as error:  # of a wrong id, or of httpx2 (older: httpx)
         raise ModelError(
             f"model.path={path:.200} is no folder here, and the Hub cannot be asked for it "
             f"({one_line(error)[:200]}); check the name and the network, or give a folder"
