@@ -3,7 +3,6 @@
 What imports torch is imported where it is used: the process that only deals the tests needs none.
 """
 
-import contextlib
 import gc
 import os
 import runpy
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads are slower beside any other process
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import psutil
 import pytest
 
 from reason_llm.config import AdapterSection, Config, ModelSection
@@ -224,14 +224,28 @@ def is_alive(pid: int) -> bool:
 def descendants(pid: int) -> list[int]:
     """The processes below ``pid``; of this process only the sandbox's, as other tests have some
     too."""
-    children = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            command = stat.with_name("cmdline").read_bytes()
-            if parent == pid and (pid != os.getpid() or b"jail.launcher" in command):
-                children.append(int(stat.parent.name))
-    return children + [deeper for child in children for deeper in descendants(child)]
+    found = children_of(pid)
+    if pid == os.getpid():
+        found = [each for each in found if is_run_by(each, "jail.launcher")]
+    for child in list(found):
+        found += children_of(child.pid, recursive=True)
+    return [each.pid for each in found]
+
+
+def children_of(pid: int, *, recursive: bool = False) -> list[psutil.Process]:
+    """None where it has ended meanwhile."""
+    try:
+        return psutil.Process(pid).children(recursive)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def is_run_by(process: psutil.Process, name: str) -> bool:
+    """Whether the name stands in its command, and it has not ended."""
+    try:
+        return name in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture

@@ -88,7 +88,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 def test_two_replicas_one_of_which_is_killed(tmp_path: Path, alone: Path) -> None:
     """The same adapter and the same metrics; one line says what happened; nothing is left."""
-    before = set(Path("/tmp").glob("reason_llm-*"))
     fault = Fault("learning", "SIGKILL", (LEARN,), 2)
     run = Started(quick_start(tmp_path), "--run.replicas", "2", in_replicas=fault)
     assert run.end() == 0, run.printed
@@ -98,7 +97,7 @@ def test_two_replicas_one_of_which_is_killed(tmp_path: Path, alone: Path) -> Non
     assert "1 of 2 replicas are left and another one is started" in told[0]
     assert adapter(tmp_path) == adapter(alone)
     assert records(tmp_path) == records(alone)
-    assert set(Path("/tmp").glob("reason_llm-*")) <= before
+    assert run.left() == []
     assert run.replicas() == []
 
 
@@ -112,11 +111,10 @@ mv "$1" "$1-gone"
 @pytest.mark.faults
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_can_read_write_and_move_nothing_of_a_cluster(tmp_path: Path) -> None:
-    before = set(Path("/tmp").glob("reason_llm-*"))
     fault = Fault("learning", "waits", (LEARN,), 2)
     run = Started(quick_start(tmp_path), "--run.replicas", "2", fault=fault)
     run.wait_at_place()
-    (folder,) = set(Path("/tmp").glob("reason_llm-*")) - before
+    (folder,) = run.left()
     listing = sorted(path.name for path in folder.iterdir())
     assert listing[-1] == "ray" and listing[0].startswith("peers-")
     shown = subprocess.run(
@@ -443,7 +441,6 @@ def test_the_head_is_struck(
     number: signal.Signals, place: str, call: int, tmp_path: Path, four_steps: Path
 ) -> None:
     """The same command goes on; nothing is left running meanwhile."""
-    before = set(Path("/tmp").glob("reason_llm-*"))
     config = quick_start(tmp_path, steps=4)
     run = Started(config, "--run.replicas", "2", fault=Fault("", "waits", (place,), call))
     run.wait_at_place()
@@ -452,6 +449,6 @@ def test_the_head_is_struck(
     run.go_on()
     assert run.end() in (-signal.SIGKILL, STOPPED)
     assert until(lambda: not any(Path(f"/proc/{each}").exists() for each in others))
-    assert until(lambda: set(Path("/tmp").glob("reason_llm-*")) <= before)
+    assert until(lambda: run.left() == [])
     run_to_its_end(config, "--run.shards", "8")  # by one process alone
     assert adapter(tmp_path) == adapter(four_steps)

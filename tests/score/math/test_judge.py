@@ -13,12 +13,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import ROOT, is_alive, until
+from conftest import ROOT, children_of, is_alive, is_run_by, until
 from reason_llm import workers
 from reason_llm.score.math import math_worker
 from reason_llm.score.math.answer_text import Question, decide
@@ -79,16 +78,7 @@ def equivalent_many(
 
 def children() -> set[int]:
     """Ids of the comparison workers of this process that run."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-            command = stat.with_name("cmdline").read_text()
-        except OSError:
-            continue  # it ended meanwhile
-        if fields[1] == str(os.getpid()) and fields[0] != "Z" and "math_worker" in command:
-            found.add(int(stat.parent.name))
-    return found
+    return {each.pid for each in children_of(os.getpid()) if is_run_by(each, "math_worker")}
 
 
 @pytest.mark.parametrize(
