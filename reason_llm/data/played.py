@@ -10,7 +10,7 @@ from reason_llm.rollout import Completion, Group
 
 _PARTS = {
     "player": "environments.data_side",
-    "episodes": "environments.opening",
+    "episodes": "environments.playing",
     "rows": "environments.task_rows",
     "rollouts": "environments.rollout_side",
 }

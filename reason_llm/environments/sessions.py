@@ -27,10 +27,9 @@ from typing import Any, SupportsFloat
 
 from reason_llm.config import Config
 from reason_llm.data import Renderer, load_function
-from reason_llm.environments.batches import batch_of, common_prefix, turn_seed
+from reason_llm.environments.batches import Wave, batch_of, common_prefix, turn_seed
 from reason_llm.environments.data_side import REPLY, own_session
 from reason_llm.environments.mcp_tools import mcp_tools
-from reason_llm.environments.playing import Wave
 from reason_llm.environments.tasksets import tasksets
 from reason_llm.environments.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
 from reason_llm.errors import ConfigError, DataError, one_line

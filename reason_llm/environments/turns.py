@@ -41,7 +41,7 @@ import orjson
 
 from reason_llm.config import Config
 from reason_llm.data import Call, Messages, Renderer
-from reason_llm.environments.batches import batch_of, common_prefix, turn_seed
+from reason_llm.environments.batches import Wave, batch_of, common_prefix, turn_seed
 from reason_llm.environments.data_side import (
     ENVIRONMENT,
     REPLY,
@@ -50,7 +50,6 @@ from reason_llm.environments.data_side import (
     environments_by_name,
     tool_methods,
 )
-from reason_llm.environments.playing import Wave
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode, end_token_ids
