@@ -502,8 +502,8 @@ class _SetReader:
             )
 
     def _spelled(self, example: Example) -> str:
-        """What to say of control tokens that a row spells; empty where it spells none, where no
-        template writes them, and where the row has its own token ids."""
+        """Return a note on the control tokens that a row spells; empty where it spells none, where
+        no template writes them, and where the row has its own token ids."""
         has_template = self.renderer.template.jinja or self.renderer.tokenizer.chat_template
         if isinstance(example, TextDocument) or has_template is None:
             return ""
