@@ -64,9 +64,13 @@ class Sessions:
         size = params.num_completions
         rollouts = [Session(prompt) for prompt in prompts for _ in range(size)]
         server = TokenServer(
-            rollouts, self.section, self.renderer, self.context_tokens, params.max_new_tokens,
+            rollouts,
+            self.section,
+            self.renderer,
+            self.context_tokens,
+            params.max_new_tokens,
             self.end_token_ids,
-        )  # fmt: skip
+        )
         parts = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         found: dict[int, Group] = {}
         ended = 0
@@ -148,13 +152,18 @@ class Sessions:
         told = [list(ids), *(each.ids for each in others)]
         text, *texts = decode(self.renderer.tokenizer, told, self.end_token_ids)
         return Completion(
-            ids, text, (*[0.0] * len(own), *branch.logprobs), session.why,
-            spans=tuple(spans), environment=session.notes, last_turn=branch.text,
+            ids,
+            text,
+            (*[0.0] * len(own), *branch.logprobs),
+            session.why,
+            spans=tuple(spans),
+            environment=session.notes,
+            last_turn=branch.text,
             others=tuple(
                 Conversation(b.prompt, tuple(b.ids), said, tuple(b.logprobs), tuple(b.spans))
                 for b, said in zip(others, texts, strict=True)
             ),
-        )  # fmt: skip
+        )
 
 
 def _seats(part: list[Session]) -> list[Session]:

@@ -381,9 +381,12 @@ class TokenServer:
             kept -= 1
         rest = said[len(begin(kept)) :] if kept else said
         completion = replace(
-            completion, token_ids=ids[:kept], logprobs=completion.logprobs[:kept], text=said,
+            completion,
+            token_ids=ids[:kept],
+            logprobs=completion.logprobs[:kept],
+            text=said,
             finish_reason="stop",
-        )  # fmt: skip
+        )
         return completion, self.renderer.token_ids("an answer", rest) if rest else []
 
     # In the server's own thread
@@ -490,10 +493,17 @@ class TokenServer:
             {"token": f"token_id:{number}", "logprob": logprob, "bytes": None, "top_logprobs": []}
             for number, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
         ]
-        return {"request_id": secrets.token_hex(8), "choices": [{
-            "index": 0, "token_ids": completion.token_ids, "logprobs": {"content": content},
-            "finish_reason": completion.finish_reason,
-        }]}  # fmt: skip
+        return {
+            "request_id": secrets.token_hex(8),
+            "choices": [
+                {
+                    "index": 0,
+                    "token_ids": completion.token_ids,
+                    "logprobs": {"content": content},
+                    "finish_reason": completion.finish_reason,
+                }
+            ],
+        }
 
     async def _chat(self, session: Session, request: web.Request) -> web.Response:
         read, write = openai_api.FORMS[request.path]
@@ -551,9 +561,13 @@ class TokenServer:
             session.finish = "length"
             raise ValueError(f"the rollout had its {self.most_tokens} tokens (max_new_tokens)")
         ask = Ask(
-            branch, added, min(room, section.turn_tokens or room, draw.max_tokens or room),
-            self._loop.create_future(), draw.stop, draw.seed,
-        )  # fmt: skip
+            branch,
+            added,
+            min(room, section.turn_tokens or room, draw.max_tokens or room),
+            self._loop.create_future(),
+            draw.stop,
+            draw.seed,
+        )
         with self._changed:
             session.asks.append(ask)
             self._changed.notify_all()
