@@ -216,12 +216,7 @@ async def _opened(
         for server, each in servers.items():
             try:
                 opened = await stack.enter_async_context(Client(await _transport(each, stack)))
-                tools, cursor = list[Any](), None
-                while len(tools) < MOST_TOOLS:
-                    page = await opened.list_tools(cursor=cursor)
-                    tools, cursor = [*tools, *page.tools], page.next_cursor
-                    if cursor is None:
-                        break
+                tools = await _listed(opened)
             except Exception as error:
                 raise ConfigError(
                     f"the MCP server {server} does not start or lists no tools "
@@ -261,6 +256,17 @@ async def _opened(
             return text[:MOST_CHARACTERS].encode(errors="replace").decode()
 
         yield described, use
+
+
+async def _listed(client: Any) -> list[Any]:
+    """Return the tools of a server, page by page; one may go on listing for ever."""
+    tools, cursor = list[Any](), None
+    while len(tools) < MOST_TOOLS:
+        page = await client.list_tools(cursor=cursor)
+        tools, cursor = [*tools, *page.tools], page.next_cursor
+        if cursor is None:
+            break
+    return tools
 
 
 def _told(error: BaseException) -> str:

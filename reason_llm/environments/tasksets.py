@@ -201,6 +201,7 @@ def _conversations(branches: list[Branch], traces: list[Any]) -> dict[str, list[
     owners: dict[tuple[int, ...], list[Any]] = {}
     for trace in traces:
         for branch in trace.branches:
+            # A trace may end in a reply to the model, which the token server never saw.
             ids, is_sampled = branch.token_ids, branch.sampled_mask
             end = len(ids) - next(
                 (n for n, own in enumerate(reversed(is_sampled)) if own), len(ids)

@@ -483,6 +483,7 @@ class TokenServer:
             )
         if (last := len(self.renderer.tokenizer) - 1) < (largest := max(asked.token_ids)):
             raise ValueError(f"token_ids has {largest}; the vocabulary ends at {last}")
+        # Ids that continue a conversation are its next turn: training passes their prefix once.
         ids, branch, added = asked.token_ids, Branch(asked.token_ids), tuple[int, ...]()
         for each in session.branches:
             so_far = (*each.prompt, *each.ids)
@@ -525,6 +526,7 @@ class TokenServer:
         renderer = replace(self.renderer, tools=asked.tools)
         if asked.tools:
             renderer.check_tools("a request")
+        # Messages that continue a conversation follow its sampled ids: nothing is rendered again.
         branch, added = Branch((), tools=asked.tools), list[int]()
         for each in session.branches:
             known = len(each.messages)

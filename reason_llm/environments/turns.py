@@ -207,6 +207,7 @@ class Environments:
                     rollouts[number].take(completion, most)
                     answering[threads.submit(rollouts[number].answer)] = number
                 done, _ = wait(answering, 0 if batch.keys else None, until)
+                # In the rollouts' order, whichever answered first: equal batches have equal bits.
                 ordered = sorted(done, key=answering.__getitem__)
                 answers = {answering.pop(each): each.result() for each in ordered}
                 self._reply([(rollouts[n], each) for n, each in answers.items()], most)

@@ -121,7 +121,7 @@ class Call:
 
         member = self.member
         while not self.is_done(1.0):
-            pass
+            pass  # wakes each second, as the heartbeat may say that the replica is lost
         ready, _ = ray.wait([self._ref], timeout=0)
         if not ready:
             raise PeersLost(f"{member.name} {member.lost}")
@@ -291,6 +291,7 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = ray.cluster_resources()
+        # Nobody else in a joined cluster may get the GPU of this process, which Ray did not start.
         if self._config.run.ray is not None and self._own_gpu:
             here = NodeAffinitySchedulingStrategy(
                 ray.get_runtime_context().get_node_id(), soft=False
