@@ -76,7 +76,7 @@ class RolloutSide(Protocol):
     FAILED: str
     """The metric that raises the alarm by one step with the value 1."""
     FAILED_TEXT: str
-    """What has happened then."""
+    """Text of that alarm."""
     PLAYED: str
     """The metric that only records of played rollouts have."""
 

@@ -35,12 +35,12 @@ BEAT_SECONDS = 2.0
 SILENT_SECONDS = 60.0
 """Without a heartbeat a replica counts as dead."""
 PLACE_SECONDS = 60.0
-"""How long a cluster may take to find a place for the replicas."""
+"""Time limit for a cluster to find a place for the replicas."""
 START_SECONDS = 300.0
-"""How long a new process may take to its first heartbeat, and a local cluster to start."""
+"""Time limit for the first heartbeat of a new process, and for the start of a local cluster."""
 POLL_SECONDS = 0.1
 MOST_TEMPORARY_BYTES = 19
-"""Of the name of the temporary folder: sockets lie 88 bytes deeper, and may have 107."""
+"""Longest name of the temporary folder: paths of sockets are 88 bytes longer, and may have 107."""
 OBJECT_STORE_BYTES = 1 << 30
 """Ray's object store of a local cluster, for an adapter's state and a step's rows."""
 
@@ -160,7 +160,7 @@ class Cluster:
         self.address = LOOPBACK
         """Address of this machine for the replicas."""
         self.folder: Path | None = None
-        """Of a local cluster; no other user can enter it, as Ray's own in it."""
+        """Temporary folder of a local cluster; no other user can enter it or Ray's own in it."""
         self._reaper: subprocess.Popen[bytes] | None = None
         self._group: Any = None
         self._holder: Any = None
