@@ -67,13 +67,13 @@ class Attachment:
     kind: Text
     """The folder of the package that reads it (``data.attachments``)."""
     sha256: Text
-    """Of its content: prompts with equal ids and other digests are different prompts."""
+    """Digest of its content: prompts with equal ids and other digests are different prompts."""
     start: Count
     """The first of its tokens in the prompt."""
     length: Count
     """Number of its tokens."""
     about: Annotated[Mapping[str, Any], NOT_TOO_DEEP]
-    """What that folder needs to read it again; nothing else looks into it."""
+    """Data with which that folder reads it again; nothing else looks into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Prompt:
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     id: Text
-    """Where it came from, unique in its set: ``data/arithmetic_train.jsonl:17``."""
+    """Its origin, unique in its set: ``data/arithmetic_train.jsonl:17``."""
     text: Text
     token_ids: TokenIds
     answer: Text
@@ -174,19 +174,19 @@ class Completion:
     reward: Number | None = None
     """The weighted sum of the rewards that were given; None until scored."""
     advantage: Number | None = None
-    """Of the whole completion; None until the whole step is scored."""
+    """Advantage of the whole completion; None until the whole step is scored."""
     turn_advantages: tuple[Number, ...] = ()
-    """Of each turn of the model, where ``algorithm.credit`` is turn."""
+    """Advantage of each turn of the model, with ``algorithm.credit: turn``."""
     learner_logprobs: Numbers | None = None
     """T log-probs in nats by the learner before the step's first update; None before learning and
     for completions that it had no need to pass through the model."""
     spans: tuple[Span, ...] = ()
-    """What the model did not write, in order."""
+    """Tokens that the model did not write, in order."""
     environment: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
-    """Of an environment: the model's ``turns``, its ``calls`` of tools and ``failed_calls``, the
-    ``reward`` it gave, of which the ``turn_rewards`` are a part, the ``problem`` it had."""
+    """Record of an environment: the model's ``turns``, its ``calls`` of tools and ``failed_calls``,
+    the ``reward`` it gave, of which the ``turn_rewards`` are a part, the ``problem`` it had."""
     last_turn: Text | None = None
-    """Of several turns: the text of the model's last one."""
+    """Text of the model's last turn; None for a single answer."""
     others: tuple[Conversation, ...] = ()
     """Conversations other than the one in which the model wrote most. Each is a separate row for
     the learner, with the rollout's one advantage."""
@@ -265,10 +265,10 @@ class TokenRow:
     group: int = 0
     """Rows with the same number belong together: the two sides of a pair."""
     value: float = 0.0
-    """Of a pair the margin, on the chosen row; of a labelled row its label: +1 for true, -1 for
+    """Margin of a pair, on the chosen row; label of a labelled row: +1 for true, -1 for
     false, or the number that it has."""
     attachments: tuple[Attachment, ...] = ()
-    """Those of the prompt."""
+    """Attachments of the prompt."""
 
 
 def check_lengths(group: Group) -> None:

@@ -28,6 +28,7 @@ from reason_llm.score.code import CodeTests
 from reason_llm.score.code.sandbox import Sandbox
 
 if TYPE_CHECKING:
+    from chromium import Chromium
     from reason_llm.model.base import Model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -299,3 +300,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if phases.total() > 20:
         shown = ", ".join(f"{phase} {count}" for phase, count in sorted(phases.items()))
         terminalreporter.write_line(f"{phases.total()} faults by phase: {shown}")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chromium]":
+    from chromium import Chromium
+
+    with Chromium(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: "Chromium") -> "Chromium":
+    """The browser with an empty page."""
+    browser.resize(1280, 900)
+    browser.call("Page.navigate", url="about:blank")
+    browser.wait("location.href === 'about:blank'")
+    browser.requests.clear()
+    browser.complaints.clear()
+    return browser

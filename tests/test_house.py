@@ -13,6 +13,7 @@ import subprocess
 import sys
 from graphlib import TopologicalSorter
 from importlib.metadata import version
+from itertools import filterfalse
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from conftest import ROOT
 from house import MODULES, PACKAGE, imports_of, name_of, tree_of
 from reason_llm.config import READERS
 from reason_llm.readers import KINDS
+from slices import SLICES, installed
 
 ORDER = [
     {"errors"},
@@ -44,8 +46,6 @@ ALONE = {room for rooms in ORDER for room in rooms if "." in room}
 """Folders in a folder that could be packages of their own."""
 ROOMS_OF_THE_LOOP = {"run.start.prepare", "run.opening", "run.run", "run.collect"}
 """Heavy, so not in the face of ``run``, whose records and metrics are read without torch."""
-SLICES = {"environments", "images", "replicas"}
-"""Folders without which the rest works, by ``installation.slice_for``."""
 OWNERS = {
     "bitsandbytes": {"model", "train"},
     "peft": {"model", "run"},
@@ -91,7 +91,8 @@ def test_the_directory_listing_is_the_method() -> None:
     entries = [e for e in PACKAGE.iterdir() if e.name not in ("__pycache__", "py.typed")]
     assert sum(e.is_file() for e in entries) <= 7
     assert sum(e.is_dir() for e in entries) <= 13
-    assert {e.stem for e in entries} - {"__init__"} == set().union(*ORDER) - ALONE
+    there = {e.stem for e in entries} - {"__init__"}
+    assert there == set().union(*ORDER) - ALONE - set(filterfalse(installed, SLICES))
 
 
 def test_imports_point_down() -> None:
@@ -106,6 +107,13 @@ def test_a_slice_is_imported_by_name_alone() -> None:
     for path in MODULES:
         imported = {room(other) for other in ours(path)} & SLICES
         assert imported <= {room(name_of(path))}, name_of(path)
+
+
+@pytest.mark.parametrize("name", sorted(SLICES))
+def test_the_tests_of_a_slice_are_in_its_folder(name: str) -> None:
+    imports = re.compile(rf"^ *(from|import) reason_llm\.{name}\b", re.MULTILINE)
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if imports.search(path.read_text())]
+    assert {path.relative_to(ROOT / "tests").parts[0] for path in tests} <= {name}
 
 
 def test_a_folder_is_entered_by_its_face() -> None:

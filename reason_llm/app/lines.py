@@ -181,7 +181,7 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
         )
     )
     if did := summary.get("replicas"):
-        lines += installation.slice_for("replicas", "what each replica did").lines(did)
+        lines += installation.slice_for("replicas.entry_points", "what each replica did").lines(did)
     seconds = [
         f"{summary[f'{phase}_seconds']:.0f} s {phase}"
         for phase in ("sampling", "learning", "evaluation")

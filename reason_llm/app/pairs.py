@@ -28,7 +28,7 @@ from reason_llm.errors import ConfigError, DataError, RolloutBufferError, WriteE
 from reason_llm.files import read_object, sha256, write_atomically
 from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
-from reason_llm.run import buffer_files, missing_steps, read_document, warn_of_another
+from reason_llm.run import Document, buffer_files, missing_steps, read_document, warn_of_another
 from reason_llm.score import selection
 
 logger = logging.getLogger(__name__)
@@ -103,12 +103,7 @@ def write_pairs(
     for path in paths:
         document = read_document(path)
         warn_of_another(path, document, None)
-        section_of_model = document.run.config.get("model")
-        named = section_of_model.get("path") if isinstance(section_of_model, dict) else None
-        if not isinstance(named, str):
-            raise RolloutBufferError(
-                f"{path} does not say which model sampled it; name it by --model"
-            )
+        named = _model_of(path, document)
         if maker is None:
             maker = _Maker(way, section, model or named, written)
         # Rows hold token ids, which are of one tokenizer.
@@ -135,6 +130,15 @@ def write_pairs(
         )
     write_atomically(target, b"".join(lines))
     return written
+
+
+def _model_of(path: Path, document: Document) -> str:
+    """Return the model that sampled a buffer. Raises RolloutBufferError if it does not say."""
+    section = document.run.config.get("model")
+    named = section.get("path") if isinstance(section, dict) else None
+    if not isinstance(named, str):
+        raise RolloutBufferError(f"{path} does not say which model sampled it; name it by --model")
+    return named
 
 
 def _buffers(source: Path) -> list[Path]:

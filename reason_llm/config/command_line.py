@@ -2,7 +2,7 @@
 options. ``--help`` lists the sections, ``--help SECTION`` a section's options."""
 
 import argparse
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -142,16 +142,8 @@ def read_command_line(
         _add_options_of_config(parser, here, shown_sections)
         parser.epilog = _section_lines(program) if shown_sections == ("",) else None
     known, unknown = parser.parse_known_args(arguments)
-    options = [word for word in unknown if word.startswith("--")] or unknown[:1]
-    mistakes = []
-    for word in options:
-        problem, key = f"unknown argument {word!r}", word.lstrip("-").split("=")[0]
-        mistakes.append(
-            unknown_key(key, problem, "--", [*switches, *(values or {})])
-            if with_config
-            else f"{problem}; see --help for all options"
-        )
-    raise_all(map(ConfigError, mistakes))
+    own_options = [*switches, *(values or {})] if with_config else None
+    raise_all(map(ConfigError, _unknown_arguments(unknown, own_options)))
     found = vars(known)
     first = found.pop("what")
     if with_config and first is not None and "=" in first and not Path(first).exists():
@@ -162,15 +154,29 @@ def read_command_line(
         for name in values or {}
         if (value := found.pop(f"={name}", None)) is not None
     }
-    overrides = {}
-    for key, text in found.items():
-        try:
-            overrides[key] = yaml_text.parse(text)
-        except ValueError as error:
-            raise ConfigError(
-                f"--{key}: its value is not valid YAML: {one_line(error)}; quote it"
-            ) from error
+    overrides = {key: _option_value(key, text) for key, text in found.items()}
     return CommandLine(first, overrides, given, own)
+
+
+def _unknown_arguments(unknown: Sequence[str], own: Sequence[str] | None) -> Iterator[str]:
+    """Yield the message of each unknown argument; ``own`` are the command's own options, None for a
+    command without those of the config."""
+    for word in [word for word in unknown if word.startswith("--")] or unknown[:1]:
+        problem, key = f"unknown argument {word!r}", word.lstrip("-").split("=")[0]
+        if own is None:
+            yield f"{problem}; see --help for all options"
+        else:
+            yield unknown_key(key, problem, "--", own)
+
+
+def _option_value(key: str, text: str) -> Any:
+    """Return the value of an option, which is YAML."""
+    try:
+        return yaml_text.parse(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"--{key}: its value is not valid YAML: {one_line(error)}; quote it"
+        ) from error
 
 
 def _in_force(line: CommandLine) -> dict[str, Any]:

@@ -122,13 +122,14 @@ class RunSection(Section):
         return values
 
     def several(self) -> Any:
-        """Return the package ``replicas``, or None where one process does all work of the run, one
-        thing after the other, in one shard. Raises ConfigError where the package is missing."""
+        """Return ``replicas.entry_points``, or None where one process does all work of the run, one
+        thing after the other, in one shard. Raises ConfigError where that folder is missing."""
         is_alone = self.replicas == 1 and self.shards == 1
         if is_alone and not self.samplers and not self.max_staleness:
             return None
         return installation.slice_for(
-            "replicas", "run.replicas, run.samplers, run.shards or run.max_staleness"
+            "replicas.entry_points",
+            "run.replicas, run.samplers, run.shards or run.max_staleness",
         )
 
     @field_validator("replicas", "shards")

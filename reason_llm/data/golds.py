@@ -231,8 +231,8 @@ def without_entities(text: str) -> str:
 
 
 def damage(text: str) -> str:
-    """What to say of a text that another program damaged: in which, for example, an escape of JSON
-    or Python took the first letter of a LaTeX command; empty where none did."""
+    """Return the damage that another program did to a text, such as an escape of JSON or Python
+    that took the first letter of a LaTeX command; empty without damage."""
     if (found := _DAMAGED.search(text)) is None or found.lastindex is None:
         if without_entities(text) != text:
             return "HTML entities (&lt;) are read as they stand"

@@ -435,15 +435,8 @@ class _SetReader:
             if attachments is not None:
                 example = attachments.placed(example, detached)
         except DataError as error:
-            option = option_for(row, data_set.form, section.columns)
-            if option is None or self._is_demonstrated(data_set):
+            if (option := self._option_that_reads(data_set, row)) is None:
                 raise
-            if not data_set.is_training and data_set.form != section.form:
-                option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
-            elif section.form == "prompts":
-                option += ", and leave data.form out"
-            if data_set.form in ("preferences", "labels") and option == "stage=sft":
-                option += ", which learns every answer, the bad ones too"
             raise DataError(
                 f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
                 f"data.form={data_set.form}; set {option}"
@@ -459,14 +452,7 @@ class _SetReader:
             data_set.handed.update(handed)
             unread = [name for name in unread if name not in handed]
         data_set.ignored.update(unread)
-        doubt = "" if isinstance(example, TextDocument) else example.doubt
-        if isinstance(example, Problem):
-            doubt = self._doubt(example)
-        texts = [example.text] if isinstance(example, TextDocument) else _texts_of(example)
-        damaged = next(filter(None, map(damage, texts)), "")
-        own = not isinstance(example, TextDocument) and example.messages[0]["role"] in SYSTEM_ROLES
-        asked = OWN_SYSTEM if own and self.renderer.system_prompt is not None else ""
-        for each in filter(None, dict.fromkeys((doubt, damaged, asked, self._spelled(example)))):
+        for each in filter(None, dict.fromkeys(self._doubts(example))):
             data_set.doubts.setdefault(each, []).append(where)
         # Evaluation sets are read first, so their questions are known when training rows come.
         key = blake2b(question_key(example).encode(), digest_size=16).digest()
@@ -483,6 +469,31 @@ class _SetReader:
                 return "data.contamination"
         self.trained.add(key)
         return example
+
+    def _option_that_reads(self, data_set: DataSet, row: Row) -> str | None:
+        """The option with which a row of another form would be read; None if there is none."""
+        section = self.config.data
+        option = option_for(row, data_set.form, section.columns)
+        if option is None or self._is_demonstrated(data_set):
+            return None
+        if not data_set.is_training and data_set.form != section.form:
+            option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
+        elif section.form == "prompts":
+            option += ", and leave data.form out"
+        if data_set.form in ("preferences", "labels") and option == "stage=sft":
+            option += ", which learns every answer, the bad ones too"
+        return option
+
+    def _doubts(self, example: Example) -> Iterator[str]:
+        """Yield what the user should look at in an example; empty texts for what is in order."""
+        if isinstance(example, TextDocument):
+            yield damage(example.text)
+            return
+        yield self._doubt(example) if isinstance(example, Problem) else example.doubt
+        yield next(filter(None, map(damage, _texts_of(example))), "")
+        has_own_system = example.messages[0]["role"] in SYSTEM_ROLES
+        yield OWN_SYSTEM if has_own_system and self.renderer.system_prompt is not None else ""
+        yield self._spelled(example)
 
     def _compare_golds(self, data_set: DataSet, problem: Problem, key: bytes) -> None:
         """Note a question that an earlier row of the set has with another gold answer."""
@@ -502,8 +513,8 @@ class _SetReader:
             )
 
     def _spelled(self, example: Example) -> str:
-        """What to say of control tokens that a row spells; empty where it spells none, where no
-        template writes them, and where the row has its own token ids."""
+        """Return a note on the control tokens that a row spells; empty where it spells none, where
+        no template writes them, and where the row has its own token ids."""
         has_template = self.renderer.template.jinja or self.renderer.tokenizer.chat_template
         if isinstance(example, TextDocument) or has_template is None:
             return ""

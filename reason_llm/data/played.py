@@ -10,7 +10,7 @@ from reason_llm.rollout import Completion, Group
 
 _PARTS = {
     "player": "environments.data_side",
-    "episodes": "environments.opening",
+    "episodes": "environments.playing",
     "rows": "environments.task_rows",
     "rollouts": "environments.rollout_side",
 }
@@ -76,7 +76,7 @@ class RolloutSide(Protocol):
     FAILED: str
     """The metric that raises the alarm by one step with the value 1."""
     FAILED_TEXT: str
-    """What has happened then."""
+    """Text of that alarm."""
     PLAYED: str
     """The metric that only records of played rollouts have."""
 

@@ -257,7 +257,7 @@ def _json_list(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
 
 
 def _json_of_set(data_set: DataSet) -> Iterator[bytes]:
-    """What of a set decides that a run resumes with the same rows, as JSON in parts."""
+    """Yield, as JSON in parts, the content of a set that must be the same when a run resumes."""
     asked = ([orjson.dumps((each.token_ids, each.answer))] for each in data_set.prompts)
     rows = (
         [orjson.dumps((row.ids, sum(row.trained), row.value, *(a.sha256 for a in row.attachments)))]

@@ -1,16 +1,27 @@
-"""The batches in which turns of rollouts are sampled. With vLLM a request joins the one under way.
-With other samplers, and with ``model.deterministic``, there is a barrier: the next batch begins
-when all live rollouts ask. Equal batches have equal bits, whoever came first.
+"""A wave of rollouts, and the batches in which their turns are sampled. With vLLM a request joins
+the one under way. With other samplers, and with ``model.deterministic``, there is a barrier: the
+next batch begins when all live rollouts ask. Equal batches have equal bits, whoever came first.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from reason_llm.rollout import Completion, Prompt
-from reason_llm.sample import Progress, Sampler, SamplingParams, VllmBatch, VllmSampler
+from reason_llm.sample import Ended, Progress, Sampler, SamplingParams, VllmBatch, VllmSampler
+
+
+class Wave(NamedTuple):
+    """Arguments of ``Sampler.sample``, and the sampler of the single turns."""
+
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    seed: int
+    progress: Progress
+    sampler: Sampler
+    ended: Ended
 
 
 def turn_seed(seed: int, rollout: int, turn: int | str) -> int:

@@ -166,19 +166,27 @@ def _with_variables(server: McpServer) -> McpServer:
         return {name: re.sub(r"\$\{(\w++)\}", value, text) for name, text in given.items()}
 
     return McpServer(
-        server.command, server.args, filled(server.env), server.cwd, server.url,
+        server.command,
+        server.args,
+        filled(server.env),
+        server.cwd,
+        server.url,
         filled(server.headers),
-    )  # fmt: skip
+    )
 
 
 async def _transport(server: McpServer, stack: AsyncExitStack) -> Any:
     if server.url is None:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
-        return stdio_client(StdioServerParameters(
-            command=str(server.command), args=list(server.args), env=dict(server.env) or None,
-            cwd=server.cwd,
-        ))  # fmt: skip
+        return stdio_client(
+            StdioServerParameters(
+                command=str(server.command),
+                args=list(server.args),
+                env=dict(server.env) or None,
+                cwd=server.cwd,
+            )
+        )
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
@@ -208,12 +216,7 @@ async def _opened(
         for server, each in servers.items():
             try:
                 opened = await stack.enter_async_context(Client(await _transport(each, stack)))
-                tools, cursor = list[Any](), None
-                while len(tools) < MOST_TOOLS:
-                    page = await opened.list_tools(cursor=cursor)
-                    tools, cursor = [*tools, *page.tools], page.next_cursor
-                    if cursor is None:
-                        break
+                tools = await _listed(opened)
             except Exception as error:
                 raise ConfigError(
                     f"the MCP server {server} does not start or lists no tools "
@@ -226,10 +229,16 @@ async def _opened(
                         f"{tool.name}; leave one server out, or rename its tool"
                     )
                 owners[tool.name], clients[tool.name] = server, opened
-                described.append({"type": "function", "function": {
-                    "name": tool.name, "description": tool.description or "",
-                    "parameters": tool.input_schema,
-                }})  # fmt: skip
+                described.append(
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": tool.name,
+                            "description": tool.description or "",
+                            "parameters": tool.input_schema,
+                        },
+                    }
+                )
 
         async def use(name: str, arguments: dict[str, Any]) -> str:
             if name not in clients:
@@ -247,6 +256,17 @@ async def _opened(
             return text[:MOST_CHARACTERS].encode(errors="replace").decode()
 
         yield described, use
+
+
+async def _listed(client: Any) -> list[Any]:
+    """Return the tools of a server, page by page; one may go on listing for ever."""
+    tools, cursor = list[Any](), None
+    while len(tools) < MOST_TOOLS:
+        page = await client.list_tools(cursor=cursor)
+        tools, cursor = [*tools, *page.tools], page.next_cursor
+        if cursor is None:
+            break
+    return tools
 
 
 def _told(error: BaseException) -> str:

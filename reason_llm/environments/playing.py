@@ -3,26 +3,25 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from reason_llm.config import Config
+from reason_llm.data import Renderer
+from reason_llm.environments.batches import Wave
+from reason_llm.environments.data_side import (
+    environment_class,
+    environments_by_name,
+    own_session,
+    tool_methods,
+)
 from reason_llm.environments.rollout_side import failed_steps
-from reason_llm.errors import TrainingError, printable
+from reason_llm.environments.turns import Environments
+from reason_llm.errors import ConfigError, TrainingError, printable
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample import Ended, Progress, Sampler, SamplingParams, unheard
+from reason_llm.sample import Ended, Episodes, Progress, Sampler, SamplingParams, unheard
 
 MOST_FAILED_STEPS = 3
 """Steps in a row whose rollouts all failed, at which a run ends."""
-
-
-class Wave(NamedTuple):
-    """Arguments of ``Sampler.sample``, and the sampler of the single turns."""
-
-    prompts: Sequence[Prompt]
-    params: SamplingParams
-    seed: int
-    progress: Progress
-    sampler: Sampler
-    ended: Ended
 
 
 class Game(Protocol):
@@ -89,3 +88,20 @@ class PlayedSampler:
     def prompts_at_once(self, prompts: Sequence[Prompt], params: SamplingParams) -> int:
         """See ``Sampler``."""
         return self.sampler.prompts_at_once(prompts, params)
+
+
+def open_episodes(config: Config, renderer: Renderer, context_tokens: int) -> Episodes:
+    """The rollouts of ``sample.environment``; raises ConfigError."""
+    named = config.sample.environment
+    asks_itself = own_session(named)[0]
+    kinds = [] if asks_itself else map(environment_class, environments_by_name(named).values())
+    if config.turn_weight and all(map(tool_methods, kinds)):
+        raise ConfigError(
+            f"algorithm.credit=turn contradicts sample.environment={named}, which rewards no "
+            "turns; name a class with step, or set credit to rollout"
+        )
+    if not asks_itself:
+        return Played(Environments(config, renderer, context_tokens), named)
+    from reason_llm.environments.sessions import Sessions  # aiohttp is for those that need it
+
+    return Played(Sessions(config, renderer, context_tokens), named)

@@ -27,10 +27,9 @@ from typing import Any, SupportsFloat
 
 from reason_llm.config import Config
 from reason_llm.data import Renderer, load_function
-from reason_llm.environments.batches import batch_of, common_prefix, turn_seed
+from reason_llm.environments.batches import Wave, batch_of, common_prefix, turn_seed
 from reason_llm.environments.data_side import REPLY, own_session
 from reason_llm.environments.mcp_tools import mcp_tools
-from reason_llm.environments.playing import Wave
 from reason_llm.environments.tasksets import tasksets
 from reason_llm.environments.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
 from reason_llm.errors import ConfigError, DataError, one_line
@@ -65,9 +64,13 @@ class Sessions:
         size = params.num_completions
         rollouts = [Session(prompt) for prompt in prompts for _ in range(size)]
         server = TokenServer(
-            rollouts, self.section, self.renderer, self.context_tokens, params.max_new_tokens,
+            rollouts,
+            self.section,
+            self.renderer,
+            self.context_tokens,
+            params.max_new_tokens,
             self.end_token_ids,
-        )  # fmt: skip
+        )
         parts = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         found: dict[int, Group] = {}
         ended = 0
@@ -149,13 +152,18 @@ class Sessions:
         told = [list(ids), *(each.ids for each in others)]
         text, *texts = decode(self.renderer.tokenizer, told, self.end_token_ids)
         return Completion(
-            ids, text, (*[0.0] * len(own), *branch.logprobs), session.why,
-            spans=tuple(spans), environment=session.notes, last_turn=branch.text,
+            ids,
+            text,
+            (*[0.0] * len(own), *branch.logprobs),
+            session.why,
+            spans=tuple(spans),
+            environment=session.notes,
+            last_turn=branch.text,
             others=tuple(
                 Conversation(b.prompt, tuple(b.ids), said, tuple(b.logprobs), tuple(b.spans))
                 for b, said in zip(others, texts, strict=True)
             ),
-        )  # fmt: skip
+        )
 
 
 def _seats(part: list[Session]) -> list[Session]:

@@ -12,7 +12,7 @@ import copy
 import inspect
 import pickle
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import cache, partial, wraps
@@ -62,7 +62,6 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
         own: what puts turns together where no renderer is named.
     """
     where = f"sample.environment={config.sample.environment}"
-    ends = end_token_ids(config.model.path, own.tokenizer)
     try:
         from verifiers.v1.clients import ModelContext
         from verifiers.v1.configs.client import TrainClientConfig
@@ -76,15 +75,7 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
         scoring = options.pop("scoring", SANDBOX)
         if scoring not in (SANDBOX, TRAINER):
             raise ValueError(f"scoring={scoring} is neither {SANDBOX} nor {TRAINER}")
-        name = options.pop("renderer") if options else "auto"
-        named: dict[str, Any] = {"name": name, **options}
-        if named["name"] in ("auto", "default"):
-            sys.modules[TURNS] = _turns(own, ends)
-            named |= {"name": "custom", "import_path": f"{TURNS}.Turns"}
-            named |= {"reply_tokens": config.sample.reply_tokens}
-            named |= {"chat_template": own.template.jinja, **dict(own.template.arguments)}
-        if named["name"] == "gpt-oss":
-            named.setdefault(DATE_OPTION, own.template.date)
+        named = _renderer_options(options, config, own)
         renderer = TrainClientConfig.model_validate({"renderer": named}).renderer
     except (ValueError, KeyError) as error:
         raise ConfigError(
@@ -123,6 +114,25 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
             yield play
 
     return plays
+
+
+def _renderer_options(options: Mapping[str, str], config: Config, own: Renderer) -> dict[str, Any]:
+    """Options of the client's renderer: the one that ``options`` name, or our own.
+
+    Raises:
+        KeyError: there are options, and they name no renderer.
+    """
+    named: dict[str, Any] = {"name": options["renderer"] if options else "auto"}
+    named |= {key: value for key, value in options.items() if key != "renderer"}
+    if named["name"] in ("auto", "default"):
+        # verifiers imports a renderer by name, so ours is a module.
+        sys.modules[TURNS] = _turns(own, end_token_ids(config.model.path, own.tokenizer))
+        named |= {"name": "custom", "import_path": f"{TURNS}.Turns"}
+        named |= {"reply_tokens": config.sample.reply_tokens}
+        named |= {"chat_template": own.template.jinja, **dict(own.template.arguments)}
+    if named["name"] == "gpt-oss":
+        named.setdefault(DATE_OPTION, own.template.date)
+    return named
 
 
 def _place(session: Session) -> tuple[str, int]:
@@ -191,6 +201,7 @@ def _conversations(branches: list[Branch], traces: list[Any]) -> dict[str, list[
     owners: dict[tuple[int, ...], list[Any]] = {}
     for trace in traces:
         for branch in trace.branches:
+            # A trace may end in a reply to the model, which the token server never saw.
             ids, is_sampled = branch.token_ids, branch.sampled_mask
             end = len(ids) - next(
                 (n for n, own in enumerate(reversed(is_sampled)) if own), len(ids)

@@ -381,9 +381,12 @@ class TokenServer:
             kept -= 1
         rest = said[len(begin(kept)) :] if kept else said
         completion = replace(
-            completion, token_ids=ids[:kept], logprobs=completion.logprobs[:kept], text=said,
+            completion,
+            token_ids=ids[:kept],
+            logprobs=completion.logprobs[:kept],
+            text=said,
             finish_reason="stop",
-        )  # fmt: skip
+        )
         return completion, self.renderer.token_ids("an answer", rest) if rest else []
 
     # In the server's own thread
@@ -480,6 +483,7 @@ class TokenServer:
             )
         if (last := len(self.renderer.tokenizer) - 1) < (largest := max(asked.token_ids)):
             raise ValueError(f"token_ids has {largest}; the vocabulary ends at {last}")
+        # Ids that continue a conversation are its next turn: training passes their prefix once.
         ids, branch, added = asked.token_ids, Branch(asked.token_ids), tuple[int, ...]()
         for each in session.branches:
             so_far = (*each.prompt, *each.ids)
@@ -490,10 +494,17 @@ class TokenServer:
             {"token": f"token_id:{number}", "logprob": logprob, "bytes": None, "top_logprobs": []}
             for number, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
         ]
-        return {"request_id": secrets.token_hex(8), "choices": [{
-            "index": 0, "token_ids": completion.token_ids, "logprobs": {"content": content},
-            "finish_reason": completion.finish_reason,
-        }]}  # fmt: skip
+        return {
+            "request_id": secrets.token_hex(8),
+            "choices": [
+                {
+                    "index": 0,
+                    "token_ids": completion.token_ids,
+                    "logprobs": {"content": content},
+                    "finish_reason": completion.finish_reason,
+                }
+            ],
+        }
 
     async def _chat(self, session: Session, request: web.Request) -> web.Response:
         read, write = openai_api.FORMS[request.path]
@@ -515,6 +526,7 @@ class TokenServer:
         renderer = replace(self.renderer, tools=asked.tools)
         if asked.tools:
             renderer.check_tools("a request")
+        # Messages that continue a conversation follow its sampled ids: nothing is rendered again.
         branch, added = Branch((), tools=asked.tools), list[int]()
         for each in session.branches:
             known = len(each.messages)
@@ -551,9 +563,13 @@ class TokenServer:
             session.finish = "length"
             raise ValueError(f"the rollout had its {self.most_tokens} tokens (max_new_tokens)")
         ask = Ask(
-            branch, added, min(room, section.turn_tokens or room, draw.max_tokens or room),
-            self._loop.create_future(), draw.stop, draw.seed,
-        )  # fmt: skip
+            branch,
+            added,
+            min(room, section.turn_tokens or room, draw.max_tokens or room),
+            self._loop.create_future(),
+            draw.stop,
+            draw.seed,
+        )
         with self._changed:
             session.asks.append(ask)
             self._changed.notify_all()

@@ -41,7 +41,7 @@ import orjson
 
 from reason_llm.config import Config
 from reason_llm.data import Call, Messages, Renderer
-from reason_llm.environments.batches import batch_of, common_prefix, turn_seed
+from reason_llm.environments.batches import Wave, batch_of, common_prefix, turn_seed
 from reason_llm.environments.data_side import (
     ENVIRONMENT,
     REPLY,
@@ -50,7 +50,6 @@ from reason_llm.environments.data_side import (
     environments_by_name,
     tool_methods,
 )
-from reason_llm.environments.playing import Wave
 from reason_llm.errors import ConfigError, DataError, one_line
 from reason_llm.files import check_nesting
 from reason_llm.model import decode, end_token_ids
@@ -208,6 +207,7 @@ class Environments:
                     rollouts[number].take(completion, most)
                     answering[threads.submit(rollouts[number].answer)] = number
                 done, _ = wait(answering, 0 if batch.keys else None, until)
+                # In the rollouts' order, whichever answered first: equal batches have equal bits.
                 ordered = sorted(done, key=answering.__getitem__)
                 answers = {answering.pop(each): each.result() for each in ordered}
                 self._reply([(rollouts[n], each) for n, each in answers.items()], most)

@@ -61,7 +61,7 @@ class Image:
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     sha256: Text
-    """Of its file's bytes."""
+    """Digest of its file's bytes."""
     path: Text
     """Empty where the row itself holds the image."""
     grid: tuple[Count, Count, Count]
@@ -92,7 +92,7 @@ class Picture:
     """The bytes of an image, or where they are."""
 
     sha256: str
-    """Of the file's bytes."""
+    """Digest of the file's bytes."""
     path: str
     """Empty where the row itself holds the image."""
     size: tuple[int, int]

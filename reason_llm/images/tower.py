@@ -94,7 +94,7 @@ class Sight:
     tower: Tower
     rows: Sequence[PlacedRow]
     images: Sequence[Sequence[Image]]
-    """Those of each row."""
+    """Images of each row."""
     width: int
 
     def inputs(self, ids_BT: Tensor, start: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Datum:
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns by name: sampler_logprobs, old_logprobs, ref_logprobs, entropies, advantages, ..."""
     attachments: tuple[Attachment, ...] = ()
-    """Those of the prompt."""
+    """Attachments of the prompt."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", np.asarray(self.ids, np.int64))

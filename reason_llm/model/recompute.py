@@ -1,4 +1,4 @@
-"""What the backward pass computes again instead of keeping it (``train.gradient_checkpointing``).
+"""Recomputation of activations in the backward pass (``train.gradient_checkpointing``).
 
 A layer keeps its input alone. Where memory asks for it, one of two or three layers keeps nothing:
 its input is computed again from that of the layer before. Within a layer, the parts that treat each

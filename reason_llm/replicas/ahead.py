@@ -86,8 +86,9 @@ class Ahead:
         if isinstance(self._error, ReasonError):
             logger.warning(
                 "sampling step %d ahead failed (%s); it is tried again in its turn",
-                self._number + 1, one_line(self._error),
-            )  # fmt: skip
+                self._number + 1,
+                one_line(self._error),
+            )
         elif self._error is not None:
             raise self._error
         self._crew.tell_of_losses()
@@ -146,9 +147,14 @@ class Ahead:
                     self.check()
                     self._version = self._crew.version_of(number)
                     later = replace(
-                        step, number=number, drawn=drawn, version=self._version, stop=self,
-                        watch=SILENT, record={},
-                    )  # fmt: skip
+                        step,
+                        number=number,
+                        drawn=drawn,
+                        version=self._version,
+                        stop=self,
+                        watch=SILENT,
+                        record={},
+                    )
                     collect(later, sampler)
                     self._records[number] = later.record
                     document = buffer.find(number)

@@ -35,12 +35,12 @@ BEAT_SECONDS = 2.0
 SILENT_SECONDS = 60.0
 """Without a heartbeat a replica counts as dead."""
 PLACE_SECONDS = 60.0
-"""How long a cluster may take to find a place for the replicas."""
+"""Time limit for a cluster to find a place for the replicas."""
 START_SECONDS = 300.0
-"""How long a new process may take to its first heartbeat, and a local cluster to start."""
+"""Time limit for the first heartbeat of a new process, and for the start of a local cluster."""
 POLL_SECONDS = 0.1
 MOST_TEMPORARY_BYTES = 19
-"""Of the name of the temporary folder: sockets lie 88 bytes deeper, and may have 107."""
+"""Longest name of the temporary folder: paths of sockets are 88 bytes longer, and may have 107."""
 OBJECT_STORE_BYTES = 1 << 30
 """Ray's object store of a local cluster, for an adapter's state and a step's rows."""
 
@@ -121,7 +121,7 @@ class Call:
 
         member = self.member
         while not self.is_done(1.0):
-            pass
+            pass  # wakes each second, as the heartbeat may say that the replica is lost
         ready, _ = ray.wait([self._ref], timeout=0)
         if not ready:
             raise PeersLost(f"{member.name} {member.lost}")
@@ -160,7 +160,7 @@ class Cluster:
         self.address = LOOPBACK
         """Address of this machine for the replicas."""
         self.folder: Path | None = None
-        """Of a local cluster; no other user can enter it, as Ray's own in it."""
+        """Temporary folder of a local cluster; no other user can enter it or Ray's own in it."""
         self._reaper: subprocess.Popen[bytes] | None = None
         self._group: Any = None
         self._holder: Any = None
@@ -291,6 +291,7 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = ray.cluster_resources()
+        # Nobody else in a joined cluster may get the GPU of this process, which Ray did not start.
         if self._config.run.ray is not None and self._own_gpu:
             here = NodeAffinitySchedulingStrategy(
                 ray.get_runtime_context().get_node_id(), soft=False

@@ -140,6 +140,7 @@ class Many(Crew):
 
         for _ in range(MOST_STARTS + MOST_ATTEMPTS):
             ready = self.ready()
+            # With this process a power of two, by which the tree of shards divides evenly.
             members = ready[: (1 << (len(ready) + 1).bit_length() - 1) - 1]
             if not members:
                 self._leave()

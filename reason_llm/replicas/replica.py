@@ -40,7 +40,7 @@ class Work:
     state: RunState
     plan: Plan
     readers: Sequence[Reader]
-    """Those of the base."""
+    """Readers of the run that use the base model."""
     threads: int
     """Threads of torch on a CPU; the bits depend on them."""
     only_samples: bool

@@ -100,7 +100,7 @@ def test_it_samples_as_the_run_samples(
 ) -> None:
     sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.02, "max_new_tokens": 41}
     config = small_run(
-        sample=sampling | {"stop": ["</answer>", "\n\n"], "environment": "a.py:B"},
+        sample=sampling | {"stop": ["</answer>", "\n\n"]},
         data__template="plain_chat", data__template_arguments={"loud": True},
         data__system_prompt="Answer with care.", score__rewards=["boxed"],
     )  # fmt: skip

@@ -407,37 +407,6 @@ def test_a_custom_reward_s_column_must_outlive_the_buffer(
     assert read_document(buffer_path).groups[0].prompt.extra == {"unit": value}
 
 
-ENVIRONMENTS = """
-class Asks:
-    def reset(this, level, question, start=0, **row): ...
-    def step(self, text): ...
-
-class Easy(Asks):
-    def reset(self, **row): ...
-"""
-
-
-def test_all_columns_that_a_row_lacks_are_told_at_once(
-    tmp_path: Path, small_run: Callable[..., Config], tokenizer: Any
-) -> None:
-    (its := tmp_path / "its.py").write_text(ENVIRONMENTS)
-    faults: list[DataError] = []
-
-    def told(row: dict[str, Any], environment: Any, *columns: str) -> str:
-        options = {"sample__environment": environment, "data__train": str(lines(tmp_path, row))}
-        load_data(small_run(**options), tokenizer, 4000, faults.append, columns)
-        return str(faults.pop(0)) if faults else ""
-
-    lacks = "column 'level', which reset of the environment asks for"
-    unit, price = (f"column '{name}', which a custom reward asks for" for name in ("unit", "price"))
-    message = f":1: lacks {lacks}, and {price}, and {unit}; it has question, answer; add"
-    assert message in told(ROWS[0], f"{its}:Asks", "unit", "price", "answer")
-    assert told({**ROWS[0], "level": 1}, f"{its}:Asks") == ""
-    named = {"asks": f"{its}:Asks", "easy": f"{its}:Easy"}
-    assert told({**ROWS[0], "environment": "easy"}, named) == ""
-    assert f"lacks {lacks}; it has" in told({**ROWS[0], "environment": "asks"}, named)
-
-
 @pytest.mark.parametrize("name", ["r.jsonl", "r.csv"])
 def test_a_vast_line_or_field_is_refused_before_it_fills_the_memory(
     name: str, tmp_path: Path

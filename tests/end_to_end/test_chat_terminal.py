@@ -92,17 +92,6 @@ def test_bad_input_is_one_line(
     assert re.fullmatch(f"error: {problem}\n", error)
 
 
-def test_a_run_in_an_environment_says_that_a_chat_plays_none(
-    monkeypatch: pytest.MonkeyPatch, script: Callable[..., tuple[int, str, str]], run_folder: Path
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(QUESTION.encode())))
-    config = (path := run_folder / "resolved_config.yaml").read_text()
-    path.write_text(config.replace("environment: null", "environment: mine.py:Game"))
-    code, shown, error = script("chat.py", run_folder, "--max-new-tokens", "4")
-    assert (code, bool(shown), error.count("\n")) == (0, True, 1)
-    assert error.startswith("a chat does not play sample.environment: each answer is one turn")
-
-
 @pytest.fixture
 def terminal(run_folder: Path, tmp_path: Path) -> Iterator[Terminal]:
     command = f"{sys.executable} {CHAT} {run_folder} --temperature 0 --seed 0"

@@ -266,10 +266,6 @@ def test_a_column_that_a_custom_reward_asks_for(tmp_path: Path, call: Call) -> N
     rewards = [{"custom": f"{tmp_path / 'mine.py'}:has_unit"}]
     code, shown, _ = call({"train": train}, score={"rewards": rewards})
     assert (code, "a.jsonl:2: lacks column 'unit'" in shown) == (2, True)
-    game = "class A:\n    def step(self, text): ...\n    def reset(self, unit): ...\n"
-    (tmp_path / "mine.py").write_text(game)
-    code, shown, _ = call({"train": train}, "--sample.environment", f"{tmp_path / 'mine.py'}:A")
-    assert (code, "a.jsonl:2: lacks column 'unit', which reset of" in shown) == (2, True)
 
 
 def test_the_report_shows_what_the_model_reads(tmp_path: Path, call: Call) -> None:
@@ -279,14 +275,6 @@ def test_the_report_shows_what_the_model_reads(tmp_path: Path, call: Call) -> No
     assert code == 0
     assert "control tokens that the row spells (<|im_end|>) are read as text in 2 rows" in shown
     assert "<|im_start|>user\n1 <|im_end|>?<|im_end|>\n<|im_start|>assistant\n" in shown
-    class_ = (
-        "class Sums:\n    def reset(self): ...\n    def add(self, a: int) -> int:\n"
-        '        """Add.\n\n        Args:\n            a: A number.\n        """\n'
-    )
-    (tmp_path / "its.py").write_text(class_)
-    named = ("--sample.environment", f"{tmp_path / 'its.py'}:Sums")
-    code, shown, errors = call({"train": str(tmp_path / "a.jsonl")}, *named)
-    assert code == 2 and "offers tools to the model, and the chat template of" in shown + errors
 
 
 def test_a_run_over_several_sets_tells_each_accuracy(

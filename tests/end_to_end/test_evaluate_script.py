@@ -214,20 +214,6 @@ def test_two_adapters_of_different_shape(call: Call, run_folder: Path, tmp_path:
     assert comparison["greedy"]["p_value"] == 1
 
 
-def test_a_changed_environment_is_another_evaluation(
-    call: Call, run_folder: Path, tmp_path: Path
-) -> None:
-    game = "class Game:\n  def reset(self, **row): ...\n  def step(self, text): return '', True\n"
-    (path := tmp_path / "game.py").write_text(game)
-    asked = (run_folder, "--sample.environment", f"{path}:Game", "--eval.limit", "2", "--out")
-    assert call(*asked, tmp_path / "out")[0] == 0
-    assert rows(tmp_path / "out")[0]["greedy"]["finish_reason"] == "environment"
-    path.write_text(game.replace("return '', True", "return 1 / 0"))
-    assert "the environment failed in 2 completions" in call(*asked, tmp_path / "other")[1]
-    code, _, error = call(*asked, tmp_path / "out")
-    assert (code, "holds an evaluation with other options" in error) == (2, True)
-
-
 CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "nothing": (lambda run: [], ["nothing to evaluate", "runs/quickstart"]),
     "no such set": (lambda run: [str(run), "--sets", "gsm9k"], ["is none of gsm8k", "held_out"]),

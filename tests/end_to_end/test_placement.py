@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from conftest import ROOT, TINY
 from reason_llm.loop import train
 from reward_runs import by_form, reward_config
+from slices import installed
 from stage_runs import write_rows
 
 pytestmark = pytest.mark.long
@@ -52,6 +53,8 @@ ROLLOUTS: dict[str, str] = {
 }
 """Options of runs that follow one another in one process; a run resumes without a critic, with
 which the moments are moved to the card once more."""
+if not installed("replicas"):
+    del ROLLOUTS["shards_taught_by_an_adapter"]
 ROWS = {
     "sft": "demonstrations",
     "preference": "pairs",

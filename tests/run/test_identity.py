@@ -2,10 +2,8 @@
 the user's own code is told, each by its name."""
 
 import json
-import logging
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,24 +16,6 @@ from reason_llm.evaluate import make_request, run_evaluation
 from reason_llm.loop import train
 from reason_llm.run import SILENT
 from reason_llm.run.start.prepare import prepare
-
-ENVIRONMENT = """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-import hints
-
-
-class Asks:
-    def reset(self, **row):
-        self.total = 0
-
-    def step(self, text):
-        from later import answer
-
-        return answer(hints.HINT)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -135,35 +115,3 @@ def test_an_evaluation_does_not_go_on_either(
     change(base)
     with pytest.raises(ValueError, match="another --out"):
         run_evaluation(request, SILENT)
-
-
-def test_a_module_that_the_environments_file_imports_is_another_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "asks.py").write_text(ENVIRONMENT)
-    (own / "hints.py").write_text("import json, torch\nfrom words import HINT\n")
-    (own / "words").mkdir()
-    (own / "words" / "__init__.py").write_text("from .one import HINT\n")
-    (own / "words" / "one.py").write_text("HINT = 'again'\n")
-    (own / "later.py").write_text("def answer(hint):\n    return hint\n")
-    config = small_config(tmp_path, run__steps=1, sample__max_new_tokens=40, data__limit=8,
-                          sample__environment=f"{own / 'asks.py'}:Asks", sample__turns=2,
-                          sample__turn_tokens=4)  # fmt: skip
-    train(config)
-    config, key = config.with_options({"run.steps": 2}), "score.custom_sha256.sample.environment"
-    with caplog.at_level(logging.WARNING):
-        prepare(config, SILENT)
-        assert "another experiment" not in caplog.text
-        for name in ("hints", "later", "words", "words.one"):
-            file = own.joinpath(*name.split("."))
-            file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-            before = file.read_text()
-            file.write_text(before + "# changed\n")
-            caplog.clear()
-            prepare(config, SILENT)
-            (line,) = [each for each in caplog.messages if "another experiment" in each]
-            assert line.startswith(f"the run resumes with {key} imports {name}: '"), line
-            file.write_text(before)

@@ -152,12 +152,11 @@ def test_what_is_told_of_a_step_s_rollouts() -> None:
         one = Completion((1, 2, 3), "", (-1.0,) * 3, reason, {"a": reward, "none": math.nan})
         return replace(one, reward=reward, advantage=advantage, **others)
 
-    failed = made(0.0, 0.0, "error", environment={"turns": 2, "calls": 3, "failed_calls": 1})
+    failed = made(0.0, 0.0, "error")
     failed = replace(failed, rewards={"a": math.nan, "none": math.nan})
-    played = {"turns": 4, "calls": 1}
     pairs = [
         (made(1.0, 1.0, "stop"), made(0.0, -1.0, "length", spans=(Span(0, 1),))),
-        (made(1.0, 0.0, "stop"), made(1.0, 0.0, "turns", environment=played)),
+        (made(1.0, 0.0, "stop"), made(1.0, 0.0, "turns")),
         (made(1.0, 0.0, "stop"), made(0.5, 0.0, "stop")),
         (made(1.0, 0.5, "stop"), failed),
     ]
@@ -165,9 +164,6 @@ def test_what_is_told_of_a_step_s_rollouts() -> None:
     assert metrics.describe(groups, "a") == {
         "sample/tokens": 23, "sample/completion_tokens": 23 / 8, "sample/truncated_fraction": 1 / 8,
         "score/groups_without_signal_fraction": 3 / 4, "score/a": 5.5 / 7, "score/reward": 5.5 / 7,
-        "sample/turns": 3.0, "sample/out_of_turns_fraction": 0.5,
-        "sample/failed_calls_fraction": 0.25,
-        "sample/environment_error_fraction": 0.5, "sample/no_calls_fraction": 0.0,
         "score/first_reward_std": pstdev([1, 0, 1, 1, 1, 0.5, 1]),
     }  # fmt: skip
 

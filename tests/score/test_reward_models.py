@@ -1,7 +1,6 @@
 """Reward models in the config and the scorer: labels, what they contradict, totals."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +93,6 @@ def test_totals_come_with_the_last_model() -> None:
     totals = [c.reward for g in whole for c in g.completions]
     assert totals == [0.25 + 1 + 1 - 1, 0.5 - 2, 0.25 - 3, 0.25 + 0 + 1 - 4]
     assert list(whole[0].completions[0].rewards) == ["format", "a", "tag_count", "b"]
-
-
-def test_where_the_environment_failed_no_reward_is_given(caplog: pytest.LogCaptureFixture) -> None:
-    other, asked = group("y").completions[0], group(RIGHT)
-    failed = replace(asked.completions[0], finish_reason="error", environment={"problem": "fell"})
-    asked = replace(asked, completions=(failed, other))
-    section = ScoreSection.model_validate({"rewards": [FIRST | {"weight": 2}, model("a")]})
-    with Scorer(section, 10) as scorer:
-        (judged,) = scorer.score([asked], only_first=True)
-        (found,) = scorer.with_model_reward(scorer.score([asked]), "a", [1.0, 2.0])
-    assert "failed in 1 completions, such as p:1#0, which count as wrong; the env" in caplog.text
-    assert [c.reward for c in judged.completions] == [0.0, 0.0]
-    assert all(map(math.isnan, found.completions[0].rewards.values()))
-    assert [c.reward for c in found.completions] == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

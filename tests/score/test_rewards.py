@@ -245,17 +245,6 @@ def test_repetition_is_counted_in_ngrams_of_tokens() -> None:
     assert reward("repetition_penalty", "ababab") == pytest.approx(-0.5)  # aba bab aba bab
 
 
-def test_an_environment_s_word_or_note_is_the_reward() -> None:
-    asked = group("a", "b")
-    told = [{"reward": 0.5, "notes": {"hits": 2, "what": "x"}}, {"notes": {"hits": 0}}]
-    pairs = zip(asked.completions, told, strict=True)
-    asked = replace(asked, completions=tuple(replace(c, environment=e) for c, e in pairs))
-    wanted = {None: [0.5, math.nan], "hits": [2, 0], "what": [math.nan] * 2}
-    for note, values in wanted.items():
-        found = scores([{"name": "environment", "options": {"note": note}}], asked)
-        assert [f["environment"] for f in found] == pytest.approx(values, nan_ok=True)
-
-
 def test_the_model_s_last_turn_is_judged_and_not_the_whole_text(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
@@ -276,21 +265,18 @@ def test_the_model_s_last_turn_is_judged_and_not_the_whole_text(tmp_path: Path) 
 
 
 def test_what_trl_s_trainer_gives_beside_columns() -> None:
-    def played(completions: Any, environments: Any, log_extra: Any, log_metric: Any) -> Any:
+    def logs(completions: Any, log_extra: Any, log_metric: Any) -> Any:
         log_extra("text", completions)
         log_extra("any", [np.float32(0.5), {"a": "\ud800" * 5000}])
-        for each in environments:
-            log_metric("hits", each.hits)
-        return [each.reward + each.turns for each in environments]
+        for hits in (2, 5):
+            log_metric("hits", hits)
+        return [1.5, 1.5]
 
     asked = group("a", "b", extra={ROW: {"prompt": "x", "columns": {}}})
-    told = [{"turns": 1, "reward": 0.5, "notes": {"hits": n}} for n in (2, 5)]
-    pairs = zip(asked.completions, told, strict=True)
-    asked_there = replace(asked, completions=tuple(replace(c, environment=e) for c, e in pairs))
-    spec = RewardSpec.model_validate({"custom": played})
+    spec = RewardSpec.model_validate({"custom": logs})
     with Scorer(ScoreSection(rewards=[spec]), 100) as scorer:
-        (scored,) = scorer.score([asked_there])
-        assert [c.rewards["played"] for c in scored.completions] == [1.5, 1.5]
+        (scored,) = scorer.score([asked])
+        assert [c.rewards["logs"] for c in scored.completions] == [1.5, 1.5]
         counts = {**scorer.take_counts(), "score/errors": 3.0}
         assert with_means(counts) == {"score/errors": 3, "score/timeouts": 0, "logged/hits": 3.5}
         cut = "{'a': '" + "\\ud800" * 165 + "\\ud8"
@@ -299,8 +285,6 @@ def test_what_trl_s_trainer_gives_beside_columns() -> None:
         assert [c.logged for c in scored.completions] == columns
         stored = replace(scored, prompt=replace(scored.prompt, token_ids=(1,)))
         assert group_from_json(orjson.loads(orjson.dumps(stored))) == stored
-        with pytest.raises(RewardError, match=r"'environments', which p lacks \(there is no"):
-            scorer.score([asked])
 
 
 def test_groups_that_come_one_by_one_are_scored_as_together() -> None:
@@ -365,22 +349,6 @@ def test_numpy_s_numbers_and_truths_are_rewards() -> None:
     given = [np.bool_(True), np.float32(0.5), np.int64(2), np.array(False)]
     found = CustomReward("f", 300.0, lambda completions: given).group(group(*"abcd"))
     assert found == [1.0, 0.5, 2.0, 0.0]
-
-
-def test_completions_without_any_reward_are_told_with_their_commonest_problem(
-    custom: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    spec = RewardSpec(custom=f"{custom}:unsure")
-    asked = group("a", "b", "c", "d")
-    told = [{}, {"problem": "rare"}, {"problem": "often"}, {"problem": "often"}]
-    pairs = zip(asked.completions, told, strict=True)
-    asked = replace(asked, completions=tuple(replace(c, environment=e) for c, e in pairs))
-    with Scorer(ScoreSection(rewards=[spec]), 9) as scorer:
-        scorer.score([asked])
-        assert "gave None for 4 completions, such as p#0; their" in caplog.messages[-1]
-        assert caplog.messages[-1].endswith("teach nothing; the environment: often")
-        scorer.score([asked], only_first=True)
-        assert "failed in 3 completions, such as p#1, which" in caplog.messages[-1]
 
 
 def test_a_pattern_is_searched_within_its_limit(caplog: pytest.LogCaptureFixture) -> None:

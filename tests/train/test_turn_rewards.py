@@ -1,20 +1,15 @@
 """Advantages of turns: the return to go less the baseline of whole rollouts."""
 
-from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from reason_llm.app.rescore import rescore
-from reason_llm.config import Config
 from reason_llm.config.algorithms import resolve
 from reason_llm.model import to_data
 from reason_llm.model.datum import Datum
-from reason_llm.rollout import ROW, Completion, Group, Prompt, Span
-from reason_llm.run import Document, RunIdentity
+from reason_llm.rollout import Completion, Group, Prompt, Span
 from reason_llm.train.objectives import PolicyGradient
 from reason_llm.train.scored import with_advantages
 
@@ -124,22 +119,3 @@ def test_the_expected_gradient_is_the_policy_s(baseline: str, factor: float | No
         assert torch.cosine_similarity(true.flatten(), estimated.flatten(), dim=0) < 0.95
     else:
         assert torch.allclose(estimated, factor * true, atol=1e-6)
-
-
-def test_rescored_turns_have_the_new_weight() -> None:
-    """The environment's reward counts 2 in the place of 0.5."""
-    config = Config.model_validate({
-        "data": {"train": "x.jsonl"}, "sample": {"environment": "x.py:Play"},
-        "algorithm": {"name": "bnpo", "credit": "turn", "kl": "none", "scale": "none"},
-        "score": {"rewards": [{"name": "environment", "weight": 2.0}]},
-    })  # fmt: skip
-    played = group((0.5,), (1.0, -0.5), weight=1.0, at_end=0.0)
-    told = [replace(c, environment={**c.environment, "reward": 0.5}) for c in played.completions]
-    played = Group(replace(played.prompt, extra={ROW: {}}), tuple(told))
-    document = Document(RunIdentity("x", "x", {}), 0, True, True, 1, [played])
-    found = rescore(document, config, Path("buffer.json")).groups
-    assert [[c.reward for c in g.completions] for g in found] == [[1.0, 1.0]]
-    data = PolicyGradient(config.algorithm.row(), 32, turn_weight=2.0).prepared(to_data(found))
-    by_turn = [datum.on_trained("advantages").tolist() for datum in data]
-    assert by_turn == [[0.0, 0.0], [0.0, 0.0, -2.0, -2.0]]
-    assert [[c.advantage for c in g.completions] for g in found] == [[0.0, 0.0]]

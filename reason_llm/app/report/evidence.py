@@ -159,7 +159,7 @@ class Change:
 
     @property
     def means(self) -> str:
-        """What ``before`` and ``after`` are, in brackets."""
+        """A note in brackets that says of how many steps ``before`` and ``after`` are means."""
         return f"(means of the first and the last {self.num_ends} steps)"
 
     @property

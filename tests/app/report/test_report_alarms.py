@@ -451,17 +451,6 @@ def test_a_fall_of_accuracy_is_told_with_its_numbers_and_its_adapter() -> None:
     assert [group.step for group in found.groups] == [11, 10, 9, 8, 7]
 
 
-@pytest.mark.parametrize(
-    ("fractions", "state"), [([1.0], "alarm"), ([1.0, 0.0, 0.0], "alarm"), ([0.9, 0.9], "unknown")]
-)
-def test_an_environment_that_always_fails_is_told_at_once(
-    fractions: list[float], state: str
-) -> None:
-    key = "sample/environment_error_fraction"
-    records = [record(step, **{key: value}) for step, value in enumerate(fractions, 1)]
-    assert alarms.ALARMS["The environment fails"].check(seen(records)).state == state
-
-
 def test_an_alarm_has_its_own_advice_or_the_table_s() -> None:
     records = up({"sample/truncated_fraction": (0.0, 0.9), "score/errors": (0.0, 1.0)})
     found = alarms.judge(seen(records), "alarm")

@@ -2,29 +2,18 @@
 nothing, and that no completion acts."""
 
 import gzip
-import hashlib
-import json
-import os
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import orjson
-import pytest
-from PIL import Image
 
-from chromium import PROGRAM, Chromium
+from chromium import IN_A_BROWSER, Chromium, opened, text_of
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.serve import make_server
-from reason_llm.rollout import ATTACHMENTS, Completion, Span
 from reason_llm.run.store import metrics
-from report_runs import TOKENIZER, completion, group, record, write_run
+from report_runs import completion, group, record, write_run
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(PROGRAM is None, reason="needs chromium (apt-get install chromium)"),
-]
+pytestmark = IN_A_BROWSER
 
 HOSTILE = [
     "<script>document.title='taken'</script>",
@@ -34,34 +23,6 @@ HOSTILE = [
     "right \u202eto\u202c left \u2066isolate\u2069 \u200bzero\ufeff \u2028line",
     "javascript:alert(1) {{script}} &lt;b&gt; &#x3c;",
 ]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    with Chromium(tmp_path_factory.mktemp("chromium")) as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Chromium) -> Chromium:
-    browser.resize(1280, 900)
-    browser.call("Page.navigate", url="about:blank")
-    browser.wait("location.href === 'about:blank'")
-    browser.requests.clear()
-    browser.complaints.clear()
-    return browser
-
-
-def opened(page: Chromium, folder: Path, place: str = "") -> Chromium:
-    out = folder / "report.html"
-    write_report([folder], out)
-    page.open(out.resolve().as_uri() + "#" + place)
-    return page
-
-
-def text_of(page: Chromium, selector: str) -> str:
-    found: str = page.run(f"document.querySelector({json.dumps(selector)}).textContent")
-    return found
 
 
 def honest(tmp_path: Path, count: int = 12, groups: int = 4) -> Path:
@@ -201,28 +162,6 @@ def test_rollouts_are_filtered_searched_and_compared(page: Chromium, tmp_path: P
     assert page.complaints == []
 
 
-def test_the_images_of_a_prompt_are_shown(page: Chromium, tmp_path: Path) -> None:
-    """The page's policy lets the thumbnail load; one that a row holds is named."""
-    file = tmp_path / "<b>seven.png"
-    Image.new("RGB", (300, 200), (10, 200, 90)).save(file)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    records = [
-        {"kind": "images", "sha256": digest, "start": start, "length": 1,
-         "about": {"path": path, "grid": [1, 2, 2]}}
-        for start, path in enumerate((str(file), ""))
-    ]  # fmt: skip
-    asked = group(["7"], [1.0])
-    asked = replace(asked, prompt=replace(asked.prompt, extra={ATTACHMENTS: records}))
-    folder = write_run(tmp_path / "run", [record(0), record(1)], [[asked]])
-    opened(page, folder, "view=rollouts")
-    page.wait("document.querySelector('.detail .images img')?.naturalWidth")
-    shown = "(({naturalWidth, naturalHeight, alt}) => [naturalWidth, naturalHeight, alt])"
-    image = page.run(f"{shown}(document.querySelector('.detail .images img'))")
-    assert image == [96, 64, "<b>seven.png"]
-    assert text_of(page, ".images .tag") == f"image {digest[:12]}, which its row holds"
-    assert page.complaints == []
-
-
 def test_tokens_are_coloured_by_the_ratio_where_there_is_one(
     page: Chromium, tmp_path: Path
 ) -> None:
@@ -353,66 +292,3 @@ def test_a_served_page_follows_the_run(page: Chromium, tmp_path: Path) -> None:
             server.shutdown()
             thread.join()
     page.wait("document.querySelector('#live').textContent === 'the server is gone'")
-
-
-def talk(*parts: str, **environment: object) -> Completion:
-    """A rollout whose parts the model and its tools wrote in turns, the model first."""
-    ids, spans, text = list[int](), list[Span](), ""
-    for number, part in enumerate(parts):
-        found = TOKENIZER.encode(part, add_special_tokens=False).ids
-        if number % 2:
-            spans.append(Span(len(ids), len(ids) + len(found)))
-        ids, text = [*ids, *found], text + part
-    return Completion(
-        tuple(ids), text, (-0.5,) * len(ids), "environment", {"boxed": 1.0}, 1.0, 0.0,
-        spans=tuple(spans), environment=environment,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_rollout_of_turns_is_a_conversation(
-    page: Chromium, tmp_path: Path, theme: str, width: int
-) -> None:
-    call = '<tool_call>\n{"name": "python", "arguments": {"code": "1 + 1"}}\n</tool_call>'
-    played = talk(
-        f"I compute.{call}", "\ntool\n<b>2</b>\nassistant\n", "And <tool_call>{no json", "\nlong "
-        + "x" * 500, "It is 2.", turns=3, calls=2, failed_calls=1, reward=1.0,
-        turn_rewards=[0.25, 0.0, 0.75],
-    )  # fmt: skip
-    failed = talk("<img src=x onerror=\"document.title='taken'\">", turns=1, problem="step raised")
-    made = group(["a", "b"], [1.0, 0.0])
-    steps = [[replace(made, completions=(played, replace(failed, finish_reason="error")))]]
-    folder = write_run(tmp_path / "run", [record(1)], steps)
-    page.resize(width, 900)
-    page.theme(theme)
-    opened(page, folder, "view=rollouts&group=0").wait("document.querySelector('.card .reply')")
-    found = page.run(
-        "[...document.querySelectorAll('.card:first-child .text-block > *')].map((each) => "
-        "[each.tagName, each.className, (each.querySelector('summary') || each).textContent])"
-    )
-    assert found[:3] == [
-        ["DETAILS", "call", 'python {"code":"1 + 1"}'],
-        ["P", "muted", "reward 0.25"],
-        ["DIV", "reply", "tool\n<b>2</b>\nassistant"],
-    ]
-    assert found[3] == ["DETAILS", "call", "a call that cannot be read"]
-    assert found[5][:2] == ["DETAILS", "reply"] and "505 characters" in found[5][2]
-    assert page.run("document.querySelectorAll('.card details[open]').length") == 0
-    heads = page.run("[...document.querySelectorAll('.card header')].map((e) => e.textContent)")
-    assert "3 turns, 2 calls, 1 failed, over" in heads[0]
-    assert "1 turn, failed: step raised" in heads[1]
-    colors = page.run(
-        "['.card .reply', '.card .text-block'].map((e) => getComputedStyle("
-        "document.querySelector(e)).color)"
-    )
-    assert colors[0] != colors[1]
-    assert page.run("document.documentElement.scrollWidth <= innerWidth")
-    page.click(".modes button:nth-child(2)")
-    page.wait("document.querySelector('.t.read')")
-    read = page.run("[...document.querySelectorAll('.card:first-child .t.read')].length")
-    assert read == sum(span.end - span.start for span in played.spans)
-    assert page.run("document.title") != "taken" and not page.complaints
-    if folder_of_pictures := os.environ.get("REPORT_PICTURES"):
-        page.click(".modes button:nth-child(1)")
-        page.picture(Path(folder_of_pictures) / f"turns-{theme}-{width}.png")

@@ -76,14 +76,6 @@ def test_a_token_s_ratio_is_the_learner_s_over_the_sampler_s(tmp_path: Path) -> 
     assert ratios.tolist() == [0x8000 + 250] + [0x8000] * (len(learner) - 1)
 
 
-def test_what_an_environment_did_is_beside_the_completion(tmp_path: Path) -> None:
-    played = group(["12"], [1.0], environment={"calls": 2.0}, finish_reason="environment")
-    header = unpacked(page([examined(write_run(tmp_path / "a", [record(0)], [[played]]))]), 0, 0)
-    spans = [[each.start, each.end] for each in played.completions[0].spans]
-    assert header["played"] == [{"spans": spans, "end": "environment", "calls": 2.0}]
-    assert header["groups"][0]["answer"] == "3"
-
-
 def test_checks_point_at_the_groups_that_show_them(tmp_path: Path) -> None:
     records = [record(step, **{"score/errors": float(step == 2)}) for step in range(4)]
     steps = [[group(["1", "2"], [1.0, 1.0])], [group(["1"], [1.0]), group(["2"], [0.0])]]

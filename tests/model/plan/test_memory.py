@@ -34,7 +34,6 @@ from reason_llm.config import (
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.file import load
 from reason_llm.errors import ConfigError, ModelError
-from reason_llm.images.sizes import ImageSizes
 from reason_llm.model import layout as layouts
 from reason_llm.model.base import Model, load_tokenizer, meta_model, stored_bytes
 from reason_llm.model.datum import Datum
@@ -695,27 +694,6 @@ def test_a_teacher_of_its_own_is_planned_by_its_config(tmp_path: Path) -> None:
     tree["teacher"]["model"] = str(tmp_path / "none")
     with pytest.raises(ModelError, match=r"^teacher\.model=.*none does not exist"):
         plan_only(Config.model_validate(tree))
-
-
-def test_images_take_the_tower_and_their_features(tmp_path: Path) -> None:
-    """One of 3,000 tokens, more than the 2,048 of a pass of vLLM, in bfloat16."""
-    images = ImageSizes(
-        weights=400_000_000, most_tokens=3000, most_images=2, all_tokens=10**6, token_pixels=1024,
-        features=10_000, passing=80_000,
-    )  # fmt: skip
-    config, shape = card_config(tmp_path)
-    made = memory.plan(config, shape, card(48), 32768, 3200, attachments=images)
-    bare = memory.plan(config, shape, card(48), 32768, 3200)
-    lines = {line.name: (line.sampling, line.learning) for line in made.lines}
-    assert lines["weights that read images"] == (800_000_000, 800_000_000)
-    assert lines["images in flight"] == (2 * 80_000 * 3000, 2 * 80_000 * 3000)
-    assert lines["vLLM's cache of image features"] == (2 * 10_000 * 3000, 0)
-    assert made.host_bytes - bare.host_bytes == 2 << 30  # of 20 GB
-    assert made.engine is not None and made.engine.attachments == images
-    with_transformers = config.with_options({"sample.engine": "transformers"})
-    made = memory.plan(with_transformers, shape, card(48), 32768, 3200, attachments=images)
-    lines = {line.name: (line.sampling, line.learning) for line in made.lines}
-    assert lines["an image in flight"] == (2 * 90_000 * 3000, 2 * 80_000 * 3000)
 
 
 def test_too_little_host_memory_is_refused(tmp_path: Path) -> None:
