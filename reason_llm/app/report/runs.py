@@ -48,12 +48,8 @@ def is_evaluated(record: Record) -> bool:
 
 
 def read_runs(folders: list[Path]) -> list[RunRecord]:
-    """The runs, each with a unique label.
-
-    Raises:
-        DataError: a folder is no run, or its records cannot be read; named twice.
-        ConfigError: its config is not of this version.
-    """
+    """The runs, each with a unique label; raises a ReasonError if a folder is named twice, is no
+    run, or cannot be read."""
     real = [folder.resolve() for folder in folders]
     for folder in folders:
         if real.count(folder.resolve()) > 1:
@@ -67,7 +63,14 @@ def read_runs(folders: list[Path]) -> list[RunRecord]:
 
 def read_run(folder: Path, label: str) -> RunRecord:
     """The run in ``folder``; raises as ``read_runs``."""
-    _check_is_run(folder)
+    if not folder.is_dir():
+        raise DataError(run_folder.no_run(folder))
+    for name in ("metrics.jsonl", "resolved_config.yaml"):
+        if not (folder / name).is_file():
+            raise DataError(
+                f"{folder} is no training run: it has no {name}; name a run's folder, "
+                "such as runs/quickstart"
+            )
     config = run_folder.read_config(folder)
     try:
         records = metrics.read(folder)
@@ -89,17 +92,6 @@ def read_run(folder: Path, label: str) -> RunRecord:
 
 _OF_A_START = {"step", "time", "reason_llm", "packages", "machine", "data", "plan"}
 """What the page shows of it."""
-
-
-def _check_is_run(folder: Path) -> None:
-    if not folder.is_dir():
-        raise DataError(run_folder.no_run(folder))
-    for name in ("metrics.jsonl", "resolved_config.yaml"):
-        if not (folder / name).is_file():
-            raise DataError(
-                f"{folder} is no training run: it has no {name}; name a run's folder, "
-                "such as runs/quickstart"
-            )
 
 
 def _object(path: Path, notices: list[str]) -> dict[str, Any] | None:
