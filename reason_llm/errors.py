@@ -62,11 +62,7 @@ class OutOfMemory(TrainingError, MemoryError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked for the end, and everything is saved.
-
-    Args:
-        exit_code: 128 plus the signal's number.
-    """
+    """A signal asked for the end, and everything is saved; the exit code is 128 plus its number."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)

@@ -103,11 +103,8 @@ class Prompt:
 
     @property
     def opened(self) -> str:
-        """The tag that the prompt ends with and the model continues; empty for none.
-
-        Templates of thinking models open a thought: ``...<|im_start|>assistant\\n<think>\\n`` opens
-        ``<think>\\n``.
-        """
+        """The tag that the prompt ends with and the model continues, such as ``<think>\\n`` of the
+        templates of thinking models; empty for none."""
         found = _OPENED.search(self.text, max(0, len(self.text) - 64))
         return "" if found is None or found[1].lower() in _ROLES else found[0]
 
@@ -294,11 +291,8 @@ def check_lengths(group: Group) -> None:
 
 
 def record_from_json(kind: type[T], value: Any) -> T:
-    """A record from what its JSON holds, by the types of its fields.
-
-    Raises:
-        ValueError: in one line, with the path to the field: missing, or of another kind.
-    """
+    """A record from what its JSON holds, by the types of its fields; raises ValueError, in one
+    line, with the path to the field that is missing or of another kind."""
     try:
         record: T = _reader(kind).validate_python(value)  # type: ignore[arg-type]
     except ValidationError as error:

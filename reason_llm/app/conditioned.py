@@ -48,11 +48,7 @@ class Condition:
 
 def fit(scores: Sequence[float], section: PairsSection) -> Condition:
     """Fit the condition to the scores of all rows: z = (score - mean) / deviation, with the
-    unbiased deviation, in float64.
-
-    Raises:
-        DataError: all scores are equal, or too large to be compared.
-    """
+    unbiased deviation, in float64. Raises a DataError if they are all equal, or too large."""
     num_bins = section.bins
     if len(set(scores)) < 2:
         raise DataError(
@@ -125,14 +121,8 @@ def with_text(row: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 class QuestionEnd:
-    """End of the question in the prompts of a run.
-
-    Args:
-        config: the run's config, as stored with its rollouts.
-
-    Raises:
-        RolloutBufferError: another version of this program wrote it.
-    """
+    """End of the question in the prompts of a run, by the config that is stored with its rollouts;
+    raises a RolloutBufferError if that is not of this version."""
 
     def __init__(self, config: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> None:
         sections = {name: value for name, value in config.items() if name in Config.model_fields}

@@ -38,11 +38,8 @@ EVERYTHING = "all"
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that raises ConfigError with one line.
-
-    Args:
-        usage: text after the program's name.
-    """
+    """Argument parser that raises ConfigError with one line; ``usage`` follows the program's
+    name."""
 
     def __init__(self, program: str, description: str, usage: str | None = None) -> None:
         super().__init__(
@@ -122,7 +119,8 @@ def read_command_line(
         if asked and in_force:
             with suppress(ConfigError):  # --help must work with a wrong config
                 line = read_command_line(program, description, what, arguments, switches, values)
-                here = _in_force(line)
+                config = line.config()
+                here = {key: attrgetter(key)(config) for key, _ in leaves(Config)}
                 named = line.what or ("this command" if line.overrides else "the quick start")
                 differs = f"Options show their default and, where {named} differs, its value."
                 description = f"{description}\n{differs}"
@@ -145,13 +143,13 @@ def read_command_line(
     options = [word for word in unknown if word.startswith("--")] or unknown[:1]
     mistakes = []
     for word in options:
-        problem, key = f"unknown argument {word!r}", word.lstrip("-").split("=")[0]
-        mistakes.append(
-            unknown_key(key, problem, "--", [*switches, *(values or {})])
-            if with_config
-            else f"{problem}; see --help for all options"
-        )
-    raise_all(map(ConfigError, mistakes))
+        problem = f"unknown argument {word!r}"
+        mistake = f"{problem}; see --help for all options"
+        if with_config:
+            key = word.lstrip("-").split("=")[0]
+            mistake = unknown_key(key, problem, "--", [*switches, *(values or {})])
+        mistakes.append(ConfigError(mistake))
+    raise_all(mistakes)
     found = vars(known)
     first = found.pop("what")
     if with_config and first is not None and "=" in first and not Path(first).exists():
@@ -171,12 +169,6 @@ def read_command_line(
                 f"--{key}: its value is not valid YAML: {one_line(error)}; quote it"
             ) from error
     return CommandLine(first, overrides, given, own)
-
-
-def _in_force(line: CommandLine) -> dict[str, Any]:
-    """Return the value of each option of the config that ``line`` gives, by dotted name."""
-    config = line.config()
-    return {key: attrgetter(key)(config) for key, _ in leaves(Config)}
 
 
 def _without_help(arguments: Sequence[str]) -> tuple[list[str], str | None]:
@@ -205,11 +197,8 @@ def _section_lines(program: str) -> str:
 def _add_options_of_config(
     parser: Parser, here: Mapping[str, Any], sections: Container[str]
 ) -> None:
-    """Add the config's options in ``sections``.
-
-    Args:
-        here: current values, by dotted name, that the help shows with the defaults.
-    """
+    """Add the config's options in ``sections``; the help also shows the values ``here``, by dotted
+    name, where they differ from the defaults."""
     for section, options in groupby(leaves(Config), lambda each: each[0].partition(".")[0]):
         if section not in sections:
             continue

@@ -52,16 +52,9 @@ def with_commands(text: str) -> str:
 
 
 def slice_for(name: str, asked: str) -> Any:
-    """Import a folder of the package, or a module in it, that is not needed until a config asks
-    for it.
-
-    Args:
-        name: ``images``, ``replicas``, or ``environments.data_side``.
-        asked: the option or the source that asks for it.
-
-    Raises:
-        ConfigError: the folder is not there.
-    """
+    """Import a folder of the package, or a module in it, that is not needed until a config asks for
+    it, such as ``environments.data_side``; raises a ConfigError with what ``asked`` if it is not
+    there."""
     if (found := slice_if_there(name)) is None:
         raise ConfigError(
             f"{asked} needs the folder reason_llm/{name.partition('.')[0]}, which this "

@@ -12,14 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from reason_llm.config.types import (
-    Count,
-    Fraction,
-    NonNegative,
-    Section,
-    ServiceSection,
-    Whole,
-)
+from reason_llm.config.types import Count, Fraction, NonNegative, Section, ServiceSection, Whole
 
 Rule = tuple[Callable[[Any, Any], bool], str]
 """(whether the options contradict each other, message); of the config and the algorithm's row."""

@@ -22,7 +22,6 @@ from reason_llm.config.data import (
     leaving_both,
     share_of,
 )
-from reason_llm.config.matching import matching
 from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.readers import READERS, ReaderReward, ReaderSections
 from reason_llm.config.score import ScoreSection
@@ -44,6 +43,7 @@ from reason_llm.config.types import (
     Positive,
     Section,
     Whole,
+    matching,
 )
 
 SHARED_BUFFER = Path("data/buffer.json")
@@ -184,15 +184,11 @@ class AdapterSection(Section):
 
     @property
     def adapts_head(self) -> bool:
-        """Whether the output head is adapted."""
-        return self.adapts(HEAD)
-
-    def adapts(self, name: str) -> bool:
-        """Whether the targets name a layer whose last name is this; all-linear names none."""
+        """Whether the targets name the output head; all-linear does not."""
         if not isinstance(self.targets, str):
-            return name in self.targets
+            return HEAD in self.targets
         try:
-            return bool(matching(self.targets, [name]))
+            return bool(matching(self.targets, [HEAD]))
         except ValueError:  # reported when the targets are looked up in the model
             return False
 

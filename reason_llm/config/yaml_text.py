@@ -22,11 +22,7 @@ _BAD_SCALAR = (ValueError, TypeError, KeyError, IndexError, AttributeError, Over
 
 def parse(text: str) -> Any:
     """Return the value in ``text``: None, bool, 64-bit int, float, str, list, or a dict with string
-    keys.
-
-    Raises:
-        ValueError: one or more lines about the problem.
-    """
+    keys; raises ValueError, of one or more lines."""
     try:
         value = yaml.load(text, _PlainValues)
     except yaml.YAMLError as error:

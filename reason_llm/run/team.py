@@ -69,11 +69,8 @@ class Team:
         return self.learners.learn(step, data, progress)
 
     def take_record(self, step: int, sampled_by: int | None) -> Record:
-        """Numbers for a step's record, such as each process's work since the last one.
-
-        Args:
-            sampled_by: version of the policy that sampled the step; None: unknown.
-        """
+        """Numbers for a step's record, such as each process's work since the last one;
+        ``sampled_by`` is the version of the policy that sampled the step, if it is known."""
         return {}
 
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:

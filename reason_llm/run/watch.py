@@ -45,12 +45,8 @@ class Watch:
         return nullcontext(lambda tokens, items: None)
 
     def step(self, record: Record, group: Group | None) -> None:
-        """A step was recorded.
-
-        Args:
-            record: that of step 0 tells of the policy before training.
-            group: the last one that was learned from; None at step 0.
-        """
+        """A step was recorded; the record of step 0 tells of the policy before training. ``group``
+        is the last one that was learned from; None at step 0."""
 
 
 Silent = Watch

@@ -131,11 +131,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
     """The changes by a plain LoRA adapter, and the weights that it holds whole, by the weight's
-    name.
-
-    Raises:
-        ModelError: it is damaged, or of another kind.
-    """
+    name; raises a ModelError if it is damaged, or of another kind."""
     config, file = adapters.read_config(adapter), adapter / adapters.WEIGHTS
     if config.target_parameters:
         raise ModelError(

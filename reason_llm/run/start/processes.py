@@ -33,11 +33,8 @@ class Processes:
 
 
 def processes_of(config: Config) -> Processes:
-    """The processes that the config asks for.
-
-    Raises:
-        ReasonError: they cannot be started on this machine.
-    """
+    """The processes that the config asks for; raises a ReasonError if this machine has not
+    enough."""
     if (several := config.run.several()) is None:
         return Processes()
     found: Processes = several.processes_of(config)

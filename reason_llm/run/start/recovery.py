@@ -23,12 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def state_of(run: ResolvedRun) -> RunState:
-    """State from which the run continues, by ``run.resume``, its checkpoints and its buffer.
-
-    Raises:
-        CheckpointError: it cannot resume from there.
-        RolloutBufferError: the buffer there is damaged, another run's, or does not fit the model.
-    """
+    """State from which the run continues, by ``run.resume``, its checkpoints and its buffer."""
     state = _begun_from(run)
     if run.config.samples and run.config.run.resume != "never":
         path = run.config.run.buffer_path
@@ -71,11 +66,7 @@ def _begun_from(run: ResolvedRun) -> RunState:
 
 def _from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | None:
     """State of the unfinished run ``name`` by its buffer; None if that belongs to another run.
-
-    Raises:
-        RolloutBufferError: it is damaged.
-        CheckpointError: the run's checkpoint is needed and was not found.
-    """
+    Raises a CheckpointError if the run's checkpoint is needed and was not found."""
     document = _unfinished(path, name)
     if document is None:
         return None

@@ -22,12 +22,7 @@ from reason_llm.data import (
     player_of,
     renderer_of,
 )
-from reason_llm.errors import (
-    CheckpointError,
-    ModelError,
-    RolloutBufferError,
-    one_line,
-)
+from reason_llm.errors import CheckpointError, ModelError, RolloutBufferError, one_line
 from reason_llm.files import check_writable
 from reason_llm.model import (
     adapters,
@@ -113,7 +108,9 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             subject = replace(subject, context_tokens=min(subject.context_tokens, most))
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
     episodes = episodes_of(config, renderer, subject.context_tokens)
-    _check_start(subject, start, folder)
+    if start is not None:
+        with _reading_start(start, folder):
+            adapters.check_fits(subject.policy, start, subject.config.model.path)
     data = _load(subject, scorer, watch)
     if data.attachments is not None:
         data.attachments.check(config, processes.is_alone)
@@ -164,15 +161,6 @@ def _reading_start(start: Path, folder: Path) -> Iterator[None]:
             f"{start}, the run's copy of model.start, is damaged ({one_line(error)[:200]}); "
             "restore it, or start with --run.resume never, which moves the run aside"
         ) from error
-
-
-def _check_start(subject: Subject, start: Path | None, folder: Path) -> None:
-    """Raises ModelError where the adapter that the run begins from is damaged or does not fit the
-    model, and CheckpointError of the run's own copy."""
-    if start is None:
-        return
-    with _reading_start(start, folder):
-        adapters.check_fits(subject.policy, start, subject.config.model.path)
 
 
 def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:

@@ -21,13 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def files(source: Path) -> list[Path]:
-    """Buffers in ``source``, one for each step, in order and without a gap: itself, or those in a
-    run's folder ``buffers``. The steps in the names must follow one another; else a step would
-    learn from the next one's rollouts.
-
-    Raises:
-        RolloutBufferError: there is none, or one in the middle is missing.
-    """
+    """Buffers in ``source``, one for each step, in order: itself, or those in a run's folder
+    ``buffers``. Raises a RolloutBufferError if one in the middle is missing: the step would learn
+    from the next one's rollouts."""
     buffers = buffer_files(source, "run.from_buffer=")
     steps = [step for path in buffers if (step := _step_of(path)) is not None]
     if not steps:
@@ -44,11 +40,7 @@ def files(source: Path) -> list[Path]:
 
 
 def buffer_files(source: Path, option: str = "") -> list[Path]:
-    """``files``, with gaps.
-
-    Args:
-        option: what stands before the path in an error.
-    """
+    """``files``, with gaps; ``option`` stands before the path in an error."""
     if not os.path.lexists(source):
         buffers, holds = list[Path](), "does not exist"
     elif source.is_dir():
