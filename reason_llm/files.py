@@ -97,8 +97,7 @@ CLOSED_OUTPUT = 128 + signal.SIGPIPE
 
 
 def check_writable(folder: Path) -> None:
-    """Raises WriteError where ``folder`` could not be made and written, with what stands in the
-    way; nothing is tried."""
+    """Check that ``folder`` could be made and written; nothing is tried."""
     try:
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     except OSError as error:  # for example, the name is too long
@@ -135,8 +134,7 @@ def write_atomically(path: Path, content: bytes | Sequence[Any]) -> None:
 
 
 def open_to_append(path: Path) -> BufferedWriter:
-    """The regular file at ``path``, created if needed, open for writing at its end; raises
-    OSError."""
+    """The regular file at ``path``, created if needed, open for writing at its end."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     handle = os.open(path, flags, 0o644)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -218,8 +216,7 @@ MOST_NESTING = 64
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The file at ``path``, open for reading; raises OSError if it is no regular one (or a link to
-    one)."""
+    """The regular file at ``path`` (or a link to one), open for reading; raises OSError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
@@ -234,8 +231,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Content of the regular file at ``path``; raises OSError if it is larger than
-    ``most_bytes``."""
+    """Content of the regular file at ``path``; raises OSError above ``most_bytes``."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
@@ -249,20 +245,17 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: Path, most_bytes: int = MIB) -> str:
-    """The UTF-8 text in the regular file at ``path``; raises UnicodeDecodeError and as
-    ``read_bounded``."""
+    """The UTF-8 text in the regular file at ``path``."""
     return read_bounded(path, most_bytes).decode()
 
 
 def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
-    """The JSON object in the regular file at ``path``; raises as ``read_bounded`` and
-    ``parsed_object``."""
+    """The JSON object in the regular file at ``path``."""
     return parsed_object(read_bounded(path, most_bytes))
 
 
 def parsed_object(content: bytes) -> dict[str, Any]:
-    """The JSON object in ``content``, without the SHA-256 that it may carry; raises NotAsWritten if
-    that is another, and ValueError if it is no JSON, no object, or nested too deep."""
+    """The JSON object in ``content``, whose SHA-256, if it carries one, is right."""
     check_seal(content)
     value = orjson.loads(content)
     check_nesting(value)
@@ -286,8 +279,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def check_seal(content: bytes, *, must_carry: bool = False) -> None:
-    """Raises NotAsWritten where the SHA-256 that a JSON object begins with is another, or where it
-    has none that it ``must_carry``."""
+    """Compare the SHA-256 that a JSON object begins with, or that it ``must_carry``."""
     start = len(_SEAL_BEGINS) + 64
     body = start + len(_SEAL_ENDS)
     if not content.startswith(_SEAL_BEGINS) or content[start:body] != _SEAL_ENDS:
@@ -310,8 +302,7 @@ def compare(what: str, found: str, expected: str) -> None:
 
 
 def noted_digest(file: Path) -> str:
-    """SHA-256 of a file by the ``digests.json`` of its folder, without reading the file; raises
-    OSError or KeyError without one."""
+    """SHA-256 of a file by the ``digests.json`` of its folder, without reading the file."""
     return str(read_object(file.parent / MANIFEST, MIB)["files"][file.name]["sha256"])
 
 
@@ -319,8 +310,7 @@ def check_digests(
     folder: Path, is_read: Callable[[str], bool] = lambda name: True
 ) -> dict[str, str]:
     """Compare the files of a folder that the caller reads with its ``digests.json``; return their
-    SHA-256 by name, empty where the folder carries none. Raises NotAsWritten if one is missing or
-    is not what was written, and OSError."""
+    SHA-256 by name, empty where the folder carries none."""
     if not os.path.lexists(folder / MANIFEST):
         return {}
     noted = read_object(folder / MANIFEST, MIB).get("files")
@@ -388,8 +378,7 @@ def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def regular(path: Path) -> Path:
-    """``path``, for a library that opens it and would wait for a FIFO's other end; raises
-    as ``open_regular``."""
+    """``path``, for a library that opens it and would wait for a FIFO's other end."""
     open_regular(path).close()
     return path
 

@@ -222,8 +222,7 @@ class Completion:
         return list(accumulate(self.turn_rewards[:-1], initial=0.0))
 
     def of_turns(self, values: Sequence[float]) -> NDArray[np.float64]:
-        """T numbers: for each token that of its turn, one of the runs around the spans; 0 where the
-        model did not write it."""
+        """For each of the T tokens the number of its turn; 0 if the model did not write it."""
         found = np.zeros(len(self.token_ids))
         starts = [0, *(span.end for span in self.spans)]
         ends = [*(span.start for span in self.spans), len(found)]
@@ -269,8 +268,7 @@ class TokenRow:
 
 
 def check_lengths(group: Group) -> None:
-    """Raises ValueError where a completion or conversation has not as many log-probs as tokens, its
-    spans do not lie within, or its turns have not as many rewards and advantages, or none."""
+    """Check that log-probs, spans, turns' rewards and advantages fit the tokens of a group."""
     group.prompt.attachments  # noqa: B018, it is checked
     for number, completion in enumerate(group.completions):
         where = f"prompt {group.prompt.id!r}, completion {number}"
@@ -291,8 +289,7 @@ def check_lengths(group: Group) -> None:
 
 
 def record_from_json(kind: type[T], value: Any) -> T:
-    """A record from what its JSON holds, by the types of its fields; raises ValueError, in one
-    line, with the path to the field that is missing or of another kind."""
+    """A record from its JSON; raises ValueError, in one line, with the path to the field."""
     try:
         record: T = _reader(kind).validate_python(value)  # type: ignore[arg-type]
     except ValidationError as error:

@@ -118,8 +118,7 @@ class Worker:
             raise self.error(f"{self._what} is closed")
 
     def exchange(self, message: Any, seconds: float) -> Any:
-        """Return the answer to a message; raises Died where there is none in time, or the process
-        ended."""
+        """Return the answer to a message; raises Died if none comes in time."""
         if self._process is None:
             self.start()
         assert self._process is not None and self._process.stdin and self._process.stdout

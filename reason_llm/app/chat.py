@@ -54,8 +54,7 @@ def find_subject(
     target: str, adapter: Path | None, which: run_folder.Which = "last"
 ) -> ChatSubject:
     """The model that ``target`` names: a run's folder, a config, an adapter's folder, or a model's
-    folder or Hub id; ``adapter`` replaces the run's own. Raises a ReasonError if it is none of
-    these."""
+    folder or Hub id. ``adapter`` replaces the run's own."""
     path = Path(target)
     if adapter is not None and which != "last":
         raise ConfigError(f"--which {which} contradicts --adapter {adapter}; leave one of them out")
@@ -93,8 +92,7 @@ def find_subject(
 
 
 class ChatSession:
-    """A loaded model and the messages so far; raises a ReasonError if the model, the adapter or the
-    template cannot be used."""
+    """A loaded model and the messages so far."""
 
     def __init__(self, subject: ChatSubject, options: ChatOptions) -> None:
         quiet_libraries()

@@ -539,8 +539,7 @@ def serve(server: PolicyServer, host: str, port: int, say: Callable[[str], None]
 
 
 def key_for(host: str) -> str | None:
-    """The key that requests must have, from the environment. Raises ConfigError if other machines
-    could connect without one."""
+    """The key that requests must have, from the environment; required for other machines."""
     key = os.environ.get(KEY)
     if host not in LOOPBACK and not key:
         raise ConfigError(

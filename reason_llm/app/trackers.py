@@ -50,8 +50,7 @@ T = TypeVar("T")
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Check that the package of each tracker is installed; raises a ConfigError with the command
-    that installs it."""
+    """Check that the package of each tracker is installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
@@ -74,8 +73,7 @@ class Tracker(NamedTuple):
 
 
 class Trackers:
-    """The trackers of a run, by their names in ``log.trackers``, from ``start`` to the end of the
-    ``with`` block."""
+    """The trackers of a run, from ``start`` to the end of the ``with`` block."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names

@@ -28,8 +28,7 @@ MOST_RECORDS = 500
 
 
 def run_training(config: Config, shown: Watch) -> dict[str, Any]:
-    """Run ``loop.train`` as the command line does, and return its summary; ``shown`` is the
-    console, or what takes its place."""
+    """Run ``loop.train`` as the command line does, shown by a console, and return its summary."""
     trackers.check_installed(config.log.trackers)
     with Trackers(config.log.trackers) as followers:
         watch = _WatchAndTrackers(shown, followers, config.log.rollouts)

@@ -38,8 +38,7 @@ EVERYTHING = "all"
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that raises ConfigError with one line; ``usage`` follows the program's
-    name."""
+    """Argument parser that raises ConfigError; ``usage`` follows the program's name."""
 
     def __init__(self, program: str, description: str, usage: str | None = None) -> None:
         super().__init__(
@@ -83,8 +82,7 @@ class CommandLine:
         return self.values[name][0] if name in self.values else None
 
     def config(self, mistakes: Mistakes | None = None) -> Config:
-        """Load the config that it names (default: the quick start) with its options; see
-        ``load``."""
+        """Load the config that it names (default: the quick start) with its options."""
         return load(None if self.what is None else Path(self.what), self.overrides, mistakes)
 
 

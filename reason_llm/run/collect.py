@@ -261,8 +261,7 @@ class _Collected:
         self._wave.close(sampled)
 
     def settle(self, but: int = 0) -> None:
-        """Wait until all waves that were begun are scored, but so many of the last; raises
-        RewardError."""
+        """Wait until all waves that were begun are scored, ``but`` so many of the last."""
         with timed(self._step.record, "scoring"):
             while len(self._under_way) > but:
                 self._under_way.popleft().result()

@@ -31,8 +31,7 @@ from reason_llm.train import OBJECTIVES, Learner, Learners, LearningSettings, wi
 
 @contextmanager
 def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
-    """Lock the run, load the model, restore the newest checkpoint, and evaluate a new run's
-    policy."""
+    """Lock the run, load the model, restore the newest checkpoint, evaluate a new policy."""
     started, config, plan = time.perf_counter(), job.config, job.plan
     for line in plan.table():
         watch.line(line)
@@ -91,8 +90,7 @@ def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, Archive, BackgroundWriter
 
 
 def _saved_rollouts(job: Job, step: int, run: RunIdentity) -> Document:
-    """The rollouts of ``run.from_buffer`` to learn from in this step, with this run's
-    advantages."""
+    """The rollouts of ``run.from_buffer`` for this step, with this run's advantages."""
     path = job.run.saved_buffers[step]
     document = saved_rollouts.read(path, job.run.subject)
     saved_rollouts.warn_of_another(path, document, job.run.saved_run)

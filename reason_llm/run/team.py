@@ -60,8 +60,7 @@ class Team:
         return sampler
 
     def learning(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
-        """Context of the learning of a step that was sampled, in which idle processes may sample
-        the steps after it."""
+        """Context of the learning of a step, in which idle processes may sample later steps."""
         return nullcontext()
 
     def learn(self, step: int, data: Sequence[Datum], progress: Told) -> Record:

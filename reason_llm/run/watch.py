@@ -30,8 +30,7 @@ class Begun:
 
 
 class Watch:
-    """Observer of a run's lines, phases and steps, called in the thread that runs it. This one
-    shows nothing."""
+    """Observer of a run, called in the thread that runs it. This one shows nothing."""
 
     def line(self, text: str) -> None:
         """A line for the user."""

@@ -69,8 +69,7 @@ def licence_of(base: Path) -> str | None:
 
 
 def render(card: ModelCard) -> str:
-    """The card as Markdown with the header that the Hub reads, and no secret of the environment;
-    raises a ModelError if a summary of the run is damaged."""
+    """The card as Markdown with the header that the Hub reads, without secrets."""
     config, run = card.config, card.run
     sources = [] if config is None else [source.source for source in config.data.sources]
     header = ModelCardData(

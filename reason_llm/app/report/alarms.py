@@ -405,8 +405,7 @@ def scoring_errors(seen: Evidence) -> Finding:
 
 
 def over_limits(side: RolloutSide, seen: Evidence) -> Finding:
-    """Means of metrics over the limits of played rollouts. A step in which all rollouts failed is
-    enough."""
+    """Means of metrics over the limits of played rollouts, or a step in which all failed."""
     last = seen.trained[-RECENT_STEPS:]
     failed = [int(record["step"]) for record in last if record.get(side.FAILED) == 1]
     if failed:
@@ -694,8 +693,7 @@ ALARMS: dict[str, Alarm] = {
 
 
 def judge(seen: Evidence, state: State | None = None) -> dict[str, Finding]:
-    """Findings of all checks that mean something for the run, or of those with this state, by
-    title."""
+    """Findings of all checks that apply to the run, or of those with this state, by title."""
     own = seen.config.of_stage.alarms
     others = {title for stage in STAGES.values() for title in stage.alarms if title not in own}
     found = {}

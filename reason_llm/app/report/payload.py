@@ -66,8 +66,7 @@ class Examined:
 
 
 def examine(run: RunRecord, share: float = 1.0, read: Reader = read_step) -> Examined:
-    """Read a run's rollouts and make the checks; ``share`` is of the page's bounds on rollouts,
-    ``read`` reads one archive."""
+    """Read a run's rollouts, within a share of the page's bounds, and make the checks."""
     tokens, notice = None, None
     try:
         tokens = TokenTexts.load(run.config.model.path)

@@ -128,8 +128,7 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
 def read_step(
     path: Path, tokens: TokenTexts | None, most_rollouts: int, most_bytes: int
 ) -> StepRollouts:
-    """Rollouts of one archive: all its groups, or an even sample within the bounds; raises a
-    RolloutBufferError if it is damaged."""
+    """Rollouts of one archive: all its groups, or an even sample within the bounds."""
     document = read_document(path)
     if not document.groups:
         raise RolloutBufferError(f"{path} holds no rollouts")
@@ -202,8 +201,7 @@ def _preview(text: str, begin: int, end: int) -> str:
 
 
 def _split(groups: Sequence[Group], tokens: TokenTexts | None) -> list[list[int] | None]:
-    """Lengths of the token texts of each completion; None if they are unknown or a secret is in the
-    text."""
+    """Token text lengths of each completion; None if unknown or with a secret in the text."""
     known = secrets()
 
     def lengths(completion: Completion) -> list[int] | None:

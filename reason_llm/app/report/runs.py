@@ -48,8 +48,7 @@ def is_evaluated(record: Record) -> bool:
 
 
 def read_runs(folders: list[Path]) -> list[RunRecord]:
-    """The runs, each with a unique label; raises a ReasonError if a folder is named twice, is no
-    run, or cannot be read."""
+    """The runs, each with a unique label."""
     real = [folder.resolve() for folder in folders]
     for folder in folders:
         if real.count(folder.resolve()) > 1:
@@ -95,8 +94,7 @@ _OF_A_START = {"step", "time", "reason_llm", "packages", "machine", "data", "pla
 
 
 def _object(path: Path, notices: list[str]) -> dict[str, Any] | None:
-    """The JSON object in ``path``; None, with a notice unless it is not there, if it cannot be
-    read."""
+    """The JSON object in ``path``; None, with a notice unless it is not there."""
     try:
         return read_object(path)
     except FileNotFoundError:

@@ -51,8 +51,7 @@ class Job:
         return self.state.folder not in self.run.checkpoints
 
     def begin(self, started: float) -> MetricsLog:
-        """Make the first changes on disk, after all checks. The first record's seconds count from
-        ``started`` on."""
+        """Make the first changes on disk; the first record's seconds count from ``started``."""
         if self.config.run.resume == "never":
             if any(self.folder.glob("[!.]*")):  # more files than a buffer's lock
                 move_aside(self.folder)
@@ -68,8 +67,7 @@ class Job:
         return MetricsLog(self.folder, learned, started, self.state.metrics_sha256)
 
     def try_rewards(self) -> None:
-        """Call the user's rewards with made-up completions of the first prompt that they judge;
-        raises a RewardError if one of them cannot work."""
+        """Call the user's rewards with made-up completions of the first prompt they judge."""
         prompts = self.data.prompts or self.data.held_out_prompts
         if self.config.judges_answers:
             only_first = not self.config.samples
@@ -144,8 +142,7 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
 
 
 def _check_labels(config: Config, data: Data) -> None:
-    """Warn of weights of KTO under which one label outweighs the other; raises a DataError if there
-    is one held-out row alone, which has no other to be compared with."""
+    """Warn of weights of KTO under which one label outweighs the other."""
     if data.held_out_rows is not None and len(data.held_out_rows.units.values) == 1:
         raise DataError(
             f"eval.rows={config.eval.rows} holds one row, and {config.preference.name} compares "

@@ -81,8 +81,7 @@ class ResolvedRun:
 
 
 def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, Data]:
-    """The run of a config, with its data; nothing is written. Raises ReasonError, of the first
-    problem of the model, the adapters or the data."""
+    """The run of a config, with its data; nothing is written."""
     folder = config.run.directory / str(config.run.name)
     processes = processes_of(config)
     start = config.model.start
@@ -235,8 +234,7 @@ def _identity(
     saved: Sequence[Path],
     reading: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
-    """The config, with the digests of what it names whose values count throughout the run;
-    ``reading`` is what ``_reading`` gives."""
+    """The config, with the digests of what it names whose values count throughout the run."""
     sources = [source.source for source in config.data.sources]
     digests: dict[str, Any] = {
         **reading,
@@ -266,16 +264,11 @@ def _identity(
 
 
 def _reading(config: Config, subject: Subject, renderer: Renderer) -> dict[str, Any]:
-    """Digests of what turns text into token ids, and of a model's own code, and the ids that end an
-    answer."""
+    """Digests of what turns text into token ids, and the ids that end an answer."""
     path, trusted = config.model.path, config.model.trust_remote_code
     template = renderer.template.jinja or subject.tokenizer.chat_template
     return {
         "model.files_sha256": model_folder.digests_of_small_files(path, trusted),
         "model.end_token_ids": end_token_ids(path, subject.tokenizer),
-        "data.template_sha256": _sha256(str(template)),
+        "data.template_sha256": hashlib.sha256(orjson.dumps(str(template))).hexdigest()[:16],
     }
-
-
-def _sha256(content: Any) -> str:
-    return hashlib.sha256(orjson.dumps(content)).hexdigest()[:16]

@@ -79,8 +79,7 @@ def _step_of(path: Path) -> int | None:
 
 
 def read(path: Path, subject: "Subject") -> Document:
-    """Rollouts in ``path``, checked for learning by this model under its config; raises
-    RolloutBufferError."""
+    """Rollouts in ``path``, checked for learning by this model under its config."""
     config, document = subject.config, read_document(path, "name another buffer")
     if not document.complete:
         raise RolloutBufferError(
@@ -146,7 +145,6 @@ def check_fits(path: Path, document: Document, context: int | None, vocabulary: 
 
 
 def default_target(source: Path) -> Path:
-    """Output path of rescoring: ``buffer.rescored.json`` for ``buffer.json``,
-    ``x.rescored.json.gz`` for ``x.json.gz``."""
+    """Output path of rescoring, such as ``x.rescored.json.gz`` for ``x.json.gz``."""
     suffix = ".json.gz" if source.name.endswith(".json.gz") else source.suffix
     return source.with_name(f"{source.name.removesuffix(suffix)}.rescored{suffix}")
