@@ -212,7 +212,6 @@ def move_aside(path: Path) -> None:
 
 MIB = 1 << 20
 MOST_NESTING = 64
-"""Deepest nesting of lists and mappings."""
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -341,7 +340,6 @@ def _known(file: Path, *state: int) -> str:
 
 
 MOST_BYTES = 1 << 40
-"""Largest file whose digest is taken."""
 PIECE_BYTES = 16 * MIB
 
 

@@ -71,7 +71,6 @@ class Attachment:
     start: Count
     """The first of its tokens in the prompt."""
     length: Count
-    """Number of its tokens."""
     about: Annotated[Mapping[str, Any], NOT_TOO_DEEP]
     """What that folder needs to read it again; nothing else looks into it."""
 
@@ -264,7 +263,6 @@ class TokenRow:
     """Of a pair the margin, on the chosen row; of a labelled row its label: +1 for true, -1 for
     false, or the number that it has."""
     attachments: tuple[Attachment, ...] = ()
-    """Those of the prompt."""
 
 
 def check_lengths(group: Group) -> None:

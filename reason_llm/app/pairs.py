@@ -182,7 +182,6 @@ class _Maker:
         self.counts: Counter[tuple[bytes, bool]] = Counter()
         """Number of rows per prompt so far; for labels, per label."""
         self.seen: set[bytes] = set()
-        """Digests of the rows so far."""
 
     def rows(self, group: Group, source: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of a group."""

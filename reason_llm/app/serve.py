@@ -47,9 +47,7 @@ KEY = "REASON_LLM_API_KEY"
 """Environment variable of the key that each request must have."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_WAITING = 256
-"""Limit of the requests that wait."""
 MOST_PROMPTS = 128
-"""Limit of the prompts of one request."""
 MOST_TOP = 20
 """Limit of the likeliest tokens that are reported for each position."""
 SCORED_AT_ONCE = 256

@@ -35,16 +35,13 @@ from reason_llm.workers import within
 LIMIT_SECONDS = 60.0
 """Longest time that one call of a tracker may take."""
 MOST_CHARACTERS = 500
-"""Longest part of a tracker's message that is shown."""
 MOST_ROLLOUTS = 8
-"""Rollouts of a step that are sent."""
 MOST_TEXT = 4_000
 """Characters of a prompt and of a completion that are sent."""
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
 PROJECT = "reason_llm"
 Values = dict[str, float]
 Rows = list[list[Any]]
-"""Rollouts of a step, with the columns COLUMNS."""
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 

@@ -26,7 +26,6 @@ from reason_llm.config.sections import Config
 from reason_llm.errors import ConfigError, one_line, raise_all
 
 SHORTER = {"run.from_buffer": ("--from-buffer",)}
-"""Additional names of options."""
 
 WITHOUT_CONFIG = (
     f"YAML file (default: {QUICK_START}; with --model.path or --data.train: no file, only the "
@@ -69,11 +68,9 @@ class CommandLine:
     """Parsed command line, not yet validated."""
 
     what: str | None
-    """Positional argument."""
     overrides: dict[str, Any]
     """Options of the config by dotted name, parsed as YAML."""
     given: set[str]
-    """Switches that are set."""
     values: dict[str, list[str]]
     """Values of the command's own options that are set."""
 

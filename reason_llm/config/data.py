@@ -25,7 +25,6 @@ RESERVED_ARGUMENTS = frozenset(
         "truncation",
     }
 )
-"""Reserved names of chat template arguments."""
 
 
 class RowSequence(Protocol):

@@ -29,7 +29,6 @@ OWN_NAME = "my_run"
 """Name of a run without a config file that is not the quick start."""
 QUICK_START = Path("configs/quickstart.yaml")
 MOST_SHOWN_CHARACTERS = 200
-"""Longest value shown in an error."""
 
 
 def load(

@@ -108,12 +108,10 @@ class LowMean:
     """Alarm of the report: the mean of a metric over the last steps is negative."""
 
     key: str
-    """Key of the metric."""
     text: str
     """Sentence with the ``{mean}``."""
     advice: str
     charts: tuple[str, ...]
-    """Keys of the records that show it."""
     first_steps: int
     """Number of first steps in which it may be negative."""
 

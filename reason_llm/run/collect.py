@@ -30,7 +30,6 @@ from reason_llm.sample import Ended, Sampler, SamplingParams
 from reason_llm.train import with_advantages
 
 RewardsOf = Callable[[RewardReader, Sequence[Group]], Sequence[float]]
-"""Computes a model's rewards of the groups' completions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,6 @@ class Step:
     version: int
     """The version of the policy that samples it, in learned steps."""
     checkpoint: str | None
-    """Path of the run's newest checkpoint."""
     job: Job
     buffer: RolloutBuffer
     stop: StopRequest

@@ -80,16 +80,12 @@ class ExportRequest:
     """None: what the run or the adapter names."""
     adapter_only: bool
     dtype: str
-    """A key of ``DTYPES``."""
     shard_bytes: int
     rollouts: Path | None
     """A buffer or an archive of one; None: the run's."""
     push: str | None
-    """A repository on the Hub."""
     gguf: str | None
-    """llama.cpp's converter."""
     which: run_folder.Which = "last"
-    """Which adapter of a run is exported."""
 
 
 @dataclass(frozen=True, slots=True)

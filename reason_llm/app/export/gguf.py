@@ -17,7 +17,6 @@ from reason_llm.model import Datum
 CONVERTER, QUANTIZER = "convert_hf_to_gguf.py", "llama-quantize"
 TYPE = "Q4_K_M"
 MOST_COMPARED = 10
-"""Rollouts whose log-probs are compared."""
 _WORDS = ("SYSTEMTEXT", "FIRSTTEXT", "ANSWERTEXT", "SECONDTEXT", "OTHERTEXT", "THIRDTEXT")
 _ROLES = ("system", "user", "assistant", "user", "assistant", "user")
 

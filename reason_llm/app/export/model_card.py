@@ -33,21 +33,16 @@ class ModelCard:
     """Contents of a card."""
 
     name: str
-    """Name of the exported folder."""
     base: str
     """Name or path that the user gave."""
     licence: str | None
     merged: str | None
     """The type of merged weights; None for an adapter alone."""
     parity: str | None
-    """Result of the parity check."""
     config: Config | None
-    """The run's config; None without a run."""
     run: Path | None
     adapter: Path
-    """The run's folder."""
     task: str = "text-generation"
-    """Task of the model on the Hub."""
     loader: str = "AutoModelForCausalLM"
     """Transformers' class that loads the base."""
     merged_loader: str | None = None

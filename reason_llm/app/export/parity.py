@@ -35,7 +35,6 @@ MOST_STRAYED = 0.5
 """Largest mean fall of a rollout token's log-prob since it was sampled, in nats; the steps since
 then change it by hundredths, a wrong base by whole nats."""
 MOST_ROLLOUTS, MOST_TOKENS = 32, 16384
-"""Limits of the rollouts that are scored."""
 
 
 @dataclass(frozen=True, slots=True)

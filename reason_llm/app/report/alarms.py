@@ -589,9 +589,7 @@ class Alarm:
     advice: str = ""
     """What can be done; empty where the check says it, as it depends on the run."""
     charts: tuple[str, ...] = ()
-    """Keys of the records that show it; empty likewise."""
     applies: Callable[[Evidence], bool] = lambda seen: seen.config.of_stage.samples
-    """Whether it means something for the run."""
 
 
 ALARMS: dict[str, Alarm] = {

@@ -99,11 +99,9 @@ class Finding:
     advice: str = ""
     """Of an alarm, as ``charts``; empty where the table of alarms has it."""
     charts: tuple[str, ...] = ()
-    """Keys of the records that show it."""
     steps: tuple[int, int] | None = None
     """From the first record to the last one that shows it."""
     groups: tuple[GroupFacts, ...] = ()
-    """Rollouts that show it best."""
 
 
 def clear(text: str) -> Finding:
@@ -143,7 +141,6 @@ class Change:
     error: float
     """Standard error of the difference, from how much neighbouring values differ."""
     num_ends: int
-    """Number of values that each mean is of."""
 
     @property
     def means(self) -> str:

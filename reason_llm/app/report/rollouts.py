@@ -39,7 +39,6 @@ LOGPROB_UNIT, LOG_RATIO_UNIT = 0.01, 0.001
 """What 1 means in a blob, in nats."""
 NO_NUMBER = 0xFFFF
 MOST_ATTACHMENTS = 8
-"""Attachments of a prompt that the page shows."""
 NGRAM, SHINGLE = 4, 3
 """Tokens of the sequences that repeat in a completion, and that completions share."""
 
@@ -59,7 +58,6 @@ class GroupFacts:
     lengths: list[int]
     are_truncated: list[bool]
     repeated: list[float]
-    """Of each completion, ``repeated_fraction``."""
     similarity: float
 
 
