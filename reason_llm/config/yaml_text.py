@@ -91,10 +91,7 @@ class _PlainValues(Composer, yaml.CSafeLoader):
     def construct_yaml_float(self, node: Any) -> float:
         """Refuse base 60, such as 1:30.5."""
         if ":" in node.value:
-            raise _problem(
-                node,
-                f"{node.value!r:.60} would be read in base 60; {_FIX}",
-            )
+            raise _problem(node, f"{node.value!r:.60} would be read in base 60; {_FIX}")
         return super().construct_yaml_float(node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
