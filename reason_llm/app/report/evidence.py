@@ -31,7 +31,7 @@ class Evidence:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of each reward by name, the first one first."""
+        """Weight of each reward by name, the first one first."""
         return {reward.key: reward.weight for reward in self.config.score.rewards}
 
     @property
