@@ -183,11 +183,15 @@ class AdapterSection(Section):
 
     @property
     def adapts_head(self) -> bool:
-        """Whether the targets name the output head; all-linear does not."""
+        """Whether the output head is adapted."""
+        return self.adapts(HEAD)
+
+    def adapts(self, name: str) -> bool:
+        """Whether the targets name a layer whose last name is this; all-linear names none."""
         if not isinstance(self.targets, str):
-            return HEAD in self.targets
+            return name in self.targets
         try:
-            return bool(matching(self.targets, [HEAD]))
+            return bool(matching(self.targets, [name]))
         except ValueError:  # reported when the targets are looked up in the model
             return False
 

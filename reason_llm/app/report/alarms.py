@@ -435,8 +435,8 @@ def ordered_and_broken(seen: Evidence) -> Finding:
             f"lose more (log-ratio {found.before:.2f} → {found.after:.2f}, {found.means[1:-1]}): "
             "the pairs are ordered by making both sides unlikely."
         )
-        charts = (key, "train/rejected_log_ratio", "eval/accuracy")
-        return alarm(text, steps, (), PREFERENCE_ADVICE, charts)
+        shown_by = (key, "train/rejected_log_ratio", "eval/accuracy")
+        return alarm(text, steps, (), PREFERENCE_ADVICE, shown_by)
     steps, accuracies = series(seen.records, "eval/accuracy")
     pairs = _order_of_pairs(seen)
     best = max(range(len(steps)), key=lambda i: accuracies[i], default=0)
