@@ -62,11 +62,7 @@ class OutOfMemory(TrainingError, MemoryError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked for the end, and everything is saved.
-
-    Args:
-        exit_code: 128 plus the signal's number.
-    """
+    """A signal asked for the end, and everything is saved; the exit code is 128 plus its number."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -74,8 +70,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def raise_all(errors: Iterable[ReasonError]) -> None:
-    """Raise the first of several errors, if there is one, with the others as its notes; none of
-    them is reported twice."""
+    """Raise the first of several different errors, if any, with the others as its notes."""
     told = dict[str, ReasonError]()
     for error in errors:
         told.setdefault(str(error), error)
@@ -118,8 +113,7 @@ _SHORTEST_SECRET = 8
 
 
 def shown(error: Exception | str) -> str:
-    """Text of an error or of its note, as it is printed: one printable line, of bounded length,
-    without secrets."""
+    """Text of an error as it is printed: one line, printable, bounded, without secrets."""
     text = without_secrets(printable(str(error)))
     return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
 

@@ -97,8 +97,7 @@ CLOSED_OUTPUT = 128 + signal.SIGPIPE
 
 
 def check_writable(folder: Path) -> None:
-    """Raises WriteError where ``folder`` could not be made and written, with what stands in the
-    way; nothing is tried."""
+    """Check that ``folder`` could be made and written; nothing is tried."""
     try:
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     except OSError as error:  # for example, the name is too long
@@ -112,11 +111,7 @@ def check_writable(folder: Path) -> None:
 
 def write_atomically(path: Path, content: bytes | Sequence[Any]) -> None:
     """Replace ``path`` with ``content``, bytes or parts of them, such that a crash at any moment
-    leaves the old or the new content whole.
-
-    Raises:
-        WriteError: the disk is full, read-only or forbidden; the old content is as it was.
-    """
+    leaves the old or the new content whole; after a WriteError it is the old one."""
     temporary = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,11 +134,7 @@ def write_atomically(path: Path, content: bytes | Sequence[Any]) -> None:
 
 
 def open_to_append(path: Path) -> BufferedWriter:
-    """The regular file at ``path``, created if needed, open for writing at its end.
-
-    Raises:
-        OSError: it cannot be opened, or is a FIFO or a device.
-    """
+    """The regular file at ``path``, created if needed, open for writing at its end."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     handle = os.open(path, flags, 0o644)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -156,15 +147,9 @@ def open_to_append(path: Path) -> BufferedWriter:
 def replacing_folder(
     target: Path, *, is_noted: bool = True, known: Mapping[str, str] = {}
 ) -> Iterator[Path]:
-    """A temporary folder to fill, which then takes its place: whole or not at all.
-
-    Args:
-        is_noted: with ``digests.json``, which ``check_digests`` reads.
-        known: digests of files, by name, that need not be read for them.
-
-    Raises:
-        WriteError: the disk is full, read-only or forbidden; ``target`` is as it was.
-    """
+    """A temporary folder to fill, which then takes its place: whole or not at all. ``digests.json``
+    is added if it ``is_noted``; ``known`` digests of files, by name, need not be computed. After a
+    WriteError ``target`` is as it was."""
     if target.is_symlink():
         raise WriteError(
             f"{target} is a link to {target.readlink()}, which a folder cannot replace; remove the "
@@ -209,11 +194,7 @@ def sync(path: Path) -> None:
 
 
 def move_aside(path: Path) -> None:
-    """Rename a file or a folder, if it exists, to the first free ``<stem>.old-<n><suffix>``.
-
-    Raises:
-        WriteError: it cannot be renamed; it is as it was.
-    """
+    """Rename a file or a folder, if it exists, to the first free ``<stem>.old-<n><suffix>``."""
     if not os.path.lexists(path):
         return
     stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
@@ -231,15 +212,10 @@ def move_aside(path: Path) -> None:
 
 MIB = 1 << 20
 MOST_NESTING = 64
-"""Deepest nesting of lists and mappings."""
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The file at ``path``, open for reading, if it is a regular one (or a link to one).
-
-    Raises:
-        OSError: it cannot be opened, or is a folder, a FIFO, a socket or a device.
-    """
+    """The regular file at ``path`` (or a link to one), open for reading; raises OSError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
@@ -254,11 +230,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Content of the regular file at ``path``, refused beyond ``most_bytes``.
-
-    Raises:
-        OSError: as ``open_regular``, or it is larger than ``most_bytes``.
-    """
+    """Content of the regular file at ``path``; raises OSError above ``most_bytes``."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
@@ -272,24 +244,17 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: Path, most_bytes: int = MIB) -> str:
-    """The UTF-8 text in the regular file at ``path``; raises UnicodeDecodeError and as
-    ``read_bounded``."""
+    """The UTF-8 text in the regular file at ``path``."""
     return read_bounded(path, most_bytes).decode()
 
 
 def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
-    """The JSON object in the regular file at ``path``; raises as ``read_bounded`` and
-    ``parsed_object``."""
+    """The JSON object in the regular file at ``path``."""
     return parsed_object(read_bounded(path, most_bytes))
 
 
 def parsed_object(content: bytes) -> dict[str, Any]:
-    """The JSON object in ``content``, without the SHA-256 that it may carry.
-
-    Raises:
-        NotAsWritten: its SHA-256 is another. ValueError: it is no JSON, no object, or nested too
-            deep.
-    """
+    """The JSON object in ``content``, whose SHA-256, if it carries one, is right."""
     check_seal(content)
     value = orjson.loads(content)
     check_nesting(value)
@@ -313,8 +278,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def check_seal(content: bytes, *, must_carry: bool = False) -> None:
-    """Raises NotAsWritten where the SHA-256 that a JSON object begins with is another, or where it
-    has none that it ``must_carry``."""
+    """Compare the SHA-256 that a JSON object begins with, or that it ``must_carry``."""
     start = len(_SEAL_BEGINS) + 64
     body = start + len(_SEAL_ENDS)
     if not content.startswith(_SEAL_BEGINS) or content[start:body] != _SEAL_ENDS:
@@ -337,25 +301,15 @@ def compare(what: str, found: str, expected: str) -> None:
 
 
 def noted_digest(file: Path) -> str:
-    """SHA-256 of a file by the ``digests.json`` of its folder, without reading the file; raises
-    OSError or KeyError without one."""
+    """SHA-256 of a file by the ``digests.json`` of its folder, without reading the file."""
     return str(read_object(file.parent / MANIFEST, MIB)["files"][file.name]["sha256"])
 
 
 def check_digests(
     folder: Path, is_read: Callable[[str], bool] = lambda name: True
 ) -> dict[str, str]:
-    """Compare the files of a folder with its ``digests.json``.
-
-    Args:
-        is_read: whether the caller reads the file of this name; the others are not compared.
-
-    Returns:
-        SHA-256 by the name of each compared file; empty where the folder carries no digests.
-
-    Raises:
-        NotAsWritten: one is missing or is not what was written. OSError: one cannot be read.
-    """
+    """Compare the files of a folder that the caller reads with its ``digests.json``; return their
+    SHA-256 by name, empty where the folder carries none."""
     if not os.path.lexists(folder / MANIFEST):
         return {}
     noted = read_object(folder / MANIFEST, MIB).get("files")
@@ -386,19 +340,12 @@ def _known(file: Path, *state: int) -> str:
 
 
 MOST_BYTES = 1 << 40
-"""Largest file whose digest is taken."""
 PIECE_BYTES = 16 * MIB
 
 
 def large_digest(files: Sequence[Path], known: Mapping[str, str] = {}) -> str:
-    """SHA-256 over the names, the sizes and all bytes of files such as a model's weights.
-
-    Args:
-        known: SHA-256 of files by name, from ``check_digests``, so that none is read twice.
-
-    Raises:
-        OSError: as ``open_regular``.
-    """
+    """SHA-256 over the names, the sizes and all bytes of files such as a model's weights; files
+    whose SHA-256 is ``known``, from ``check_digests``, are not read again."""
     lines = [
         f"{file.name} {file.stat().st_size} {known.get(file.name) or sha256_of_pieces(file)}\n"
         for file in files
@@ -429,8 +376,7 @@ def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def regular(path: Path) -> Path:
-    """``path``, for a library that opens it and would wait for a FIFO's other end; raises
-    as ``open_regular``."""
+    """``path``, for a library that opens it and would wait for a FIFO's other end."""
     open_regular(path).close()
     return path
 

@@ -71,7 +71,6 @@ class Attachment:
     start: Count
     """The first of its tokens in the prompt."""
     length: Count
-    """Number of its tokens."""
     about: Annotated[Mapping[str, Any], NOT_TOO_DEEP]
     """Data with which that folder reads it again; nothing else looks into it."""
 
@@ -103,11 +102,8 @@ class Prompt:
 
     @property
     def opened(self) -> str:
-        """The tag that the prompt ends with and the model continues; empty for none.
-
-        Templates of thinking models open a thought: ``...<|im_start|>assistant\\n<think>\\n`` opens
-        ``<think>\\n``.
-        """
+        """The tag that the prompt ends with and the model continues, such as ``<think>\\n`` of the
+        templates of thinking models; empty for none."""
         found = _OPENED.search(self.text, max(0, len(self.text) - 64))
         return "" if found is None or found[1].lower() in _ROLES else found[0]
 
@@ -225,8 +221,7 @@ class Completion:
         return list(accumulate(self.turn_rewards[:-1], initial=0.0))
 
     def of_turns(self, values: Sequence[float]) -> NDArray[np.float64]:
-        """T numbers: for each token that of its turn, one of the runs around the spans; 0 where the
-        model did not write it."""
+        """For each of the T tokens the number of its turn; 0 if the model did not write it."""
         found = np.zeros(len(self.token_ids))
         starts = [0, *(span.end for span in self.spans)]
         ends = [*(span.start for span in self.spans), len(found)]
@@ -268,12 +263,10 @@ class TokenRow:
     """Margin of a pair, on the chosen row; label of a labelled row: +1 for true, -1 for
     false, or the number that it has."""
     attachments: tuple[Attachment, ...] = ()
-    """Attachments of the prompt."""
 
 
 def check_lengths(group: Group) -> None:
-    """Raises ValueError where a completion or conversation has not as many log-probs as tokens, its
-    spans do not lie within, or its turns have not as many rewards and advantages, or none."""
+    """Check that log-probs, spans, turns' rewards and advantages fit the tokens of a group."""
     group.prompt.attachments  # noqa: B018, it is checked
     for number, completion in enumerate(group.completions):
         where = f"prompt {group.prompt.id!r}, completion {number}"
@@ -294,11 +287,7 @@ def check_lengths(group: Group) -> None:
 
 
 def record_from_json(kind: type[T], value: Any) -> T:
-    """A record from what its JSON holds, by the types of its fields.
-
-    Raises:
-        ValueError: in one line, with the path to the field: missing, or of another kind.
-    """
+    """A record from its JSON; raises ValueError, in one line, with the path to the field."""
     try:
         record: T = _reader(kind).validate_python(value)  # type: ignore[arg-type]
     except ValidationError as error:

@@ -19,8 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from queue import Empty, LifoQueue, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 MOST_ANSWER_BYTES = 256 << 20
@@ -40,57 +41,30 @@ def abandon(thread: threading.Thread) -> None:
     )
 
 
-class _Thread:
-    """A thread that makes one call after another: starting one takes 0.1 ms."""
-
-    def __init__(self) -> None:
-        self.calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
-        self.ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        self.thread = threading.Thread(target=self._work, daemon=True)
-        self.thread.start()
-
-    def _work(self) -> None:
-        try:
-            while True:
-                call = self.calls.get()
-                try:
-                    self.ended.put((call(), None))
-                except _Ended:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - handed to the caller
-                    self.ended.put((None, error))
-                del call
-        except _Ended:
-            return
-
-
-_idle: list[_Thread] = []
-os.register_at_fork(after_in_child=_idle.clear)  # where their threads are not
-
-
 def within(seconds: float | None, what: str, call: Callable[[], T]) -> T:
-    """Result of ``call`` within the limit, None for none; its exceptions are raised. An interrupt
-    of the thread that waits ends the wait alone: the call continues.
+    """Result of ``call``; its exceptions are raised, and TimeoutError after ``seconds``, None for
+    no limit. An interrupt of the thread that waits ends the wait alone: the call continues."""
+    ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
-    Raises:
-        TimeoutError: ``what`` took longer.
-    """
-    try:
-        worker = _idle.pop()
-    except IndexError:
-        worker = _Thread()
+    def work() -> None:
+        with suppress(_Ended):
+            try:
+                ended.put((call(), None))
+            except BaseException as error:  # noqa: BLE001 - handed to the caller
+                ended.put((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
     until = math.inf if seconds is None else time.monotonic() + seconds
-    worker.calls.put(call)
     while True:
         left = max(0.0, until - time.monotonic())
         try:
-            result, error = worker.ended.get(timeout=min(left, WAKE_SECONDS))
+            result, error = ended.get(timeout=min(left, WAKE_SECONDS))
             break
         except Empty:
             if left <= WAKE_SECONDS:
-                abandon(worker.thread)
+                abandon(thread)
                 raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
-    _idle.append(worker)
     if error is not None:
         raise error
     found: T = result
@@ -144,11 +118,7 @@ class Worker:
             raise self.error(f"{self._what} is closed")
 
     def exchange(self, message: Any, seconds: float) -> Any:
-        """Return the answer to a message.
-
-        Raises:
-            Died: the process ended, or gave no answer within so many seconds and was ended.
-        """
+        """Return the answer to a message; raises Died if none comes in time."""
         if self._process is None:
             self.start()
         assert self._process is not None and self._process.stdin and self._process.stdout
@@ -190,11 +160,7 @@ W = TypeVar("W", bound=Worker)
 
 
 class Pool(Generic[W]):
-    """Workers that take turns. Usable from several threads at once.
-
-    Args:
-        what: its name in errors.
-    """
+    """Workers that take turns, called ``what`` in errors. Usable from several threads at once."""
 
     def __init__(self, what: str, workers: Sequence[W]) -> None:
         self._what, self.workers, self.is_closed = what, workers, False
@@ -205,11 +171,7 @@ class Pool(Generic[W]):
     def call(self, ask: Callable[[W], T]) -> T:
         """Return what ``ask`` gives for an idle worker; block while there is none. A worker that
         dies is replaced once: its end from outside says nothing about the question. After an
-        interrupt the call continues, so that no answer is left for the next question.
-
-        Raises:
-            Died: two died in a row, or the pool is closed.
-        """
+        interrupt the call continues, so that no answer is left for the next question."""
         return within(None, self._what, lambda: self._call(ask))
 
     def _call(self, ask: Callable[[W], T]) -> T:
@@ -269,27 +231,21 @@ def _read_exactly(descriptor: int, size: int, deadline: float) -> bytes:
     return bytes(data)
 
 
-class Closeable(Protocol):
-    """An object that ``shared`` closes at exit."""
-
-    def close(self) -> None:
-        """End what it holds."""
-
-
-C = TypeVar("C", bound=Closeable)
 _shared: dict[tuple[Hashable, ...], Any] = {}
 _making = threading.RLock()
 os.register_at_fork(after_in_child=_shared.clear)
 
 
-def shared(make: Callable[..., C], *arguments: Hashable) -> C:
-    """Return this process's own ``make(*arguments)``, made when first asked for and closed at exit.
+def shared(make: Callable[..., T], *arguments: Hashable) -> T:
+    """Return this process's own ``make(*arguments)``, made when first asked for and, by its method
+    ``close``, closed at exit.
     A fork has another one: it would read its parent's answers."""
     key = (make, *arguments)
     with _making:
         if key not in _shared:
-            made, process = make(*arguments), os.getpid()
+            made: Any = make(*arguments)
+            process = os.getpid()
             atexit.register(lambda: made.close() if os.getpid() == process else None)
             _shared[key] = made
-        found: C = _shared[key]
+        found: T = _shared[key]
     return found

@@ -53,16 +53,8 @@ class ChatSubject(NamedTuple):
 def find_subject(
     target: str, adapter: Path | None, which: run_folder.Which = "last"
 ) -> ChatSubject:
-    """Find the model that ``target`` names: a run's folder, a config, an adapter's folder, or a
-    model's folder or Hub id.
-
-    Args:
-        adapter: replaces the run's own.
-        which: the run's own adapter to take.
-
-    Raises:
-        ReasonError: the target is none of these, or a run without an adapter.
-    """
+    """The model that ``target`` names: a run's folder, a config, an adapter's folder, or a model's
+    folder or Hub id. ``adapter`` replaces the run's own."""
     path = Path(target)
     if adapter is not None and which != "last":
         raise ConfigError(f"--which {which} contradicts --adapter {adapter}; leave one of them out")
@@ -100,8 +92,7 @@ def find_subject(
 
 
 class ChatSession:
-    """A loaded model and the messages so far; raises a ReasonError if the model, the adapter or the
-    template cannot be used."""
+    """A loaded model and the messages so far."""
 
     def __init__(self, subject: ChatSubject, options: ChatOptions) -> None:
         quiet_libraries()
@@ -126,11 +117,9 @@ class ChatSession:
         """The messages, without the system prompt."""
 
     def answer(self, text: str) -> Generator[str, None, None]:
-        """Yield the answer to the next message in pieces. Closed early, the part so far stays in
-        the conversation.
-
-        Raises a DataError with the first piece if the template or the context cannot take the
-        conversation, which is then unchanged."""
+        """Yield the answer to the next message in pieces; closed early, the part so far stays in
+        the conversation. Raises a DataError, before the first piece, if the context cannot take
+        it."""
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = self.renderer.prompt("this conversation", messages, answer="")
         room = self.context_tokens - len(prompt.token_ids)

@@ -39,8 +39,7 @@ class Condition:
     """K - 1 bin edges, in units of the score; None for z-scores."""
 
     def text(self, score: float) -> str:
-        """Return the text after the question: `` <rm_score>: 4 `` in the fifth bin, or with
-        ``1.16``."""
+        """Return the text after the question, such as `` <rm_score>: 4 `` in the fifth bin."""
         if self.edges is None:
             return f" <rm_score>: {(score - self.mean) / self.deviation:.2f} "
         return f" <rm_score>: {bin_of(score, self.edges)} "
@@ -48,11 +47,7 @@ class Condition:
 
 def fit(scores: Sequence[float], section: PairsSection) -> Condition:
     """Fit the condition to the scores of all rows: z = (score - mean) / deviation, with the
-    unbiased deviation, in float64.
-
-    Raises:
-        DataError: all scores are equal, or too large to be compared.
-    """
+    unbiased deviation, in float64. Raises a DataError if they are all equal, or too large."""
     num_bins = section.bins
     if len(set(scores)) < 2:
         raise DataError(
@@ -77,8 +72,7 @@ def fit(scores: Sequence[float], section: PairsSection) -> Condition:
 
 
 def quantile_edges(scores: Sequence[float], num_bins: int) -> tuple[float, ...]:
-    """Return the quantiles 1/K .. (K-1)/K, linearly interpolated: ``[0, 1, 2, 3, 4], 2 ->
-    (2.0,)``."""
+    """Return the quantiles 1/K .. (K-1)/K, linearly interpolated."""
     shares = np.arange(1, num_bins) / num_bins
     return tuple(np.quantile(np.asarray(scores, np.float64), shares, method="linear").tolist())
 
@@ -89,8 +83,7 @@ def bin_of(score: float, edges: Sequence[float]) -> int:
 
 
 def scored_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the demonstrations of a file with their ``score``, for ``with_text``; raise DataError
-    for an invalid row."""
+    """Yield the demonstrations of a file with their ``score``, for ``with_text``."""
     for where, row in read_rows(str(file), "train"):
         example = read_demonstration(where, row, ColumnsSection(), score=True)
         if example.sampled is not None:
@@ -125,14 +118,7 @@ def with_text(row: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 class QuestionEnd:
-    """End of the question in the prompts of a run.
-
-    Args:
-        config: the run's config, as stored with its rollouts.
-
-    Raises:
-        RolloutBufferError: another version of this program wrote it.
-    """
+    """End of the question in the prompts of a run, by the config stored with its rollouts."""
 
     def __init__(self, config: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> None:
         sections = {name: value for name, value in config.items() if name in Config.model_fields}

@@ -90,8 +90,7 @@ def watched(record: Record) -> list[str]:
 
 
 def judged(record: Record, judged_by: str) -> list[str]:
-    """Return the measurements on held-out problems and rows; only a ``judged_by`` of ``accuracy``
-    is a percentage."""
+    """The measurements on held-out problems and rows; only an ``accuracy`` is a percentage."""
     texts = [accuracy(record, judged_by)] if "eval/accuracy" in record else []
     for key, name in (("eval/loss", "held-out loss"), ("eval/perplexity", "perplexity")):
         if key in record:
@@ -103,8 +102,8 @@ def judged(record: Record, judged_by: str) -> list[str]:
 
 
 def pairs(accuracy: float, count: float | None) -> str:
-    """``95.0% (90.2% to 97.5%)``: the accuracy of pairs with its 95 % interval by Wilson; without
-    one where nobody counted them."""
+    """``95.0% (90.2% to 97.5%)``: accuracy of pairs with its 95 % interval, if they were
+    counted."""
     if count is None:
         return f"{accuracy:.1%}"
     interval = wilson(accuracy, count)
@@ -147,8 +146,7 @@ def mean_score(value: float, judged_by: str) -> str:
 
 
 def of_summary(summary: dict[str, Any]) -> list[str]:
-    """Return the result of a run: accuracy, held-out loss and pairs, memory and its plan,
-    seconds."""
+    """Lines of a run's result: accuracy, held-out loss and pairs, memory and plan, seconds."""
     lines, by = [], summary.get("judged_by", "accuracy")
     if summary["accuracy_before"] is not None:
         before, after = summary["accuracy_before"], summary["accuracy_after"]

@@ -22,10 +22,8 @@ from reason_llm.score import Scorer
 def check_options(
     config: Config, mistakes: list[ReasonError], is_plan: bool = False
 ) -> tuple[Config, set[str], list[str]]:
-    """Add the mistakes in the options to ``mistakes``.
-
-    Returns the config without wrong options, the columns that its rewards read, and the lines of
-    the memory plan, from the model's config."""
+    """Add the mistakes in the options to ``mistakes``; return the config without wrong options, the
+    columns that its rewards read, and the lines of the memory plan."""
     data, score, table = config.data, config.score, list[str]()
     without: dict[str, Any] = {}
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def write_pairs(
             "reward, per_prompt and --model are of rollouts, and scored rows have none; leave them "
             "out"
         )
-    prompts = {_digest_of_row(row) for row in rows}
+    prompts = {_digest(row["prompt"]) for row in rows}
     written = Written(form, target, prompts=prompts, scored_rows=len(rows))
     ends = dict[str, QuestionEnd]()
     for path in paths:
@@ -185,7 +186,6 @@ class _Maker:
         self.counts: Counter[tuple[bytes, bool]] = Counter()
         """Number of rows per prompt so far; for labels, per label."""
         self.seen: set[bytes] = set()
-        """Digests of the rows so far."""
 
     def rows(self, group: Group, source: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of a group."""
@@ -194,7 +194,7 @@ class _Maker:
         prompt = _digest(group.prompt.token_ids)
         limit = self.section.per_prompt or (1 if self.way == "best" else None)
         for sides, values in self._chosen(usable):
-            is_right = self.form != "labels" or self._is_right(values[0])
+            is_right = self.form != "labels" or selection.reaches(values[0], self.section.threshold)
             if is_right and sides[0].finish_reason == "length":
                 self.written.left_out["cut off at the token limit"] += 1
                 continue
@@ -225,9 +225,6 @@ class _Maker:
             ended.append(each)
         return replace(group, completions=tuple(ended))
 
-    def _is_right(self, value: float) -> bool:
-        return selection.reaches(value, self.section.threshold)
-
     def _chosen(self, group: Group) -> Iterator[tuple[Sides, tuple[float, ...]]]:
         """Yield the completions of each row, and their rewards."""
         section = self.section
@@ -254,7 +251,8 @@ class _Maker:
             pair = selection.best_worst_pair(group, section.reward)
             places = [] if pair is None else [pair]
             if self.way == "threshold":
-                rights = [[self._is_right(rewards[i]) for i in place] for place in places]
+                is_right = partial(selection.reaches, minimum=section.threshold)
+                rights = [[is_right(rewards[i]) for i in place] for place in places]
                 places = places if rights == [[True, False]] else []
         for place in places:
             sides = tuple(group.completions[i] for i in place)
@@ -290,12 +288,8 @@ def _spread(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return sorted(pairs, key=turn)
 
 
-def _digest_of_row(row: dict[str, Any]) -> bytes:
-    return hashlib.sha256(orjson.dumps(row["prompt"])).digest()
-
-
-def _digest(token_ids: Sequence[int]) -> bytes:
-    return hashlib.sha256(orjson.dumps(token_ids)).digest()
+def _digest(prompt: object) -> bytes:
+    return hashlib.sha256(orjson.dumps(prompt)).digest()
 
 
 def write_pairs_once(
@@ -307,11 +301,7 @@ def write_pairs_once(
 ) -> str:
     """Write the rows of ``write_pairs`` unless the same rows exist, and return the line to print.
     ``<target>.rows.json`` holds their origin: options, and digests of rollouts and rows; for
-    deleted rollouts, the digests there are used.
-
-    Raises:
-        ReasonError: as ``write_pairs``; ``target`` has another name or other content.
-    """
+    deleted rollouts, the digests there are used."""
     if target.suffix != ".jsonl":
         raise ConfigError(f"--out {target} is not a .jsonl file, which data.train reads; rename it")
     record, known = target.with_suffix(".rows.json"), dict[str, Any]()

@@ -18,15 +18,9 @@ from reason_llm.train import with_advantages
 
 
 def rescore(document: Document, config: Config, source: Path) -> Document:
-    """Return the rollouts of ``document``, read from ``source``, with rewards of ``config.score``
-    and the advantages of ``config.algorithm``.
-
-    Raises:
-        ConfigError: a reward is a reward model's.
-        RolloutBufferError: a reward asks for a column that the rollouts were saved without, or the
-            groups differ in size.
-        RewardError: a reward raised, unless ``score.on_error`` is zero.
-    """
+    """The rollouts of ``document``, read from ``source``, with rewards of ``config.score`` and the
+    advantages of ``config.algorithm``; raises a ReasonError if a reward needs a model, or what the
+    rollouts were saved without."""
     for key, options in config.score.by_readers.items():
         raise ConfigError(
             f"score.rewards has the {options.title} {key}, and rescore loads no model; leave it "
@@ -54,12 +48,7 @@ def rescore_file(source: Path, target: Path, config: Config) -> Document:
 
 
 def accept_edited(path: Path) -> bool:
-    """Update the digest of a buffer that was edited on purpose; return False if it is right.
-
-    Raises:
-        RolloutBufferError: it cannot be read, or holds no rollouts in this format.
-        BusyError: a run is using it.
-    """
+    """Update the digest of a buffer that was edited on purpose; return False if it is right."""
     read_document(path, accept_edited=True)  # before the lock creates a file next to it
     is_archived = path.suffix == ".gz"
     with nullcontext() if is_archived else lock(path):

@@ -47,9 +47,7 @@ KEY = "REASON_LLM_API_KEY"
 """Environment variable of the key that each request must have."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_WAITING = 256
-"""Limit of the requests that wait."""
 MOST_PROMPTS = 128
-"""Limit of the prompts of one request."""
 MOST_TOP = 20
 """Limit of the likeliest tokens that are reported for each position."""
 SCORED_AT_ONCE = 256
@@ -57,9 +55,9 @@ SCORED_AT_ONCE = 256
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 CHAT, TEXT, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 DONE = b"data: [DONE]"
-Part = openai_api.Members | bytes
-"""The whole answer, or a chunk of a stream, as members or as encoded lines."""
 Members = openai_api.Members
+Part = Members | bytes
+"""The whole answer, or a chunk of a stream, as members or as encoded lines."""
 logger = logging.getLogger(__name__)
 
 
@@ -189,8 +187,9 @@ class PolicyServer:
         def work() -> None:
             """Sample on the worker's thread; None, or the error, is the last that it gives."""
             try:
+                answer = self._text_answer if asked.chat is None else self._chat_answer
                 with self.chat.model.using(self.names[asked.model]):
-                    for each in self._answer(asked, gone):
+                    for each in () if gone.is_set() else answer(asked, gone):
                         give(each)
                 give(None)
             except Exception as error:  # noqa: BLE001  (the client receives it)
@@ -290,21 +289,13 @@ class PolicyServer:
 
     # The methods below run in the thread of the model
 
-    def _answer(self, asked: Asked, gone: threading.Event) -> Iterator[Part]:
-        """Chunks of a stream, or the whole answer."""
-        if gone.is_set():
-            return
-        answer = self._chat_answer if asked.chat is not None else self._text_answer
-        yield from answer(asked, gone)
-
     def _chat_answer(self, asked: Asked, gone: threading.Event) -> Iterator[Part]:
         chat, (prompt,) = asked.chat, asked.prompts
         assert chat is not None
         renderer = replace(self.chat.renderer, tools=chat.tools)
         # Calls, log-probs and Responses are known only at the end.
         is_whole = bool(chat.tools) or asked.logprobs is not None or asked.path != CHAT
-        chunk: Members = {"id": _new("chatcmpl"), "object": "chat.completion.chunk",
-                          "created": int(time.time()), "model": asked.model}  # fmt: skip
+        chunk = _head("chatcmpl", "chat.completion.chunk", asked.model)
         sampled, text, sent = PartialAnswer([]), "", ""
 
         def delta(reason: str | None = None, **members: str) -> Members:
@@ -338,8 +329,7 @@ class PolicyServer:
             yield DONE
 
     def _text_answer(self, asked: Asked, gone: threading.Event) -> Iterator[Part]:
-        head: Members = {"id": _new("cmpl"), "object": "text_completion",
-                         "created": int(time.time()), "model": asked.model}  # fmt: skip
+        head = _head("cmpl", "text_completion", asked.model)
         choices, read, wrote = list[Members](), 0, 0
         for index, prompt in enumerate(asked.prompts):
             sampled = PartialAnswer([])
@@ -359,15 +349,13 @@ class PolicyServer:
             if asked.streams:
                 yield head | {"choices": [choices[-1] | {"text": "".join(said)}], "usage": None}
             read, wrote = read + len(prompt), wrote + len(sampled.ids)
-        usage = {
-            "prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote,
-        }  # fmt: skip
+        usage = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
         if not asked.streams:
             yield head | {"choices": choices, "usage": usage}
-        else:
-            if asked.has_usage:
-                yield head | {"choices": [], "usage": usage}
-            yield DONE
+            return
+        if asked.has_usage:
+            yield head | {"choices": [], "usage": usage}
+        yield DONE
 
     def _pieces(
         self, asked: Asked, prompt: tuple[int, ...], sampled: PartialAnswer, gone: threading.Event
@@ -381,15 +369,12 @@ class PolicyServer:
             1, min(draw.max_tokens or own.max_new_tokens, room), own.temperature, own.top_k,
             own.top_p, own.min_p,
         )  # fmt: skip
-        seed = (
-            secrets.randbits(63) if draw.seed is None else random.Random(draw.seed).getrandbits(63)
-        )
+        seed = random.Random(draw.seed).getrandbits(63)  # of the system's entropy for None
 
         def tokens() -> Generator[int, None, None]:
             """Yield token ids as they are sampled, until the client has gone."""
-            with closing(
-                stream(self.chat.model, Prompt("", "", prompt, ""), params, seed)
-            ) as drawn:
+            asked_for = Prompt("", "", prompt, "")
+            with closing(stream(self.chat.model, asked_for, params, seed)) as drawn:
                 for token in drawn:
                     sampled.ids.append(token)
                     if token in self.chat.model.end_token_ids:
@@ -452,6 +437,11 @@ class PolicyServer:
         return str(self.tokenizer.decode([token_id]))
 
 
+def _head(prefix: str, kind: str, model: str) -> Members:
+    identity = f"{prefix}-{secrets.token_hex(8)}"
+    return {"id": identity, "object": kind, "created": int(time.time()), "model": model}
+
+
 def _text_choice(
     index: int, text: str, reason: str | None = None, logprobs: Members | None = None
 ) -> Members:
@@ -466,10 +456,6 @@ def _number_of_top(value: Any) -> int:
 
 def _lines(part: Part) -> bytes:
     return (part if isinstance(part, bytes) else b"data: " + orjson.dumps(part)) + b"\n\n"
-
-
-def _new(kind: str) -> str:
-    return f"{kind}-{secrets.token_hex(8)}"
 
 
 def names_of(subject: ChatSubject, target: str) -> dict[str, Any]:
@@ -527,15 +513,7 @@ def vllm_command(
 
 
 def serve(server: PolicyServer, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve until interrupted.
-
-    Args:
-        port: 0 for a free one.
-        say: receives the address once it answers.
-
-    Raises:
-        ConfigError: the server cannot listen on the address.
-    """
+    """Serve until interrupted; ``say`` receives the address once it answers."""
 
     async def listen() -> None:
         runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True)
@@ -559,8 +537,7 @@ def serve(server: PolicyServer, host: str, port: int, say: Callable[[str], None]
 
 
 def key_for(host: str) -> str | None:
-    """The key that requests must have, from the environment. Raises ConfigError if other machines
-    could connect without one."""
+    """The key that requests must have, from the environment; required for other machines."""
     key = os.environ.get(KEY)
     if host not in LOOPBACK and not key:
         raise ConfigError(

@@ -35,23 +35,19 @@ from reason_llm.workers import within
 LIMIT_SECONDS = 60.0
 """Longest time that one call of a tracker may take."""
 MOST_CHARACTERS = 500
-"""Longest part of a tracker's message that is shown."""
 MOST_ROLLOUTS = 8
-"""Rollouts of a step that are sent."""
 MOST_TEXT = 4_000
 """Characters of a prompt and of a completion that are sent."""
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
 PROJECT = "reason_llm"
 Values = dict[str, float]
 Rows = list[list[Any]]
-"""Rollouts of a step, with the columns COLUMNS."""
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Check that the package of each tracker is installed; raises a ConfigError with the command
-    that installs it."""
+    """Check that the package of each tracker is installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
@@ -74,8 +70,7 @@ class Tracker(NamedTuple):
 
 
 class Trackers:
-    """The trackers of a run, by their names in ``log.trackers``, from ``start`` to the end of the
-    ``with`` block."""
+    """The trackers of a run, from ``start`` to the end of the ``with`` block."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.app import lines, trackers
-from reason_llm.app.live_alarms import LiveAlarms
-from reason_llm.app.report import curves
-from reason_llm.app.report.evidence import Finding
+from reason_llm.app.report import curves, raised
+from reason_llm.app.report.alarms import judge
 from reason_llm.app.report.page import write_report
-from reason_llm.app.report.runs import read_run
+from reason_llm.app.report.payload import evidence
+from reason_llm.app.report.raised import Raised
+from reason_llm.app.report.runs import RunRecord, is_evaluated, read_run
 from reason_llm.app.trackers import Trackers
 from reason_llm.config import Config
 from reason_llm.errors import Stopped, one_line
@@ -22,11 +23,12 @@ from reason_llm.run import Begun, Progress, Record, Watch
 from reason_llm.run.store import metrics
 
 logger = logging.getLogger(__name__)
+MOST_RECORDS = 500
+"""Number of newest records that the checks of each step read, with all those of evaluations."""
 
 
 def run_training(config: Config, shown: Watch) -> dict[str, Any]:
-    """Run ``loop.train`` as the command line does, and return its summary; ``shown`` is the
-    console, or what takes its place."""
+    """Run ``loop.train`` as the command line does, shown by a console, and return its summary."""
     trackers.check_installed(config.log.trackers)
     with Trackers(config.log.trackers) as followers:
         watch = _WatchAndTrackers(shown, followers, config.log.rollouts)
@@ -77,17 +79,17 @@ class _WatchAndTrackers(Watch):
     def step(self, record: Record, group: Group | None) -> None:
         self._shown.step(record, group)
         self._followers.write(record, group if self._with_rollouts else None)
-        raised: list[tuple[str, Finding]] = []
+        new: list[Raised] = []
         try:
             if self._alarms is not None:
-                raised = self._alarms.take(record)
+                new = self._alarms.take(record)
         except Exception as error:  # noqa: BLE001  (nothing wrong with an alarm may fail the run)
             logger.warning("no more alarms: %s: %s", type(error).__name__, one_line(error))
             self._alarms = None
-        for title, finding in raised:
-            told = (record["step"], title, finding.text, finding.advice)
-            logger.warning("alarm at step %d: %s. %s %s", *told)
-            self._followers.alert(int(record["step"]), title, f"{finding.text} {finding.advice}")
+        for each in new:
+            told = f"{each.text} {each.advice}"
+            logger.warning("alarm at step %d: %s. %s", each.step, each.title, told)
+            self._followers.alert(each.step, each.title, told)
 
 
 def write_report_of(folder: Path, shown: Watch) -> None:
@@ -98,3 +100,39 @@ def write_report_of(folder: Path, shown: Watch) -> None:
         logger.warning("no report was written: %s: %s", type(error).__name__, one_line(error))
     else:
         shown.line(f"report in {folder / 'report.html'}, {alarms}")
+
+
+class LiveAlarms:
+    """Alarms that were raised so far in a run, as its folder was when it began or went on;
+    ``alarms.jsonl`` keeps them beyond their end."""
+
+    def __init__(self, run: RunRecord) -> None:
+        self._run = run
+        step = run.records[-1]["step"] if run.records else -1
+        before = raised.read(run.folder)
+        self._history = [each for each in before if each.step <= step]
+        self._is_written = self._history == before
+        self._raised: set[str] | None = None
+
+    def take(self, record: Record) -> list[Raised]:
+        """The alarms that this record newly raises."""
+        if self._raised is None:  # alarms of before the interruption that still hold
+            lasting = judge(evidence(self._run, []), "alarm") if self._history else {}
+            self._raised = {each.title for each in self._history} & {*lasting}
+        records = [*self._run.records, record]
+        if len(records) > 2 * MOST_RECORDS:
+            old = records[:-MOST_RECORDS]
+            records = [*filter(is_evaluated, old), *records[-MOST_RECORDS:]]
+        self._run.records[:] = records
+        findings = judge(evidence(self._run, []), "alarm")
+        new = [
+            Raised(int(record["step"]), title, each.text, each.advice, each.charts, each.steps)
+            for title, each in findings.items()
+            if title not in self._raised
+        ]
+        self._raised = {*findings}
+        self._history += new
+        if new or not self._is_written:
+            raised.write(self._run.folder, self._history)
+            self._is_written = True
+        return new

@@ -35,7 +35,6 @@ from reason_llm.config.file import (
 )
 from reason_llm.config.functions import PYTHON
 from reason_llm.config.installation import command
-from reason_llm.config.matching import matching
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
 from reason_llm.config.preferences import PreferenceRow
 from reason_llm.config.readers import (
@@ -46,12 +45,7 @@ from reason_llm.config.readers import (
     ReaderReward,
     TeacherSection,
 )
-from reason_llm.config.score import (
-    RIGHTNESS,
-    RewardSpec,
-    ScoreSection,
-    is_right,
-)
+from reason_llm.config.score import RIGHTNESS, RewardSpec, ScoreSection, is_right
 from reason_llm.config.sections import (
     AdapterSection,
     Config,
@@ -59,10 +53,7 @@ from reason_llm.config.sections import (
     SampleSection,
     TrainSection,
 )
-from reason_llm.config.stages import (
-    STAGES,
-    StageName,
-)
+from reason_llm.config.stages import STAGES, StageName
 from reason_llm.config.surrogates import SURROGATES, Terms, masked_mean
-from reason_llm.config.types import Count, Section, ServiceSection
+from reason_llm.config.types import Count, Section, ServiceSection, matching
 from reason_llm.config.wrong_values import nearest, wrong

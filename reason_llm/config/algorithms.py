@@ -237,12 +237,7 @@ FIXED = {"idea", "source", "critic", "teacher"}
 
 
 def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
-    """Return the row ``name`` with the columns in ``overrides`` replaced.
-
-    Raises:
-        ValueError: the row ignores an override, or columns contradict each other; the message
-            names them.
-    """
+    """Return the row ``name`` with changes; raises ValueError if it ignores or excludes one."""
     row = replace(ALGORITHMS[name], **overrides)  # type: ignore[arg-type]
     if row.kl == "none" and "kl" in overrides:
         taken_along = {"kl_coefficient": 0.0, "kl_place": "loss", "kl_reference": "base"}

@@ -26,7 +26,6 @@ from reason_llm.config.sections import Config
 from reason_llm.errors import ConfigError, one_line, raise_all
 
 SHORTER = {"run.from_buffer": ("--from-buffer",)}
-"""Additional names of options."""
 
 WITHOUT_CONFIG = (
     f"YAML file (default: {QUICK_START}; with --model.path or --data.train: no file, only the "
@@ -38,11 +37,7 @@ EVERYTHING = "all"
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that raises ConfigError with one line.
-
-    Args:
-        usage: text after the program's name.
-    """
+    """Argument parser that raises ConfigError; ``usage`` follows the program's name."""
 
     def __init__(self, program: str, description: str, usage: str | None = None) -> None:
         super().__init__(
@@ -73,11 +68,9 @@ class CommandLine:
     """Parsed command line, not yet validated."""
 
     what: str | None
-    """Positional argument."""
     overrides: dict[str, Any]
     """Options of the config by dotted name, parsed as YAML."""
     given: set[str]
-    """Switches that are set."""
     values: dict[str, list[str]]
     """Values of the command's own options that are set."""
 
@@ -86,8 +79,7 @@ class CommandLine:
         return self.values[name][0] if name in self.values else None
 
     def config(self, mistakes: Mistakes | None = None) -> Config:
-        """Load the config that it names (default: the quick start) with its options; see
-        ``load``."""
+        """Load the config that it names (default: the quick start) with its options."""
         return load(None if self.what is None else Path(self.what), self.overrides, mistakes)
 
 
@@ -122,7 +114,8 @@ def read_command_line(
         if asked and in_force:
             with suppress(ConfigError):  # --help must work with a wrong config
                 line = read_command_line(program, description, what, arguments, switches, values)
-                here = _in_force(line)
+                config = line.config()
+                here = {key: attrgetter(key)(config) for key, _ in leaves(Config)}
                 named = line.what or ("this command" if line.overrides else "the quick start")
                 differs = f"Options show their default and, where {named} differs, its value."
                 description = f"{description}\n{differs}"
@@ -179,12 +172,6 @@ def _option_value(key: str, text: str) -> Any:
         ) from error
 
 
-def _in_force(line: CommandLine) -> dict[str, Any]:
-    """Return the value of each option of the config that ``line`` gives, by dotted name."""
-    config = line.config()
-    return {key: attrgetter(key)(config) for key, _ in leaves(Config)}
-
-
 def _without_help(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     """Return ``arguments`` without ``--help``, and the section that follows it: a name, EVERYTHING,
     or "" if none does; None if there is no ``--help``."""
@@ -211,11 +198,8 @@ def _section_lines(program: str) -> str:
 def _add_options_of_config(
     parser: Parser, here: Mapping[str, Any], sections: Container[str]
 ) -> None:
-    """Add the config's options in ``sections``.
-
-    Args:
-        here: current values, by dotted name, that the help shows with the defaults.
-    """
+    """Add the config's options in ``sections``; the help also shows the values ``here``, by dotted
+    name, where they differ from the defaults."""
     for section, options in groupby(leaves(Config), lambda each: each[0].partition(".")[0]):
         if section not in sections:
             continue

@@ -25,12 +25,10 @@ RESERVED_ARGUMENTS = frozenset(
         "truncation",
     }
 )
-"""Reserved names of chat template arguments."""
 
 
 class RowSequence(Protocol):
-    """Rows with a length that can be read more than once: a list of dicts, a
-    ``datasets.Dataset``."""
+    """Rows with a length, to be read more than once, such as a ``datasets.Dataset``."""
 
     def __len__(self) -> int: ...
 

@@ -29,7 +29,6 @@ OWN_NAME = "my_run"
 """Name of a run without a config file that is not the quick start."""
 QUICK_START = Path("configs/quickstart.yaml")
 MOST_SHOWN_CHARACTERS = 200
-"""Longest value shown in an error."""
 
 
 def load(
@@ -70,17 +69,9 @@ def build(
     mistakes: Mistakes | None = None,
     overrides_name: str = COMMAND_LINE,
 ) -> Config:
-    """Build the config from ``tree`` and dotted ``overrides``. Wrong options are removed and the
-    rest is validated again, so that all mistakes are found.
-
-    Args:
-        path: file name in errors; its stem is the default name of the run.
-        mistakes: see ``load``.
-        overrides_name: see ``load``.
-
-    Raises:
-        ConfigError: see ``load``; also with ``mistakes`` if no config is left.
-    """
+    """Build the config from ``tree`` and dotted ``overrides``; the other arguments are those of
+    ``load``, and the stem of ``path`` is the default name of the run. Wrong options are removed and
+    the rest is validated again, so that all mistakes are found."""
     for section in Config.model_fields:
         if section in tree and tree[section] is None:
             tree[section] = {}  # an empty section is one of defaults
@@ -172,11 +163,8 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the sections of a YAML file. Paths in a file of the package are relative to its folder.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds no sections.
-    """
+    """Read the sections of a YAML file. Paths in a file of the package are relative to its
+    folder."""
     place = installation.file(str(path))
     try:
         tree = parse(read_bounded(place, MOST_CONFIG_BYTES).decode(), f"config file {path}")
@@ -194,14 +182,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, what: str) -> dict[str, Any]:
-    """Parse the sections of a YAML text.
-
-    Args:
-        what: its name in errors.
-
-    Raises:
-        ConfigError: the text is not YAML, or holds no sections.
-    """
+    """Parse the sections of a YAML text, called ``what`` in errors."""
     try:
         tree = yaml_text.parse(text)
     except ValueError as error:
@@ -358,11 +339,7 @@ _LIMITS = {"less_than", "less_than_equal", "greater_than", "greater_than_equal"}
 
 
 def _problem(key: str, first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str:
-    """Describe a wrong value.
-
-    Args:
-        same: its problems, one for each type of a union.
-    """
+    """Describe a wrong value, by all its problems: a union has one for each type."""
     if ours := other_names.equivalent_value(key, first["input"]):
         return f"is a value of TRL; set it to {ours}"
     if len(same) == 1 or first["type"] in ("value_error", "extra_forbidden"):
@@ -394,11 +371,7 @@ def _shown(value: Any) -> str:
 
 
 def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] = ()) -> str:
-    """Return ``problem`` with the option closest to ``key``.
-
-    Args:
-        others: further candidates, in addition to the config's options.
-    """
+    """Return ``problem`` with the option, or one of the ``others``, closest to ``key``."""
     keys = [*others, *(name for name, _ in leaves(Config))]
     if same := other_names.equivalent(key, dashes, keys):
         return f"{problem}; {same}"
@@ -413,13 +386,10 @@ def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] 
     keys.sort(key=lambda name: (name.split(".")[0] != section, name.split(".")[0] in READ_BY))
     by_name: dict[str, str] = {}
     for name in keys:
-        by_name.setdefault(_last_part(name), name)
-    close = difflib.get_close_matches(_last_part(key), by_name, n=1, cutoff=0.7)
+        by_name.setdefault(name.rpartition(".")[2], name)
+    asked = key.rpartition(".")[2].replace("-", "_")
+    close = difflib.get_close_matches(asked, by_name, n=1, cutoff=0.7)
     near = [name for name in keys if key.startswith(f"{name}.")] or [by_name[n] for n in close]
     return f"{problem}; " + (
         f"did you mean {dashes}{near[0]}?" if near else "see --help for the sections of options"
     )
-
-
-def _last_part(key: str) -> str:
-    return key.rpartition(".")[2].replace("-", "_")

@@ -19,11 +19,8 @@ MOST_DEPTH, MOST_PARTS = 6, 100_000
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return ``my_rewards.py:is_brief`` for a function that can be loaded from its file, otherwise
-    ``python:__main__.is_brief``, also for a lambda, a partial, a bound method or an object.
-
-    Raises:
-        ValueError: the function is a class.
-    """
+    ``python:__main__.is_brief``, also for a lambda, a partial, a bound method or an object. Raises
+    ValueError for a class."""
     if isinstance(function, type):
         raise ValueError(
             f"is the class {function.__name__}, not a function; pass an instance, as in "
@@ -51,12 +48,8 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def source_digest(function: Callable[..., Any]) -> str:
     """Return a digest of a function's source and the values that it holds: its closure, a partial's
-    arguments, an object's attributes. It does not cover the contents of objects other than numbers,
-    text, and lists or dicts of these.
-
-    Raises:
-        ValueError: the source cannot be read.
-    """
+    arguments, an object's attributes; of objects in them only numbers, text, and lists or dicts of
+    these. Raises ValueError if the source cannot be read."""
     digest = hashlib.sha256()
     for part in islice(_parts(function, 0), MOST_PARTS):
         digest.update(part.encode(errors="surrogatepass"))

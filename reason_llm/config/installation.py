@@ -19,8 +19,7 @@ HOME = _BUNDLED if _BUNDLED.is_dir() else CHECKOUT
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra, without a package index: the package is on
-    none."""
+    """Return the command that installs an extra; the package is on no index."""
     if HOME == CHECKOUT:
         return f"pip install -e '.[{extra}]'"
     return f"pip install './reason_llm-{__version__}-py3-none-any.whl[{extra}]'"
@@ -31,8 +30,7 @@ _SCRIPT = re.compile(r"scripts/([a-z]{1,20})\.py")
 
 
 def command(name: str) -> str:
-    """Return how to call a command: ``python scripts/train.py`` in the folder of a checkout,
-    anywhere else ``reason-llm train``."""
+    """Return ``python scripts/train.py`` in a checkout's folder, elsewhere ``reason-llm train``."""
     script = Path("scripts", f"{name}.py")
     is_here = Path.cwd() == CHECKOUT and script.is_file()
     if Path(sys.argv[0]).name == CONSOLE_SCRIPT or not is_here:
@@ -52,16 +50,9 @@ def with_commands(text: str) -> str:
 
 
 def slice_for(name: str, asked: str) -> Any:
-    """Import a folder of the package, or a module in it, that is not needed until a config asks
-    for it.
-
-    Args:
-        name: ``images``, ``replicas``, or ``environments.data_side``.
-        asked: the option or the source that asks for it.
-
-    Raises:
-        ConfigError: the folder is not there.
-    """
+    """Import a folder of the package, or a module in it, that is not needed until a config asks for
+    it, such as ``environments.data_side``; raises a ConfigError with what ``asked`` if it is not
+    there."""
     if (found := slice_if_there(name)) is None:
         raise ConfigError(
             f"{asked} needs the folder reason_llm/{name.partition('.')[0]}, which this "

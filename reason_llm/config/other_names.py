@@ -36,11 +36,7 @@ def equivalent_value(option: str, value: Any) -> str | None:
 
 def equivalent(key: str, dashes: str, known: Collection[str]) -> str | None:
     """Return ``lr of verl is --train.learning_rate here`` for a key that ends in another trainer's
-    option; None for any other key.
-
-    Args:
-        known: existing options of ours.
-    """
+    option; None for any other key, and for options that are not ``known``."""
     parts = key.replace("-", "_").split(".")
     names = [".".join(parts[i:]) for i in range(len(parts))]
     name = next((name for name in names if name in equivalents()), None)

@@ -47,11 +47,8 @@ class PairsSection(Section):
         return value
 
     def way(self, form: PairForm) -> str:
-        """Return ``by`` for rows of this form.
-
-        Raises:
-            ConfigError: the rule does not exist for the form, or an option would be ignored.
-        """
+        """Return ``by`` for rows of this form; raises a ConfigError if the form has no such rule,
+        or an option would be ignored."""
         way = self.by or WAYS[form][0]
         if way not in WAYS[form]:
             raise ConfigError(

@@ -108,11 +108,7 @@ FIXED = {"idea", "source", "loss"}
 
 
 def resolve(name: str, overrides: dict[str, object]) -> PreferenceRow:
-    """Return the row ``name`` with the columns in ``overrides`` replaced.
-
-    Raises:
-        ValueError: the row ignores an override, or a value is out of range.
-    """
+    """Return the row ``name`` with changes; raises ValueError if it ignores one."""
     row = replace(PREFERENCES[name], **overrides)  # type: ignore[arg-type]
     for column, losses in _USED_BY.items():
         if column in overrides and row.loss not in losses:

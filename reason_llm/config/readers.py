@@ -12,14 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from reason_llm.config.types import (
-    Count,
-    Fraction,
-    NonNegative,
-    Section,
-    ServiceSection,
-    Whole,
-)
+from reason_llm.config.types import Count, Fraction, NonNegative, Section, ServiceSection, Whole
 
 Rule = tuple[Callable[[Any, Any], bool], str]
 """(whether the options contradict each other, message); of the config and the algorithm's row."""
@@ -115,12 +108,10 @@ class LowMean:
     """Alarm of the report: the mean of a metric over the last steps is negative."""
 
     key: str
-    """Key of the metric."""
     text: str
     """Sentence with the ``{mean}``."""
     advice: str
     charts: tuple[str, ...]
-    """Keys of the records that show it."""
     first_steps: int
     """Number of first steps in which it may be negative."""
 

@@ -22,7 +22,6 @@ from reason_llm.config.data import (
     leaving_both,
     share_of,
 )
-from reason_llm.config.matching import matching
 from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.readers import READERS, ReaderReward, ReaderSections
 from reason_llm.config.score import ScoreSection
@@ -34,7 +33,6 @@ from reason_llm.config.stages import (
     RewardSection,
     Stage,
     StageName,
-    usual_form,
 )
 from reason_llm.config.types import (
     ONE_IS_A_LIST,
@@ -44,6 +42,7 @@ from reason_llm.config.types import (
     Positive,
     Section,
     Whole,
+    matching,
 )
 
 SHARED_BUFFER = Path("data/buffer.json")
@@ -665,15 +664,15 @@ class Config(ReaderSections, _Sections):
     @classmethod
     def _form_follows_from_the_stage(cls, values: Any) -> Any:
         """Set the stage's default form in a data section without one."""
-        if not isinstance(values, dict):
+        data = values.get("data") if isinstance(values, dict) else None
+        if not isinstance(data, dict) or "form" in data:
             return values
-        data, form = (
-            values.get("data"),
-            usual_form(values.get("stage", "rl"), values.get("preference")),
-        )
-        if isinstance(data, dict) and "form" not in data and form is not None:
-            return {**values, "data": {**data, "form": form}}
-        return values
+        stage, preference = values.get("stage", "rl"), values.get("preference")
+        if stage not in [*STAGES]:  # it may be a list
+            return values
+        is_kto = isinstance(preference, dict) and preference.get("name") == "kto"
+        form = "labels" if is_kto and stage == "preference" else STAGES[stage].forms[0]
+        return {**values, "data": {**data, "form": form}}
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:

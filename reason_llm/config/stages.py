@@ -1,7 +1,7 @@
 """Table of stages, and the section of the stage that trains a reward model."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from reason_llm.config.readers import ReaderSections
 from reason_llm.config.types import NonNegative, Section
@@ -111,15 +111,6 @@ INSTEAD = {
     "eval.rows": "use data.eval",
 }
 """What to do in a stage that does not read the option; without an entry: leave it out."""
-
-
-def usual_form(stage: Any, preference: Any) -> Any:
-    """Return the default form of the training rows for an unvalidated stage and section; None for
-    an unknown stage."""
-    name = preference.get("name") if isinstance(preference, dict) else None
-    if stage not in [*STAGES]:  # it may be a list
-        return None
-    return "labels" if (stage, name) == ("preference", "kto") else STAGES[stage].forms[0]
 
 
 class RewardSection(Section):

@@ -1,9 +1,10 @@
-"""Base classes and number types of the config's sections."""
+"""Base classes and number types of the config's sections, and the search of a user's pattern."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self, get_args
 from urllib.parse import urlsplit
 
+import regex
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -89,3 +90,18 @@ class ServiceSection(Section):
                 "holds a user, a password or a query; name the key's variable in key_env"
             )
         return url.rstrip("/")
+
+
+MATCHING_SECONDS = 5.0
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[str]:
+    """Return the names that fully match a regular expression; raises ValueError if it is invalid,
+    or takes longer than ``MATCHING_SECONDS``, as with nested repetitions."""
+    try:
+        compiled = regex.compile(pattern)
+        return [name for name in names if compiled.fullmatch(name, timeout=MATCHING_SECONDS)]
+    except TimeoutError as error:
+        raise ValueError(f"the search takes longer than {MATCHING_SECONDS:g} s") from error
+    except (regex.error, RecursionError) as error:
+        raise ValueError(str(error)) from error

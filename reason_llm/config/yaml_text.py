@@ -22,11 +22,7 @@ _BAD_SCALAR = (ValueError, TypeError, KeyError, IndexError, AttributeError, Over
 
 def parse(text: str) -> Any:
     """Return the value in ``text``: None, bool, 64-bit int, float, str, list, or a dict with string
-    keys.
-
-    Raises:
-        ValueError: one or more lines about the problem.
-    """
+    keys; raises ValueError, of one or more lines."""
     try:
         value = yaml.load(text, _PlainValues)
     except yaml.YAMLError as error:
@@ -95,10 +91,7 @@ class _PlainValues(Composer, yaml.CSafeLoader):
     def construct_yaml_float(self, node: Any) -> float:
         """Refuse base 60, such as 1:30.5."""
         if ":" in node.value:
-            raise _problem(
-                node,
-                f"{node.value!r:.60} would be read in base 60; {_FIX}",
-            )
+            raise _problem(node, f"{node.value!r:.60} would be read in base 60; {_FIX}")
         return super().construct_yaml_float(node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -22,7 +22,7 @@ from reason_llm.replicas.peers import GroupPeers, Seat
 from reason_llm.replicas.sharded_learner import ShardedLearner, Shards, deal
 from reason_llm.replicas.sharded_sampler import Lot, sample_lot
 from reason_llm.rollout import Group, Prompt, check_lengths, record_from_json
-from reason_llm.run import learners
+from reason_llm.run.opening import make_learners
 from reason_llm.run.store.checkpoint import RunState
 from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.train import Learner, Learners, LearningSettings, learning
@@ -70,7 +70,7 @@ class Replica:
         if work.only_samples:
             self._model.add_role("policy")
         else:
-            self._made = learners.make(
+            self._made = make_learners(
                 config, work.folder, work.state, work.plan, self._model, work.readers,
                 partial(learner, shards=config.run.shards),
             )  # fmt: skip

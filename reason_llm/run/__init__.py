@@ -13,27 +13,3 @@ from reason_llm.run.store.document import Document, RunIdentity, read_document, 
 from reason_llm.run.store.folder import ANSWERS, ROWS
 from reason_llm.run.store.metrics import Record, accuracies
 from reason_llm.run.watch import SILENT, Begun, Progress, Silent, Watch
-
-__all__ = [
-    "ANSWERS",
-    "ROWS",
-    "SILENT",
-    "Begun",
-    "Best",
-    "Document",
-    "Progress",
-    "Record",
-    "RolloutBuffer",
-    "RunIdentity",
-    "Silent",
-    "StopSignal",
-    "Watch",
-    "accuracies",
-    "buffer_files",
-    "default_target",
-    "lock",
-    "missing_steps",
-    "read_document",
-    "to_bytes",
-    "warn_of_another",
-]

@@ -30,7 +30,6 @@ from reason_llm.sample import Ended, Sampler, SamplingParams
 from reason_llm.train import with_advantages
 
 RewardsOf = Callable[[RewardReader, Sequence[Group]], Sequence[float]]
-"""Computes a model's rewards of the groups' completions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,6 @@ class Step:
     version: int
     """The version of the policy that samples it, in learned steps."""
     checkpoint: str | None
-    """Path of the run's newest checkpoint."""
     job: Job
     buffer: RolloutBuffer
     stop: StopRequest
@@ -261,8 +259,7 @@ class _Collected:
         self._wave.close(sampled)
 
     def settle(self, but: int = 0) -> None:
-        """Wait until all waves that were begun are scored, but so many of the last; raises
-        RewardError."""
+        """Wait until all waves that were begun are scored, ``but`` so many of the last."""
         with timed(self._step.record, "scoring"):
             while len(self._under_way) > but:
                 self._under_way.popleft().result()

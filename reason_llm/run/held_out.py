@@ -111,8 +111,7 @@ def evaluate(
     progress: Progress,
     seed: int,
 ) -> tuple[Record, list[Group]]:
-    """Accuracy, the mean of the first reward, and more from completions of each prompt; and the
-    scored completions."""
+    """Metrics of completions of each prompt, and the scored completions."""
     groups = scorer.score(
         sampler.sample(prompts, params, seed=seed, progress=progress), only_first=True
     )
@@ -145,8 +144,7 @@ def of_samples(rewards: Sequence[Sequence[float]]) -> Record:
 
 
 def to_lines(name: str, groups: Sequence[Group]) -> bytes:
-    """JSON lines with one completion of an evaluation each: the set's name, the prompt, the gold
-    answer, the completion, its score, its length in tokens and why it ended."""
+    """JSON lines with one completion of an evaluation each."""
     lines = []
     for group in groups:
         for completion in group.completions:
@@ -174,11 +172,8 @@ def judge(learner: Learner, data: Sequence[Datum]) -> Record:
         found["pairs"] = len(data) / 2
     if learner.settings.objective.output == "scores":
         scores = learner.scores(data, learner.settings.role)
-        found |= _of_scores(scores, [datum.num_trained for datum in data])
+        lengths = [datum.num_trained for datum in data]
+        of_scores = {"reward_mean": fmean(scores), "reward_std": stdev(scores)}
+        of_scores |= length_bias(scores[::2], scores[1::2], lengths[::2], lengths[1::2])
+        found |= {name: value for name, value in of_scores.items() if not math.isnan(value)}
     return {f"eval/{name}": value for name, value in found.items()}
-
-
-def _of_scores(scores: Sequence[float], lengths: Sequence[int]) -> Record:
-    found = {"reward_mean": fmean(scores), "reward_std": stdev(scores)}
-    found |= length_bias(scores[::2], scores[1::2], lengths[::2], lengths[1::2])
-    return {name: value for name, value in found.items() if not math.isnan(value)}

@@ -58,8 +58,7 @@ class Phases:
 
     @contextmanager
     def reading(self, title: str, count: int) -> Iterator[Callable[[int], None]]:
-        """Weights and one further model that reads ``count`` rollouts; yields the callback of its
-        progress."""
+        """Weights and another model that reads ``count`` rollouts; yields its progress callback."""
         with self.saved_if_stopped():
             self.stop.check()
             with (

@@ -57,14 +57,9 @@ class Run:
         )
         self._held_out = HeldOut(job, policy, self.rows, self._team)
         self._kept = kept_adapters.KeptAdapters(
-            job.config,
-            job.folder,
-            job.run.digests,
-            self.model,
-            policy.optimizer,
-            self._log,
+            job.config, job.folder, job.run.digests, self.model, policy.optimizer, self._log,
             self._writer,
-        )
+        )  # fmt: skip
         self.state = self._kept.restore(job.state)
         self._saved = None if job.is_new else self.state
         """The state in the run's newest checkpoint."""
@@ -147,11 +142,7 @@ class Run:
             drawn, last = document.drawn, document.groups[-1]
             sampled_by = document.weight_version
             record |= metrics.of_rollouts(document, self.config, self.job.scorer.finds)
-        self.state = replace(
-            self.state,
-            step=step + 1,
-            drawn=self.state.drawn + drawn,
-        )
+        self.state = replace(self.state, step=step + 1, drawn=self.state.drawn + drawn)
         if not self.config.samples:
             record["data/epoch"] = self.state.drawn / sum(self.job.data.sizes)
         self._evaluate_if(self._held_out.is_due(self.state.step))

@@ -60,8 +60,7 @@ class Team:
         return sampler
 
     def learning(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
-        """Context of the learning of a step that was sampled, in which idle processes may sample
-        the steps after it."""
+        """Context of the learning of a step, in which idle processes may sample later steps."""
         return nullcontext()
 
     def learn(self, step: int, data: Sequence[Datum], progress: Told) -> Record:
@@ -69,11 +68,8 @@ class Team:
         return self.learners.learn(step, data, progress)
 
     def take_record(self, step: int, sampled_by: int | None) -> Record:
-        """Numbers for a step's record, such as each process's work since the last one.
-
-        Args:
-            sampled_by: version of the policy that sampled the step; None: unknown.
-        """
+        """Numbers for a step's record, such as each process's work since the last one;
+        ``sampled_by`` is the version of the policy that sampled the step, if it is known."""
         return {}
 
     def summary(self, records: Sequence[Record]) -> dict[str, Any]:

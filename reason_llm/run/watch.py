@@ -30,8 +30,7 @@ class Begun:
 
 
 class Watch:
-    """Observer of a run's lines, phases and steps, called in the thread that runs it. This one
-    shows nothing."""
+    """Observer of a run, called in the thread that runs it. This one shows nothing."""
 
     def line(self, text: str) -> None:
         """A line for the user."""
@@ -45,12 +44,8 @@ class Watch:
         return nullcontext(lambda tokens, items: None)
 
     def step(self, record: Record, group: Group | None) -> None:
-        """A step was recorded.
-
-        Args:
-            record: that of step 0 tells of the policy before training.
-            group: the last one that was learned from; None at step 0.
-        """
+        """A step was recorded; the record of step 0 tells of the policy before training. ``group``
+        is the last one that was learned from; None at step 0."""
 
 
 Silent = Watch

@@ -47,8 +47,7 @@ NO_MORE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the first of ``arguments`` names (None: of the command line); return the
-    exit code."""
+    """Run the command that the first argument names, by default of the command line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name, rest = (given[0], given[1:]) if given else (None, [])
     if name in COMMANDS:
@@ -112,8 +111,7 @@ def _let_interrupts_end() -> None:
 
 
 def _without_command(name: str | None, shell: str = "bash") -> None:
-    """Print the help, the version or the completion of a shell; raise a ConfigError for an unknown
-    command."""
+    """Print the help, the version or the completion of a shell, or refuse the command."""
     names = ", ".join(COMMANDS)
     if name in ("-h", "--help"):
         lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]

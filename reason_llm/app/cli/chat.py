@@ -22,7 +22,11 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.errors import ConfigError
 
     Console("quiet")  # libraries show warnings only
-    given = _parser(program).parse_args(arguments)
+    parser = subject_parser(program, DESCRIPTION)
+    parser.add_argument("--base", action="store_true", help="start with the base, not the adapter")
+    for name in ("temperature", "top-p", "top-k", "min-p", "max-new-tokens", "seed"):
+        parser.add_argument(f"--{name}", metavar="N", help="sampling option (default: the run's)")
+    given = parser.parse_args(arguments)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     from reason_llm.app import chat as chats  # heavy: after --help
@@ -41,14 +45,6 @@ def run(program: str, arguments: Sequence[str]) -> None:
         chats.talk(chat)
     else:
         chats.print_answer(chat, message)
-
-
-def _parser(program: str) -> ArgumentParser:
-    parser = subject_parser(program, DESCRIPTION)
-    parser.add_argument("--base", action="store_true", help="start with the base, not the adapter")
-    for name in ("temperature", "top-p", "top-k", "min-p", "max-new-tokens", "seed"):
-        parser.add_argument(f"--{name}", metavar="N", help="sampling option (default: the run's)")
-    return parser
 
 
 def subject_parser(program: str, description: str) -> ArgumentParser:

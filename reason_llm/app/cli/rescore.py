@@ -1,6 +1,5 @@
 """Rescore: ``reason-llm rescore BUFFER [CONFIG.yaml] [--out FILE] [--section.key value ...]``."""
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,9 +11,23 @@ Train on it with: {train} CONFIG.yaml --from-buffer FILE"""
 def run(program: str, arguments: Sequence[str]) -> None:
     """Run the command."""
     from reason_llm.app.console import Console
-    from reason_llm.config import WITHOUT_CONFIG, read_command_line
+    from reason_llm.config import WITHOUT_CONFIG, Parser, command, read_command_line
 
-    own, rest = _parser(program).parse_known_args(arguments)
+    train = command("train")
+    usage = "BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] [--section.key value ...]"
+    parser = Parser(program, DESCRIPTION.format(train=train), usage)
+    parser.epilog = f"All options of {train} are accepted; score and algorithm are used."
+    parser.add_argument("buffer", type=Path, help="data/buffer.json, or one of <run>/buffers/")
+    parser.add_argument(
+        "--out", type=Path, help="new file (default: BUFFER with .rescored in its name)"
+    )
+    parser.add_argument(
+        "--accept-edited",
+        action="store_true",
+        help="accept an edited BUFFER and update its SHA-256; it is rescored only if a config, an "
+        "option or --out is also given",
+    )
+    own, rest = parser.parse_known_args(arguments)
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
     line = read_command_line(f"{program} BUFFER", "", what, rest, {}, in_force=True)
     config = line.config()
@@ -33,23 +46,3 @@ def run(program: str, arguments: Sequence[str]) -> None:
     completions = [c for group in document.groups for c in group.completions]
     mean = sum(c.reward or 0.0 for c in completions) / len(completions)
     console.line(f"{len(completions)} rollouts, mean reward {mean:.3f}, in {target}")
-
-
-def _parser(program: str) -> ArgumentParser:
-    from reason_llm.config import Parser, command
-
-    train = command("train")
-    usage = "BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] [--section.key value ...]"
-    parser = Parser(program, DESCRIPTION.format(train=train), usage)
-    parser.epilog = f"All options of {train} are accepted; score and algorithm are used."
-    parser.add_argument("buffer", type=Path, help="data/buffer.json, or one of <run>/buffers/")
-    parser.add_argument(
-        "--out", type=Path, help="new file (default: BUFFER with .rescored in its name)"
-    )
-    parser.add_argument(
-        "--accept-edited",
-        action="store_true",
-        help="accept an edited BUFFER and update its SHA-256; it is rescored only if a config, an "
-        "option or --out is also given",
-    )
-    return parser

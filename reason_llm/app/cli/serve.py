@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -26,7 +25,15 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.errors import ConfigError
 
     Console("quiet")  # libraries show warnings only
-    given = _parser(program).parse_args(arguments)
+    parser = subject_parser(program, DESCRIPTION)
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0: any)")
+    engines = ("auto", "transformers", "vllm")
+    told = f"{', '.join(engines)}: option of the config (default: the run's)"
+    parser.add_argument(
+        "--sample.engine", dest="engine", choices=engines, metavar="ENGINE", help=told
+    )
+    given = parser.parse_args(arguments)
     from reason_llm.app import chat as chats, serve as serving  # heavy: after --help
     from reason_llm.model import default_device
 
@@ -50,15 +57,3 @@ def run(program: str, arguments: Sequence[str]) -> None:
         say(f"requests without a system message get {prompt!r}")
     names = serving.names_of(subject, given.target)
     serving.serve(serving.PolicyServer(chat, names, key), given.host, given.port, say)
-
-
-def _parser(program: str) -> ArgumentParser:
-    parser = subject_parser(program, DESCRIPTION)
-    parser.add_argument("--host", default="127.0.0.1", help="address (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0: any)")
-    engines = ("auto", "transformers", "vllm")
-    told = f"{', '.join(engines)}: option of the config (default: the run's)"
-    parser.add_argument(
-        "--sample.engine", dest="engine", choices=engines, metavar="ENGINE", help=told
-    )
-    return parser

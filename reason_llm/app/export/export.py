@@ -24,15 +24,7 @@ from huggingface_hub.errors import (
 )
 
 from reason_llm.app.console import Console
-from reason_llm.app.export import (
-    gguf,
-    merging,
-    model_card,
-    parity,
-    patterns,
-    reward_model,
-    serving,
-)
+from reason_llm.app.export import gguf, merging, model_card, parity, patterns, reward_model, serving
 from reason_llm.app.export.model_card import ModelCard
 from reason_llm.app.export.parity import Parity, ScoreParity
 from reason_llm.app.report.payload import shown_config
@@ -88,16 +80,12 @@ class ExportRequest:
     """None: what the run or the adapter names."""
     adapter_only: bool
     dtype: str
-    """A key of ``DTYPES``."""
     shard_bytes: int
     rollouts: Path | None
     """A buffer or an archive of one; None: the run's."""
     push: str | None
-    """A repository on the Hub."""
     gguf: str | None
-    """llama.cpp's converter."""
     which: run_folder.Which = "last"
-    """Which adapter of a run is exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +110,8 @@ class _CheckedExport:
 
 def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | None:
     """Write the folder and return the result of the parity check; None for an adapter alone, and
-    for a model that is written in another type.
-
-    Raises:
-        ReasonError: anything that the user can fix. Unless it says otherwise nothing was written.
-    """
+    for a model that is written in another type. Raises a ReasonError; unless it says otherwise,
+    nothing was written."""
     quiet_libraries()
     if _is_packed_model(request.source):
         _unpack(request, console)
@@ -372,6 +357,11 @@ def _write_generation_config(job: _CheckedExport, target: Path) -> None:
 def _describe(
     request: ExportRequest, job: _CheckedExport, target: Path, found: Parity | ScoreParity | None
 ) -> None:
+    extended: dict[str, Any] = {}
+    if job.is_extended:
+        described = merging.read_json(job.base_folder / "config.json")
+        names = ("rope_parameters", "max_position_embeddings")
+        extended = {name: described[name] for name in names}
     card = ModelCard(
         name=request.push or request.out.name,
         base=job.base,
@@ -382,7 +372,7 @@ def _describe(
         run=job.run,
         adapter=job.adapter,
         loader=base.auto_class(str(job.base_folder)).__name__,
-        base_options=_base_options(job),
+        base_options=extended,
     )
     if reward_model.is_one(job.adapter):
         card = reward_model.on_card(card)
@@ -392,14 +382,6 @@ def _describe(
         (target / "training_config.yaml").write_text(config, encoding="utf-8")
         if (curves := job.run / "curves.png").is_file():
             shutil.copyfile(regular(curves), target / curves.name)
-
-
-def _base_options(job: _CheckedExport) -> dict[str, Any]:
-    """The keys of the base's config with which an adapter alone has to be loaded."""
-    if job.config is None or not job.is_extended:
-        return {}
-    described = merging.read_json(job.base_folder / "config.json")
-    return {name: described[name] for name in ("rope_parameters", "max_position_embeddings")}
 
 
 def _rollouts(

@@ -17,14 +17,12 @@ from reason_llm.model import Datum
 CONVERTER, QUANTIZER = "convert_hf_to_gguf.py", "llama-quantize"
 TYPE = "Q4_K_M"
 MOST_COMPARED = 10
-"""Rollouts whose log-probs are compared."""
 _WORDS = ("SYSTEMTEXT", "FIRSTTEXT", "ANSWERTEXT", "SECONDTEXT", "OTHERTEXT", "THIRDTEXT")
 _ROLES = ("system", "user", "assistant", "user", "assistant", "user")
 
 
 def find_converter(named: str) -> Path:
-    """llama.cpp's converter, by its path, on PATH, or in a checkout here or in the home folder.
-    Raises ConfigError: it is nowhere, or lacks the package gguf."""
+    """llama.cpp's converter: its path, on PATH, or in a checkout here or in the home folder."""
     checkouts = (Path("llama.cpp", named), Path.home() / "llama.cpp" / named)
     places = (Path(which(named) or named), *checkouts)
     found = next((each for each in places if each.is_file()), None)
@@ -37,8 +35,7 @@ def find_converter(named: str) -> Path:
 
 
 def convert(converter: Path, folder: Path, dtype: str) -> list[Path]:
-    """The model in ``folder`` as GGUF, and quantised where llama.cpp's program for that is there.
-    Raises ModelError: one of them fails."""
+    """The model in ``folder`` as GGUF, and quantised if llama.cpp's program for that is there."""
     kind = {"bfloat16": "bf16", "float32": "f32"}[dtype]
     target = folder / f"{folder.name}-{kind}.gguf"
     asked: list[str | Path] = ["--outfile", target, "--outtype", kind]
@@ -136,8 +133,7 @@ def _between(tokenizer: Any, start: int) -> list[str] | None:
 
 
 def gap(file: Path, folder: Path, rollouts: list[Datum], dtype: torch.dtype) -> parity.Gap | None:
-    """Gap between the log-probs of rollouts under the GGUF and under the export; None without
-    llama-cpp-python. Raises ModelError: llama.cpp cannot load the file."""
+    """Gap of the log-probs by GGUF and by the export; None without llama-cpp-python."""
     if find_spec("llama_cpp") is None:
         return None
     llama_cpp = import_module("llama_cpp")

@@ -108,8 +108,7 @@ def downloaded(path: str) -> Path:
 
 
 def base_folder(path: str) -> Path:
-    """Folder of a base model, as ``downloaded``. Raises a ModelError also if its weights are
-    quantised already."""
+    """Folder of a base model, as ``downloaded``, whose weights are not quantised."""
     folder = downloaded(path)
     if read_json(folder / "config.json").get("quantization_config"):
         raise ModelError(
@@ -130,12 +129,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
-    """The changes by a plain LoRA adapter, and the weights that it holds whole, by the weight's
-    name.
-
-    Raises:
-        ModelError: it is damaged, or of another kind.
-    """
+    """The changes by a plain LoRA adapter, and the weights that it holds whole, by name."""
     config, file = adapters.read_config(adapter), adapter / adapters.WEIGHTS
     if config.target_parameters:
         raise ModelError(
@@ -309,8 +303,7 @@ def _unpacked(sources: dict[str, _Source], dtype: torch.dtype) -> Iterator[tuple
 
 
 def _files(base: Path) -> list[Path]:
-    """Weight files of a folder in the order of Transformers, which ignores other files. Raises
-    ModelError: there are none, or one is not what was written."""
+    """Weight files of a folder in the order of Transformers, which ignores other files."""
     model_folder.check_weights(str(base))
     whole, index = base / "model.safetensors", base / "model.safetensors.index.json"
     if not whole.is_file() and not index.is_file():

@@ -35,7 +35,6 @@ MOST_STRAYED = 0.5
 """Largest mean fall of a rollout token's log-prob since it was sampled, in nats; the steps since
 then change it by hundredths, a wrong base by whole nats."""
 MOST_ROLLOUTS, MOST_TOKENS = 32, 16384
-"""Limits of the rollouts that are scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +178,7 @@ def policy_over(model: Any, adapter: Path, dtype: torch.dtype) -> Any:
 
 
 def load(path: Path, dtype: torch.dtype, kind: Any = None) -> Any:
-    """A model loaded by Transformers' class ``kind``, by default the one that
-    loads all of it, as any user loads it; raises a ModelError."""
+    """A model loaded by Transformers' class ``kind``, by default the one that loads all of it."""
     try:
         return (kind or base_model.auto_class(str(path))).from_pretrained(
             path, dtype=dtype, use_safetensors=True,
@@ -206,8 +204,7 @@ def logprobs(model: Any, rollouts: Sequence[Datum], temperature: float) -> Tenso
 
 
 def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
-    """The rollouts that are scored, spread evenly over all of them; raises a ModelError if they are
-    of another tokenizer."""
+    """The rollouts that are scored, spread evenly over all of them."""
     step = max(1, len(rollouts) // MOST_ROLLOUTS)
     taken: list[Datum] = []
     tokens = 0

@@ -30,11 +30,7 @@ def are_in(folder: Path) -> bool:
 
 
 def write_plain(folder: Path, out: Path) -> int:
-    """Write the adapter without patterns into ``out``, in float32, and return its rank.
-
-    Raises:
-        ModelError: a pattern or a rank does not fit the weights, or it is no plain LoRA adapter.
-    """
+    """Write the adapter without patterns into ``out``, in float32, and return its rank."""
     config = read_object(folder / adapters.CONFIG, MIB)
     (out / adapters.CONFIG).write_bytes(orjson.dumps(config | {name: {} for name in PATTERNS}))
     adapters.check_written(folder)

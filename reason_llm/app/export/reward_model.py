@@ -41,8 +41,7 @@ def is_one(adapter: Path) -> bool:
 
 
 def head_of(adapter: Path) -> Tensor:
-    """The head's weight, (1, D) in float32; raises a ModelError if the file is damaged, or a
-    critic's."""
+    """The head's weight, (1, D) in float32; no critic's is taken."""
     try:
         tensors = load_file(regular(adapter / score_head.FILE))
     except (OSError, SafetensorError) as error:
@@ -64,8 +63,7 @@ def on_card(card: ModelCard) -> ModelCard:
 
 
 def configured(config: dict[str, Any], folder: Path, pad_token_id: int) -> dict[str, Any]:
-    """The base's config.json as that of the sequence-classification model; raises a ModelError if
-    Transformers has none for this family whose head is called score."""
+    """The base's config.json as that of the sequence-classification model."""
     described = base.read_config(str(folder))
     kind = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(described), None)
     described.num_labels = 1
@@ -90,8 +88,7 @@ def configured(config: dict[str, Any], folder: Path, pad_token_id: int) -> dict[
 
 
 def padding_token(tokenizer: Any, ends: Collection[int]) -> str:
-    """A token of the tokenizer with which no answer ends, its own padding token if it is one;
-    raises a ModelError if there is none."""
+    """A token with which no answer ends, the tokenizer's own padding token if it is one."""
     candidates = [tokenizer.pad_token, tokenizer.unk_token, *tokenizer.all_special_tokens]
     candidates += [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items())]
     for token in candidates:
@@ -104,8 +101,7 @@ def padding_token(tokenizer: Any, ends: Collection[int]) -> str:
 
 
 def held_out_rows(config: Config, tokenizer: Any) -> list[Datum]:
-    """The run's held-out rows, or its training rows where it had none; raises a ReasonError if they
-    cannot be read any more."""
+    """The run's held-out rows, or its training rows where it had none."""
     ends = end_token_ids(config.model.path, tokenizer)
     context = base.context_limit(config.model)
     data = load_data(config, tokenizer, context, end_token_ids=ends)

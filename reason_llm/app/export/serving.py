@@ -29,11 +29,8 @@ PROGRAM = "reason_llm.model.vllm.served"
 
 def prove(base_folder: Path, adapter: Path, tokenizer: Any) -> str | None:
     """The line that says how much the adapter changes under vLLM, or why that is not proven; None
-    for a model whose layers have the same names in vLLM.
-
-    Raises:
-        ModelError: vLLM serves the base in its place.
-    """
+    for a model whose layers have the same names in vLLM. Raises a ModelError if vLLM serves the
+    base in its place."""
     described = base.read_config(str(base_folder))
     if not multimodal.is_multimodal(described) and described.model_type not in backends.IMPORTING:
         return None

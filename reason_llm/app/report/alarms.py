@@ -1,5 +1,4 @@
-"""Alarms of a run: pure functions of its records and rollouts, and the table of all of them. The
-checks of the stages, which need no rollouts, are in ``stage_alarms``.
+"""Alarms of a run: pure functions of its records and rollouts, and the table of all of them.
 
 Each check is ``clear``, an ``alarm``, or ``unknown`` where what it needs is not there, and says why
 in a sentence with numbers. The bounds were chosen by measuring:
@@ -8,9 +7,9 @@ in a sentence with numbers. The bounds were chosen by measuring:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from statistics import fmean
 
-from reason_llm.app.report import stage_alarms
 from reason_llm.app.report.evidence import (
     MOST_GROUPS,
     RECENT_STEPS,
@@ -25,12 +24,13 @@ from reason_llm.app.report.evidence import (
     unknown,
 )
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import READERS, RIGHTNESS, STAGES
-from reason_llm.data import RolloutSide, rollout_sides
+from reason_llm.config import READERS, RIGHTNESS, STAGES, LowMean
+from reason_llm.data import RolloutSide, rollout_sides, unasked_form
 from reason_llm.run import Record
 
 FORM = ("format", "tag_count", "regex", "reasoning_steps", "soft_overlong", "cosine", "length",
         "repetition_penalty")  # fmt: skip
+NO_ROLLOUTS = "no rollouts are archived (run.keep_buffers_gib)"
 LENGTH_FACTOR, TRUNCATED_RISE, DRIFT_STEPS = 1.3, 0.1, 20
 REPEATED, REPEATING_FRACTION = 0.3, 0.05
 ALIKE, ALIKE_FRACTION = 0.9, 0.3
@@ -48,6 +48,17 @@ DEAD_STEPS = 3
 """Steps in a row after which a run is called dead."""
 NO_GRADIENT = 1e-12
 """Norm of a gradient that moves nothing."""
+LOST_NATS = -1.0
+"""Log-ratio of the chosen side from which on the policy unlearns what it is to prefer."""
+RISES = 3
+RISEN = 1.02
+"""Held-out loss, as a multiple of its lowest, from which on a rise is no rounding."""
+ENDLESS_FRACTION, ENDLESS_STEPS = 0.5, 3
+OVER_PLAN = 1.02
+"""Of the planned bytes, from which on a peak is more than rounding above them."""
+LENGTH_CORRELATION = 0.5
+"""Of reward and length, Pearson's, beyond which the accuracy against the length is looked at."""
+PREFERENCE_ADVICE = "Take preference.name irpo or orpo, or a lower train.learning_rate."
 
 
 def no_right_answer(seen: Evidence) -> Finding:
@@ -62,9 +73,8 @@ def no_right_answer(seen: Evidence) -> Finding:
         return clear(f"{values[-1]:.1%} of the last step's answers are right.")
     count = round(sum(each["sample/tokens"] / each["sample/completion_tokens"] for each in last))
     text = f"None of the {count:,} answers of the last {len(last)} steps is right."
-    wrong = seen.recent(seen.groups)[-MOST_GROUPS:]
     text = f"{text} {likely_causes(seen)}".rstrip()
-    return alarm(text, steps, wrong, charts=(chart, "sample/truncated_fraction"))
+    return alarm(text, steps, seen.newest, charts=(chart, "sample/truncated_fraction"))
 
 
 def pays_nothing(seen: Evidence) -> Finding:
@@ -87,14 +97,14 @@ def pays_nothing(seen: Evidence) -> Finding:
     text = f"{what} ({names}) was 0 for every completion of {len(steps)} steps."
     if seen.first in silent:
         text = f"{text} {likely_causes(seen)}".rstrip()
-    shown = seen.recent(seen.groups)[-MOST_GROUPS:]
     charts = (*(f"score/{name}" for name in silent), "sample/truncated_fraction")
-    return alarm(text, steps, shown, charts=charts)
+    return alarm(text, steps, seen.newest, charts=charts)
 
 
 def likely_causes(seen: Evidence) -> str:
     """Return likely causes, from the last steps, of a first reward of 0."""
-    last = seen.trained[-DEAD_STEPS:]
+    config, last = seen.config, seen.trained[-DEAD_STEPS:]
+    kind = config.score.rewards[0].kind
 
     def mean(key: str) -> float | None:
         values = series(last, key)[1]
@@ -104,15 +114,18 @@ def likely_causes(seen: Evidence) -> str:
     if (found := mean("sample/answers_found_fraction")) is not None:
         told.append(f"{found:.0%} hold an answer in the form that {seen.first} looks for")
     if cut := mean("sample/truncated_fraction"):
-        told.append(f"{cut:.0%} were cut off by {seen.limits}")
+        limits = (
+            f"{'sample.turn_tokens or ' * bool(config.sample.turn_tokens)}sample.max_new_tokens"
+        )
+        told.append(f"{cut:.0%} were cut off by {limits}")
     if unclosed := mean("sample/open_thoughts_fraction"):
         told.append(f"{unclosed:.0%} never close their thought")
     text = f"Of the completions of the last {len(last)} steps {', '.join(told)}." if told else ""
     if mean("sample/opening_prompts_fraction"):
         text += " The prompt opens a thought, which each completion has to close."
-    if seen.unasked is not None:
-        text += f" data.system_prompt does not ask for {seen.unasked}."
-    if seen.kind == "exact":
+    if (unasked := unasked_form(config.data.system_prompt, kind)) is not None:
+        text += f" data.system_prompt does not ask for {unasked}."
+    if kind == "exact":
         text += (
             " exact reads all of a completion outside of <think> as the label, or what is in "
             "<answer>: list the labels in the prompt, and ask for one of them alone."
@@ -132,8 +145,7 @@ def constant_reward(seen: Evidence) -> Finding:
     if seen.first in RIGHTNESS and (value <= 0 or value >= 1):
         return clear("All answers of the last steps are right, or all are wrong.")
     text = f"{seen.first} is {value:.4g} for every completion of the last {DEAD_STEPS} steps."
-    shown = seen.recent(seen.groups)[-MOST_GROUPS:]
-    return alarm(text, steps, shown, charts=(f"score/{seen.first}",))
+    return alarm(text, steps, seen.newest, charts=(f"score/{seen.first}",))
 
 
 def nothing_learned(seen: Evidence) -> Finding:
@@ -150,6 +162,7 @@ def nothing_learned(seen: Evidence) -> Finding:
 def reward_without_accuracy(seen: Evidence) -> Finding:
     """The reward rises and held-out accuracy does not, or that falls and the reward does not."""
     steps, accuracies = series(seen.records, "eval/accuracy")
+    judged_by = seen.config.score.judged_by
     if len(steps) < 2:
         return unknown("there are fewer than two evaluations (data.eval)")
     judged = [value for group in seen.groups for value in seen.judged(group)]
@@ -171,19 +184,19 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
         if falls or (start == 0 and total.is_up and gain <= error and not is_slow):
             text = (
                 f"From step {steps[start]} to {steps[last]} the reward went {_from_to(total)} "
-                f"{total.means}, while held-out {seen.judged_by} went "
+                f"{total.means}, while held-out {judged_by} went "
                 f"{seen.mean_score(accuracies[start])} → {seen.mean_score(accuracies[last])} "
                 f"(± {seen.mean_score(error)})."
             )
             advice = (
                 "Read the rollouts that earn most: they show what is being paid for. Then fix the "
                 f"rewards, or take {seen.adapter_of(steps[best])}, which has the best "
-                f"held-out {seen.judged_by}."
+                f"held-out {judged_by}."
             )
             shown = _earning_most(seen, from_step=steps[last] - RECENT_STEPS)
             return alarm(text, steps[start:], shown, advice)
     ends = f"{seen.mean_score(accuracies[0])} → {seen.mean_score(accuracies[last])}"
-    return clear(f"Held-out {seen.judged_by} went {ends} with the reward.")
+    return clear(f"Held-out {judged_by} went {ends} with the reward.")
 
 
 def length_drift(seen: Evidence) -> Finding:
@@ -272,9 +285,8 @@ def form_alone(seen: Evidence) -> Finding:
 
 def repeating(seen: Evidence) -> Finding:
     """Fraction of the last steps' completions that repeat themselves."""
-    recent = seen.recent(seen.groups)
-    if not recent:
-        return unknown("no rollouts are archived (run.keep_buffers_gib)")
+    if not (recent := seen.recent(seen.groups)):
+        return unknown(NO_ROLLOUTS)
     shares = [share for group in recent for share in group.repeated]
     fraction = fmean(share > REPEATED for share in shares)
     text = (
@@ -289,9 +301,8 @@ def repeating(seen: Evidence) -> Finding:
 
 def alike(seen: Evidence) -> Finding:
     """Groups of the last steps whose completions are nearly the same although not all are right."""
-    recent = seen.recent(seen.groups)
-    if not recent:
-        return unknown("no rollouts are archived (run.keep_buffers_gib)")
+    if not (recent := seen.recent(seen.groups)):
+        return unknown(NO_ROLLOUTS)
     # A short answer that is always right is always the same: nothing to be warned of.
     unsolved = [g for g in recent if not all(map(seen.is_right, seen.judged(g) or [0.0]))]
     same = [group for group in unsolved if group.similarity >= ALIKE]
@@ -308,7 +319,7 @@ def alike(seen: Evidence) -> Finding:
 
 def no_variance(seen: Evidence) -> Finding:
     """Fraction of the last steps' groups whose completions all earn the same."""
-    if not seen.compares_groups:
+    if not seen.config.algorithm.row().needs_group:
         return clear("The algorithm does not compare the completions of a prompt.")
     key = "score/groups_without_signal_fraction"
     last = seen.trained[-RECENT_STEPS:]
@@ -318,7 +329,7 @@ def no_variance(seen: Evidence) -> Finding:
     for record in last:
         # By the record: the report may hold a part of the groups, or none.
         completions = record["sample/tokens"] / record["sample/completion_tokens"]
-        groups = completions / seen.group_size
+        groups = completions / seen.config.sample.completions_per_prompt
         drawn = groups + record.get("sample/groups_dropped", 0.0)
         # Dynamic sampling leaves the flat ones out.
         values.append(1 - (1 - record[key]) * groups / drawn)
@@ -362,12 +373,12 @@ def jump(seen: Evidence) -> Finding:
 def _about_jump(key: str, seen: Evidence) -> str:
     if key == "train/kl":
         return "Look at this step's rollouts, and lower the learning rate or train.max_grad_norm."
-    if seen.off_policy is None:
+    if seen.config.off_policy is None:
         return (
             "Look at this step's rollouts. Sampler and learner disagree; compare with "
             "sample.engine=transformers and report it."
         )
-    (option, fix), correction = seen.off_policy, seen.correction
+    (option, fix), correction = seen.config.off_policy, seen.config.learned_row.correction
     begin = f"The rollouts are of an earlier policy ({option}): this is how far it has moved since"
     if correction == "none":
         rest = "Nothing corrects for it (algorithm.correction=none): set that to token_truncate."
@@ -394,13 +405,12 @@ def scoring_errors(seen: Evidence) -> Finding:
 
 
 def over_limits(side: RolloutSide, seen: Evidence) -> Finding:
-    """Means of metrics over the limits of played rollouts. A step in which all rollouts failed is
-    enough."""
+    """Means of metrics over the limits of played rollouts, or a step in which all failed."""
     last = seen.trained[-RECENT_STEPS:]
     failed = [int(record["step"]) for record in last if record.get(side.FAILED) == 1]
     if failed:
         text = f"{side.FAILED_TEXT} of {len(failed)} of the last {len(last)} steps."
-        return alarm(text, failed, seen.recent(seen.groups)[-MOST_GROUPS:], charts=(side.FAILED,))
+        return alarm(text, failed, seen.newest, charts=(side.FAILED,))
     if len(last) < DEAD_STEPS:
         return unknown(f"fewer than {DEAD_STEPS} steps")
     found = {key: series(last, key)[1] for key in side.LIMITS}
@@ -410,8 +420,161 @@ def over_limits(side: RolloutSide, seen: Evidence) -> Finding:
     over = tuple(key for key, mean in means.items() if mean > side.LIMITS[key][0])
     if not over:
         return clear(text)
-    shown = seen.recent(seen.groups)[-MOST_GROUPS:]
-    return alarm(text, series(last, "step")[0], shown, charts=over)
+    return alarm(text, series(last, "step")[0], seen.newest, charts=over)
+
+
+def ordered_and_broken(seen: Evidence) -> Finding:
+    """The pairs come into order while the chosen side falls below the reference, or held-out
+    accuracy below its best."""
+    key = "train/chosen_log_ratio"
+    steps, ratios = series(seen.records, key)
+    found = change(ratios)
+    if found is not None and found.after < LOST_NATS and found.is_down:
+        text = (
+            f"The chosen completions have lost {-found.after:.2f} nats against the reference, and "
+            f"lose more (log-ratio {found.before:.2f} → {found.after:.2f}, {found.means[1:-1]}): "
+            "the pairs are ordered by making both sides unlikely."
+        )
+        shown_by = (key, "train/rejected_log_ratio", "eval/accuracy")
+        return alarm(text, steps, (), PREFERENCE_ADVICE, shown_by)
+    steps, accuracies = series(seen.records, "eval/accuracy")
+    pairs = _order_of_pairs(seen)
+    best = max(range(len(steps)), key=lambda i: accuracies[i], default=0)
+    if len(steps) > 1 and pairs is not None and pairs[1] > pairs[0]:
+        error = seen.difference_error(accuracies[best], accuracies[-1])
+        if accuracies[best] - accuracies[-1] > 3 * error:
+            text = (
+                f"From step {steps[best]} to {steps[-1]} held-out accuracy went "
+                f"{accuracies[best]:.1%} → {accuracies[-1]:.1%} (± {error:.1%}), while the order "
+                f"of the pairs went {pairs[0]:.3g} → {pairs[1]:.3g}."
+            )
+            charts = ("eval/accuracy", "eval/pair_accuracy", "train/pair_accuracy", "train/margin")
+            advice = f"{PREFERENCE_ADVICE} Or take {seen.adapter_of(steps[best])}."
+            return alarm(text, steps[best:], (), advice, charts)
+    return clear("The chosen side stays likely, and held-out accuracy stays.")
+
+
+def _order_of_pairs(seen: Evidence) -> tuple[float, float] | None:
+    """Order of the pairs at the first and the last record: their accuracy, or, of labels, the
+    difference of the sides' log-ratios."""
+    for key in ("eval/pair_accuracy", "train/pair_accuracy"):
+        _, values = series(seen.records, key)
+        if len(values) > 1:
+            return values[0], values[-1]
+    both = ("train/chosen_log_ratio", "train/rejected_log_ratio")
+    apart = [r[both[0]] - r[both[1]] for r in seen.records if set(both) <= r.keys()]
+    return (apart[0], apart[-1]) if len(apart) > 1 else None
+
+
+def low_mean(row: LowMean, seen: Evidence) -> Finding:
+    """The mean of a reader's metric over the last steps is negative."""
+    steps, values = series(seen.records, row.key)
+    if not values or steps[-1] < row.first_steps + RECENT_STEPS:
+        return unknown(f"fewer than {row.first_steps + RECENT_STEPS} steps")
+    mean = fmean(values[-RECENT_STEPS:])
+    text = row.text.format(mean=mean)
+    if mean >= 0:
+        return clear(text)
+    return alarm(text, (row.first_steps, steps[-1]))
+
+
+def overfits(seen: Evidence) -> Finding:
+    """The held-out loss rises evaluation after evaluation."""
+    steps, losses = series(seen.records, "eval/loss")
+    if len(losses) <= RISES:
+        return unknown(f"{len(losses)} evaluations of held-out rows (eval.rows, eval.every)")
+    best = min(range(len(losses)), key=lambda i: losses[i])
+    text = (
+        f"The held-out loss went {losses[0]:.4g} → {losses[-1]:.4g}, lowest at step {steps[best]}."
+    )
+    rises = [later > earlier for earlier, later in pairwise(losses[best:])]
+    in_a_row = any(all(rises[i : i + RISES]) for i in range(len(rises) - RISES + 1))
+    if not in_a_row or losses[-1] < RISEN * losses[best]:
+        return clear(text)
+    advice = (
+        f"Take {seen.adapter_of(steps[best])}, or stop there (eval.patience), or take fewer "
+        "epochs, a lower train.learning_rate or more rows."
+    )
+    return alarm(text, steps[best:], advice=advice)
+
+
+def no_end_token(seen: Evidence) -> Finding:
+    """Most completions of the last steps are cut off by the limit."""
+    sampled = [r for r in seen.records if r.get("sample/truncated_fraction") is not None]
+    key = "sample/truncated_fraction" if sampled else "eval/truncated_fraction"
+    if not sampled and seen.config.samples:  # greedy answers loop where samples end
+        return unknown("no step was sampled")
+    steps, values = series(seen.records, key)
+    count = ENDLESS_STEPS if sampled else 1
+    steps, values = steps[-count:], values[-count:]
+    if not values:
+        return unknown("nothing was sampled (data.eval)")
+    fraction = fmean(values)
+    text = f"{fraction:.0%} of the completions have no end token."
+    if fraction <= ENDLESS_FRACTION:
+        return clear(text)
+    advice = (
+        "Their answers are cut off and count as wrong: raise sample.max_new_tokens (and "
+        "sample.turn_tokens, of an environment), or "
+    ) + (
+        "begin from an adapter that has learned to end (model.start)."
+        if seen.config.samples
+        else "see in --data-check that the last learned token is an end token."
+    )
+    cut = [group for group in seen.recent(seen.groups) if any(group.are_truncated)]
+    cut.sort(key=lambda group: -sum(group.are_truncated))
+    charts = (key, "sample/completion_tokens")
+    return alarm(text, steps, cut, advice, charts)
+
+
+def goes_by_length(seen: Evidence) -> Finding:
+    """Scores of a reward model follow the length, and where the chosen side has not the length that
+    it likes, it is wrong more often than right, or was never tried."""
+    measured = [record for record in seen.records if "eval/pairs_chosen_not_longer" in record]
+    if not measured or "eval/length_correlation" not in measured[-1]:
+        return unknown("no reward model was measured on held-out pairs (stage, eval.rows)")
+    last = measured[-1]
+    correlation, pairs = last["eval/length_correlation"], last["eval/pairs"]
+    side, against = "not longer", last["eval/pairs_chosen_not_longer"]
+    if correlation <= 0:
+        side, against = "longer", pairs - against
+    key = f"eval/accuracy_chosen_{side.replace(' ', '_')}"
+    accuracy = last.get(key) if against else None
+    text = (
+        f"Reward and length have a correlation of {correlation:.2f} on {pairs:.0f} held-out pairs; "
+    )
+    text += (
+        f"in none of them the chosen side is {side}, so nothing tells whether it goes by more."
+        if accuracy is None
+        else f"where the chosen side is {side}, in {against:.0f} of them, {accuracy:.1%} are right."
+    )
+    if abs(correlation) <= LENGTH_CORRELATION or (accuracy is not None and accuracy >= 0.5):
+        return clear(text)
+    advice = (
+        f"It may pay for length alone: add pairs whose chosen side is {side}, to data.train and to "
+        "eval.rows; as a reward, combine it with soft_overlong and watch the length."
+    )
+    charts = ("eval/length_correlation", *([] if accuracy is None else [key]))
+    return alarm(text, [int(last["step"])], (), advice, charts)
+
+
+def over_plan(seen: Evidence) -> Finding:
+    """A phase took more memory than was planned for it."""
+    found = []
+    for phase in ("sampling", "learning"):
+        peaks = (f"memory/{phase}_peak_gib", f"memory/{phase}_planned_gib")
+        both = [(r["step"], r[peaks[0]], r[peaks[1]]) for r in seen.records if set(peaks) <= set(r)]
+        if both:
+            found.append((phase, *max(both, key=lambda each: each[1] / max(each[2], 1e-9))))
+    if not found:
+        return unknown("no peak was measured")
+    text = ", ".join(f"{phase} {peak:.2f} of {plan:.2f} GiB" for phase, _, peak, plan in found)
+    over = [each for each in found if each[2] > OVER_PLAN * each[3]]
+    if not over:
+        return clear(f"The peaks are within the plan: {text}.")
+    charts = tuple(f"memory/{phase}" for phase, *_ in over)
+    steps = sorted(int(each[1]) for each in over)
+    return alarm(f"More memory was taken than planned: {text}.", steps, charts=charts)
 
 
 def _has_metric(name: str, seen: Evidence) -> bool:
@@ -426,9 +589,7 @@ class Alarm:
     advice: str = ""
     """What can be done; empty where the check says it, as it depends on the run."""
     charts: tuple[str, ...] = ()
-    """Keys of the records that show it; empty likewise."""
-    applies: Callable[[Evidence], bool] = lambda seen: STAGES[seen.stage].samples
-    """Whether it means something for the run."""
+    applies: Callable[[Evidence], bool] = lambda seen: seen.config.of_stage.samples
 
 
 ALARMS: dict[str, Alarm] = {
@@ -491,12 +652,10 @@ ALARMS: dict[str, Alarm] = {
         )
         for side in rollout_sides()
     },
-    "Pairs in order, policy broken": Alarm(
-        stage_alarms.ordered_and_broken, applies=lambda seen: True
-    ),
+    "Pairs in order, policy broken": Alarm(ordered_and_broken, applies=lambda seen: True),
     **{
         title: Alarm(
-            partial(stage_alarms.low_mean, row),
+            partial(low_mean, row),
             row.advice,
             row.charts,
             applies=partial(_has_metric, f"{name}/loss"),
@@ -505,18 +664,16 @@ ALARMS: dict[str, Alarm] = {
         for title, row in reader.alarms.items()
     },
     "Overfitting": Alarm(
-        stage_alarms.overfits,
+        overfits,
         charts=("eval/loss", "eval/perplexity", "train/loss"),
-        applies=lambda seen: not STAGES[seen.stage].samples,
+        applies=lambda seen: not seen.config.of_stage.samples,
     ),
     "Most completions have no end": Alarm(
-        stage_alarms.no_end_token, applies=lambda seen: not STAGES[seen.stage].scores
+        no_end_token, applies=lambda seen: not seen.config.of_stage.scores
     ),
-    "The reward model goes by length": Alarm(
-        stage_alarms.goes_by_length, applies=lambda seen: True
-    ),
+    "The reward model goes by length": Alarm(goes_by_length, applies=lambda seen: True),
     "Memory over its plan": Alarm(
-        stage_alarms.over_plan,
+        over_plan,
         "The plan is wrong for this model or machine, and another run of it may not fit: lower "
         "train.micro_batch_tokens or memory.budget_gib, and report it.",
         applies=lambda seen: True,
@@ -527,16 +684,15 @@ ALARMS: dict[str, Alarm] = {
         "nothing to learn: see the other alarms and the trained fraction, and change the problems, "
         "the rewards or algorithm's filters.",
         ("train/grad_norm", "train/loss", "train/trained_fraction"),
-        applies=lambda seen: STAGES[seen.stage].learns,
+        applies=lambda seen: seen.config.of_stage.learns,
     ),
 }
 """All of them, by the title that a reader sees."""
 
 
 def judge(seen: Evidence, state: State | None = None) -> dict[str, Finding]:
-    """Findings of all checks that mean something for the run, or of those with this state, by
-    title."""
-    own = STAGES[seen.stage].alarms
+    """Findings of all checks that apply to the run, or of those with this state, by title."""
+    own = seen.config.of_stage.alarms
     others = {title for stage in STAGES.values() for title in stage.alarms if title not in own}
     found = {}
     for title, row in ALARMS.items():

@@ -8,7 +8,7 @@ from typing import Literal
 
 from reason_llm.app.lines import mean_score
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import RIGHTNESS, StageName, is_right
+from reason_llm.config import Config, is_right
 from reason_llm.run import Record
 
 State = Literal["clear", "alarm", "unknown"]
@@ -21,40 +21,28 @@ MOST_GROUPS = 12
 class Evidence:
     """Data that the checks look at."""
 
+    config: Config
     records: Sequence[Record]
     groups: Sequence[GroupFacts]
     """Those that the report holds."""
-    weights: dict[str, float]
-    """Of each reward by name, the first one first."""
-    num_held_out: int | None
-    group_size: int
-    """Completions of a prompt."""
-    off_policy: tuple[str, str] | None = None
-    """See ``Config.off_policy``."""
-    correction: str = "none"
-    """The resolved algorithm.correction."""
-    stage: StageName = "rl"
+    num_held_out: int | None = None
     best_step: int | None = None
     """Of the adapter in adapter_best/; None without one."""
-    compares_groups: bool = True
-    """Whether the algorithm learns from the differences within a group alone."""
-    paid_by_model: bool = False
-    """Whether a reward model pays: what its pairs prefer, often longer answers, is the aim."""
 
-    unasked: str | None = None
-    """The form of an answer, such as ``<answer>``, that the first reward looks for and
-    ``data.system_prompt`` does not ask for; None where it does, or it looks for none."""
-
-    kind: str = ""
-    """Of the first reward, as ``RewardSpec.kind``; empty where it has no label."""
-
-    limits: str = "sample.max_new_tokens"
-    """Options that cut completions off."""
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each reward by name, the first one first."""
+        return {reward.key: reward.weight for reward in self.config.score.rewards}
 
     @property
     def first(self) -> str:
         """Name of the reward that judges."""
-        return next(iter(self.weights))
+        return self.config.score.rewards[0].key
+
+    @property
+    def paid_by_model(self) -> bool:
+        """Whether a reward model pays: what its pairs prefer, often longer answers, is the aim."""
+        return any(each.reader and each.weight for each in self.config.score.rewards)
 
     @property
     def trained(self) -> list[Record]:
@@ -68,14 +56,9 @@ class Evidence:
             and all(record.get(name, 0) > 0 for name in counts)
         ]
 
-    @property
-    def judged_by(self) -> str:
-        """``ScoreSection.judged_by`` of the run."""
-        return "accuracy" if self.first in RIGHTNESS else self.first
-
     def mean_score(self, value: float) -> str:
         """See ``lines.mean_score``."""
-        return mean_score(value, self.judged_by)
+        return mean_score(value, self.config.score.judged_by)
 
     def adapter_of(self, step: int) -> str:
         """Return where to find the adapter of an evaluated step, as text."""
@@ -84,7 +67,7 @@ class Evidence:
 
     def is_right(self, value: float) -> bool:
         """See ``config.is_right``."""
-        return is_right(self.kind or self.first, value)
+        return is_right(self.config.score.rewards[0].kind, value)
 
     def judged(self, group: GroupFacts) -> Sequence[float]:
         """Values of the first reward; none in rollouts of another run that have other rewards."""
@@ -101,6 +84,11 @@ class Evidence:
         last = max((group.step for group in groups), default=0)
         return [group for group in groups if group.step > last - RECENT_STEPS]
 
+    @property
+    def newest(self) -> list[GroupFacts]:
+        """The last groups, as many as are shown."""
+        return self.recent(self.groups)[-MOST_GROUPS:]
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -111,11 +99,9 @@ class Finding:
     advice: str = ""
     """Of an alarm, as ``charts``; empty where the table of alarms has it."""
     charts: tuple[str, ...] = ()
-    """Keys of the records that show it."""
     steps: tuple[int, int] | None = None
     """From the first record to the last one that shows it."""
     groups: tuple[GroupFacts, ...] = ()
-    """Rollouts that show it best."""
 
 
 def clear(text: str) -> Finding:
@@ -155,7 +141,6 @@ class Change:
     error: float
     """Standard error of the difference, from how much neighbouring values differ."""
     num_ends: int
-    """Number of values that each mean is of."""
 
     @property
     def means(self) -> str:

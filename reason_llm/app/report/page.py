@@ -24,13 +24,8 @@ HIDDEN = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def write_report(folders: list[Path], out: Path) -> list[str]:
-    """Examine the runs in ``folders`` and write their report.
-
-    Returns a line for each run of what alarms are raised and which were raised before.
-
-    Raises:
-        ReasonError: a folder is no run, or ``out`` cannot be written.
-    """
+    """Examine the runs in ``folders`` and write their report; return a line for each run of what
+    alarms are raised and which were raised before."""
     runs = read_runs(folders)
     check_writable(out.parent)
     examined = [examine(run, 1 / len(runs)) for run in runs]

@@ -26,7 +26,6 @@ from reason_llm.app.report.runs import RunRecord, is_evaluated
 from reason_llm.app.report.texts import Texts, read_texts
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file, yaml_text
-from reason_llm.data import unasked_form
 from reason_llm.errors import ModelError, tree_without_secrets, with_texts
 from reason_llm.files import read_bounded
 from reason_llm.run import Record
@@ -67,8 +66,7 @@ class Examined:
 
 
 def examine(run: RunRecord, share: float = 1.0, read: Reader = read_step) -> Examined:
-    """Read a run's rollouts and make the checks; ``share`` is of the page's bounds on rollouts,
-    ``read`` reads one archive."""
+    """Read a run's rollouts, within a share of the page's bounds, and make the checks."""
     tokens, notice = None, None
     try:
         tokens = TokenTexts.load(run.config.model.path)
@@ -91,23 +89,8 @@ def examine(run: RunRecord, share: float = 1.0, read: Reader = read_step) -> Exa
 
 def evidence(run: RunRecord, groups: Sequence[GroupFacts]) -> Evidence:
     """A run's records with groups of its rollouts, for the checks."""
-    config = run.config
-    return Evidence(
-        run.records,
-        groups,
-        {reward.key: reward.weight for reward in config.score.rewards},
-        run.num_held_out,
-        config.sample.completions_per_prompt,
-        config.off_policy,
-        config.learned_row.correction,
-        config.stage,
-        run_folder.best_step(run.folder),
-        config.algorithm.row().needs_group,
-        any(each.reader is not None and each.weight for each in config.score.rewards),
-        unasked_form(config.data.system_prompt, config.score.rewards[0].kind),
-        config.score.rewards[0].kind,
-        f"{'sample.turn_tokens or ' if config.sample.turn_tokens else ''}sample.max_new_tokens",
-    )
+    best_step = run_folder.best_step(run.folder)
+    return Evidence(run.config, run.records, groups, run.num_held_out, best_step)
 
 
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
@@ -199,13 +182,9 @@ def _run(examined: Examined) -> dict[str, Any]:
         "starts": run.starts,
         "notices": [*run.notices, *rollouts.notices],
         "checks": [
-            {"title": title}
-            | {
-                name: getattr(finding, name)
-                for name in ("state", "text", "advice", "charts", "steps")
-            }
-            | {"groups": [places[id(group)] for group in finding.groups]}
-            for title, finding in examined.findings.items()
+            {"title": title, "groups": [places[id(group)] for group in each.groups]}
+            | {key: getattr(each, key) for key in ("state", "text", "advice", "charts", "steps")}
+            for title, each in examined.findings.items()
         ],
         "ended": [asdict(each) for each in examined.ended],
         "rollouts": _rollouts(rollouts, config.score.rewards[0].key)
@@ -230,7 +209,7 @@ def _pairs(records: Sequence[Record]) -> dict[str, float] | None:
 def _rollouts(found: Rollouts, first: str) -> dict[str, Any]:
     """Return the rollouts that the page lists; ``first`` is the scoring reward."""
     groups = found.groups
-    names = list(dict.fromkeys(name for group in groups for name in group.parts))
+    names = dict.fromkeys(name for group in groups for name in group.parts)
     rewards = [reward for group in groups for reward in group.rewards]
 
     def shorts(values: Sequence[float]) -> list[float]:

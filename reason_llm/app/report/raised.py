@@ -23,9 +23,7 @@ class Raised:
     text: str
     advice: str
     charts: tuple[str, ...]
-    """Keys of the records that show it."""
     steps: tuple[int, int] | None
-    """As in ``Finding``."""
 
 
 _RAISED = TypeAdapter(Raised)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import orjson
@@ -23,7 +23,7 @@ import orjson
 from reason_llm.app.report.token_texts import TokenTexts
 from reason_llm.data import folder_of, rollout_sides
 from reason_llm.errors import RolloutBufferError, secrets, tree_without_secrets, without_secrets
-from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.rollout import Completion, Group
 from reason_llm.run import read_document
 
 T = TypeVar("T")
@@ -39,7 +39,6 @@ LOGPROB_UNIT, LOG_RATIO_UNIT = 0.01, 0.001
 """What 1 means in a blob, in nats."""
 NO_NUMBER = 0xFFFF
 MOST_ATTACHMENTS = 8
-"""Attachments of a prompt that the page shows."""
 NGRAM, SHINGLE = 4, 3
 """Tokens of the sequences that repeat in a completion, and that completions share."""
 
@@ -59,7 +58,6 @@ class GroupFacts:
     lengths: list[int]
     are_truncated: list[bool]
     repeated: list[float]
-    """Of each completion, ``repeated_fraction``."""
     similarity: float
 
 
@@ -128,11 +126,7 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
 def read_step(
     path: Path, tokens: TokenTexts | None, most_rollouts: int, most_bytes: int
 ) -> StepRollouts:
-    """Rollouts of one archive: all its groups, or an even sample within the bounds.
-
-    Raises:
-        RolloutBufferError: it is damaged.
-    """
+    """Rollouts of one archive: all its groups, or an even sample within the bounds."""
     document = read_document(path)
     if not document.groups:
         raise RolloutBufferError(f"{path} holds no rollouts")
@@ -205,8 +199,7 @@ def _preview(text: str, begin: int, end: int) -> str:
 
 
 def _split(groups: Sequence[Group], tokens: TokenTexts | None) -> list[list[int] | None]:
-    """Lengths of the token texts of each completion; None if they are unknown or a secret is in the
-    text."""
+    """Token text lengths of each completion; None if unknown or with a secret in the text."""
     known = secrets()
 
     def lengths(completion: Completion) -> list[int] | None:
@@ -226,14 +219,20 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
                 "prompt": group.prompt.text,
                 "answer": group.prompt.answer,
                 "texts": [completion.text for completion in group.completions],
-                "attachments": _thumbnails(group.prompt),
+                "attachments": [  # names, each with a thumbnail as a data URL
+                    folder_of(each.kind, f"the report of {group.prompt.id}").thumbnail(each)
+                    for each in group.prompt.attachments[:MOST_ATTACHMENTS]
+                ],
             }
             for group in groups
         ],
         "tokens": [len(completion.token_ids) for completion in completions],
         "split": [lengths is not None for lengths in split],
         "ratios": [completion.learner_logprobs is not None for completion in completions],
-        "played": [_played(completion) for completion in completions],
+        "played": [  # entries of the rollouts of several turns
+            next(filter(None, (side.page_entry(each) for side in rollout_sides())), None)
+            for each in completions
+        ],
     }
     packed = orjson.dumps(tree_without_secrets(header))
     packed += b" " * (-len(packed) % 4)
@@ -250,20 +249,6 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
     planes = [np.concatenate(each).clip(0, NO_NUMBER) for each in (lengths, logprobs, log_ratios)]
     content = b"".join(plane.astype("<u2").tobytes() for plane in planes)
     return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
-
-
-def _played(completion: Completion) -> dict[str, Any] | None:
-    """Return the page's entry of a rollout of several turns; None for a single answer."""
-    entries = (side.page_entry(completion) for side in rollout_sides())
-    return next(filter(None, entries), None)
-
-
-def _thumbnails(prompt: Prompt) -> list[tuple[str, str]]:
-    """Names of a prompt's first attachments, each with a thumbnail as a data URL."""
-    return [
-        folder_of(each.kind, f"the report of {prompt.id}").thumbnail(each)
-        for each in prompt.attachments[:MOST_ATTACHMENTS]
-    ]
 
 
 def repeated_fraction(token_ids: Sequence[int]) -> float:

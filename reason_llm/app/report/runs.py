@@ -48,12 +48,7 @@ def is_evaluated(record: Record) -> bool:
 
 
 def read_runs(folders: list[Path]) -> list[RunRecord]:
-    """The runs, each with a unique label.
-
-    Raises:
-        DataError: a folder is no run, or its records cannot be read; named twice.
-        ConfigError: its config is not of this version.
-    """
+    """The runs, each with a unique label."""
     real = [folder.resolve() for folder in folders]
     for folder in folders:
         if real.count(folder.resolve()) > 1:
@@ -67,7 +62,14 @@ def read_runs(folders: list[Path]) -> list[RunRecord]:
 
 def read_run(folder: Path, label: str) -> RunRecord:
     """The run in ``folder``; raises as ``read_runs``."""
-    _check_is_run(folder)
+    if not folder.is_dir():
+        raise DataError(run_folder.no_run(folder))
+    for name in ("metrics.jsonl", "resolved_config.yaml"):
+        if not (folder / name).is_file():
+            raise DataError(
+                f"{folder} is no training run: it has no {name}; name a run's folder, "
+                "such as runs/quickstart"
+            )
     config = run_folder.read_config(folder)
     try:
         records = metrics.read(folder)
@@ -91,20 +93,8 @@ _OF_A_START = {"step", "time", "reason_llm", "packages", "machine", "data", "pla
 """What the page shows of it."""
 
 
-def _check_is_run(folder: Path) -> None:
-    if not folder.is_dir():
-        raise DataError(run_folder.no_run(folder))
-    for name in ("metrics.jsonl", "resolved_config.yaml"):
-        if not (folder / name).is_file():
-            raise DataError(
-                f"{folder} is no training run: it has no {name}; name a run's folder, "
-                "such as runs/quickstart"
-            )
-
-
 def _object(path: Path, notices: list[str]) -> dict[str, Any] | None:
-    """The JSON object in ``path``; None, with a notice unless it is not there, if it cannot be
-    read."""
+    """The JSON object in ``path``; None, with a notice unless it is not there."""
     try:
         return read_object(path)
     except FileNotFoundError:

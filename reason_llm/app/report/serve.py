@@ -47,15 +47,8 @@ WAIT_SECONDS = 0.5
 
 
 def serve(folders: list[Path], port: int, say: Callable[[str], None]) -> None:
-    """Serve the report of the runs until interrupted, once all of them have begun.
-
-    Args:
-        port: 0 for a free one.
-        say: receives the names of runs that have not started, and the address once it answers.
-
-    Raises:
-        ReasonError: a folder is no run, or the port is taken.
-    """
+    """Serve the report of the runs until interrupted, once all of them have begun. ``say`` receives
+    the names of runs that have not started, and the address once it answers."""
     for folder in folders:
         if has_not_begun(folder):
             say(f"waiting for {folder} to begin; Ctrl-C ends")

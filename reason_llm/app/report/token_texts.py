@@ -23,8 +23,7 @@ class TokenTexts:
 
     @classmethod
     def load(cls, model: str) -> "TokenTexts":
-        """The tokenizer of a model's folder or Hub id; raises a ModelError if it is not on this
-        machine, or cannot be read."""
+        """The tokenizer of a model's folder, or of a Hub id in this machine's cache."""
         folder, name = Path(model), "tokenizer.json"
         path = folder / name if folder.is_dir() else cached(model, name)
         if path is None:

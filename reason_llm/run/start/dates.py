@@ -16,12 +16,9 @@ TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")
 
 
 def with_date(config: Config, renderer: Renderer, buffer: Path) -> Config:
-    """The config in which ``data.date`` is that of the run's record or, where a template reads the
-    date in a new run, that of the run it begins from, or today's.
-
-    Args:
-        buffer: file with the run's rollouts, the record of a run without a folder.
-    """
+    """The config in which ``data.date`` is that of the run's record (of a run without a folder its
+    ``buffer``) or, where a template reads the date in a new run, that of the run it begins from, or
+    today's."""
     run, date = config.run, config.data.date
     goes_on = run.resume != "never"
     if date is None and goes_on:

@@ -51,11 +51,7 @@ class Job:
         return self.state.folder not in self.run.checkpoints
 
     def begin(self, started: float) -> MetricsLog:
-        """Make the first changes on disk, after all checks.
-
-        Args:
-            started: ``time.perf_counter()`` from which the first record's seconds count.
-        """
+        """Make the first changes on disk; the first record's seconds count from ``started``."""
         if self.config.run.resume == "never":
             if any(self.folder.glob("[!.]*")):  # more files than a buffer's lock
                 move_aside(self.folder)
@@ -71,11 +67,7 @@ class Job:
         return MetricsLog(self.folder, learned, started, self.state.metrics_sha256)
 
     def try_rewards(self) -> None:
-        """Call the user's rewards with made-up completions of the first prompt that they judge.
-
-        Raises:
-            RewardError: one of them cannot work.
-        """
+        """Call the user's rewards with made-up completions of the first prompt they judge."""
         prompts = self.data.prompts or self.data.held_out_prompts
         if self.config.judges_answers:
             only_first = not self.config.samples
@@ -103,16 +95,13 @@ class Job:
                 self.folder, read, one_line(error), self.state.folder,
             )  # fmt: skip
             return None
-        line = (
-            f"{self.folder} is finished at step {self.state.step}: raise --run.steps to continue, "
-            "or start afresh with --run.resume never"
-        )
+        state, by, more = "is finished", "", "--run.steps"
         if self.ends_early(self.state):
-            line = (
-                f"{self.folder} was ended early at step {self.state.step} by eval.patience: raise "
-                "it to continue, or start afresh with --run.resume never"
-            )
-        watch.line(line)
+            state, by, more = "was ended early", " by eval.patience", "it"
+        watch.line(
+            f"{self.folder} {state} at step {self.state.step}{by}: raise {more} to continue, or "
+            "start afresh with --run.resume never"
+        )
         return summary
 
     def ends_early(self, state: RunState) -> bool:
@@ -121,11 +110,7 @@ class Job:
 
 
 def prepare(config: Config, watch: Watch) -> Job:
-    """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing.
-
-    Raises:
-        ReasonError: the first problem.
-    """
+    """Check rewards, model, data, the run's folder and its buffer, in this order; write nothing."""
     answers = config.run.directory / str(config.run.name) / run_folder.ANSWERS
     scorer = Scorer(config.score, config.sample.max_new_tokens, answers=answers)
     run, data = resolve(config, scorer, watch)
@@ -157,11 +142,7 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
 
 
 def _check_labels(config: Config, data: Data) -> None:
-    """Warn of weights of KTO under which one label outweighs the other.
-
-    Raises:
-        DataError: the held-out rows are one alone, which has no other to be compared with.
-    """
+    """Warn of weights of KTO under which one label outweighs the other."""
     if data.held_out_rows is not None and len(data.held_out_rows.units.values) == 1:
         raise DataError(
             f"eval.rows={config.eval.rows} holds one row, and {config.preference.name} compares "
@@ -183,13 +164,9 @@ def _check_labels(config: Config, data: Data) -> None:
 
 
 def _plan(subject: Subject, data: Data) -> Plan:
-    """The memory plan, by the longest prompt and the longest row.
-
-    Raises:
-        ConfigError: it does not fit.
-        DataError: of KTO, whose baseline takes each prompt with the completion of another row, two
-            such rows do not fit into the context.
-    """
+    """The memory plan, by the longest prompt and the longest row. KTO's baseline takes each prompt
+    with the completion of another row; raises a DataError if two such do not fit into the
+    context."""
     config, context = subject.config, subject.context_tokens
     longest = max(each.prompts.lengths.max(initial=0) for each in [*data.training, *data.held_out])
     sets = [*data.training, *([data.held_out_rows] if data.held_out_rows else [])]

@@ -15,8 +15,7 @@ class Processes:
     is_alone = True
 
     def later_steps(self, folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
-        """The rollouts of steps after the one in the buffer, with their files in the run's
-        folder."""
+        """Rollouts of steps after the one in the buffer, with their files."""
         yield from ()
 
     def buffer(
@@ -33,11 +32,7 @@ class Processes:
 
 
 def processes_of(config: Config) -> Processes:
-    """The processes that the config asks for.
-
-    Raises:
-        ReasonError: they cannot be started on this machine.
-    """
+    """The processes that the config asks for."""
     if (several := config.run.several()) is None:
         return Processes()
     found: Processes = several.processes_of(config)

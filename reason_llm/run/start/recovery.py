@@ -23,12 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def state_of(run: ResolvedRun) -> RunState:
-    """State from which the run continues, by ``run.resume``, its checkpoints and its buffer.
-
-    Raises:
-        CheckpointError: it cannot resume from there.
-        RolloutBufferError: the buffer there is damaged, another run's, or does not fit the model.
-    """
+    """State from which the run continues, by ``run.resume``, its checkpoints and its buffer."""
     state = _begun_from(run)
     if run.config.samples and run.config.run.resume != "never":
         path = run.config.run.buffer_path
@@ -70,18 +65,15 @@ def _begun_from(run: ResolvedRun) -> RunState:
 
 
 def _from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | None:
-    """State of the unfinished run ``name`` by its buffer; None if that belongs to another run.
-
-    Raises:
-        RolloutBufferError: it is damaged.
-        CheckpointError: the run's checkpoint is needed and was not found.
-    """
+    """State of the unfinished run ``name`` by its buffer; None if that is of another run."""
     document = _unfinished(path, name)
     if document is None:
         return None
     checkpoint.refused_changes(document.run.config, config)  # those are told when it is checked
     run = RunIdentity(document.run.id, name, config)
-    if document.step == 0 and _begins_from_base(document):
+    section = document.run.config.get("run")
+    resume = section.get("resume") if isinstance(section, dict) else None
+    if document.step == 0 and resume in (None, "auto", "never"):  # of no other run's checkpoint
         logger.warning("%s has no checkpoints; the run resumes from the rollouts in %s", name, path)
         return RunState(run, step=0, folder=None)
     named = _named_checkpoint(document)
@@ -144,13 +136,6 @@ def _named_checkpoint(document: Document) -> RunState | str:
     except CheckpointError as error:
         return str(error)
     return state if _is_of(state, document) else f"{folder} is of another run or of a later step"
-
-
-def _begins_from_base(document: Document) -> bool:
-    """Whether the run began from the base and not from another run's checkpoint."""
-    section = document.run.config.get("run")
-    resume = section.get("resume") if isinstance(section, dict) else None
-    return resume in (None, "auto", "never")
 
 
 def _is_of(found: RunState, document: Document) -> bool:

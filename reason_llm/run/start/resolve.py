@@ -22,12 +22,7 @@ from reason_llm.data import (
     player_of,
     renderer_of,
 )
-from reason_llm.errors import (
-    CheckpointError,
-    ModelError,
-    RolloutBufferError,
-    one_line,
-)
+from reason_llm.errors import CheckpointError, ModelError, RolloutBufferError, one_line
 from reason_llm.files import check_writable
 from reason_llm.model import (
     adapters,
@@ -86,8 +81,7 @@ class ResolvedRun:
 
 
 def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, Data]:
-    """The run of a config, with its data; nothing is written. Raises ReasonError, of the first
-    problem of the model, the adapters or the data."""
+    """The run of a config, with its data; nothing is written."""
     folder = config.run.directory / str(config.run.name)
     processes = processes_of(config)
     start = config.model.start
@@ -113,7 +107,9 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             subject = replace(subject, context_tokens=min(subject.context_tokens, most))
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
     episodes = episodes_of(config, renderer, subject.context_tokens)
-    _check_start(subject, start, folder)
+    if start is not None:
+        with _reading_start(start, folder):
+            adapters.check_fits(subject.policy, start, subject.config.model.path)
     data = _load(subject, scorer, watch)
     if data.attachments is not None:
         data.attachments.check(config, processes.is_alone)
@@ -164,15 +160,6 @@ def _reading_start(start: Path, folder: Path) -> Iterator[None]:
             f"{start}, the run's copy of model.start, is damaged ({one_line(error)[:200]}); "
             "restore it, or start with --run.resume never, which moves the run aside"
         ) from error
-
-
-def _check_start(subject: Subject, start: Path | None, folder: Path) -> None:
-    """Raises ModelError where the adapter that the run begins from is damaged or does not fit the
-    model, and CheckpointError of the run's own copy."""
-    if start is None:
-        return
-    with _reading_start(start, folder):
-        adapters.check_fits(subject.policy, start, subject.config.model.path)
 
 
 def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:
@@ -247,8 +234,7 @@ def _identity(
     saved: Sequence[Path],
     reading: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
-    """The config, with the digests of what it names whose values count throughout the run;
-    ``reading`` is what ``_reading`` gives."""
+    """The config, with the digests of what it names whose values count throughout the run."""
     sources = [source.source for source in config.data.sources]
     digests: dict[str, Any] = {
         **reading,
@@ -278,16 +264,11 @@ def _identity(
 
 
 def _reading(config: Config, subject: Subject, renderer: Renderer) -> dict[str, Any]:
-    """Digests of what turns text into token ids, and of a model's own code, and the ids that end an
-    answer."""
+    """Digests of what turns text into token ids, and the ids that end an answer."""
     path, trusted = config.model.path, config.model.trust_remote_code
     template = renderer.template.jinja or subject.tokenizer.chat_template
     return {
         "model.files_sha256": model_folder.digests_of_small_files(path, trusted),
         "model.end_token_ids": end_token_ids(path, subject.tokenizer),
-        "data.template_sha256": _sha256(str(template)),
+        "data.template_sha256": hashlib.sha256(orjson.dumps(str(template))).hexdigest()[:16],
     }
-
-
-def _sha256(content: Any) -> str:
-    return hashlib.sha256(orjson.dumps(content)).hexdigest()[:16]

@@ -21,13 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def files(source: Path) -> list[Path]:
-    """Buffers in ``source``, one for each step, in order and without a gap: itself, or those in a
-    run's folder ``buffers``. The steps in the names must follow one another; else a step would
-    learn from the next one's rollouts.
-
-    Raises:
-        RolloutBufferError: there is none, or one in the middle is missing.
-    """
+    """Buffers in ``source``, one for each step, in order: itself, or those in a run's folder
+    ``buffers``. Raises a RolloutBufferError if one in the middle is missing: the step would learn
+    from the next one's rollouts."""
     buffers = buffer_files(source, "run.from_buffer=")
     steps = [step for path in buffers if (step := _step_of(path)) is not None]
     if not steps:
@@ -44,11 +40,7 @@ def files(source: Path) -> list[Path]:
 
 
 def buffer_files(source: Path, option: str = "") -> list[Path]:
-    """``files``, with gaps.
-
-    Args:
-        option: what stands before the path in an error.
-    """
+    """``files``, with gaps; ``option`` stands before the path in an error."""
     if not os.path.lexists(source):
         buffers, holds = list[Path](), "does not exist"
     elif source.is_dir():
@@ -87,8 +79,7 @@ def _step_of(path: Path) -> int | None:
 
 
 def read(path: Path, subject: "Subject") -> Document:
-    """Rollouts in ``path``, checked for learning by this model under its config; raises
-    RolloutBufferError."""
+    """Rollouts in ``path``, checked for learning by this model under its config."""
     config, document = subject.config, read_document(path, "name another buffer")
     if not document.complete:
         raise RolloutBufferError(
@@ -154,7 +145,6 @@ def check_fits(path: Path, document: Document, context: int | None, vocabulary: 
 
 
 def default_target(source: Path) -> Path:
-    """Output path of rescoring: ``buffer.rescored.json`` for ``buffer.json``,
-    ``x.rescored.json.gz`` for ``x.json.gz``."""
+    """Output path of rescoring, such as ``x.rescored.json.gz`` for ``x.json.gz``."""
     suffix = ".json.gz" if source.name.endswith(".json.gz") else source.suffix
     return source.with_name(f"{source.name.removesuffix(suffix)}.rescored{suffix}")

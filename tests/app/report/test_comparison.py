@@ -8,7 +8,6 @@ import pytest
 
 from conftest import ROOT
 from reason_llm.app.cli import main
-from reason_llm.app.lines import of_step
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.payload import differing_options
 from reason_llm.app.report.serve import has_not_begun, serve
@@ -64,11 +63,6 @@ def test_where_there_is_no_kl_nothing_says_that_there_is() -> None:
     assert "KL to the base" in usual.method.idea
     assert without.method.idea.endswith("here with no KL")
     assert "KL to the base" not in without.method.idea
-
-
-def test_what_rounding_leaves_of_zero_is_zero() -> None:
-    line = of_step({"step": 1, "train/loss": -3.9e-16, "time/learning_seconds": 1.0}, 9, "accuracy")
-    assert line.startswith("step 1/9  loss 0  ")
 
 
 def test_the_readme_of_an_adapter_is_ours() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import report_runs
 from conftest import ROOT
 from reason_llm.app import training
 from reason_llm.app.console import Console
@@ -22,7 +23,7 @@ from report_runs import record, write_run
 
 
 def seen(records: Sequence[dict[str, float]], first: str = "boxed") -> Evidence:
-    return Evidence(records, [], {first: 1.0}, 256, 4)
+    return report_runs.evidence(records, weights={first: 1.0})
 
 
 def steps(count: int, **values: float) -> list[dict[str, float]]:
@@ -69,18 +70,19 @@ def test_a_silent_reward_beside_others_is_named_after_ten_steps() -> None:
     weights = {"boxed": 1.0, "format": 0.2, "tries": 0.0, "soft_overlong": 1.0}
     silent = {"score/format": 0.0, "score/tries": 0.0, "score/soft_overlong": 0.0}
     rows = [record(step, **silent) for step in range(11)]
-    found = alarms.pays_nothing(Evidence(rows, [], weights, 256, 4))
+    found = alarms.pays_nothing(report_runs.evidence(rows, weights=weights))
     assert found.text == "The reward (format) was 0 for every completion of 10 steps."
-    assert alarms.pays_nothing(Evidence(rows[:-1], [], weights, 256, 4)).state == "unknown"
+    assert alarms.pays_nothing(report_runs.evidence(rows[:-1], weights=weights)).state == "unknown"
     both = [row | {"score/boxed": 0.0, "sample/answers_found_fraction": 0.25} for row in rows[:4]]
-    told = alarms.pays_nothing(Evidence(both, [], weights, 256, 4, unasked="\\boxed")).text
+    unasked = report_runs.evidence(both, weights=weights, data__system_prompt="none")
+    told = alarms.pays_nothing(unasked).text
     assert told.startswith("Every reward (boxed and format) was 0 for every completion of 3 steps.")
     assert "25% hold an answer in the form that boxed looks for" in told
     assert told.endswith("data.system_prompt does not ask for \\boxed.")
-    wrong = alarms.no_right_answer(Evidence(both, [], weights, 256, 4))
+    wrong = alarms.no_right_answer(report_runs.evidence(both, weights=weights))
     assert "25% hold an answer" in wrong.text
     even = [row | {"score/boxed": 0.0, "score/first_reward_std": 1.0} for row in rows[:4]]
-    assert alarms.pays_nothing(Evidence(even, [], {"boxed": 1.0}, 256, 4)).state == "clear"
+    assert alarms.pays_nothing(seen(even)).state == "clear"
 
 
 @pytest.mark.parametrize(
@@ -96,12 +98,13 @@ def test_the_form_that_the_system_prompt_does_not_ask_for(
 ) -> None:
     run = read_run(write_run(tmp_path / "run", [record(0)], rewards=[{"name": reward}]), "run")
     config = run.config.with_options({"data.system_prompt": prompt})
-    assert evidence(replace(run, config=config), []).unasked == unasked
+    told = alarms.likely_causes(evidence(replace(run, config=config), []))
+    assert told.startswith(f"data.system_prompt does not ask for {unasked}.") == bool(unasked)
 
 
 def test_a_label_that_is_never_right_is_to_be_asked_for_alone() -> None:
     rows = [record(step, **{"score/exact": 0.0}) for step in range(4)]
-    wrong = alarms.no_right_answer(Evidence(rows, [], {"exact": 1.0}, 256, 4, kind="exact"))
+    wrong = alarms.no_right_answer(seen(rows, "exact"))
     assert wrong.text.endswith("list the labels in the prompt, and ask for one of them alone.")
     assert "does not ask" not in wrong.text
 

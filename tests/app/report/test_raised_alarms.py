@@ -1,21 +1,18 @@
 """Alarms that ended are told at the end and in the report, each with its steps and curves."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reason_llm.app import live_alarms
-from reason_llm.app.live_alarms import LiveAlarms
+from reason_llm.app import training
 from reason_llm.app.report import raised
 from reason_llm.app.report.alarms import length_drift
-from reason_llm.app.report.evidence import Evidence
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.payload import examine, to_value
 from reason_llm.app.report.raised import Raised, told
 from reason_llm.app.report.runs import read_run
-from report_runs import record, write_run
+from report_runs import evidence, record, write_run
 
 
 def of(step: int, is_right: bool) -> dict[str, float]:
@@ -27,9 +24,9 @@ def followed(folder: Path, before: int, steps: list[dict[str, float]]) -> list[t
     """What a run raises that goes on after ``before`` records."""
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(b"".join(lines[:before]))
-    live = LiveAlarms(read_run(folder, "run"))
+    live = training.LiveAlarms(read_run(folder, "run"))
     (folder / "metrics.jsonl").write_bytes(b"".join(lines))
-    return [(int(each["step"]), title) for each in steps for title, _ in live.take(each)]
+    return [(new.step, new.title) for each in steps for new in live.take(each)]
 
 
 def test_an_alarm_that_ended_is_told_with_its_steps_and_curves(tmp_path: Path) -> None:
@@ -57,10 +54,10 @@ def test_an_alarm_is_told_again_when_it_comes_back_and_not_while_it_lasts(tmp_pa
 def test_evaluations_of_rows_are_kept_however_long_a_run_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_alarms, "MOST_RECORDS", 3)
+    monkeypatch.setattr(training, "MOST_RECORDS", 3)
     rows = [record(step, eval__loss=1.0) if step == 1 else of(step, True) for step in range(9)]
     run = read_run(write_run(tmp_path / "run", rows[:1]), "run")
-    live = LiveAlarms(run)
+    live = training.LiveAlarms(run)
     for row in rows[1:]:
         live.take(row)
     assert [row["step"] for row in run.records] == [1, 4, 5, 6, 7, 8]
@@ -104,7 +101,7 @@ def test_longer_answers_are_the_aim_of_a_reward_model_while_none_is_cut_off(
         record(step, sample__completion_tokens=length, **values)
         for step, length in enumerate(lengths, 1)
     ]
-    seen = Evidence(records, [], {"boxed": 0.0, "reward_model": 1.0}, 256, 2)
-    found = length_drift(replace(seen, paid_by_model=paid_by_model))
+    weights, by_model = {"boxed": 0.0, "paid": 1.0}, "paid" if paid_by_model else ""
+    found = length_drift(evidence(records, weights=weights, by_model=by_model))
     assert found.state == state
     assert state == "clear" or ("reward model" in found.advice) == paid_by_model

@@ -1,27 +1,20 @@
 """Each check by itself: raised by what it is for, with its evidence, and by nothing near it."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from reason_llm.app.report import alarms, stage_alarms
-from reason_llm.app.report.evidence import Evidence, Finding
-from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import STAGES, Config
-from report_runs import facts, record
+from reason_llm.app.report import alarms
+from reason_llm.app.report.evidence import Finding
+from reason_llm.config import STAGES
+from reason_llm.config.algorithms import AlgorithmSection
+from report_runs import evidence as seen, facts, record
 
-ALWAYS = {
-    title for title, each in alarms.ALARMS.items() if each.applies(Evidence([], [], {}, 0, 2))
-} - {title for stage in STAGES.values() for title in stage.alarms}
+ALWAYS = {title for title, each in alarms.ALARMS.items() if each.applies(seen())} - {
+    title for stage in STAGES.values() for title in stage.alarms
+}
 """Checks of every run of reinforcement learning."""
-
-
-def seen(
-    records: Sequence[dict[str, float]], groups: Sequence[GroupFacts] = (), **options: Any
-) -> Evidence:
-    return Evidence(records, groups, options.get("weights", {"boxed": 1.0}), 256, 2)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +25,7 @@ def seen(
 def test_the_error_of_a_difference_is_that_of_two_accuracies(
     problems: int | None, before: float, after: float, error: float
 ) -> None:
-    evidence = Evidence([], [], {"boxed": 1.0}, problems, 2)
+    evidence = replace(seen(), num_held_out=problems)
     assert evidence.difference_error(before, after) == pytest.approx(error)
 
 
@@ -263,10 +256,9 @@ def test_a_mismatch_of_saved_rollouts_is_said_to_be_one(
 ) -> None:
     records = [record(step, **{"train/sampler_kl": 1e-5}) for step in range(1, 21)]
     records[11]["train/sampler_kl"] = 0.5
-    run = {} if replayed is None else {"from_buffer": "buffers"}
-    off_policy = Config.model_validate({"data": {"train": "rows"}, "run": run}).off_policy
-    correction = replayed or "none"
-    found = alarms.jump(replace(seen(records), off_policy=off_policy, correction=correction))
+    buffers = None if replayed is None else Path("buffers")
+    algorithm = AlgorithmSection(name="dapo", correction=replayed or "none")
+    found = alarms.jump(seen(records, run__from_buffer=buffers, algorithm=algorithm))
     assert raised(found)
     assert told in found.advice
     assert not_told not in found.advice
@@ -280,10 +272,8 @@ def test_a_mismatch_of_saved_rollouts_is_said_to_be_one(
 def test_a_mismatch_of_stale_rollouts_is_said_to_be_one(correction: str, told: str) -> None:
     records = [record(step, **{"train/sampler_kl": 1e-5}) for step in range(1, 21)]
     records[11]["train/sampler_kl"] = 0.5
-    off_policy = Config.model_validate(
-        {"data": {"train": "rows"}, "run": {"max_staleness": 1}}
-    ).off_policy
-    found = alarms.jump(replace(seen(records), off_policy=off_policy, correction=correction))
+    algorithm = AlgorithmSection(name="dapo", correction=correction)
+    found = alarms.jump(seen(records, run__max_staleness=1, algorithm=algorithm))
     assert raised(found)
     assert "an earlier policy (run.max_staleness)" in found.advice
     assert "no fault of the sampler" in found.advice
@@ -330,7 +320,7 @@ def measured(correlation: float, against: float | None, pairs: float = 40) -> Fi
     side = "not_longer" if correlation > 0 else "longer"
     if against is not None:
         values[f"eval/accuracy_chosen_{side}"] = against
-    return stage_alarms.goes_by_length(seen([record(0), {"step": 5} | values, {"step": 6}]))
+    return alarms.goes_by_length(seen([record(0), {"step": 5} | values, {"step": 6}]))
 
 
 def test_a_reward_model_that_goes_by_length_is_told() -> None:
@@ -345,7 +335,7 @@ def test_a_reward_model_that_goes_by_length_is_told() -> None:
     assert "is longer, in 40 of them, 49.0% are right" in measured(-0.51, 0.49).text
     assert raised(measured(-0.9, None, pairs=0))
     assert measured(0.51, 0.49).steps == (5, 5)
-    assert stage_alarms.goes_by_length(seen([record(0)])).state == "unknown"
+    assert alarms.goes_by_length(seen([record(0)])).state == "unknown"
 
 
 def test_a_first_reward_of_weight_0_judges_still() -> None:
@@ -368,9 +358,9 @@ def test_a_judge_may_follow_a_reward_model_slowly(rise: float, is_raised: bool) 
     for step, each in enumerate(records):
         judged = 0.3 + rise * step / 12 + 0.03 * (-1) ** step
         each |= {"score/paid": each["score/reward"], "score/boxed": judged}
-    evidence = seen(records, weights={"boxed": 0.0, "paid": 1.0})
-    assert raised(alarms.form_alone(evidence))  # a function may be paid for form
-    paid = replace(evidence, paid_by_model=True)
+    weights = {"boxed": 0.0, "paid": 1.0}
+    assert raised(alarms.form_alone(seen(records, weights=weights)))  # one may be paid for form
+    paid = seen(records, weights=weights, by_model="paid")
     assert raised(alarms.form_alone(paid)) == is_raised
     assert alarms.form_alone(replace(paid, records=records[:10])).state == "unknown"
     assert alarms.form_alone(replace(paid, records=records[:11])).state != "unknown"

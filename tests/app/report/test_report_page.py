@@ -20,11 +20,7 @@ from conftest import ROOT
 from reason_llm.app.cli import main
 from reason_llm.app.report import rollouts
 from reason_llm.app.report.page import SCRIPTS, _asset, page, write_report
-from reason_llm.app.report.payload import (
-    Examined,
-    examine,
-    to_value,
-)
+from reason_llm.app.report.payload import Examined, examine, to_value
 from reason_llm.app.report.runs import read_run, read_runs
 from reason_llm.errors import DataError
 from report_runs import group, record, write_run

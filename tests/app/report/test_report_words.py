@@ -71,6 +71,7 @@ def test_the_time_left_is_of_the_last_twenty_steps() -> None:
         ({"score/reward": 0.2, "sample/tokens_per_second": 1.0, "time/sampling_seconds": 1.0,
           "time/ahead_sampling_seconds": 2.5}, "reward 0.200  sampling 3.5 s ahead (1 tokens/s)"),
         ({"score/reward": 0.2}, "reward 0.200  sampled before"),
+        ({"train/loss": -3.9e-16}, "loss 0"),  # what rounding leaves of zero
         ({"train/loss": 1.23456, "train/pair_accuracy": 0.5, "data/epoch": 0.019,
           "eval/accuracy": 0.25, "eval/loss": 1.5, "eval/pair_accuracy": 0.75},
          "loss 1.235  pairs 50.0%  held-out accuracy 25.0%  held-out loss 1.5  held-out pairs 75.0%"

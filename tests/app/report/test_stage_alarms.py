@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from reason_llm.app.report import alarms, stage_alarms
+from reason_llm.app.report import alarms
 from reason_llm.app.report.evidence import Evidence, Finding
 from reason_llm.config import StageName
 from reason_llm.run import Record
+from report_runs import evidence
 
 
 def seen(records: Sequence[Record], stage: StageName = "preference") -> Evidence:
-    return Evidence(records, [], {"boxed": 1.0}, 256, 4, stage=stage)
+    return evidence(records, stage=stage)
 
 
 def raised(finding: Finding) -> bool:
@@ -31,7 +32,7 @@ def judged(*pairs: tuple[float, float]) -> list[Record]:
 
 
 def test_an_alarm_says_where_the_adapter_of_the_best_step_is() -> None:
-    kept = Evidence([], [], {"boxed": 1.0}, 256, 4, best_step=40)
+    kept = evidence(best_step=40)
     assert kept.adapter_of(40) == "the adapter of step 40 (in adapter_best/, --which best)"
     assert kept.adapter_of(30) == "the adapter of step 30 (its checkpoint)"
 
@@ -39,7 +40,7 @@ def test_an_alarm_says_where_the_adapter_of_the_best_step_is() -> None:
 def test_the_chosen_side_falls() -> None:
     key = "train/chosen_log_ratio"
     falling = steps(key, [-0.15 * i + 0.01 * (-1) ** i for i in range(30)])
-    found = stage_alarms.ordered_and_broken(seen(falling))
+    found = alarms.ordered_and_broken(seen(falling))
     assert raised(found)
     assert "irpo or orpo" in found.advice
     assert found.charts[0] == key
@@ -50,12 +51,12 @@ def test_the_chosen_side_falls() -> None:
         [-0.02 * i + 0.01 * (-1) ** i for i in range(30)],
         [0.15 * i for i in range(30)],
     ):
-        assert not raised(stage_alarms.ordered_and_broken(seen(steps(key, values))))
+        assert not raised(alarms.ordered_and_broken(seen(steps(key, values))))
 
 
 def test_accuracy_falls_while_the_pairs_come_into_order() -> None:
     broken = judged((0.35, 0.5), (0.65, 0.8), (0.42, 0.8), (0.34, 0.82))
-    found = stage_alarms.ordered_and_broken(seen(broken))
+    found = alarms.ordered_and_broken(seen(broken))
     assert raised(found)
     assert found.steps == (10, 30)
     assert "65.0% → 34.0%" in found.text
@@ -66,7 +67,7 @@ def test_accuracy_falls_while_the_pairs_come_into_order() -> None:
         judged((0.65, 0.8), (0.34, 0.7)),  # the pairs fall, too: nothing is learned
         judged((0.35, 0.5)),
     ):
-        assert not raised(stage_alarms.ordered_and_broken(seen(healthy)))
+        assert not raised(alarms.ordered_and_broken(seen(healthy)))
 
 
 def test_labels_are_in_order_by_their_log_ratios() -> None:
@@ -75,10 +76,10 @@ def test_labels_are_in_order_by_their_log_ratios() -> None:
         for i in range(1, 9)
     ]
     records[0]["eval/accuracy"], records[-1]["eval/accuracy"] = 0.6, 0.1
-    assert raised(stage_alarms.ordered_and_broken(seen(records)))
+    assert raised(alarms.ordered_and_broken(seen(records)))
     for record in records:
         record["train/rejected_log_ratio"] *= -1
-    assert not raised(stage_alarms.ordered_and_broken(seen(records)))
+    assert not raised(alarms.ordered_and_broken(seen(records)))
 
 
 def test_a_critic_that_explains_nothing() -> None:
@@ -96,7 +97,7 @@ def test_a_critic_that_explains_nothing() -> None:
 
 def test_overfitting() -> None:
     def found(*losses: float) -> Finding:
-        return stage_alarms.overfits(seen(steps("eval/loss", losses), "sft"))
+        return alarms.overfits(seen(steps("eval/loss", losses), "sft"))
 
     late = found(3.0, 2.0, 1.5, 1.6, 1.7, 1.8)
     assert raised(late)
@@ -114,7 +115,7 @@ def test_overfitting() -> None:
 )
 def test_completions_without_an_end(key: str, stage: StageName) -> None:
     def found(*fractions: float) -> Finding:
-        return stage_alarms.no_end_token(seen(steps(key, fractions), stage))
+        return alarms.no_end_token(seen(steps(key, fractions), stage))
 
     assert raised(found(0.1, 0.2, *[0.6] * 5))
     assert not raised(found(*[0.9] * 5, *[0.1] * 5))
@@ -152,29 +153,29 @@ def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
 def test_groups_of_equal_rewards_teach_where_nothing_compares_them() -> None:
     usual = {"score/groups_without_signal_fraction": 1.0, "sample/tokens": 80.0}
     records = [{"step": i, "sample/completion_tokens": 20.0, **usual} for i in range(1, 9)]
-    compared = Evidence(records, [], {"boxed": 1.0}, 256, 4)
+    compared = seen(records, "rl")
     assert raised(alarms.no_variance(compared))
-    distilled = Evidence(records, [], {"boxed": 1.0}, 256, 4, compares_groups=False)
+    distilled = evidence(records, algorithm__name="opd")
     assert alarms.no_variance(distilled).state == "clear"
 
 
 def test_a_peak_over_its_plan_is_told() -> None:
     key, planned = "memory/learning_peak_gib", "memory/learning_planned_gib"
     usual = [{"step": step, key: 10.0, planned: 10.0} for step in range(1, 5)]
-    assert stage_alarms.over_plan(seen(usual, "rl")).state == "clear"
-    found = stage_alarms.over_plan(seen([*usual, {"step": 5, key: 10.3, planned: 10.0}], "rl"))
+    assert alarms.over_plan(seen(usual, "rl")).state == "clear"
+    found = alarms.over_plan(seen([*usual, {"step": 5, key: 10.3, planned: 10.0}], "rl"))
     assert raised(found)
     assert "learning 10.30 of 10.00 GiB" in found.text
     assert found.steps == (5, 5)
-    assert stage_alarms.over_plan(seen([{"step": 1}], "rl")).state == "unknown"
+    assert alarms.over_plan(seen([{"step": 1}], "rl")).state == "unknown"
     sampling = {"memory/sampling_planned_gib": 1.0}
     both = [
         {"step": s, key: 10 + s, planned: 10.0,
          "memory/sampling_peak_gib": 1.06 - s / 100, **sampling}
         for s in range(1, 5)
     ]  # fmt: skip
-    found = stage_alarms.over_plan(seen(both, "rl"))
+    found = alarms.over_plan(seen(both, "rl"))
     assert (found.steps, found.charts) == ((1, 4), ("memory/sampling", "memory/learning"))
     assert found.text.endswith("sampling 1.05 of 1.00 GiB, learning 14.00 of 10.00 GiB.")
-    found = stage_alarms.over_plan(seen(both[3:], "rl"))  # 2 % are rounding
+    found = alarms.over_plan(seen(both[3:], "rl"))  # 2 % are rounding
     assert found.charts == ("memory/learning",)

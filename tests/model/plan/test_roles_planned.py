@@ -25,7 +25,7 @@ from reason_llm.model.plan import GIB, Machine, Plan, look_at, memory, plan_only
 from reason_llm.model.plan.shape import Shape
 from reason_llm.readers import Base, Reader, open_readers
 from reason_llm.readers.reference import START
-from reason_llm.run import learners
+from reason_llm.run.opening import make_learners
 from reason_llm.run.store import checkpoint
 from reason_llm.train.step_metrics import Tally
 from shapes import write_config
@@ -97,7 +97,7 @@ def test_what_the_roles_take_is_what_was_planned(stage: str, tmp_path: Path) -> 
         shutil.copytree(config.model.start, folder / START)
     state = checkpoint.fresh("run", {})
     with Model(config.model, load_tokenizer(str(TINY)), 0) as model:
-        both = learners.make(config, folder, state, plan, model, readers_of(config))
+        both = make_learners(config, folder, state, plan, model, readers_of(config))
         learned = [both.policy] if both.critic is None else [both.policy, both.critic]
         for role in config.roles:
             found = num_bytes(model.parameters_of(role))
@@ -133,7 +133,7 @@ def test_a_pass_over_the_longest_pair_takes_no_more_than_planned(
     pair = [Datum.of(range(3, 11), range(20 + side, 52 + side), group=0) for side in (0, 1)]
     with Model(config.model, load_tokenizer(str(TINY)), 0) as model:
         state = checkpoint.fresh("run", {})
-        learner = learners.make(config, folder, state, plan, model, readers_of(config)).policy
+        learner = make_learners(config, folder, state, plan, model, readers_of(config)).policy
         learner.logprobs_at_start = [None, None]
         learner.micro_batches.tokens = 8  # which a pair does not heed
         rows = learner.prepared(pair)
