@@ -291,9 +291,10 @@ def _merge(request: ExportRequest, job: _CheckedExport, target: Path, console: C
     )
     result.check(dtype)
     lost = f"lost in rounding, of what was learned: {result.lost:.1%} +- {result.lost_error:.1%}"
+    finer = "" if dtype == torch.float32 else "--dtype float32 or "
     unknown = (
         "the check cannot tell whether the adapter was merged: its effect on these rollouts is "
-        f"smaller than the rounding of {request.dtype}; try --dtype float32 or more --rollouts"
+        f"smaller than the rounding of {request.dtype}; try {finer}more --rollouts"
     )
     console.line(lost if result.tells_a_wrong_merge else unknown)
     return result

@@ -54,8 +54,8 @@ RISES = 3
 RISEN = 1.02
 """Held-out loss, as a multiple of its lowest, from which on a rise is no rounding."""
 ENDLESS_FRACTION, ENDLESS_STEPS = 0.5, 3
-OVER_PLAN = 1.02
-"""Of the planned bytes, from which on a peak is more than rounding above them."""
+OVER_PLAN = 1.05
+"""Multiple of the planned bytes above which a peak is an alarm: a plan leaves 5 % of a GPU free."""
 LENGTH_CORRELATION = 0.5
 """Of reward and length, Pearson's, beyond which the accuracy against the length is looked at."""
 PREFERENCE_ADVICE = "Take preference.name irpo or orpo, or a lower train.learning_rate."

@@ -161,11 +161,11 @@ def test_groups_of_equal_rewards_teach_where_nothing_compares_them() -> None:
 
 def test_a_peak_over_its_plan_is_told() -> None:
     key, planned = "memory/learning_peak_gib", "memory/learning_planned_gib"
-    usual = [{"step": step, key: 10.0, planned: 10.0} for step in range(1, 5)]
+    usual = [{"step": step, key: 10.4, planned: 10.0} for step in range(1, 5)]
     assert alarms.over_plan(seen(usual, "rl")).state == "clear"
-    found = alarms.over_plan(seen([*usual, {"step": 5, key: 10.3, planned: 10.0}], "rl"))
+    found = alarms.over_plan(seen([*usual, {"step": 5, key: 10.6, planned: 10.0}], "rl"))
     assert raised(found)
-    assert "learning 10.30 of 10.00 GiB" in found.text
+    assert "learning 10.60 of 10.00 GiB" in found.text
     assert found.steps == (5, 5)
     assert alarms.over_plan(seen([{"step": 1}], "rl")).state == "unknown"
     sampling = {"memory/sampling_planned_gib": 1.0}
