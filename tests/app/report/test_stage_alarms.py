@@ -171,7 +171,7 @@ def test_a_peak_over_its_plan_is_told() -> None:
     sampling = {"memory/sampling_planned_gib": 1.0}
     both = [
         {"step": s, key: 10 + s, planned: 10.0,
-         "memory/sampling_peak_gib": 1.06 - s / 100, **sampling}
+         "memory/sampling_peak_gib": 1.09 - s / 100, **sampling}
         for s in range(1, 5)
     ]  # fmt: skip
     found = alarms.over_plan(seen(both, "rl"))
