@@ -27,28 +27,6 @@ if TYPE_CHECKING:
     from reason_llm.model.plan.meter import Meter, peak_rss_mib
     from reason_llm.model.plan.subject import Subject, look_at, with_start
 
-__all__ = [
-    "GIB",
-    "READ_TOKENS",
-    "STEPPED_AT_ONCE",
-    "UPDATE_BYTES",
-    "Machine",
-    "Meter",
-    "OutsideModel",
-    "Plan",
-    "Shape",
-    "Subject",
-    "TeamSizes",
-    "bound",
-    "context_limit",
-    "element_bytes",
-    "look_at",
-    "naming_section",
-    "outside_models",
-    "peak_rss_mib",
-    "plan_only",
-    "with_start",
-]
 _HOMES = {
     **dict.fromkeys(("Meter", "peak_rss_mib"), "meter"),
     **dict.fromkeys(("Subject", "look_at", "with_start"), "subject"),
