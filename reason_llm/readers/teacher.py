@@ -31,7 +31,6 @@ from reason_llm.model.plan import Shape, Subject, naming_section
 from reason_llm.readers.reader import Base, OutsideReader, Progress, Reader
 from reason_llm.score import service
 from reason_llm.train import (
-    ColumnReader,
     Learner,
     MicroBatches,
     RoleReader,
@@ -53,11 +52,7 @@ class _Teacher(Reader):
     """A teacher, which may read another prompt than the student."""
 
     prompts: Prompts
-
-    @property
-    def title(self) -> str:
-        """See ``Reader``."""
-        return "the teacher reads"
+    title = "the teacher reads"
 
     def take(self, data: Data) -> None:
         """See ``Reader``."""
@@ -95,7 +90,7 @@ class TeacherRole(_Teacher):
         if self.adapter is not None:
             model.add_role("teacher", self.adapter)
 
-    def column(self) -> ColumnReader:
+    def column(self) -> RoleReader:
         """See ``Reader``."""
         role = "reference" if self.adapter is None else "teacher"
         return RoleReader(COLUMN, role, asked=self.asked)
@@ -106,14 +101,9 @@ class TeacherModel(_Teacher, OutsideReader):
     """Another model, read from disk when it is first asked and kept in host memory."""
 
     section: ModelSection
-    context: int
+    context_tokens: int | None
     prompts: Prompts = field(default_factory=dict)
     _model: Model | None = field(default=None, init=False)
-
-    @property
-    def context_tokens(self) -> int:
-        """See ``Reader``."""
-        return self.context
 
     def digests(self) -> Mapping[str, Any]:
         """See ``Reader``."""

@@ -38,7 +38,7 @@ from reason_llm.model.vllm import on_default_stream
 from reason_llm.train import advantages, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import ROWS, Batch, Counts, Objective, Output
-from reason_llm.train.role_reader import BASE, ColumnReader
+from reason_llm.train.role_reader import BASE, RoleReader
 from reason_llm.train.step_metrics import Tally
 
 Progress = Callable[[int], None]
@@ -64,7 +64,7 @@ class LearningSettings:
     first_step: int = 0
     """Step of the run in which the role begins to learn; the schedule begins there."""
     role: Role = "policy"
-    readers: tuple[ColumnReader, ...] = (BASE,)
+    readers: tuple[RoleReader, ...] = (BASE,)
     """Other roles of the base that give columns."""
 
     @property
@@ -138,7 +138,13 @@ class Learner:
         """A step's rows with the columns that stay constant over the step."""
         rows = list(data)
         for reader in self.settings.readers:
-            rows = reader.read(rows, self)
+            wanted = self.lacking(rows, reader.column)
+            if not wanted:
+                continue
+            asked = [reader.asked(rows[i]) if reader.asked else rows[i] for i in wanted]
+            values, _ = self.measure_step(asked, reader.role, reader.output)
+            for i, value in zip(wanted, values, strict=True):
+                rows[i] = rows[i].with_trained(reader.column, value)
         if own := self.lacking(rows, "old_logprobs"):
             measured = self.measure_step([rows[i] for i in own], self.settings.role)
             for i, logprobs, entropies in zip(own, *measured, strict=True):
