@@ -125,28 +125,27 @@ class TeacherModel(_Teacher, OutsideReader):
             offload.to_host(model.policy)
         asked = [self.asked(row) for row in data]
         settings = learner.settings
-        tokens = learner.micro_batches.tokens
-        order, found = list[int](), list[torch.Tensor]()
         name = f"the teacher {self.section.path}"
+
+        def measure(batches: list[list[int]]) -> list[torch.Tensor]:
+            found = []
+            for indices in batches:
+                of_batch = [replace(asked[i], columns={}) for i in indices]
+                rows = MicroBatch.of(of_batch, model.device, is_packed=False)
+                logprobs_BT, _ = policy_logprobs(
+                    model, rows.ids_BT, rows.mask_BT, settings.temperature,
+                    chunk_tokens=settings.chunk_tokens, places_M=rows.places_M,
+                )  # fmt: skip
+                found.append(logprobs_BT.flatten()[rows.places_M])
+                progress(len(indices))
+            return in_rows(asked, [i for indices in batches for i in indices], found)
+
         with (
             offload.on_device(model.policy, model.device, name),
             model.fused_adapters(),
             model.using("reference"),
         ):
-            for attempt in MicroBatches(tokens).attempts(asked):
-                order, found = [], []
-                with attempt as batches:
-                    for indices in batches:
-                        of_batch = [replace(asked[i], columns={}) for i in indices]
-                        rows = MicroBatch.of(of_batch, model.device, is_packed=False)
-                        logprobs_BT, _ = policy_logprobs(
-                            model, rows.ids_BT, rows.mask_BT, settings.temperature,
-                            chunk_tokens=settings.chunk_tokens, places_M=rows.places_M,
-                        )  # fmt: skip
-                        found.append(logprobs_BT.flatten()[rows.places_M])
-                        order += indices
-                        progress(len(indices))
-        read = in_rows(asked, order, found)
+            read = MicroBatches(learner.micro_batches.tokens).run(asked, measure)
         return [datum.with_trained(COLUMN, each) for datum, each in zip(data, read, strict=True)]
 
 
