@@ -95,9 +95,7 @@ def make(folder: Path, family: str, dtype: torch.dtype) -> str:
         max_position_embeddings=8192,
     )
     AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).write_bytes((TINY / name).read_bytes())
-    return str(folder)
+    return families.with_tokenizer(folder)
 
 
 def storages(tensors: Any) -> int:
