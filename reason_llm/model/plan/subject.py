@@ -46,7 +46,7 @@ class Subject:
     ) -> Plan:
         """The memory plan on this machine; arguments as ``memory.plan``'s, and whether the readers
         read what is sampled."""
-        machine = Machine.here(self.config, self.device)
+        machine = Machine.here(self.config, self.device.type)
         outside = [*outside_models(self.config, machine)] if reads else []
         shape = Shape.of(self.policy, self.config.model.attention)
         return memory.plan(
