@@ -129,11 +129,8 @@ class References:
 
 
 def path_of(config: Config, folder: Path, start: Path) -> Path:
-    """File of the reference's log-probs in the run's ``folder``.
-
-    Args:
-        start: the run's copy of the adapter that it began from.
-    """
+    """File of the reference's log-probs in the run's ``folder``; ``start`` is the run's copy of the
+    adapter that it began from."""
     model = config.model
     compared = start if config.compares_with_start else None
     digest = hashlib.sha256(digests.weights_digest(model.path, compared).encode())

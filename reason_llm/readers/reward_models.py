@@ -118,12 +118,8 @@ def normalized(scores: Sequence[float], scale: tuple[float, float] | None) -> li
 
 
 def opened(config: Config, subject: Subject, base: Base) -> Sequence[RewardModelReader]:
-    """The config's reward models.
-
-    Raises:
-        ConfigError: a folder is missing or of another base.
-        ModelError: its files are damaged.
-    """
+    """The config's reward models. Raises ConfigError: a folder is missing or of another base;
+    ModelError: its files are damaged."""
     rewards = config.rewards_by_readers.items()
     return [
         _checked(key, each, config, base)
@@ -262,14 +258,9 @@ def conversations(
 def description(
     config: Config, records: Sequence[Mapping[str, float]], base: str, template: str
 ) -> dict[str, bytes]:
-    """Files beside the adapter of a run, by name: ``reward.json`` of a reward model, with what was
-    measured last on its held-out rows, where there were any, and digests of what it was trained
-    over.
-
-    Args:
-        records: of the run.
-        base, template: digests of the base's config and of how prompts are written.
-    """
+    """Files beside the adapter of a run, by name: ``reward.json`` of a reward model, with what the
+    run's records say of its held-out rows, where there were any, and the digests of what it was
+    trained over: of the base's config and of how prompts are written."""
     if not config.of_stage.scores:
         return {}
     measured = [record for record in records if "eval/reward_std" in record]

@@ -494,18 +494,10 @@ class Learners:
         if self.critic is not None:
             self.critic.park()
 
-    def learn(
-        self,
-        step: int,
-        data: Sequence[Datum],
-        progress: Progress,
-    ) -> dict[str, float]:
+    def learn(self, step: int, data: Sequence[Datum], progress: Progress) -> dict[str, float]:
         """Learn a step and return its metrics. A critic learns the returns of the step's rollouts
-        first; the advantages are from its values of before. Raises as ``Learner.update``.
-
-        Args:
-            progress: called with the number of the policy's rows.
-        """
+        first; the advantages are from its values of before. ``progress`` is told the policy's rows.
+        Raises as ``Learner.update``."""
         policy, critic = self.policy, self.critic
         for learner in self.by_role.values():
             learner.updates_in_step = 0

@@ -155,11 +155,8 @@ def _plan_only(config: Config) -> Plan:
 
 
 def _downloads(config: Config, readable: Config) -> tuple[tuple[str, int], ...]:
-    """Names and bytes of the models whose weights a run would download.
-
-    Args:
-        readable: the same config, with a folder for each model of ``SHAPES``.
-    """
+    """Names and bytes of the models whose weights a run would download; ``readable`` is the same
+    config, with a folder for each model of ``SHAPES``."""
     asked_for = [config.model, *config.reader_models.values()]
     return tuple(
         (asked.path, _stored_bytes(section))
