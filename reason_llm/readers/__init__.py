@@ -11,7 +11,6 @@ from reason_llm.readers.reader import (
     Base,
     Opened,
     OutsideReader,
-    Progress,
     Reader,
     RewardReader,
     StopRequest,

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
-from reason_llm.model.plan.memory import (
-    READ_TOKENS,
-    STEPPED_AT_ONCE,
-    UPDATE_BYTES,
-    Plan,
-    element_bytes,
-)
+from reason_llm.model.plan.memory import READ_TOKENS, STEPPED_AT_ONCE, UPDATE_BYTES, Plan
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.team_sizes import TeamSizes
 from reason_llm.model.plan.unread import (
