@@ -495,9 +495,9 @@ class Learners:
             self.critic.park()
 
     def learn(self, step: int, data: Sequence[Datum], progress: Progress) -> dict[str, float]:
-        """Learn a step and return its metrics. A critic learns the returns of the step's rollouts
-        first; the advantages are from its values of before. ``progress`` is told the policy's rows.
-        Raises as ``Learner.update``."""
+        """Learn a step and return its metrics; ``progress`` counts the policy's rows. A critic
+        learns the returns of the step's rollouts first; the advantages are from its values of
+        before. Raises as ``Learner.update``."""
         policy, critic = self.policy, self.critic
         for learner in self.by_role.values():
             learner.updates_in_step = 0
