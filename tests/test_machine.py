@@ -9,7 +9,7 @@ from reason_llm.config import Config, DataSection
 from reason_llm.model.plan.machine import GIB, Machine, others_bytes
 from reason_llm.model.plan.meter import Meter
 
-GPU = torch.device("cuda")
+GPU = "cuda"
 TOTAL = 24 * GIB
 
 
@@ -65,7 +65,7 @@ def test_a_budget_is_taken_as_it_is_and_no_larger_than_the_card(
 
 def test_the_meter_leaves_out_what_was_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, 2.0)
-    meter = Meter(GPU)
+    meter = Meter(torch.device(GPU))
     driver.own = 10 * GIB
     with meter.phase() as peak:
         pass
@@ -73,6 +73,6 @@ def test_the_meter_leaves_out_what_was_there_before(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_cpu_has_no_others() -> None:
-    assert others_bytes(torch.device("cpu")) == 0
-    here = Machine.here(config(), torch.device("cpu"))
+    assert others_bytes("cpu") == 0
+    here = Machine.here(config(), "cpu")
     assert here.budget_bytes == here.host_bytes

@@ -2,5 +2,3 @@
 
 from reason_llm.evaluate.evaluation import run_evaluation
 from reason_llm.evaluate.request import OF_A_RUN, make_request
-
-__all__ = ["OF_A_RUN", "make_request", "run_evaluation"]

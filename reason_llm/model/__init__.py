@@ -4,7 +4,7 @@ first use, so that a plan needs no PyTorch."""
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.model.sizes import Line, chunk_bytes, most_keys
+from reason_llm.model.sizes import Line, most_keys
 
 if TYPE_CHECKING:
     from reason_llm.model import offload, recompute
@@ -27,12 +27,7 @@ if TYPE_CHECKING:
         placed,
         places_of,
     )
-    from reason_llm.model.logprobs import (
-        policy_logprobs,
-        row_scores,
-        target_logprobs,
-        token_values,
-    )
+    from reason_llm.model.logprobs import policy_logprobs, row_scores, token_values
     from reason_llm.model.multimodal import is_multimodal
     from reason_llm.model.sequence_classifier import SequenceClassifier
     from reason_llm.model.tokenizer import (
@@ -43,47 +38,12 @@ if TYPE_CHECKING:
         reading,
     )
 
-__all__ = [
-    "Datum",
-    "Line",
-    "Model",
-    "PlacedRow",
-    "Role",
-    "SequenceClassifier",
-    "base_digest",
-    "chunk_bytes",
-    "collate",
-    "decode",
-    "default_device",
-    "end_token_ids",
-    "is_multimodal",
-    "lay_out",
-    "load_tokenizer",
-    "meta_model",
-    "most_keys",
-    "offload",
-    "placed",
-    "places_of",
-    "policy_logprobs",
-    "prove_logprobs",
-    "prove_packing",
-    "quiet_libraries",
-    "read_config",
-    "reading",
-    "recompute",
-    "row_scores",
-    "share_of_base",
-    "target_logprobs",
-    "to_data",
-    "token_values",
-]
-
 _HOMES = {
     "base": "Model Role base_digest default_device meta_model read_config",
     "canary": "prove_logprobs prove_packing share_of_base",
     "datum": "Datum to_data",
     "layout": "MicroBatch PlacedRow collate in_rows lay_out placed places_of",
-    "logprobs": "policy_logprobs row_scores target_logprobs token_values",
+    "logprobs": "policy_logprobs row_scores token_values",
     "multimodal": "is_multimodal",
     "sequence_classifier": "SequenceClassifier",
     "tokenizer": "decode end_token_ids load_tokenizer quiet_libraries reading",

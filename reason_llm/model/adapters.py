@@ -66,13 +66,8 @@ _BAD_CONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, Safeten
 
 def attach(base: Any, config: AdapterSection, excluded: str | None = None) -> PeftModel:
     """The base with a fresh LoRA adapter in float32; its start is from torch's global seed.
-
-    Args:
-        excluded: PEFT's ``exclude_modules``, for whoever loads the adapter over a larger model.
-
-    Raises:
-        ModelError: a target that the model lacks.
-    """
+    ``excluded`` is PEFT's ``exclude_modules``, for whoever loads the adapter over a larger model.
+    Raises ModelError: a target that the model lacks."""
     experts = expert_weights(base)
     for target in config.target_parameters:
         if not any(f".{name}".endswith(f".{target}") for name in experts):
@@ -119,16 +114,9 @@ def _keep_input_types(policy: PeftModel) -> None:
 
 
 def add(policy: PeftModel, name: str, folder: Path | None, base: str) -> None:
-    """Add an adapter, frozen and off.
-
-    Args:
-        folder: holds it, with its own rank and layers; None for one like the policy's, whose
-            values are from torch's global seed.
-        base: name of the model, for the message.
-
-    Raises:
-        ModelError: it cannot be read, or does not fit.
-    """
+    """Add an adapter, frozen and off: that in a folder, with its own rank and layers, or one like
+    the policy's, whose values are from torch's global seed. Raises ModelError: it cannot be read,
+    or does not fit the model named ``base``."""
     if folder is None:
         _add(policy, name, copy.deepcopy(policy.peft_config[POLICY]))
         return

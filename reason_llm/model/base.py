@@ -466,7 +466,7 @@ class Model:
 def _policy_over(base: Any, config: ModelSection) -> Any:
     """The base with its adapter, or the base itself with gradients."""
     if config.train == "full":
-        return weights.make_trainable(base)
+        return base.requires_grad_(True)
     return adapters.attach(base, config.adapter, multimodal.excluded_modules(base))
 
 

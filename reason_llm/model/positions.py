@@ -18,23 +18,16 @@ def is_plain(rope: Mapping[str, Any] | None) -> bool:
 
 
 def yarn(positions: int, rope: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """The keys of a text config that reads ``tokens`` tokens by YaRN.
-
-    Args:
-        positions: those of the model, fewer than ``tokens``.
-        rope: its ``rope_parameters``.
-    """
+    """The keys of a text config with these ``rope_parameters`` and positions, fewer than
+    ``tokens``, that reads so many tokens by YaRN."""
     scaled = {"rope_type": "yarn", "factor": tokens / positions}
     scaled |= {"original_max_position_embeddings": positions}
     return {"rope_parameters": {**rope, **scaled}, "max_position_embeddings": tokens}
 
 
 def keys(config: Any, tokens: int | None) -> dict[str, Any]:
-    """``yarn``'s keys for a Transformers config; {} if the model has enough positions.
-
-    Raises:
-        ModelError: it has too few, and other position embeddings than plain rotary ones.
-    """
+    """``yarn``'s keys for a Transformers config; {} if the model has enough positions. Raises
+    ModelError: it has too few, and other position embeddings than plain rotary ones."""
     text = config.get_text_config(decoder=True)
     positions = getattr(text, "max_position_embeddings", None)
     if tokens is None or positions is None or tokens <= positions:

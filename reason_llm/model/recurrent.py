@@ -91,11 +91,12 @@ def separate_rows(model: nn.Module) -> None:
             for function, replaced in functions.items() if name.endswith(end) else ():
                 theirs = getattr(sys.modules[module], function)
                 if not hasattr(theirs, "reads_rows_apart"):
-                    setattr(sys.modules[module], function, replaced(theirs))
+                    apart: Any = wraps(theirs)(replaced(theirs))
+                    apart.reads_rows_apart = True
+                    setattr(sys.modules[module], function, apart)
 
 
 def _convolution(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @wraps(theirs)
     def convolve(
         x_1CN: Tensor, weight: Tensor, *args: Any, segments: Segments | None = None, **kwargs: Any
     ) -> Tensor:
@@ -106,12 +107,10 @@ def _convolution(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
         x_1CM = pad(x_1CN, (1, 0)).index_select(2, plan.inputs_M)
         return theirs(x_1CM, weight, *args, **kwargs).index_select(2, plan.outputs_N)
 
-    convolve.reads_rows_apart = True  # type: ignore[attr-defined]
     return convolve
 
 
 def _rule(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(theirs)
     def compute(
         *qkv_1NHD: Tensor, g: Tensor, beta: Tensor, segments: Segments | None = None, **kwargs: Any
     ) -> Any:
@@ -127,12 +126,10 @@ def _rule(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
         return _apart(one_round, (*qkv_1NHD, g, beta), segments), None
 
-    compute.reads_rows_apart = True  # type: ignore[attr-defined]
     return compute
 
 
 def _scan(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(theirs)
     def compute(
         x_1NHD: Tensor,
         dt_1NH: Tensor,
@@ -157,18 +154,15 @@ def _scan(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
         return _apart(one_round, (x_1NHD, dt_1NH, *BC), segments)
 
-    compute.reads_rows_apart = True  # type: ignore[attr-defined]
     return compute
 
 
 def _fused(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel of the whole layer, which knows no rows; without it the layer calls the others."""
 
-    @wraps(theirs)
     def compute(*args: Any, segments: Segments | None = None, **kwargs: Any) -> Any:
         return theirs(*args, **kwargs) if segments is None else None
 
-    compute.reads_rows_apart = True  # type: ignore[attr-defined]
     return compute
 
 

@@ -36,11 +36,6 @@ def base_of(policy: Any) -> Any:
     return policy.get_base_model() if isinstance(policy, PeftModel) else policy
 
 
-def make_trainable(base: nn.Module) -> nn.Module:
-    """The base, all of whose parameters have gradients."""
-    return base.requires_grad_(True)
-
-
 def parameters(base: nn.Module) -> dict[str, nn.Parameter]:
     """The trained parameters by name; tied ones once."""
     return {name: each for name, each in base.named_parameters() if each.requires_grad}

@@ -11,7 +11,6 @@ from reason_llm.readers.reader import (
     Base,
     Opened,
     OutsideReader,
-    Progress,
     Reader,
     RewardReader,
     StopRequest,
@@ -30,18 +29,3 @@ KINDS: dict[str, Opened] = {
 def open_readers(config: Config, subject: Subject, base: Base) -> list[Reader]:
     """All readers of a run, checked, before a weight is read; raises ReasonError."""
     return [reader for opened in KINDS.values() for reader in opened(config, subject, base)]
-
-
-__all__ = [
-    "KINDS",
-    "SCALE",
-    "Base",
-    "OutsideReader",
-    "Progress",
-    "Reader",
-    "RewardReader",
-    "StopRequest",
-    "description",
-    "open_readers",
-    "reference",
-]

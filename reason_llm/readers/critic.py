@@ -10,7 +10,7 @@ from reason_llm.model import Model, adapters, score_head
 from reason_llm.model.plan import Subject
 from reason_llm.readers import reward_models
 from reason_llm.readers.reader import Base, Reader
-from reason_llm.train import ColumnReader, LearningSettings, RoleReader, Values
+from reason_llm.train import LearningSettings, RoleReader, Values
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Critic(Reader):
         if self.start is not None:
             score_head.scale(model.heads["critic"], self.slope, self.offset)
 
-    def column(self) -> ColumnReader:
+    def column(self) -> RoleReader:
         """See ``Reader``."""
         return RoleReader("old_values", "critic", "values")
 

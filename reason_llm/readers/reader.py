@@ -11,7 +11,7 @@ from reason_llm.data import Data
 from reason_llm.model import Datum, Model
 from reason_llm.model.plan import Subject
 from reason_llm.rollout import Group
-from reason_llm.train import ColumnReader, Learner, LearningSettings
+from reason_llm.train import Learner, LearningSettings, RoleReader
 
 Progress = Callable[[int], None]
 """Called with the number of rows or completions that were read."""
@@ -44,20 +44,12 @@ class Reader:
     A reader is made and checked before a weight is read, and sent to other replicas as it is then.
     """
 
-    @property
-    def title(self) -> str:
-        """Name of its memory phase on the console."""
-        return ""
-
-    @property
-    def is_outside(self) -> bool:
-        """Whether it has separate weights, so that the head alone reads by it."""
-        return False
-
-    @property
-    def context_tokens(self) -> int | None:
-        """Longest row that it reads; None for a role of the base."""
-        return None
+    title: str = ""
+    """Name of its memory phase on the console."""
+    is_outside: bool = False
+    """Whether it has separate weights, so that the head alone reads by it."""
+    context_tokens: int | None = None
+    """Longest row that it reads; None for a role of the base."""
 
     def digests(self) -> Mapping[str, Any]:
         """Digests of its files by ``section.name`` in the run's identity."""
@@ -73,7 +65,7 @@ class Reader:
     def add_roles(self, model: Model, run: Path) -> None:
         """Add its adapters to the model; ``run`` is the run's folder."""
 
-    def column(self) -> ColumnReader | None:
+    def column(self) -> RoleReader | None:
         """The reader of its column within the learning of a step, where it is a role of the base
         and all replicas read together; None for the others."""
         return None
@@ -86,10 +78,7 @@ class Reader:
 class OutsideReader(Reader, ABC):
     """A model with separate weights, which gives a column in a separate memory phase."""
 
-    @property
-    def is_outside(self) -> bool:
-        """See ``Reader``."""
-        return True
+    is_outside = True
 
     @abstractmethod
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
@@ -105,10 +94,8 @@ class OutsideReader(Reader, ABC):
 class RewardReader(Reader, ABC):
     """A model that pays, before advantages are made."""
 
-    @property
-    def key(self) -> str:
-        """Key of its reward."""
-        raise NotImplementedError
+    key: str
+    """Key of its reward."""
 
     @abstractmethod
     def rewards(self, groups: Sequence[Group], learner: Learner, progress: Progress) -> list[float]:

@@ -30,7 +30,7 @@ from reason_llm.files import MIB, read_bounded, write_atomically
 from reason_llm.model import Datum, Model, Role, digests
 from reason_llm.model.plan import Subject
 from reason_llm.readers.reader import Base, Progress, Reader, StopRequest
-from reason_llm.train import ColumnReader, Learner, RoleReader
+from reason_llm.train import Learner, RoleReader
 
 START = "start"
 """Folder in the run's with a copy of the adapter that the run began from."""
@@ -53,7 +53,7 @@ class Reference(Reader):
         if self.role == "start":
             model.add_role("start", run / START)
 
-    def column(self) -> ColumnReader:
+    def column(self) -> RoleReader:
         """See ``Reader``."""
         return RoleReader(COLUMN, self.role)
 
@@ -129,11 +129,8 @@ class References:
 
 
 def path_of(config: Config, folder: Path, start: Path) -> Path:
-    """File of the reference's log-probs in the run's ``folder``.
-
-    Args:
-        start: the run's copy of the adapter that it began from.
-    """
+    """File of the reference's log-probs in the run's ``folder``; ``start`` is the run's copy of the
+    adapter that it began from."""
     model = config.model
     compared = start if config.compares_with_start else None
     digest = hashlib.sha256(digests.weights_digest(model.path, compared).encode())

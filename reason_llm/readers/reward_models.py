@@ -50,10 +50,8 @@ logger = logging.getLogger(__name__)
 class RewardModelReader(RewardReader):
     """A reward model that the config names, checked."""
 
-    name: str
+    key: str
     folder: Path
-    is_separate: bool
-    """Whether it is a separate model, not an adapter over the base."""
     scale: tuple[float, float] | None
     """Mean and deviation; None: its scores are the rewards."""
     digest: str
@@ -62,23 +60,10 @@ class RewardModelReader(RewardReader):
     """A separate model that reads the end token, and nothing that its template puts after it."""
     date: str | None = None
     """``data.date``."""
+    is_outside: bool = False
+    title: str = "scoring with reward models"
     _classifier: SequenceClassifier | None = field(default=None, init=False)
     """A separate one, kept in host memory once it has scored."""
-
-    @property
-    def title(self) -> str:
-        """See ``Reader``."""
-        return "scoring with reward models"
-
-    @property
-    def key(self) -> str:
-        """See ``RewardReader``."""
-        return self.name
-
-    @property
-    def is_outside(self) -> bool:
-        """See ``Reader``."""
-        return self.is_separate
 
     @property
     def role(self) -> str:
@@ -133,12 +118,8 @@ def normalized(scores: Sequence[float], scale: tuple[float, float] | None) -> li
 
 
 def opened(config: Config, subject: Subject, base: Base) -> Sequence[RewardModelReader]:
-    """The config's reward models.
-
-    Raises:
-        ConfigError: a folder is missing or of another base.
-        ModelError: its files are damaged.
-    """
+    """The config's reward models. Raises ConfigError: a folder is missing or of another base;
+    ModelError: its files are damaged."""
     rewards = config.rewards_by_readers.items()
     return [
         _checked(key, each, config, base)
@@ -179,10 +160,9 @@ def _checked(
             )  # fmt: skip
     scale = _scale(key, folder, described) if options.normalize == "fixed" else None
     ends = described.get("read_at") == END_TOKEN
-    return RewardModelReader(
-        key, folder, options.is_outside, scale, _digest(folder, options.is_outside), ends,
-        config.data.date,
-    )  # fmt: skip
+    digest = _digest(folder, options.is_outside)
+    date, is_outside = config.data.date, options.is_outside
+    return RewardModelReader(key, folder, scale, digest, ends, date, is_outside)
 
 
 def paid_by(config: Config, folder: Path, option: str) -> tuple[float, float]:
@@ -278,14 +258,9 @@ def conversations(
 def description(
     config: Config, records: Sequence[Mapping[str, float]], base: str, template: str
 ) -> dict[str, bytes]:
-    """Files beside the adapter of a run, by name: ``reward.json`` of a reward model, with what was
-    measured last on its held-out rows, where there were any, and digests of what it was trained
-    over.
-
-    Args:
-        records: of the run.
-        base, template: digests of the base's config and of how prompts are written.
-    """
+    """Files beside the adapter of a run, by name: ``reward.json`` of a reward model, with what the
+    run's records say of its held-out rows, where there were any, and the digests of what it was
+    trained over: of the base's config and of how prompts are written."""
     if not config.of_stage.scores:
         return {}
     measured = [record for record in records if "eval/reward_std" in record]

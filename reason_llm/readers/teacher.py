@@ -31,7 +31,6 @@ from reason_llm.model.plan import Shape, Subject, naming_section
 from reason_llm.readers.reader import Base, OutsideReader, Progress, Reader
 from reason_llm.score import service
 from reason_llm.train import (
-    ColumnReader,
     Learner,
     MicroBatches,
     RoleReader,
@@ -53,11 +52,7 @@ class _Teacher(Reader):
     """A teacher, which may read another prompt than the student."""
 
     prompts: Prompts
-
-    @property
-    def title(self) -> str:
-        """See ``Reader``."""
-        return "the teacher reads"
+    title = "the teacher reads"
 
     def take(self, data: Data) -> None:
         """See ``Reader``."""
@@ -95,7 +90,7 @@ class TeacherRole(_Teacher):
         if self.adapter is not None:
             model.add_role("teacher", self.adapter)
 
-    def column(self) -> ColumnReader:
+    def column(self) -> RoleReader:
         """See ``Reader``."""
         role = "reference" if self.adapter is None else "teacher"
         return RoleReader(COLUMN, role, asked=self.asked)
@@ -106,14 +101,9 @@ class TeacherModel(_Teacher, OutsideReader):
     """Another model, read from disk when it is first asked and kept in host memory."""
 
     section: ModelSection
-    context: int
+    context_tokens: int | None
     prompts: Prompts = field(default_factory=dict)
     _model: Model | None = field(default=None, init=False)
-
-    @property
-    def context_tokens(self) -> int:
-        """See ``Reader``."""
-        return self.context
 
     def digests(self) -> Mapping[str, Any]:
         """See ``Reader``."""
@@ -135,28 +125,27 @@ class TeacherModel(_Teacher, OutsideReader):
             offload.to_host(model.policy)
         asked = [self.asked(row) for row in data]
         settings = learner.settings
-        tokens = learner.micro_batches.tokens
-        order, found = list[int](), list[torch.Tensor]()
         name = f"the teacher {self.section.path}"
+
+        def measure(batches: list[list[int]]) -> list[torch.Tensor]:
+            found = []
+            for indices in batches:
+                of_batch = [replace(asked[i], columns={}) for i in indices]
+                rows = MicroBatch.of(of_batch, model.device, is_packed=False)
+                logprobs_BT, _ = policy_logprobs(
+                    model, rows.ids_BT, rows.mask_BT, settings.temperature,
+                    chunk_tokens=settings.chunk_tokens, places_M=rows.places_M,
+                )  # fmt: skip
+                found.append(logprobs_BT.flatten()[rows.places_M])
+                progress(len(indices))
+            return in_rows(asked, [i for indices in batches for i in indices], found)
+
         with (
             offload.on_device(model.policy, model.device, name),
             model.fused_adapters(),
             model.using("reference"),
         ):
-            for attempt in MicroBatches(tokens).attempts(asked):
-                order, found = [], []
-                with attempt as batches:
-                    for indices in batches:
-                        of_batch = [replace(asked[i], columns={}) for i in indices]
-                        rows = MicroBatch.of(of_batch, model.device, is_packed=False)
-                        logprobs_BT, _ = policy_logprobs(
-                            model, rows.ids_BT, rows.mask_BT, settings.temperature,
-                            chunk_tokens=settings.chunk_tokens, places_M=rows.places_M,
-                        )  # fmt: skip
-                        found.append(logprobs_BT.flatten()[rows.places_M])
-                        order += indices
-                        progress(len(indices))
-        read = in_rows(asked, order, found)
+            read = MicroBatches(learner.micro_batches.tokens).run(asked, measure)
         return [datum.with_trained(COLUMN, each) for datum, each in zip(data, read, strict=True)]
 
 

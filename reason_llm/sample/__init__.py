@@ -12,22 +12,3 @@ from reason_llm.sample.protocol import (
 )
 from reason_llm.sample.transformers_sampler import TransformersSampler, stop_strings, stream
 from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
-
-__all__ = [
-    "Ended",
-    "Episodes",
-    "OneAnswer",
-    "Progress",
-    "Sampler",
-    "SamplingParams",
-    "TransformersSampler",
-    "VllmBatch",
-    "VllmSampler",
-    "episodes_of",
-    "prove_sampler_is_policy",
-    "sampler_of",
-    "sampling",
-    "stop_strings",
-    "stream",
-    "unheard",
-]

@@ -218,11 +218,8 @@ def stop_strings(
     tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]
 ) -> StopStringCriteria | None:
     """Criterion that tells of rows of token ids (B, T) whether each has just completed one of the
-    strings, across token borders; None without strings.
-
-    Raises:
-        ConfigError: a string is not found in its own tokens.
-    """
+    strings, across token borders; None without strings. Raises ConfigError: a string is not found
+    in its own tokens."""
     if not strings:
         return None
     for string in strings:

@@ -5,29 +5,7 @@ from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import Output, PolicyGradient, Values
 from reason_llm.train.preferences import kto_desirable_weights
 from reason_llm.train.rewards import length_bias
-from reason_llm.train.role_reader import BASE, ColumnReader, RoleReader
+from reason_llm.train.role_reader import BASE, RoleReader
 from reason_llm.train.scored import with_advantages, with_learner_logprobs
 from reason_llm.train.stages import OBJECTIVES
 from reason_llm.train.step_metrics import Tally
-
-__all__ = [
-    "BASE",
-    "OBJECTIVES",
-    "ColumnReader",
-    "Learner",
-    "Learners",
-    "LearningSettings",
-    "MicroBatches",
-    "Output",
-    "Part",
-    "PolicyGradient",
-    "RoleReader",
-    "Tally",
-    "Values",
-    "ending_out_of_memory",
-    "kto_desirable_weights",
-    "learning",
-    "length_bias",
-    "with_advantages",
-    "with_learner_logprobs",
-]

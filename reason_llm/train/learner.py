@@ -38,7 +38,7 @@ from reason_llm.model.vllm import on_default_stream
 from reason_llm.train import advantages, optim
 from reason_llm.train.micro_batches import MicroBatches, ending_out_of_memory
 from reason_llm.train.objectives import ROWS, Batch, Counts, Objective, Output
-from reason_llm.train.role_reader import BASE, ColumnReader
+from reason_llm.train.role_reader import BASE, RoleReader
 from reason_llm.train.step_metrics import Tally
 
 Progress = Callable[[int], None]
@@ -64,7 +64,7 @@ class LearningSettings:
     first_step: int = 0
     """Step of the run in which the role begins to learn; the schedule begins there."""
     role: Role = "policy"
-    readers: tuple[ColumnReader, ...] = (BASE,)
+    readers: tuple[RoleReader, ...] = (BASE,)
     """Other roles of the base that give columns."""
 
     @property
@@ -138,7 +138,13 @@ class Learner:
         """A step's rows with the columns that stay constant over the step."""
         rows = list(data)
         for reader in self.settings.readers:
-            rows = reader.read(rows, self)
+            wanted = self.lacking(rows, reader.column)
+            if not wanted:
+                continue
+            asked = [reader.asked(rows[i]) if reader.asked else rows[i] for i in wanted]
+            values, _ = self.measure_step(asked, reader.role, reader.output)
+            for i, value in zip(wanted, values, strict=True):
+                rows[i] = rows[i].with_trained(reader.column, value)
         if own := self.lacking(rows, "old_logprobs"):
             measured = self.measure_step([rows[i] for i in own], self.settings.role)
             for i, logprobs, entropies in zip(own, *measured, strict=True):
@@ -220,21 +226,24 @@ class Learner:
     @torch.no_grad()
     def judge(self, data: Sequence[Datum]) -> dict[str, float]:
         """The objective's metrics over rows that are not learned from, by name alone."""
-        objective, tally = self.settings.objective, Tally()
+        objective = self.settings.objective
         rows = self.prepared(data)
         counts = self._count(rows)
+
+        def read(batches: list[list[int]]) -> Tally:
+            tally = Tally()
+            for indices in batches:
+                batch, places_M, tokens = self._passed([rows[i] for i in indices])
+                found = objective.loss(batch, counts)
+                tally.add_micro_batch(
+                    found.total / counts.denominator, batch.mask_BT, tokens, 0,
+                    found.values, None, None, found.of_units, places_M,
+                )  # fmt: skip
+            return tally
+
         self.model.policy.eval()
         with self.model.using(self.settings.role):
-            for attempt in self.micro_batches.attempts(rows, ROWS[objective.unit]):
-                tally = Tally()
-                with attempt as batches:
-                    for indices in batches:
-                        batch, places_M, tokens = self._passed([rows[i] for i in indices])
-                        found = objective.loss(batch, counts)
-                        tally.add_micro_batch(
-                            found.total / counts.denominator, batch.mask_BT, tokens, 0,
-                            found.values, None, None, found.of_units, places_M,
-                        )  # fmt: skip
+            tally = self.micro_batches.run(rows, read, ROWS[objective.unit])
         return tally.of_rows()
 
     def scores(self, data: Sequence[Datum], role: Role) -> list[float]:
@@ -247,21 +256,22 @@ class Learner:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The objective's output, or this one, for each row's trained tokens in this role, and
         entropies, without dropout, in host memory."""
-        order, found = list[int](), list[list[Tensor]]()
+
+        def read(batches: list[list[int]]) -> list[list[Tensor]]:
+            found = list[list[Tensor]]()
+            for indices in batches:
+                rows = [data[i] for i in indices]
+                batch, places_M, _ = self._passed(rows, role=role, output=output)
+                both_BT = batch.logprobs_BT, batch.entropies_BT
+                found.append([each_BT.flatten()[places_M] for each_BT in both_BT])
+            order = [i for indices in batches for i in indices]
+            return [in_rows(data, order, [each[i] for each in found]) for i in (0, 1)]
+
         self.model.policy.eval()
         with self.model.using(role), self._seen_routers():
-            for attempt in self.micro_batches.attempts(data):
-                order, found = [], []
-                with attempt as batches:
-                    for indices in batches:
-                        rows = [data[i] for i in indices]
-                        batch, places_M, _ = self._passed(rows, role=role, output=output)
-                        read = batch.logprobs_BT, batch.entropies_BT
-                        found.append([each_BT.flatten()[places_M] for each_BT in read])
-                        order += indices
+            outputs, entropies = self.micro_batches.run(data, read)
         self.model.policy.train()
-        outputs, entropies = ([each[i] for each in found] for i in (0, 1))
-        return in_rows(data, order, outputs), in_rows(data, order, entropies)
+        return outputs, entropies
 
     def measure_step(
         self, data: Sequence[Datum], role: Role, output: Output | None = None
@@ -328,23 +338,26 @@ class Learner:
         """Set the gradients to those of these rows; out of memory, from the start again."""
         step, data, passed, counts, progress = part
         states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
-        tally, done, learned = Tally(), 0, list[Learned]()
-        objective = self.settings.objective
-        size = ROWS[objective.unit]
-        for attempt in self.micro_batches.attempts([data[i] for i in passed], size):
+        done, objective = 0, self.settings.objective
+
+        def learn(batches: list[list[int]]) -> tuple[Tally, list[Learned]]:
+            nonlocal done
             for parameter in self.parameters:
                 parameter.grad.zero_()  # type: ignore[union-attr]
             torch.set_rng_state(states[0])  # dropout masks are drawn again
             torch.cuda.set_rng_state_all(states[1])
             progress(-done)
-            tally, done, learned = Tally(), 0, []
-            with attempt as batches:
-                for indices in batches:  # here nothing waits for the card
-                    rows = [passed[i] for i in indices]
-                    learned.append(self._backward(data, rows, counts, tally))
-                    progress(len(rows))
-                    done += len(rows)
-                tally.to_host()
+            tally, done, learned = Tally(), 0, list[Learned]()
+            for indices in batches:  # here nothing waits for the card
+                rows = [passed[i] for i in indices]
+                learned.append(self._backward(data, rows, counts, tally))
+                progress(len(rows))
+                done += len(rows)
+            tally.to_host()
+            return tally, learned
+
+        own = [data[i] for i in passed]
+        tally, learned = self.micro_batches.run(own, learn, ROWS[objective.unit])
         for each in learned:
             if not torch.isfinite(each.loss):
                 names = ", ".join(data[i].name for i in each.rows)
@@ -481,18 +494,10 @@ class Learners:
         if self.critic is not None:
             self.critic.park()
 
-    def learn(
-        self,
-        step: int,
-        data: Sequence[Datum],
-        progress: Progress,
-    ) -> dict[str, float]:
-        """Learn a step and return its metrics. A critic learns the returns of the step's rollouts
-        first; the advantages are from its values of before. Raises as ``Learner.update``.
-
-        Args:
-            progress: called with the number of the policy's rows.
-        """
+    def learn(self, step: int, data: Sequence[Datum], progress: Progress) -> dict[str, float]:
+        """Learn a step and return its metrics; ``progress`` counts the policy's rows. A critic
+        learns the returns of the step's rollouts first; the advantages are from its values of
+        before. Raises as ``Learner.update``."""
         policy, critic = self.policy, self.critic
         for learner in self.by_role.values():
             learner.updates_in_step = 0

@@ -1,9 +1,8 @@
 """Micro-batches within a token budget. Out of memory, the work begins again in smaller ones."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -30,68 +29,40 @@ class MicroBatches:
         replays, self._replays = self._replays, 0
         return replays
 
-    def attempts(
-        self, data: Sequence[Datum], size: int = 1
-    ) -> Iterator[AbstractContextManager[list[list[int]]]]:
-        """Contexts with the indices of every micro-batch: one, and out of memory the next one with
-        smaller micro-batches, which must not keep what the one before left. Each ``size`` rows that
-        follow each other stay together.
+    def run(self, data: Sequence[Datum], work: Callable[[list[list[int]]], T], size: int = 1) -> T:
+        """Call ``work`` with the indices of every micro-batch, and out of memory once more with
+        smaller ones, until it suffices. Each ``size`` rows that follow each other stay together.
 
         Raises:
             OutOfMemory: these alone in a micro-batch are too much.
         """
         lengths = [datum.num_tokens for datum in data]
         largest = max(map(sum, units(lengths, size)), default=0)
-
-        def attempt() -> "_Attempt":
-            return _Attempt(
-                packed_batches(data, self.tokens, size)
-                if self.is_packed
-                else padded_batches(lengths, self.tokens, size)
-            )
-
-        last = attempt()
-        yield last
-        while last.failed is not None:  # the traceback that held the tensors is gone now
+        while True:
+            try:
+                return work(
+                    packed_batches(data, self.tokens, size)
+                    if self.is_packed
+                    else padded_batches(lengths, self.tokens, size)
+                )
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed = " ".join(str(error).split())[:200]
+            # Here the traceback that held the tensors is gone.
             if self.tokens <= largest:
                 what = "row" if size == 1 else "pair"
                 raise OutOfMemory(
                     f"out of memory with one {what} of {largest} tokens in a micro-batch "
-                    f"({last.failed}); lower sample.max_new_tokens or model.context_tokens, or set "
+                    f"({failed}); lower sample.max_new_tokens or model.context_tokens, or set "
                     "train.gradient_checkpointing to true or, of a dense model, model.quantize to "
                     "nf4; what was learned and sampled so far is saved"
                 )
             self.tokens = max(largest, self.tokens // 2)
             self._replays += 1
             said = "out of memory while learning (%s): again with micro-batches of %d tokens"
-            log.warning(said, last.failed, self.tokens)
+            log.warning(said, failed, self.tokens)
             torch.cuda.empty_cache()
-            last = attempt()
-            yield last
-
-
-class _Attempt:
-    """Context of one try with these micro-batches. Out of memory in it is kept as text; every
-    other error is raised.
-
-    It is a class, because a ``contextlib.contextmanager`` that handles an error leaves it in a
-    circle with its traceback on Python 3.12 and later, and with it every tensor of the try.
-    """
-
-    def __init__(self, batches: list[list[int]]) -> None:
-        self._batches = batches
-        self.failed: str | None = None
-
-    def __enter__(self) -> list[list[int]]:
-        return self._batches
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
-            return False
-        self.failed = " ".join(str(error).split())[:200]
-        return True
 
 
 @contextmanager

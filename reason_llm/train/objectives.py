@@ -105,10 +105,13 @@ class Objective(ABC):
         """Further rows, whose log-probs by the policy and by the reference ``count`` is given."""
         return []
 
-    @abstractmethod
     def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
         """Over the counted rows of an optimizer batch, trained or not; ``extra``: log-probs of the
-        trained tokens of ``extra_rows``, by the policy and by the reference."""
+        trained tokens of ``extra_rows``, by the policy and by the reference. By default all trained
+        tokens are the denominator, or all pairs."""
+        size = ROWS[self.unit]
+        tokens = max(1, sum(datum.num_trained for datum in data[::size]))
+        return Counts(float(tokens if size == 1 else max(1, len(data) // size)), tokens)
 
     @abstractmethod
     def loss(self, batch: Batch, counts: Counts) -> Loss:
@@ -271,11 +274,6 @@ class Values(Objective):
     def counted(self, data: Sequence[Datum]) -> list[int]:
         """All, or those that the token limit did not cut off."""
         return [i for i, d in enumerate(data) if not (self.leaves_out_truncated and d.is_truncated)]
-
-    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
-        """All trained tokens."""
-        tokens = max(1, sum(datum.num_trained for datum in data))
-        return Counts(float(tokens), tokens)
 
     def loss(self, batch: Batch, counts: Counts) -> Loss:
         """The error of each token's value."""

@@ -24,11 +24,6 @@ ROUNDING_NATS = 1e-3
 class Supervised(Objective):
     """Negative log-likelihood of the trained tokens."""
 
-    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
-        """All trained tokens."""
-        lengths = [datum.num_trained for datum in data]
-        return Counts(losses.denominator(lengths, "token_mean", 0), max(1, sum(lengths)))
-
     def loss(self, batch: Batch, counts: Counts) -> Loss:
         """``-log p`` of each token."""
         nll_BT = -batch.logprobs_BT
@@ -46,11 +41,6 @@ class PairLoss(Objective):
     def measured(self, data: Sequence[Datum], updates: int) -> tuple[list[int], tuple[str, ...]]:
         """The reference's log-probs, where the loss compares with them."""
         return list(range(len(data))), ("ref_logprobs",) if self.row.needs_reference else ()
-
-    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
-        """All pairs, and the trained tokens of their chosen sides."""
-        chosen = sum(datum.num_trained for datum in data[::2])
-        return Counts(float(max(1, len(data) // 2)), max(1, chosen))
 
     def loss(self, batch: Batch, counts: Counts) -> Loss:
         """The table's loss of each pair, and the chosen side's NLL per token of the batch."""
@@ -143,10 +133,6 @@ class RewardModel(Objective):
     centering: float = 0.01
     output: Output = "scores"
     unit: Unit = "pair"
-
-    def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
-        """All pairs."""
-        return Counts(float(max(1, len(data) // 2)), 1)
 
     def loss(self, batch: Batch, counts: Counts) -> Loss:
         """``-log sigmoid`` of the difference of the two scores, less the margin."""

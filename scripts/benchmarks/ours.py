@@ -119,7 +119,7 @@ def plan_of(work: Work) -> Plan:
     return memory.plan(
         config,
         Shape.of(meta_model(config.model)),
-        Machine.here(config, default_device()),
+        Machine.here(config, default_device().type),
         base.context_limit(config.model),
         work.prompt_tokens,
     )

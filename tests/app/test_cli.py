@@ -36,8 +36,7 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(f"\n  {name} " in shown for name in COMMANDS)
     scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
     assert set(COMMANDS) - {"plan"} == scripts - {
-        "benchmark", "make_arithmetic", "make_countdown", "make_digits", "make_tiny",
-        "make_wordle",
+        "benchmark", "make_countdown", "make_digits", "make_tiny", "make_wordle",
     }  # fmt: skip
 
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from conftest import TINY
 from equivalence.test_micro_batches import gradient, groups
-from families import TODAY
+from families import TODAY, with_tokenizer
 from learners import OF_REWARDS, SHORT
 from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
@@ -133,10 +132,8 @@ def make_model(folder: Path, family: str, options: dict[str, Any]) -> ModelSecti
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.15)
     model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).write_bytes((TINY / name).read_bytes())
     adapter = AdapterSection(rank=4)
-    return ModelSection(path=str(folder), dtype="float32", adapter=adapter)
+    return ModelSection(path=with_tokenizer(folder), dtype="float32", adapter=adapter)
 
 
 def stir(model: Model) -> list[torch.nn.Parameter]:

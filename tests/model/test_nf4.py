@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from conftest import TINY
-from families import SIZES, make_model, prompts_of, quiet, randomize
+from families import SIZES, make_model, prompts_of, quiet, randomize, with_tokenizer
 from learners import ROW, scored
 from marks import most_are_long
 from reason_llm.config import AdapterSection, Config, DataSection, ModelSection, TrainSection
@@ -106,9 +106,7 @@ def test_sampler_and_learner_agree_while_the_packed_base_stays(tmp_path: Path) -
     need_vllm()
     tiny = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16)
     tiny.save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (tmp_path / name).write_bytes((TINY / name).read_bytes())
-    path, tokenizer = str(tmp_path), load_tokenizer(str(tmp_path))
+    path, tokenizer = with_tokenizer(tmp_path), load_tokenizer(str(tmp_path))
     section = ModelSection(path=path, quantize="nf4", adapter=AdapterSection(rank=8, alpha=16))
     prompts = prompts_of(tokenizer, *(f"What is {n} + 68?" for n in (3, 57, 41, 9)))
     train = TrainSection(learning_rate=1e-3, gradient_checkpointing=False)
@@ -179,19 +177,17 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = ordinary(str(TINY), torch.bfloat16)
     model.config.quantization_config.bnb_4bit_compute_dtype = torch.float16
     model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).write_bytes((TINY / name).read_bytes())
+    with_tokenizer(folder)
     return folder
 
 
 def section_of(folder: Path, quantize: str = "nf4") -> ModelSection:
-    return ModelSection.model_validate(
-        {
-            "path": str(folder),
-            "quantize": quantize,
-            "dtype": "bfloat16",
-            "adapter": {"rank": 8, "alpha": 16},
-        }
+    adapter = AdapterSection(rank=8, alpha=16)
+    return ModelSection(
+        path=str(folder),
+        quantize=quantize,  # type: ignore[arg-type]
+        dtype="bfloat16",
+        adapter=adapter,
     )
 
 

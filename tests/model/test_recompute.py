@@ -20,7 +20,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import families
-from conftest import TINY
 from learners import ROW, groups, learn, watch
 from marks import most_are_long
 from reason_llm.config import AdapterSection, ModelSection, TrainSection
@@ -70,9 +69,7 @@ def model_of(folder: Path, family: str, **options: Any) -> Model:
         config = CONFIG_MAPPING[family](**sizes, **families.ENDS, vocab_size=512)
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            (folder / name).write_bytes((TINY / name).read_bytes())
-        path = str(folder)
+        path = families.with_tokenizer(folder)
     else:
         path = families.make(folder, family)
     adapter = AdapterSection(rank=4, dropout=options.pop("dropout", 0.0))

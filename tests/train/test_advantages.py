@@ -38,12 +38,6 @@ def test_batch_scale_divides_by_the_deviation_of_all() -> None:
     assert advantages([0, 2, 4, 4], 2, "batch") == pytest.approx(expected, abs=1e-12)
 
 
-def test_groups_do_not_mix() -> None:
-    alone = advantages([1, 0, 3, 5], 4, "group")
-    beside = advantages([9, 7, 9, 8, 1, 0, 3, 5], 4, "group")
-    assert beside[4:] == alone
-
-
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1])
 def test_equal_rewards_teach_exactly_nothing(scale: str, value: float) -> None:

@@ -147,24 +147,19 @@ def test_another_error_is_no_lack_of_memory(model: Model) -> None:
 
     with pytest.raises(RuntimeError, match="something else"), Other(0, OSError):
         learn(learner(model))
-    with pytest.raises(RuntimeError, match="something else"):
-        for attempt in MicroBatches(9).attempts([Datum.of((1,), (2,))]):
-            with attempt:
-                raise RuntimeError("something else")
 
 
 def test_memory_errors_without_a_word_are_a_lack_of_memory_too() -> None:
     """Python's own says nothing, and micro-batches never go below the longest rollout."""
     rollouts = [Datum.of((1,), (2,) * n) for i, n in enumerate((9, 4, 4))]
-    micro_batches, done = MicroBatches(15), []
-    for attempt in micro_batches.attempts(rollouts):
-        done.clear()
-        with attempt as batches:
-            for indices in batches:
-                done.append(indices)
-                if micro_batches.tokens > 10:
-                    raise MemoryError
-    assert done == [[0], [1, 2]]
+    micro_batches = MicroBatches(15)
+
+    def work(batches: list[list[int]]) -> list[list[int]]:
+        if micro_batches.tokens > 10:
+            raise MemoryError
+        return batches
+
+    assert micro_batches.run(rollouts, work) == [[0], [1, 2]]
     assert (micro_batches.tokens, micro_batches.take_replays()) == (10, 1)
 
 
@@ -172,11 +167,13 @@ def test_memory_errors_without_a_word_are_a_lack_of_memory_too() -> None:
 def test_the_tokens_are_halved_down_to_the_largest_unit(size: int, largest: int, what: str) -> None:
     rows = [Datum.of((1,), (2,) * n) for n in (8, 7, 4, 6)]
     micro_batches, tried = MicroBatches(80), []
+
+    def work(batches: list[list[int]]) -> None:
+        tried.append(micro_batches.tokens)
+        raise MemoryError
+
     with pytest.raises(OutOfMemory, match=f"one {what} of {largest} tokens in a micro-batch"):
-        for attempt in micro_batches.attempts(rows, size):
-            tried.append(micro_batches.tokens)
-            with attempt:
-                raise MemoryError
+        micro_batches.run(rows, work, size)
     assert tried == [n for n in (80, 40, 20, 10) if n > largest] + [largest]
     assert [micro_batches.take_replays() for _ in range(2)] == [len(tried) - 1, 0]
 
@@ -185,20 +182,18 @@ def test_what_ran_out_of_memory_is_let_go_before_the_next_attempt() -> None:
     """The error's traceback holds the tensors; without the collector of circles, too."""
     held: list[weakref.ref[torch.Tensor]] = []
 
-    def work(tokens: int) -> None:
-        taken = torch.empty(tokens)
+    micro_batches = MicroBatches(15)
+
+    def work(batches: list[list[int]]) -> None:
+        assert [each() for each in held] == [None] * len(held)
+        taken = torch.empty(micro_batches.tokens)
         held.append(weakref.ref(taken))
-        if tokens > 10:
+        if micro_batches.tokens > 10:
             raise MemoryError
 
-    micro_batches = MicroBatches(15)
     gc.disable()
     try:
-        for attempt in micro_batches.attempts([Datum.of((1,), (2,) * 4)] * 3):
-            assert [each() for each in held] == [None] * len(held)
-            with attempt as batches:
-                for _ in batches:
-                    work(micro_batches.tokens)
+        micro_batches.run([Datum.of((1,), (2,) * 4)] * 3, work)
     finally:
         gc.enable()
     assert len(held) > 1

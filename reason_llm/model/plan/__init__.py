@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 from reason_llm.model.plan import bound
 from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
-from reason_llm.model.plan.memory import (
-    READ_TOKENS,
-    STEPPED_AT_ONCE,
-    UPDATE_BYTES,
-    Plan,
-    element_bytes,
-)
+from reason_llm.model.plan.memory import READ_TOKENS, STEPPED_AT_ONCE, UPDATE_BYTES, Plan
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.team_sizes import TeamSizes
 from reason_llm.model.plan.unread import (
@@ -27,28 +21,6 @@ if TYPE_CHECKING:
     from reason_llm.model.plan.meter import Meter, peak_rss_mib
     from reason_llm.model.plan.subject import Subject, look_at, with_start
 
-__all__ = [
-    "GIB",
-    "READ_TOKENS",
-    "STEPPED_AT_ONCE",
-    "UPDATE_BYTES",
-    "Machine",
-    "Meter",
-    "OutsideModel",
-    "Plan",
-    "Shape",
-    "Subject",
-    "TeamSizes",
-    "bound",
-    "context_limit",
-    "element_bytes",
-    "look_at",
-    "naming_section",
-    "outside_models",
-    "peak_rss_mib",
-    "plan_only",
-    "with_start",
-]
 _HOMES = {
     **dict.fromkeys(("Meter", "peak_rss_mib"), "meter"),
     **dict.fromkeys(("Subject", "look_at", "with_start"), "subject"),

@@ -35,10 +35,7 @@ def choose(
     config: Config, described: PretrainedConfig, device: torch.device
 ) -> tuple[Config, list[str]]:
     """The config with ``sample.engine``, ``sample.fold``, ``model.backend`` and ``train.packing``
-    resolved, and a line for each.
-
-    Args:
-        described: the model's config.json.
+    resolved, and a line for each; ``described`` is the model's config.json.
 
     Raises:
         ConfigError: what is asked for is not installed, or contradicts another option.
@@ -91,14 +88,9 @@ def choose(
 
 
 def check_fold(config: Config, policy: Any) -> None:
-    """Refuse ``sample.fold`` where vLLM computes by other tensors than the weights that it shares.
-
-    Args:
-        policy: may be on the meta device.
-
-    Raises:
-        ConfigError: the model is a mixture of experts, or has latent attention.
-    """
+    """Refuse ``sample.fold`` where vLLM computes by other tensors than the weights that it shares;
+    the policy may be on the meta device. Raises ConfigError: it is a mixture of experts, or has
+    latent attention."""
     text = policy.config.get_text_config(decoder=True)
     reasons = {
         "without adapters vLLM may store experts in another layout": expert_weights(policy),
@@ -119,11 +111,8 @@ def _attention(
     device: torch.device,
     why: str,
 ) -> str:
-    """The line that says which attention the learner takes, with these rows and why.
-
-    Raises:
-        ConfigError: the model or the machine does not have what is asked for.
-    """
+    """The line that says which attention the learner takes, with these rows and why. Raises
+    ConfigError: the model or the machine does not have what is asked for."""
     asked, usual = config.model.attention, attention_for(text_config)
     family = text_config.model_type
     if backend == "unsloth":

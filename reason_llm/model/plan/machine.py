@@ -5,7 +5,7 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from reason_llm.config import Config
 from reason_llm.model.plan.team_sizes import team_sizes
@@ -15,21 +15,6 @@ CONTEXT_BYTES = int(0.65 * GIB)
 """Memory of CUDA's context in an idle process, 0.61 GiB on an H100; the plan counts it itself."""
 OTHERS_STEP_BYTES = GIB // 4
 """Other programs' use is rounded to these steps, so that small changes leave the plan the same."""
-
-
-class Device(Protocol):
-    """A ``torch.device``, or a stand-in where PyTorch is not loaded."""
-
-    @property
-    def type(self) -> str:
-        """Its kind: cuda or cpu."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostDevice:
-    """The device of a machine without a GPU."""
-
-    type: str = "cpu"
 
 
 def may_have_gpu() -> bool:
@@ -47,12 +32,12 @@ def _cuda() -> Any:
     return torch.cuda
 
 
-def others_bytes(device: Device) -> int:
+def others_bytes(device: str) -> int:
     """Bytes of the GPU held by other programs, such as a desktop, rounded up; 0 without a GPU.
 
     All that the driver calls in use, without what this process has taken by now.
     """
-    if device.type != "cuda":
+    if device != "cuda":
         return 0
     free, total = _cuda().mem_get_info(device)
     own: int = CONTEXT_BYTES + _cuda().memory_reserved(device)
@@ -70,12 +55,13 @@ class Machine:
     """Name of this machine's GPU; None for an imagined one."""
 
     @classmethod
-    def here(cls, config: Config, device: Device) -> "Machine":
-        """This machine, within the config's limits. ``budget_gib: auto`` is all that other programs
-        leave of the GPU; without one, the part of the host that a process may have."""
+    def here(cls, config: Config, device: str) -> "Machine":
+        """This machine, cuda or cpu, within the config's limits. ``budget_gib: auto`` is all that
+        other programs leave of the GPU; without one, the part of the host that a process may have.
+        """
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         card = None
-        if device.type == "cuda":
+        if device == "cuda":
             kind: Literal["cuda", "cpu"] = "cuda"
             properties = _cuda().get_device_properties(device)
             total, card = properties.total_memory, properties.name
@@ -91,7 +77,7 @@ class Machine:
         )
 
     @classmethod
-    def imagined(cls, config: Config, device: Device) -> "Machine":
+    def imagined(cls, config: Config, device: str) -> "Machine":
         """A GPU with ``memory.budget_gib`` and ``memory.host_gib`` of host memory, on any machine;
         this machine if the former is auto."""
         here, memory = cls.here(config, device), config.memory

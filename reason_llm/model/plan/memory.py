@@ -85,6 +85,8 @@ CACHES = ("KV cache", STATES)
 class Plan:
     """The sizes that follow from machine, model and config, and the ledger behind them."""
 
+    config: Config
+    """Its engine is chosen."""
     machine: Machine
     context_tokens: int
     """Longest prompt plus completion."""
@@ -100,15 +102,8 @@ class Plan:
     """Planned host memory of a machine with a GPU; without one everything is in the ledger."""
     checkpoint_bytes: int
     """Size on disk of each: adapter, optimizer state, and the best adapter."""
-    kept_checkpoints: int
-    kept_rollouts_gib: float
-    """Disk limit for the rollouts that the run keeps; 0: it keeps none."""
-    step_sequences: int
-    """Rollouts of a step."""
     sequence_bytes: int
     """Memory of sampling that each sequence decoded at once takes besides its KV cache."""
-    steps: int
-    """Steps of the run."""
     phases: tuple[bound.Phase, ...]
     """The least cost of one card's share of a step."""
     cards: int = 1
@@ -155,10 +150,11 @@ class Plan:
         if self.engine is not None:
             rows.append(self._reserved)
         rows += [f"disk: downloads {size / 1e9:.1f} GB of {name}" for name, size in self.downloads]
+        run = self.config.run
         written = f"disk: writes checkpoints of {_shown(self.checkpoint_bytes)}"
-        written += f" and keeps {self.kept_checkpoints}"
-        if self.kept_rollouts_gib:
-            written += f", and rollouts of up to {self.kept_rollouts_gib:g} GiB"
+        written += f" and keeps {run.keep_checkpoints}"
+        if self.config.samples and run.keep_buffers_gib:
+            written += f", and rollouts of up to {run.keep_buffers_gib:g} GiB"
         rows.append(written)
         if is_gpu:
             there = _gib(self.machine.host_bytes)
@@ -169,7 +165,7 @@ class Plan:
             if self.phases:
                 kinds = bound.cards_of(self.machine)
                 rows[-1] += (
-                    f"; {bound.line(self.phases, kinds, self.steps, budget / GIB, self.cards)}"
+                    f"; {bound.line(self.phases, kinds, run.steps, budget / GIB, self.cards)}"
                 )
         return rows
 
@@ -178,9 +174,8 @@ class Plan:
         """Line with what the sequences take that are decoded at once, and what one takes less."""
         assert self.engine is not None
         most, each = self.engine.max_sequences, self.sequence_bytes
-        of_step = (
-            f"of a step's {self.step_sequences:,}" if most < self.step_sequences else "of a step"
-        )
+        rollouts = self.config.sample.rollouts_per_step
+        of_step = f"of a step's {rollouts:,}" if most < rollouts else "of a step"
         cache = self.engine.kv_cache_bytes * self.context_tokens // self.cache_tokens
         return (
             f"sampling reserves {_shown(most * each)} besides the KV cache for {most} sequences "
@@ -571,16 +566,14 @@ class _Draft:
                 beside_kv_bytes=sum(line.sampling for line in lines if line.name not in CACHES),
                 attachments=self.attachments,
             )
-        cards, tile, longest = (
-            self.team.cards,
-            self.tile_tokens,
-            max(micro_batch_tokens, self.unit_tokens),
-        )
+        cards, tile = self.team.cards, self.tile_tokens
+        longest = max(micro_batch_tokens, self.unit_tokens)
         is_long = longest > TILE_TOKENS[self.machine.kind]
         sizes = bound.Sizes(
             self.context, cache_tokens, micro_batch_tokens, self.sequences, self.skip_every
         )
         return Plan(
+            config=self.config,
             machine=self.machine,
             context_tokens=self.context,
             cache_tokens=cache_tokens,
@@ -590,11 +583,7 @@ class _Draft:
             lines=lines,
             host_bytes=self.host_bytes(micro_batch_tokens),
             checkpoint_bytes=self._checkpoint_bytes,
-            kept_checkpoints=self.config.run.keep_checkpoints,
-            kept_rollouts_gib=self.config.run.keep_buffers_gib if self.config.samples else 0,
-            step_sequences=self.config.sample.rollouts_per_step,
             sequence_bytes=self._logit_bytes + self._counts_bytes,
-            steps=self.config.run.steps,
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside, cards)),
             cards=cards,
             skip_every=self.skip_every,

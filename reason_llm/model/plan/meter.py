@@ -30,7 +30,7 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._others_bytes = others_bytes(device)
+        self._others_bytes = others_bytes(device.type)
         if device.type != "cuda":
             libraries = int(RUNTIME_BYTES["cpu"])
             self._others_bytes = max(0, (_status_bytes("VmRSS") or 0) - libraries)

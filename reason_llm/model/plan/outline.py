@@ -13,7 +13,7 @@ from reason_llm.config import ModelSection
 from reason_llm.files import cached, read_bounded
 from reason_llm.model import folder, multimodal
 from reason_llm.model.plan.layers import LAYERS
-from reason_llm.model.plan.shape import DROPS, EAGER, KEPT, SCORES, Kept, Shape
+from reason_llm.model.plan.shape import DROPS, SCORES, Shape, kept_by
 from reason_llm.model.plan.shipped import FAMILIES, SHAPES, SIZES, TOWERS, WHOLE, known
 from reason_llm.model.positions import is_plain
 
@@ -146,12 +146,8 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
     dense = layers.other + tables * vocabulary * hidden + hidden
     lines = sum(inputs + outputs for _, inputs, outputs in adapted)
     widest = max(max(each[1:]) for each in adapted) if adapted else 0
-    held = KEPT.get(family, Kept())
-    if attention == "eager" and held.score_bytes + held.score_elements == 0:
-        held = EAGER
-    untiled = DROPS if adapted and adapter.dropout > 0 else layers.untiled
-    if held.score_bytes + held.score_elements > 0:
-        untiled = SCORES
+    held = kept_by(family, attention == "eager")
+    drops = bool(adapted) and adapter.dropout > 0
     widths = [inputs for _, inputs, _ in layers.linear] + [rank] * bool(adapted)
     shape = Shape(
         layers=count,
@@ -177,7 +173,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         experts=count * layers.experts * layers.of_expert,
         active_experts=count * layers.active * layers.of_expert,
         routed=layers.experts * count,
-        untiled=untiled,
+        untiled=SCORES if held.has_scores else DROPS if drops else layers.untiled,
         states=layers.states,
     )
     size = 4 if (described.get("dtype") or described.get("torch_dtype")) == "float32" else 2

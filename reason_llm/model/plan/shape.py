@@ -24,6 +24,11 @@ class Kept:
     passing_score_bytes: float = 0.0
     """Bytes per score of one layer while its gradient is computed."""
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether all attention scores are kept."""
+        return self.score_bytes + self.score_elements > 0
+
 
 EAGER = Kept(score_bytes=12.0, passing_score_bytes=2.0)
 """Families that store all attention scores and were not measured."""
@@ -40,6 +45,12 @@ KEPT = {
     "gptj": Kept(score_elements=1.0, passing_score_bytes=2.0),
 }
 """Kept values by model_type, where they differ (``tests/model/plan/test_memory.py``)."""
+
+
+def kept_by(family: str, is_eager: bool) -> Kept:
+    """The values of a family, with eager attention or its usual one."""
+    kept = KEPT.get(family, Kept())
+    return EAGER if is_eager and not kept.has_scores else kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,20 +141,10 @@ class Shape:
         size_of_keys = key_heads * head_size(layers[0]) if key_heads else query
         cache = cache_of(base) or [(size_of_keys, 0, 0)] * len(layers)
         keys, states, inputs = ([each[i] for each in cache if each[i]] for i in range(3))
-        held = KEPT.get(config.model_type, Kept())
-        if (
-            attention_for(config, attention) == "eager"
-            and held.score_bytes + held.score_elements == 0
-        ):
-            held = EAGER
+        held = kept_by(config.model_type, attention_for(config, attention) == "eager")
         rank = sum(m.r["default"] for m in lora.values())
-        untiled = (
-            DROPS
-            if any(type(m) is nn.Dropout for own in lora.values() for m in own.modules())
-            else None
-        )
-        if held.score_bytes + held.score_elements > 0:
-            untiled = SCORES
+        drops = any(type(m) is nn.Dropout for each in lora.values() for m in each.modules())
+        untiled = SCORES if held.has_scores else DROPS if drops else None
         experts = adapters.expert_weights(base).values()
         asked = config.num_experts_per_tok if experts else 0
         wrapped = [m for m in lora.values() if isinstance(m, ParamWrapper)]

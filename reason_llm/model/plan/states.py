@@ -24,11 +24,8 @@ class States:
 
     def block_tokens(self, key_value: int, element_bytes: int) -> int:
         """Tokens whose keys and values take as much of one layer as a recurrent state does: the
-        least block of vLLM's cache, which has pages of one size; 0 without such layers.
-
-        Args:
-            key_value: elements of the keys of one token in a layer; 0 without keys.
-        """
+        least block of vLLM's cache, which has pages of one size; 0 without such layers, or without
+        keys. ``key_value`` is the number of elements of the keys of one token in a layer."""
         if not self.layers or not key_value:
             return 0
         page = self.num_bytes(element_bytes) // self.layers

@@ -46,7 +46,7 @@ class Subject:
     ) -> Plan:
         """The memory plan on this machine; arguments as ``memory.plan``'s, and whether the readers
         read what is sampled."""
-        machine = Machine.here(self.config, self.device)
+        machine = Machine.here(self.config, self.device.type)
         outside = [*outside_models(self.config, machine)] if reads else []
         shape = Shape.of(self.policy, self.config.model.attention)
         return memory.plan(
@@ -56,12 +56,9 @@ class Subject:
 
 
 def look_at(config: Config) -> Subject:
-    """The config's model, its files checked and its weights unread.
-
-    Raises:
-        ModelError: tokenizer, config or the weights' headers cannot be used.
-        ConfigError: an option contradicts the model or the machine.
-    """
+    """The config's model, its files checked and its weights unread. Raises ModelError: tokenizer,
+    config or the weights' headers cannot be used; ConfigError: an option contradicts the model or
+    the machine."""
     quiet_libraries()
     device, path, trusted = base.default_device(), config.model.path, config.model.trust_remote_code
     tokenizer = load_tokenizer(path, trusted)
@@ -76,11 +73,7 @@ def look_at(config: Config) -> Subject:
 
 def with_start(config: Config, start: Path) -> Config:
     """The config with the adapter section of the adapter in ``start``, which the run begins from.
-
-    Raises:
-        ModelError: it cannot be read.
-        ConfigError: model.adapter says something else.
-    """
+    Raises ModelError: it cannot be read; ConfigError: model.adapter says something else."""
     asked = config.model.adapter
     section = adapters.section_of(start).with_options({"dropout": asked.dropout})
     for name in ("rank", "alpha", "rslora", "targets"):

@@ -17,7 +17,7 @@ from reason_llm.files import cached
 from reason_llm.model import folder
 from reason_llm.model.plan import bound, memory
 from reason_llm.model.plan.bound import OutsideModel
-from reason_llm.model.plan.machine import Device, HostDevice, Machine, may_have_gpu
+from reason_llm.model.plan.machine import Machine, may_have_gpu
 from reason_llm.model.plan.memory import Plan, element_bytes
 from reason_llm.model.plan.outline import outline
 from reason_llm.model.plan.shape import Shape
@@ -34,12 +34,16 @@ LEAST_PROMPT_TOKENS = 64
 """Room for a prompt below which a plan, which reads no data, warns."""
 
 
+def _paths(config: Config) -> dict[str, str]:
+    """The paths of all models by the options that name them."""
+    others = {f"{name}.model": section.path for name, section in config.reader_models.items()}
+    return {"model.path": config.model.path, **others}
+
+
 def _with_copies(config: Config) -> tuple[Config, dict[str, str]]:
     """The config with the copy in bfloat16 in the place of each known model in MXFP4, and the names
     that were asked for by those of the copies; a line says how to make one that is not there."""
-    options = {"model.path": config.model.path}
-    options |= {f"{name}.model": section.path for name, section in config.reader_models.items()}
-    copies = dict[str, str]()
+    options, copies = _paths(config), dict[str, str]()
     for option, path in options.items():
         if (copy := converted(path)) is None:
             continue
@@ -86,10 +90,7 @@ def plan_only(config: Config) -> Plan:
 
 def _of_readable(config: Config) -> Plan:
     """The plan of a config without models in MXFP4."""
-    others = config.reader_models
-    options = {"model.path": config.model.path}
-    options |= {f"{name}.model": section.path for name, section in others.items()}
-    sections = [config.model, *others.values()]
+    options, sections = _paths(config), [config.model, *config.reader_models.values()]
     if all(map(outline, sections)) and not (config.model.start and config.model.start.exists()):
         return replace(_plan_only(config), downloads=_downloads(config, config))
     made: dict[str, str] = {}
@@ -136,9 +137,9 @@ def _plan_only(config: Config) -> Plan:
     if start is not None and start.exists():
         config = import_module("reason_llm.model.plan.subject").with_start(config, start)
     found = outline(config.model, config.model.attention)
-    device: Device = HostDevice()
+    device = "cpu"
     if config.memory.budget_gib == "auto" and may_have_gpu():
-        device = _base().default_device()
+        device = _base().default_device().type
     machine = Machine.imagined(config, device)
     if not config.judges_answers:
         config = config.with_options({"sample.engine": "transformers"})
@@ -154,11 +155,8 @@ def _plan_only(config: Config) -> Plan:
 
 
 def _downloads(config: Config, readable: Config) -> tuple[tuple[str, int], ...]:
-    """Names and bytes of the models whose weights a run would download.
-
-    Args:
-        readable: the same config, with a folder for each model of ``SHAPES``.
-    """
+    """Names and bytes of the models whose weights a run would download; ``readable`` is the same
+    config, with a folder for each model of ``SHAPES``."""
     asked_for = [config.model, *config.reader_models.values()]
     return tuple(
         (asked.path, _stored_bytes(section))

@@ -47,11 +47,8 @@ class Tile:
 
 
 class Folding:
-    """The policy's adapter, in place of vLLM's adapter slot.
-
-    Raises:
-        ModelError: an adapted layer whose weight is no plain matrix.
-    """
+    """The policy's adapter, in place of vLLM's adapter slot. Raises ModelError: an adapted layer
+    whose weight is no plain matrix."""
 
     def __init__(self, policy: PeftModel) -> None:
         self._policy = policy

@@ -163,18 +163,13 @@ def names_in_vllm(name: str) -> list[str]:
 def find_owner(
     theirs: dict[str, nn.Module], packed: dict[str, list[str]], name: str
 ) -> tuple[Any, list[str] | None]:
-    """vLLM's module that holds parameter ``name`` of the Transformers model, and the layers whose
-    rows come before it there.
+    """vLLM's module, under its LoRA wrapper, that holds parameter ``name`` of the Transformers
+    model, and the layers whose rows come before it there; None if it holds that one alone. Raises
+    ModelError: there is none.
 
     Args:
         theirs: vLLM's modules by name.
         packed: which layers are fused into which, ``{"qkv_proj": ["q_proj", "k_proj", "v_proj"]}``.
-
-    Returns:
-        The module under vLLM's LoRA wrapper; None as layers if it holds that parameter alone.
-
-    Raises:
-        ModelError: there is none.
     """
     for owner in names_in_vllm(name.rpartition(".")[0]):
         if (module := theirs.get(owner)) is not None:

@@ -9,6 +9,8 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -92,9 +94,7 @@ def make(folder: Path, family: str, dtype: torch.dtype) -> str:
         max_position_embeddings=8192,
     )
     AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).write_bytes((TINY / name).read_bytes())
-    return str(folder)
+    return families.with_tokenizer(folder)
 
 
 def storages(tensors: Any) -> int:
@@ -189,6 +189,44 @@ ANY = (False, True)
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 
 
+@contextmanager
+def learner_of(
+    folder: Path, family: str, dtype: torch.dtype, skip_every: int = 0, **train: Any
+) -> Iterator[tuple[Shape, Learner]]:
+    """The shape of a model with an adapter of rank 16, on its experts too where the family says
+    so, and a learner with gradients."""
+    family, _, experts = family.partition(" ")
+    section = ModelSection(
+        path=make(folder, family, dtype),
+        dtype=str(dtype).removeprefix("torch."),  # type: ignore[arg-type]
+        adapter=AdapterSection(rank=16, target_parameters=EXPERTS if experts else ()),
+    )
+    settings = LearningSettings(
+        PolicyGradient(ALGORITHMS["dapo"], 16), TrainSection(**train), 1.0, 4096, 0, 20,
+        skip_every=skip_every,
+    )  # fmt: skip
+    with Model(section, load_tokenizer(section.path), 0) as model:
+        learner = Learner(model, settings)
+        learner._make_gradients()
+        model.policy.train()
+        yield Shape.of(meta_model(section)), learner
+
+
+def peak_of_a_pass(model: Model, rows: int, tokens: int) -> int:
+    """Peak memory of a forward and backward pass over rows of so many tokens."""
+    ids = torch.randint(3, 4096, (rows, tokens))
+    mask = torch.zeros(rows, tokens, dtype=torch.bool)
+    mask[:, -8:] = True  # few, so that the chunk of log-probs is small
+
+    def call(tokens: int = tokens) -> None:
+        some = mask[:, -tokens:]
+        logprobs, _ = policy_logprobs(model, ids[:, -tokens:], some, 1.0)
+        losses.masked_sum(-logprobs, some, "token_mean").backward()
+
+    call(16)  # what is made once
+    return peak_allocated(call)
+
+
 @pytest.mark.parametrize(
     ("family", "dtype", "checkpointing"),
     most_are_long(
@@ -204,35 +242,11 @@ EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 def test_activations_are_planned_for_and_not_far_beyond(
     family: str, dtype: torch.dtype, checkpointing: bool, tmp_path: Path
 ) -> None:
-    name = str(dtype).removeprefix("torch.")
-    family, _, experts = family.partition(" ")
-    section = ModelSection(
-        path=make(tmp_path, family, dtype),
-        dtype=name,  # type: ignore[arg-type]
-        adapter=AdapterSection(rank=16, target_parameters=EXPERTS if experts else ()),
-    )
-    shape = Shape.of(meta_model(section))
-    row = ALGORITHMS["dapo"]
-    train = TrainSection(gradient_checkpointing=checkpointing)
-    rows, tokens = 2, 512
-    with Model(section, load_tokenizer(section.path), 0) as model:
-        learner = Learner(model, LearningSettings(PolicyGradient(row, 16), train, 1.0, 4096, 0, 20))
-        for parameter in learner.parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        model.policy.train()
-        ids = torch.randint(3, 4096, (rows, tokens))
-        mask = torch.zeros(rows, tokens, dtype=torch.bool)
-        mask[:, -8:] = True  # few, so that the chunk of log-probs is small
-
-        def call(tokens: int = tokens) -> None:
-            some = mask[:, -tokens:]
-            logprobs, _ = policy_logprobs(model, ids[:, -tokens:], some, 1.0)
-            losses.masked_sum(-logprobs, some, "token_mean").backward()
-
-        call(16)  # what is made once
-        found = peak_allocated(call)
-    planned = shape.activation_bytes(rows * tokens, tokens, dtype.itemsize, checkpointing)
-    print(f"{family} {name} {checkpointing}: {found:,} of {planned:,} = {found / planned:.2f}")
+    options = {"gradient_checkpointing": checkpointing}
+    with learner_of(tmp_path, family, dtype, **options) as (shape, learner):
+        found = peak_of_a_pass(learner.model, 2, 512)
+    planned = shape.activation_bytes(2 * 512, 512, dtype.itemsize, checkpointing)
+    print(f"{family} {dtype} {checkpointing}: {found:,} of {planned:,} = {found / planned:.2f}")
     assert 0.75 * planned < found <= 1.02 * planned
 
 
@@ -256,38 +270,13 @@ def test_activations_in_tiles_are_planned_for(
 ) -> None:
     """1,024 tokens in tiles of 128."""
     monkeypatch.setattr("reason_llm.model.recompute.TILE_TOKENS", {"cpu": 128})
-    name = str(dtype).removeprefix("torch.")
-    section = ModelSection(
-        path=make(tmp_path, family, dtype),
-        dtype=name,  # type: ignore[arg-type]
-        adapter=AdapterSection(rank=16),
-    )
-    shape = Shape.of(meta_model(section))
-    settings = LearningSettings(
-        PolicyGradient(ALGORITHMS["dapo"], 16), TrainSection(), 1.0, 4096, 0, 20,
-        skip_every=skip_every,
-    )  # fmt: skip
-    rows, tokens = 2, 512
-    with Model(section, load_tokenizer(section.path), 0) as model:
-        learner = Learner(model, settings)
-        learner._make_gradients()
-        ids = torch.randint(3, 4096, (rows, tokens))
-        mask = torch.zeros(rows, tokens, dtype=torch.bool)
-        mask[:, -8:] = True  # few, so that the chunk of log-probs is small
-
-        def call(tokens: int = tokens) -> None:
-            some = mask[:, -tokens:]
-            logprobs, _ = policy_logprobs(model, ids[:, -tokens:], some, 1.0)
-            losses.masked_sum(-logprobs, some, "token_mean").backward()
-
-        with learning(learner):
-            call(16)  # what is made once
-            found = peak_allocated(call)
+    with learner_of(tmp_path, family, dtype, skip_every) as (shape, learner), learning(learner):
+        found = peak_of_a_pass(learner.model, 2, 512)
     planned = shape.activation_bytes(
-        rows * tokens, tokens, dtype.itemsize, True, tile_tokens=128, skip_every=skip_every
+        2 * 512, 512, dtype.itemsize, True, tile_tokens=128, skip_every=skip_every
     )
-    print(f"{family} {name} {skip_every}: {found:,} of {planned:,} = {found / planned:.2f}")
-    untiled = shape.activation_bytes(rows * tokens, tokens, dtype.itemsize, True)
+    print(f"{family} {dtype} {skip_every}: {found:,} of {planned:,} = {found / planned:.2f}")
+    untiled = shape.activation_bytes(2 * 512, 512, dtype.itemsize, True)
     assert 0.85 * planned < found <= 1.02 * planned < untiled
 
 
@@ -305,23 +294,12 @@ def test_activations_of_rows_end_to_end_are_planned_for(
     family: str, dtype: torch.dtype, checkpointing: bool, tmp_path: Path
 ) -> None:
     """A prompt of 256 tokens with 12 completions of 64: each layer copies 3.75 keys a token."""
-    name = str(dtype).removeprefix("torch.")
-    section = ModelSection(
-        path=make(tmp_path, family, dtype),
-        dtype=name,
-        adapter=AdapterSection(rank=16),  # type: ignore[arg-type]
-    )
-    shape = Shape.of(meta_model(section))
     prompt = tuple(range(3, 259))
     rows = [Datum.of(prompt, range(i, i + 64)) for i in range(12)]
     assert packed_batches(rows, 1024) == [list(range(12))]
-    train = TrainSection(gradient_checkpointing=checkpointing, packing="varlen")
-    with Model(section, load_tokenizer(section.path), 0) as model:
-        settings = LearningSettings(PolicyGradient(ALGORITHMS["dapo"], 16), train, 1.0, 4096, 0, 20)
-        learner = Learner(model, settings)
-        for parameter in learner.parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        model.policy.train()
+    options = {"gradient_checkpointing": checkpointing, "packing": "varlen"}
+    with learner_of(tmp_path, family, dtype, **options) as (shape, learner):
+        model = learner.model
         ids, mask = layouts.collate(rows, model.device)
         layout = layouts.lay_out(rows, model.device)
         mask[:, :-4] = False  # few, so that the chunk of log-probs is small
@@ -334,7 +312,7 @@ def test_activations_of_rows_end_to_end_are_planned_for(
         call()
         found = peak_allocated(call)
     planned = shape.activation_bytes(1024, 320, dtype.itemsize, checkpointing, is_packed=True)
-    print(f"{family} {name} {checkpointing}: {found:,} of {planned:,} = {found / planned:.2f}")
+    print(f"{family} {dtype} {checkpointing}: {found:,} of {planned:,} = {found / planned:.2f}")
     assert 0.85 * planned < found <= 1.02 * planned
 
 
@@ -700,14 +678,6 @@ def test_too_little_host_memory_is_refused(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path)
     with pytest.raises(ConfigError, match=r"memory\.host_gib=2\.0 is less than"):
         memory.plan(config, shape, card(24, host=2), limit=32768)
-
-
-def beside(draft: memory._Draft, tokens: int = 1) -> int:
-    """Host memory beyond that of the process."""
-    return draft.host_bytes(tokens) - memory.HOST_BYTES
-
-
-"""Parameters of an adapter of 1,000 with a head."""
 
 
 def test_more_memory_never_gives_less(tmp_path: Path) -> None:

@@ -139,9 +139,7 @@ def test_a_pass_over_the_longest_pair_takes_no_more_than_planned(
         rows = learner.prepared(pair)
         model.policy.train()
         objective = learner.settings.objective
-        (attempt,) = learner.micro_batches.attempts(rows, 2)
-        with attempt as passes:
-            assert passes == [[0, 1]]
+        assert learner.micro_batches.run(rows, list, 2) == [[0, 1]]
         for parameter in learner.parameters:
             parameter.grad = torch.zeros_like(parameter)
         counts = objective.count(rows)
