@@ -18,9 +18,11 @@ import sys
 import sysconfig
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any, Literal
 
 import torch
@@ -301,4 +303,59 @@ def _pools_are_empty() -> None:
     left = _pool_allocations()
     if left:
         size = sum(each.handle[1] for each in left.values())
-        raise AssertionError(f"{len(left)} allocations, {size:,} bytes: no second engine can start")
+        held = holders({start: start + each.handle[1] for start, each in left.items()})
+        raise AssertionError(
+            f"{len(left)} allocations, {size:,} bytes: no second engine can start\n"
+            + "\n".join(held)
+        )
+
+
+def holders(spans: dict[int, int], most_levels: int = 7) -> list[str]:
+    """Say what holds the tensors whose storage lies in ``spans``, level by level.
+
+    Args:
+        spans: end of each allocation by its start.
+        most_levels: how far to go from the tensors to what holds what holds them.
+
+    Returns:
+        One line for each level: kinds of holders with their number, the most frequent ones first.
+    """
+    lines: list[str] = []
+    seen: set[int] = set()
+    level: list[Any] = []
+    for each in gc.get_objects():
+        if not issubclass(type(each), torch.Tensor):
+            continue
+        try:
+            address = each.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):  # a tensor without storage, as in a graph
+            continue
+        if any(start <= address < end for start, end in spans.items()):
+            level.append(each)
+    for number in range(most_levels):
+        kinds = Counter(map(_described, level))
+        shown = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(10))
+        lines.append(f"{number}: {shown}")
+        seen |= {id(each) for each in level} | {id(level), id(seen), id(lines)}
+        found = gc.get_referrers(*level)
+        level = [o for o in found if id(o) not in seen and not _is_scope(o)][:2000]
+        del found
+        if not level:
+            break
+    return lines
+
+
+def _is_scope(found: Any) -> bool:
+    """Whether this is a frame, a module or a module's names, which everything leads to."""
+    is_names = type(found) is dict and "__spec__" in found
+    return is_names or issubclass(type(found), FrameType | ModuleType)
+
+
+def _described(found: Any) -> str:
+    kind = type(found)
+    if isinstance(found, dict | list | tuple | set):
+        keys = f" with {', '.join(str(key) for key in list(found)[:3])}" if (
+            isinstance(found, dict) and all(isinstance(key, str) for key in list(found)[:3])
+        ) else ""  # fmt: skip
+        return f"{kind.__name__} of {len(found)}{keys}"
+    return f"{kind.__module__}.{getattr(found, '__qualname__', kind.__qualname__)}"
