@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from conftest import until
 from reason_llm.config import ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.files import sealed
@@ -274,6 +275,7 @@ def test_a_judge_that_is_silent_ends_the_step_in_one_line(
     def dies(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes | None:
         if sent.acquire(blocking=False):
             return says("Score: 9")
+        assert until(lambda: cache.exists() and cache.read_bytes().count(b"\n") == 3)
         handler.close_connection = True
         return None
 
