@@ -111,7 +111,7 @@ def sessions(
         {
             "model": {"path": str(TINY)},
             "data": {"train": "verifiers:x" if environment[0] == "v" else "rows.jsonl"},
-            "sample": {"environment": environment, "environment_seconds": 60, **options},
+            "sample": {"environment": environment, "environment_seconds": 300, **options},
         }
     )
     return Sessions(config, made or renderer(TOKENIZER), context)

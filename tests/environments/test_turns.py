@@ -114,7 +114,7 @@ def config_of(environment: str | dict[str, str] | None, **options: Any) -> Confi
     return Config.model_validate(
         {
             "data": {"train": "rows.jsonl"},
-            "sample": {"environment": environment, **options},
+            "sample": {"environment": environment, "environment_seconds": 300, **options},
             "score": {"rewards": ["environment"]},
         }
     )
