@@ -793,7 +793,7 @@ def test_a_taskset_with_a_tool(
             "data": {"train": "verifiers:tools_taskset"},
             "sample": {
                 "environment": environment,
-                "environment_seconds": 120,
+                "environment_seconds": 300,
             },
         }
     )
@@ -855,7 +855,7 @@ def test_a_published_taskset_unchanged(
 
 def small(folder: Path, **options: Any) -> Config:
     usual = {"score__rewards": ["environment"], "sample__max_new_tokens": 100,
-             "sample__environment_seconds": 60}  # fmt: skip
+             "sample__environment_seconds": 300}  # fmt: skip
     return small_config(folder, **usual | options)
 
 
