@@ -522,7 +522,8 @@ def test_python_and_the_project_may_lie_anywhere(where: str, tmp_path: Path) -> 
         packages = shown / "venv" / "site-packages"
         (packages / "sortedcontainers").mkdir(parents=True)
         (packages / "sortedcontainers" / "__init__.py").write_text("WHERE = 'here'")
-        shutil.copytree(ROOT / "reason_llm", shown / "clone" / "reason_llm")
+        compiled = shutil.ignore_patterns("__pycache__")  # other workers write there meanwhile
+        shutil.copytree(ROOT / "reason_llm", shown / "clone" / "reason_llm", ignore=compiled)
         paths = [str(packages), str(shown / "clone"), *sys.path]
         code = (
             f"import sys; sys.path[:0] = {paths!r}\n"
