@@ -273,12 +273,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Function) -> None:
     """Spare an engine of vLLM, once that is imported, ten collections of all that was imported, of
     half a second each: it unfreezes as it ends. And a process that imports vLLM to look at a class
-    of models, which is for CUDA's sake."""
+    of models, which is for CUDA's sake. And what this process warns of once, each test hears of,
+    whichever files' tests ran in the process before."""
     sizes = vars(item.module).get("SIZES")
     if "vllm.v1.engine.core" in sys.modules and type(sizes).__name__ == "EngineSizes":
         gc.freeze()
     if registry := sys.modules.get("vllm.model_executor.models.registry"):
         vars(registry)["_run_in_subprocess"] = lambda look: look()
+    if folder := sys.modules.get("reason_llm.model.folder"):
+        folder.say.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)

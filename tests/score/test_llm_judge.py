@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -421,7 +422,8 @@ def test_a_busy_server_is_asked_again_so_many_times_and_a_refusal_is_not(
     statuses = [408, 409, 425, 429, 500, 502, 503, 504, 200]
     monkeypatch.setattr(service, "TRIES", 9)
     waits: list[float] = []
-    monkeypatch.setattr(service.time, "sleep", waits.append)
+    clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
+    monkeypatch.setattr(service, "time", clock)  # and not the one of other threads
 
     def busy(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes | None:
         if (status := statuses.pop(0)) == 200:
