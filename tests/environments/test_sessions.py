@@ -269,8 +269,11 @@ def test_the_barrier_makes_batches_that_hang_on_no_clock() -> None:
 
 
 @long
-def test_requests_of_a_rollout_in_parallel_make_the_same_batches() -> None:
+def test_requests_of_a_rollout_in_parallel_make_the_same_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whichever comes first; those of a seed are drawn from it, alike in no two rollouts."""
+    monkeypatch.setattr("reason_llm.environments.token_server.SETTLE_SECONDS", 10.0)
     own = sessions(f"agent:{AGENTS}:in_parallel")
     seen = []
     for _ in range(3):
