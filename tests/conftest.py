@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads are slower beside any other process
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -274,12 +275,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Function) -> None:
     """Spare an engine of vLLM, once that is imported, ten collections of all that was imported, of
     half a second each: it unfreezes as it ends. And a process that imports vLLM to look at a class
-    of models, which is for CUDA's sake."""
+    of models, which is for CUDA's sake.
+
+    Whichever files' tests ran in the process before, torch draws the same numbers and what is told
+    once in a process is told."""
     sizes = vars(item.module).get("SIZES")
     if "vllm.v1.engine.core" in sys.modules and type(sizes).__name__ == "EngineSizes":
         gc.freeze()
     if registry := sys.modules.get("vllm.model_executor.models.registry"):
         vars(registry)["_run_in_subprocess"] = lambda look: look()
+    if folder := sys.modules.get("reason_llm.model.folder"):
+        folder.say.cache_clear()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(crc32(item.nodeid.encode()))
 
 
 @pytest.hookimpl(wrapper=True)

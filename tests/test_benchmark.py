@@ -11,6 +11,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -157,6 +158,7 @@ def test_what_was_measured_before_an_end_is_kept(
     script.write_text(EARLY_END.format(end=end))
     monkeypatch.setattr(sides, "SCRIPT", script)
     work = Work("m", 1, 1, 8, 8, repeats=3, warmup=False)
+    limit = 10 if "sleep" in end else 600
     told: list[str] = []
     kept: list[str] = []
 
@@ -164,7 +166,7 @@ def test_what_was_measured_before_an_end_is_kept(
         table.save(blocks, "a machine", tmp_path / "table.md")
         kept.append((tmp_path / "table.md").read_text())
 
-    (block,) = measure.gpu(["speed"], ("vllm", "vllm_lora"), work, 64, 10, told.append, keep)
+    (block,) = measure.gpu(["speed"], ("vllm", "vllm_lora"), work, 64, limit, told.append, keep)
     (outcome,) = block.sides["vllm"]
     assert outcome.error == said
     assert outcome.values("step_seconds") == [2.5]
@@ -305,7 +307,7 @@ def test_a_check_that_fails_is_told_whole_and_ends_no_other() -> None:
     assert report.end() == 1
     assert "FAILS    a kernel: Traceback" in told[0]
     assert "RuntimeError: no kernel image is available" in told[0]
-    assert "ok       another: 0.0 s; fine" in told[1]
+    assert re.search(r"ok       another: \d+\.\d s; fine", told[1])
     assert told[2] == "1 ok, 0 skipped, 1 FAILS"
 
 

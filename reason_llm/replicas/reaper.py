@@ -6,6 +6,7 @@ Runs as a separate program, which imports nothing of ours. Ray's daemons end wit
 seconds after their head is killed, two of its agents half a minute later, and its folder stays.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -41,13 +42,11 @@ def main(folder: str) -> None:
     head = os.getppid()
     sys.stdin.buffer.read()
     until = time.monotonic() + GRACE_SECONDS
-    while (left := users_of(folder, head)) and time.monotonic() < until:
-        time.sleep(POLL_SECONDS)
-    for process in left:
-        try:
-            os.kill(process, signal.SIGKILL)
-        except OSError:
-            continue
+    while (left := users_of(folder, head)) and time.monotonic() < until + GRACE_SECONDS:
+        for process in left if time.monotonic() > until else []:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)  # a process that is ending may still write into the folder
     shutil.rmtree(folder, ignore_errors=True)
 
 

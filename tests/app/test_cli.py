@@ -103,19 +103,14 @@ def test_a_bug_keeps_its_traceback(error: BaseException) -> None:
 
 def test_a_reader_that_goes_away_ends_the_help_as_other_programs() -> None:
     # argparse ignores the error where the text is longer than the output's buffer.
+    reader, output = os.pipe()
+    os.close(reader)
     for arguments, codes in ((["--help"], {141}), (["train", "--help"], {0, 141})):
-        process = subprocess.Popen(
-            [sys.executable, "-c", CALL + "sys.exit(code)", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == ""
-        process.stderr.close()
-        assert process.wait() in codes
+        command = [sys.executable, "-c", CALL + "sys.exit(code)", *arguments]
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, cwd=ROOT)
+        assert ended.stderr == b""
+        assert ended.returncode in codes
+    os.close(output)
 
 
 def test_the_quick_start_of_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

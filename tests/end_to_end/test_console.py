@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, until
 from hostile import HOSTILE, hostile_model
 from reason_llm.config import Config
 from reason_llm.config.file import to_yaml
@@ -50,6 +50,7 @@ def test_a_run_of_a_hostile_model_on_a_terminal(
     command = f"env -u NO_COLOR {sys.executable} {TRAIN} {config}"
     with closing(Terminal(tmp_path, command, width=60, raw=raw)) as terminal:
         shown = terminal.wait("ended 0")
+        assert until(lambda: b"ended 0" in raw.read_bytes())
         assert "━" not in shown  # the bars are gone, the lines are there
         assert re.search(r"^step 15/15  reward", shown, re.MULTILINE)
     written = raw.read_bytes().decode(errors="surrogateescape")

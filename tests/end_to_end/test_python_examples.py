@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -84,18 +85,20 @@ print(summary["steps"] == done + 1, state() == before)
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Any:
-    """A real kernel of IPython in an empty folder."""
+    """A real kernel of IPython in an empty folder, at sockets of files: a free port that was found
+    may be another program's when the kernel takes it."""
     pytest.importorskip("ipykernel")
     manager_module = pytest.importorskip("jupyter_client.manager")
-    manager = manager_module.KernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = sys.executable
-    manager.start_kernel(cwd=str(tmp_path), env=environment(tmp_path))
-    client = manager.client()
-    client.start_channels()
-    client.wait_for_ready(timeout=600)
-    yield manager, client
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
+    with tempfile.TemporaryDirectory(prefix="k-", dir="/tmp") as sockets:  # a short path
+        manager = manager_module.KernelManager(transport="ipc", ip=f"{sockets}/kernel")
+        manager.kernel_spec.argv[0] = sys.executable
+        manager.start_kernel(cwd=str(tmp_path), env=environment(tmp_path))
+        client = manager.client()
+        client.start_channels()
+        client.wait_for_ready(timeout=600)
+        yield manager, client
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 def run_cell(kernel: Any, text: str, stop_at: str | None = None) -> tuple[str, list[str]]:

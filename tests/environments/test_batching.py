@@ -130,7 +130,7 @@ class AfterAnother:
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "agent":
         return sessions(f"agent:{AGENTS}:after_another")
-    return environments(AfterAnother, monkeypatch, environment_seconds=60)
+    return environments(AfterAnother, monkeypatch, environment_seconds=600)
 
 
 def in_order(

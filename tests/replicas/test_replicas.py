@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from replica_runs import SECONDS, Started, adapter, quick_start, records
 
-from conftest import until
+from conftest import is_alive, until
 from faults import RUNS, Fault, write_config
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError
@@ -448,7 +448,7 @@ def test_the_head_is_struck(
     os.kill(run.process.pid, number)
     run.go_on()
     assert run.end() in (-signal.SIGKILL, STOPPED)
-    assert until(lambda: not any(Path(f"/proc/{each}").exists() for each in others))
+    assert until(lambda: not any(map(is_alive, others)))
     assert until(lambda: run.left() == [])
     run_to_its_end(config, "--run.shards", "8")  # by one process alone
     assert adapter(tmp_path) == adapter(four_steps)

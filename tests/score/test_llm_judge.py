@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from conftest import until
 from reason_llm.config import ScoreSection
 from reason_llm.errors import ConfigError, RewardError
 from reason_llm.files import sealed
@@ -274,6 +276,7 @@ def test_a_judge_that_is_silent_ends_the_step_in_one_line(
     def dies(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes | None:
         if sent.acquire(blocking=False):
             return says("Score: 9")
+        assert until(lambda: cache.exists() and cache.read_bytes().count(b"\n") == 3)
         handler.close_connection = True
         return None
 
@@ -419,7 +422,8 @@ def test_a_busy_server_is_asked_again_so_many_times_and_a_refusal_is_not(
     statuses = [408, 409, 425, 429, 500, 502, 503, 504, 200]
     monkeypatch.setattr(service, "TRIES", 9)
     waits: list[float] = []
-    monkeypatch.setattr(service.time, "sleep", waits.append)
+    clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
+    monkeypatch.setattr(service, "time", clock)  # and not the one of other threads
 
     def busy(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes | None:
         if (status := statuses.pop(0)) == 200:

@@ -188,7 +188,7 @@ def test_numerals_and_words_are_decided_without_mathematics() -> None:
 def test_rules_stay_fast_on_repetitive_text(unit: str) -> None:
     start = time.process_time()
     decide("5", unit * (MAX_CHARACTERS // len(unit)) + "x")
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 30
 
 
 def test_majority_counts_classes_not_spellings() -> None:

@@ -211,7 +211,7 @@ def test_closing_ends_the_workers_even_while_they_hang() -> None:
         assert until(lambda: bool(children() - before))
         judge.close()
         assert run.exception(timeout=LONG_SECONDS) is not None or not run.result()
-    assert children() == before
+    assert children() <= before
 
 
 def test_a_worker_that_is_being_made_as_the_judge_closes_is_ended_too(
@@ -230,7 +230,7 @@ def test_a_worker_that_is_being_made_as_the_judge_closes_is_ended_too(
     with pytest.raises(RuntimeError, match="the judge is closed"):
         judge.compare(Question(ONE, ONE))
     judge.close()
-    assert children() == before
+    assert children() <= before
 
 
 def test_the_text_alone_decides_without_a_worker() -> None:
@@ -238,7 +238,7 @@ def test_the_text_alone_decides_without_a_worker() -> None:
     with Judge() as judge:
         verdicts = equivalent_many(judge, [("3", "3.0"), ("3", "4"), ("yes", "Yes"), ("x", "x")])
         assert verdicts == [True, False, True, True]
-        assert children() == before
+        assert children() <= before
 
 
 def test_a_fork_has_a_judge_of_its_own_and_leaves_its_parent_s_workers() -> None:
@@ -271,9 +271,9 @@ def test_workers_end_with_their_parent_at_their_limit_at_the_latest(asked: str) 
     code = (
         "import sys, time; from reason_llm.score.math.judge import Judge, Question\n"
         f"import threading; judge = Judge(1); hang = Question({ONE!r}, {HANGS[0]!r})\n"
-        f"judge.compare(Question({ONE!r}, {ONE!r}))\n"
+        f"judge.compare(Question({ONE!r}, {ONE!r})); worker = judge.pool.workers[0]._process.pid\n"
         f"threading.Thread(target=lambda: {asked}).start(); time.sleep(0.3)\n"
-        "print(judge.pool.workers[0]._process.pid, flush=True); time.sleep(600)"
+        "print(worker, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     assert parent.stdout is not None
