@@ -109,6 +109,7 @@ class VllmSampler:
             stop_token_ids=self.model.end_token_ids,
             stop=list(params.stop),
             logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,  # one list of numbers, not a dict for each token
             # vLLM looks for the strings in the text, which here has all tokens.
             detokenize=bool(params.stop),
             skip_special_tokens=False,
@@ -118,10 +119,10 @@ class VllmSampler:
 
     def _completion(self, choice: Any) -> Completion:
         ids = tuple(choice.token_ids)
-        logprobs = [each[id].logprob for each, id in zip(choice.logprobs, ids, strict=True)]
+        assert tuple(choice.logprobs.token_ids) == ids
         (text,) = decode(self.model.tokenizer, [ids], self.model.end_token_ids)
         why: FinishReason = "stop" if choice.finish_reason == "stop" else "length"
-        return Completion(ids, text, tuple(shortest_decimals(logprobs)), why)
+        return Completion(ids, text, tuple(shortest_decimals(choice.logprobs.logprobs)), why)
 
 
 class VllmBatch:

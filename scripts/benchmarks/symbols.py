@@ -45,7 +45,8 @@ REACHED = {
     "vllm.lora.peft_helper.PEFTHelper": "from_dict validate_legal r lora_alpha target_modules bias",
     "vllm.lora.request.LoRARequest": "lora_name lora_int_id lora_path",
     "vllm.sampling_params.SamplingParams": "n seed max_tokens temperature top_p top_k min_p "
-    "logprobs stop_token_ids detokenize ignore_eos",
+    "logprobs flat_logprobs stop_token_ids detokenize ignore_eos",
+    "vllm.logprobs.FlatLogprobs": "token_ids logprobs",
     "vllm.model_executor.layers.utils": "dispatch_cpu_unquantized_gemm",
     "vllm.model_executor.models.qwen2.Qwen2ForCausalLM": "packed_modules_mapping",
     "vllm.distributed.device_communicators.cuda_wrapper.CudaRTLibrary": "cudaMalloc",

@@ -78,7 +78,8 @@ def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
     """The document as JSON with its digest; ``compressed``: in gzip, the same bytes every time."""
     value = {"format": FORMAT} | {name: getattr(document, name) for name in WRITTEN}
     content = sealed(orjson.dumps(value) + b"\n")
-    return gzip.compress(content, compresslevel=4, mtime=0) if compressed else content
+    # most of it are digits of log-probs: level 4 takes twice as long for 7 % fewer bytes
+    return gzip.compress(content, compresslevel=1, mtime=0) if compressed else content
 
 
 def read_document(
