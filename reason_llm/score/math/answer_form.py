@@ -98,11 +98,6 @@ def are_one_fraction(gold: Tree, answer: Tree) -> bool:
     )
 
 
-def leaves_open(gold: Tree, answer: Tree, may_have_root: bool = False) -> bool:
-    """Whether there is work in ``answer`` that the form of ``gold`` does not have either."""
-    return bool(work_left(gold, answer, may_have_root))
-
-
 def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozenset[str]:
     """The steps and operations of ``answer`` that the form of ``gold`` does not have.
 

@@ -660,10 +660,6 @@ def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
     return said == asked and not words & (contrary | {"or", "maybe", "perhaps", "but", "wait"})
 
 
-def _has_month(tokens: list[Token]) -> bool:
-    return any(token.text.casefold() in _MONTHS for token in tokens)
-
-
 def _by_month(words: list[str] | None) -> list[str] | None:
     """The words of a date with its month first: ``the 4th of April`` as ``april 4``."""
     month = next((word for word in words or () if word in _MONTHS), None)
@@ -719,9 +715,9 @@ def _is_numeric_date(gold: list[int], answer: str, question: str) -> bool:
     return len(months) == 1 and _date_in_any_form(answer, question) == months[0]
 
 
-def _of_the_day(time: re.Match[str]) -> list[int] | None:
-    """Hour, minute and seconds on a clock of 24 hours; None for a date."""
-    if not time[4]:
+def _of_the_day(time: re.Match[str] | None) -> list[int] | None:
+    """Hour, minute and seconds on a clock of 24 hours; None for what is no time."""
+    if time is None or not time[4]:
         return None
     hour = int(time[4])
     if time[7]:
@@ -764,7 +760,9 @@ def _date(text: str) -> re.Match[str] | None:
         text = text.replace(time, shown)
     shown, _, remark = text.partition("(")
     if shown.strip() and ("day" in remark or ":" in remark):  # (the day before), (4:05 PM)
-        hours = [_hours(part) for part in (shown, remark.rstrip("} ").removesuffix(")"))]
+        hours = [
+            _of_the_day(_date(part)) for part in (shown, remark.rstrip("} ").removesuffix(")"))
+        ]
         is_same = None not in hours and hours[0] == hours[1]
         text = shown if is_same or ("day" in remark and " or " not in remark) else text
     end = text[-6:].casefold()
@@ -776,12 +774,6 @@ def _date(text: str) -> re.Match[str] | None:
     if is_marked and plain[:-2].isdigit():
         plain = f"{plain[:-2]}:00{plain[-2:]}"
     return _DATE.fullmatch(plain)
-
-
-def _hours(text: str) -> list[int] | None:
-    """Hour, minute and seconds of a time; None for another text."""
-    found = _date(text)
-    return _of_the_day(found) if found else None
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:
@@ -804,7 +796,9 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
             continue
         if token.kind in ("letters", "text"):
             words.extend(token.text.casefold().translate(_APART).split())
-        elif token.kind == "number" and (words or (len(tokens) > 1 and _has_month(tokens))):
+        elif token.kind == "number" and (
+            words or any(t.text.casefold() in _MONTHS for t in tokens)
+        ):
             words.append(token.text)
         elif token.text in ("'", "-"):
             around = [each.text for each in tokens[max(0, index - 1) : index + 2]]
@@ -1042,11 +1036,8 @@ def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str
 def _says_less(gold: Reading, answer: Reading, question: str) -> bool:
     """Whether the answer is about a number, or a list with it, where the gold one is the number."""
     is_exact = not asks_to_round(question)
-    is_exact &= not gold.is_rounded and not variables(gold.tree) and not _has_decimals(gold.tree)
+    is_exact &= not gold.is_rounded and not variables(gold.tree)
+    is_exact &= not any(part[0] == "num" and "." in part[1] for part in subtrees(gold.tree))
     return (answer.is_rounded and is_exact) or (
         answer.is_listed and not gold.is_listed and gold.tree[0] not in ("matrix", *_COLLECTIONS)
     )
-
-
-def _has_decimals(tree: Tree) -> bool:
-    return any(part[0] == "num" and "." in part[1] for part in subtrees(tree))

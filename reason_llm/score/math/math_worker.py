@@ -587,7 +587,3 @@ def compared(question: tuple[Tree, Tree, float] | None) -> bool:
             verdict = same(_with_base_ten(gold), _with_base_ten(answer))
     signal.setitimer(signal.ITIMER_PROF, 0)
     return verdict
-
-
-if __name__ == "__main__":
-    main()

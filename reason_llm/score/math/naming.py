@@ -111,8 +111,8 @@ def _congruent(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | N
     if all(moduli) and gold[2] != answer[2]:
         return None
     residue, found = _residue(gold), _residue(answer)
-    if all(moduli) and _is_whole_numeral(residue) and _is_whole_numeral(found):
-        first, second = (int(_unsigned(each)[1]) * _sign(each) for each in (residue, found))
+    first, second = _whole(residue), _whole(found)
+    if all(moduli) and first is not None and second is not None:
         size = int(gold[2][1]) if gold[2][1].isdigit() else 0
         return (residue, residue) if size and (first - second) % size == 0 else None
     return _unnamed(residue, found, question)
@@ -183,17 +183,11 @@ def _members_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | 
     return gold, _with_constant_of(gold, answer, question)
 
 
-def _unsigned(tree: Tree) -> Tree:
-    return list(tree[1]) if tree[0] == "neg" else tree
-
-
-def _sign(tree: Tree) -> int:
-    return -1 if tree[0] == "neg" else 1
-
-
-def _is_whole_numeral(tree: Tree) -> bool:
-    tree = _unsigned(tree)
-    return bool(tree[0] == "num" and tree[1].isdigit() and len(tree[1]) < _LONGEST_RESIDUE)
+def _whole(tree: Tree) -> int | None:
+    """The number of a whole numeral, perhaps with a minus sign; None for anything else."""
+    sign, tree = (-1, tree[1]) if tree[0] == "neg" else (1, tree)
+    is_whole = tree[0] == "num" and tree[1].isdigit() and len(tree[1]) < _LONGEST_RESIDUE
+    return sign * int(tree[1]) if is_whole else None
 
 
 def _as_rounded(gold: Tree, answer: Tree) -> Tree:

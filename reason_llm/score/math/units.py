@@ -31,7 +31,6 @@ _SPELLINGS = {
     "mi/gal": "mpg mi/gal",
 }  # fmt: skip
 _CANONICAL = {spelling: unit for unit, known in _SPELLINGS.items() for spelling in known.split()}
-_UNITS = frozenset(_SPELLINGS)
 _LETTERS = frozenset("mgslhLNJWVCFK")
 """Units of one letter; where the gold answer has variables they are variables."""
 CURRENCIES = word_set("usd cent eur gbp jpy cny inr")
@@ -204,7 +203,7 @@ def _size(unit: str, power: str) -> tuple[list[tuple[str, str]], Fraction] | Non
 
 def is_known(word: str) -> bool:
     """Whether a word in its one spelling is a unit, or two with a slash between them."""
-    return all(part in _UNITS for part in word.split("/")) and word not in _NEUTRAL
+    return all(part in _SPELLINGS for part in word.split("/")) and word not in _NEUTRAL
 
 
 def is_unit(word: str) -> bool:
