@@ -549,10 +549,7 @@ REWARDS: dict[str, Row] = {
     "gym": (NoOptions, _gym),
     **{side.REWARD: _played(side) for side in rollout_sides()},
     **{  # a separate model has its own template, which takes messages
-        name: (
-            options,
-            lambda o, c: Reward(of_model=True, columns=(CHAT,) if o.is_outside else ()),
-        )
+        name: (options, lambda o, c: Reward(of_model=True, columns=(CHAT,) if o.is_outside else ()))
         for name, options in READER_REWARDS.items()
     },
     "judge": (JudgeOptions, _judge),
