@@ -66,11 +66,7 @@ _FAILING = ("assert", "expect", "raises", "fail", "exit", "quit", "unittest", "d
 
 def read_tests(text: str) -> Tests:
     """Tests in a JSON string, in any form of ``tests_of_row``, or as an object with ``test_cases``
-    and the other columns.
-
-    Raises:
-        ValueError: one line that names what is wrong.
-    """
+    and the other columns; ValueError as there."""
     value = _from_json(text, "the tests are")
     if isinstance(value, dict) and not _TEST_KEYS & value.keys():
         return tests_of_row(value)
@@ -88,11 +84,8 @@ BESIDE = (
 
 
 def answer_of_row(row: Mapping[str, Any]) -> str:
-    """``Prompt.answer`` of a row with tests: the row's test columns as JSON.
-
-    Raises:
-        ValueError: as ``tests_of_row``, so that a run stops before it starts.
-    """
+    """``Prompt.answer`` of a row with tests: the row's test columns as JSON; ValueError as
+    ``tests_of_row``, so that a run stops before it starts."""
     tests_of_row(row)
     named = {name: row[name] for name in (column_of_tests(row), *BESIDE) if name in row}
     return json.dumps(named | _of_livecodebench(row))
@@ -231,11 +224,8 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
 
 
 def check_runs(answer: str) -> None:
-    """Check that tests, given as ``Prompt.answer``, can be run at all.
-
-    Raises:
-        ValueError: they cannot, so that every program would earn nothing.
-    """
+    """Check that tests, given as ``Prompt.answer``, can be run at all; ValueError if they cannot,
+    so that every program would earn nothing."""
     tests = read_tests(answer)
     if not isinstance(tests, AssertTests):
         return

@@ -99,12 +99,9 @@ def are_one_fraction(gold: Tree, answer: Tree) -> bool:
 
 
 def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozenset[str]:
-    """The steps and operations of ``answer`` that the form of ``gold`` does not have.
-
-    Args:
-        may_have_root: for a number with a root any number with one root will do: ``\\sqrt{50}`` for
-            ``5\\sqrt{2}``.
-    """
+    """The steps and operations of ``answer`` that the form of ``gold`` does not have. With
+    ``may_have_root`` any number with one root will do for another: ``\\sqrt{50}`` for
+    ``5\\sqrt{2}``."""
     if gold[0] == answer[0] == "cases":
         return frozenset()
     unknown = variables(answer) - variables(gold)

@@ -287,13 +287,9 @@ def _read(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
 
 
 def majority(answers: Sequence[str | None]) -> str | None:
-    """The answer that most of the samples gave, for maj@k: votes are counted by equivalence, not by
-    spelling; None does not vote.
-
-    Returns:
-        The first spelling of the largest class; of classes of equal size, the one that came first;
-        None without a vote.
-    """
+    """The answer that most of the samples gave, for maj@k, in its first spelling: votes are counted
+    by equivalence, and None does not vote. Of classes of equal size the one that came first; None
+    without a vote."""
     given = [answer for answer in answers if answer is not None and answer.strip()]
     spellings: dict[str, str] = {}
     for answer in given:

@@ -46,11 +46,8 @@ _MAX_LETTERS = 4
 
 
 def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] | None:
-    """Both without their names; None where they cannot be the same.
-
-    Args:
-        question: a whole formula in it may be the name.
-    """
+    """Both without their names, of which one may be a whole formula of the question; None where
+    they cannot be the same."""
     answer = _with_names_of(gold, _with_unit_last(gold, answer), question)
     gold = _without_point_names(answer, gold)
     if gold[0] == "rel" and gold[2][:2] == ["call", "abs"] and not holds(answer, "call"):
@@ -663,11 +660,8 @@ def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
 
 
 def _with_parameter(gold: Tree, name: str, answer: Tree, own: str) -> Tree:
-    """``k\\pi`` as ``n\\pi``: the integer that numbers the solutions has any name.
-
-    Args:
-        name: the gold answer's, where it says what it is; ``own`` the answer's.
-    """
+    """``k\\pi`` as ``n\\pi``: the integer that numbers the solutions has any name. ``name`` and
+    ``own`` are the gold answer's and the answer's, where they say what it is."""
     missing, added = (variables(a) - variables(b) for a, b in ((gold, answer), (answer, gold)))
     name, own = name or "".join(missing & _PARAMETERS), own or "".join(added & _PARAMETERS)
     if name not in missing or own not in added:

@@ -156,12 +156,8 @@ def says_nothing(
     allowed: Collection[tuple[str, str]] = (),
 ) -> bool:
     """Whether units and remarks behind a number leave its value as it is, the gold answer having
-    none.
-
-    Args:
-        asked: words of the question, in one spelling each; none: the question is not known.
-        allowed: units of the quantity that is asked for.
-    """
+    none. ``asked`` are words of the question, in one spelling each (none: it is not known), and
+    ``allowed`` units of the quantity that is asked for."""
     return all(_fits(word, asked, (word, power) in allowed) for word, power in units)
 
 
