@@ -162,7 +162,8 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return _asserts("\n".join(value), options, column)
     if isinstance(value, list):
-        value, calls = _from_list(value, column), [*map(_is_functional, value)]
+        calls = [isinstance(c, dict) and c.get("testtype") == "functional" for c in value]
+        value = _from_list(value, column)
         options |= value
         if any(calls) and not (all(calls) and options.get("fn_name")):
             raise ValueError(
@@ -278,10 +279,6 @@ def _can_fail(node: ast.AST) -> bool:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return any(word in name.lower() for word in _FAILING)
     return isinstance(node, ast.Assert | ast.Raise)
-
-
-def _is_functional(case: Any) -> bool:
-    return isinstance(case, dict) and case.get("testtype") == "functional"
 
 
 def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
