@@ -13,7 +13,6 @@ from reason_llm.score.math.answer_text import decide
 from reason_llm.score.math.units import is_unit, word_set
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*+(?:\{|(?=[A-Za-z0-9\\]))")
-"""Start of a box."""
 _ONE_TOKEN = re.compile(r"\\[A-Za-z]++|[A-Za-z0-9]")
 _BRACE = re.compile(r"[{}]")
 _OPEN, _CLOSE = "<answer>", "</answer>"
@@ -30,7 +29,6 @@ _BOLD = re.compile(
 )
 """Text in Markdown's bold in a sentence; a heading and a power are none."""
 _BOLD_LINE = re.compile(r"\A\*\*(?=[^*\d]*+\d)([^*\n]{1,200}+)\*\*\.?+\Z")
-"""A line that is a value in bold."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,40}+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<![A-Za-z\d])\.\d++"

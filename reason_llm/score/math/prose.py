@@ -7,7 +7,7 @@ an answer has no values here. Units stay with their numbers, and ``or`` stays be
 
 import functools
 import re
-from collections.abc import Iterator, Set as AbstractSet
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
@@ -516,24 +516,20 @@ def contradicts(answer: str, question: str) -> bool:
     maximum, ``girls to boys`` for boys to girls, ``No, it converges``."""
     if not question or len(answer) > MAX_CHARACTERS or not has_words(answer):
         return False
-    text = _plain_text(answer)
+    text, asked = _plain_text(answer), words_of(question)
     said = _WORD.findall(text)
-    if _turns_around({*said}, words_of(question)):
+    opposites = [(one, other) for one, other in DIRECTIONS if not one.isdisjoint(said)]
+    if any(asked & other and not asked & one for one, other in opposites):
         return True
     if (opening := _OPENING.match(text)) and (is_so := _predicate(said[1:], question)) is not None:
         return is_so != (opening[1] == "yes")
     own = _RATIO.findall(text)
-    asked = _RATIO.findall(_plain_text(question)) if own else []
-    return any((b, a) in asked and (a, b) not in asked for a, b in own)
+    ratios = _RATIO.findall(_plain_text(question)) if own else []
+    return any((b, a) in ratios and (a, b) not in ratios for a, b in own)
 
 
 def _plain_text(text: str) -> str:
     return _LATEX_TEXT.sub(" ", text).lower()
-
-
-def _turns_around(said: AbstractSet[str], asked: AbstractSet[str]) -> bool:
-    """Whether words say the opposite of the question's."""
-    return any(said & one and asked & other and not asked & one for one, other in DIRECTIONS)
 
 
 def orders(gold: str, answer: str, question: str) -> bool:
@@ -721,8 +717,6 @@ def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
     asked = words_of(question)
     asked |= _DENIALS if asked & _DENIALS else frozenset()
     count = len(prose.values)
-    if _turns_around({*chain(*prose.gaps)}, asked):
-        return True
     if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
         return True
     for place, gap in enumerate(prose.gaps):
