@@ -22,11 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class AnswerCache:
-    """Numbers by key, from any thread.
-
-    Args:
-        path: of the file, which is made with the first answer; None keeps them in memory alone.
-    """
+    """Numbers by key, from any thread, in a file that is made with the first answer; without a
+    path in memory alone."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -38,12 +35,8 @@ class AnswerCache:
 
     def answer(self, key: str, ask: Callable[[], float]) -> float:
         """The number of this key, or else what ``ask`` gives, which is kept. Of several threads
-        with one key, one asks.
-
-        Raises:
-            OSError: the file cannot be read or written, or is larger than ``MAX_BYTES``. And what
-                ``ask`` raises.
-        """
+        with one key, one asks. Raises what ``ask`` raises, and OSError if the file cannot be read
+        or written, or is larger than ``MAX_BYTES``."""
         with self._lock:
             of_key = self._under_way.setdefault(key, Lock())
         with of_key:

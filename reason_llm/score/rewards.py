@@ -7,7 +7,7 @@ Functions of numbers and text alone stand first.
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -417,11 +417,9 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
         text = prompt.continued_by(completion)
         try:
             found = pattern.finditer(text, timeout=seconds, concurrent=True)
+            texts = (each[0] for each in found if each[0] or not finds_nothing)
             return float(
-                any(
-                    bool(each[0] or not finds_nothing) and _is_filled(each[0], may_be_empty)
-                    for each in found
-                )
+                any({pair[1] for pair in _EMPTY_PAIR.finditer(t)} <= may_be_empty for t in texts)
             )
         except TimeoutError:
             log.warning(
@@ -432,11 +430,6 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
             return 0.0
 
     return Reward(of_one)
-
-
-def _is_filled(found: str, may_be_empty: Set[str]) -> bool:
-    """Whether each pair of tags holds text in what a pattern found."""
-    return {pair[1] for pair in _EMPTY_PAIR.finditer(found)} <= may_be_empty
 
 
 def _judge(options: JudgeOptions, context: Context) -> Reward:
@@ -549,10 +542,7 @@ REWARDS: dict[str, Row] = {
     "gym": (NoOptions, _gym),
     **{side.REWARD: _played(side) for side in rollout_sides()},
     **{  # a separate model has its own template, which takes messages
-        name: (
-            options,
-            lambda o, c: Reward(of_model=True, columns=(CHAT,) if o.is_outside else ()),
-        )
+        name: (options, lambda o, c: Reward(of_model=True, columns=(CHAT,) if o.is_outside else ()))
         for name, options in READER_REWARDS.items()
     },
     "judge": (JudgeOptions, _judge),

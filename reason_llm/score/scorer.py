@@ -150,12 +150,8 @@ class Scorer:
         self, coming: Iterable[tuple[int, Group]], only_first: bool = False
     ) -> list[Group]:
         """The groups as from ``score``, in the order of the places with which they come. A group's
-        rewards are asked for as soon as it comes.
-
-        Raises:
-            RewardError: as ``score``. And what ``coming`` raises; calls that have not begun are
-                dropped then.
-        """
+        rewards are asked for as soon as it comes. Raises as ``score``, and what ``coming`` raises;
+        calls that have not begun are dropped then."""
         rewards = [each for each in self.rewards if not each.reward.of_model]
         rewards = rewards[:1] if only_first else rewards
         came: dict[int, tuple[Group, list[Calls]]] = {}
@@ -265,14 +261,9 @@ class Scorer:
     def with_model_reward(
         self, groups: Sequence[Group], name: str, values: Sequence[float]
     ) -> list[Group]:
-        """The groups with a reward model's reward, and with the weighted sum when it is the last.
-
-        Args:
-            values: of all completions, in order.
-
-        Raises:
-            RewardError: one is not finite, unless ``score.on_error`` is zero.
-        """
+        """The groups with a reward model's reward, ``values`` of all completions in order, and with
+        the weighted sum when it is the last; RewardError if one is not finite, unless
+        ``score.on_error`` is zero."""
         rest = iter(values)
         return [
             replace(

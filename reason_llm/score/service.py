@@ -18,7 +18,6 @@ from reason_llm.files import MIB
 from reason_llm.workers import within
 
 FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0
-"""Seconds between two tries."""
 TRIES = 3
 """Tries of a request if the server is unreachable, busy or fails."""
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)

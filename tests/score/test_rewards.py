@@ -18,12 +18,7 @@ from reason_llm.rollout import ROW, Completion, Group, Prompt
 from reason_llm.run.store.metrics import with_means
 from reason_llm.score import Scorer
 from reason_llm.score.custom import CustomReward
-from reason_llm.score.rewards import (
-    cosine,
-    length_in_group,
-    repetition_penalty,
-    soft_overlong,
-)
+from reason_llm.score.rewards import cosine, length_in_group, repetition_penalty, soft_overlong
 
 
 def group(*texts: str, answer: str = "3", extra: dict[str, Any] | None = None) -> Group:
@@ -406,9 +401,7 @@ def test_the_tag_that_a_prompt_opens(prompt: str, opened: str) -> None:
     assert Prompt("p", prompt, (), "3").opened == opened
 
 
-def test_rewards_of_form_and_answers_see_the_thought_that_the_prompt_opened(
-    tmp_path: Path,
-) -> None:
+def test_rewards_of_form_and_answers_see_the_thought_that_the_prompt_opened(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def starts(completion, prompt): return completion == 'a</think>"
                     "<answer>3</answer>' and prompt.endswith('<think>\\n')\n")  # fmt: skip

@@ -81,9 +81,7 @@ def test_at_most_so_many_of_a_prompt_the_best_of_them() -> None:
 def test_of_the_same_tokens_only_the_first_is_chosen() -> None:
     assert selection.at_least(group(1.0, 1.0, 1.0, 1.0, tokens="abab"), 1.0) == [0, 1]
     assert selection.at_least(group(1.0, 1.0, 1.0, tokens="aab"), 1.0, limit=2) == [0, 2]
-    assert selection.at_least(group(0.0, 1.0, tokens="aa"), 1.0) == [
-        1
-    ]  # the first one that is right
+    assert selection.at_least(group(0.0, 1.0, tokens="aa"), 1.0) == [1]  # the first right one
 
 
 def test_the_best_and_the_worst_of_a_group() -> None:

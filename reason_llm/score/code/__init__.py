@@ -18,12 +18,7 @@ from reason_llm.score.code.checkers import (
     checkers_of,
     finite,
 )
-from reason_llm.score.code.code_tests import (
-    TIMEOUT_SECONDS,
-    CodeTests,
-    Outcome,
-    last_code_block,
-)
+from reason_llm.score.code.code_tests import TIMEOUT_SECONDS, CodeTests, Outcome, last_code_block
 from reason_llm.score.code.sandbox import Mode, Sandbox
 
 __all__ = [

@@ -66,11 +66,7 @@ _FAILING = ("assert", "expect", "raises", "fail", "exit", "quit", "unittest", "d
 
 def read_tests(text: str) -> Tests:
     """Tests in a JSON string, in any form of ``tests_of_row``, or as an object with ``test_cases``
-    and the other columns.
-
-    Raises:
-        ValueError: one line that names what is wrong.
-    """
+    and the other columns; ValueError as there."""
     value = _from_json(text, "the tests are")
     if isinstance(value, dict) and not _TEST_KEYS & value.keys():
         return tests_of_row(value)
@@ -88,11 +84,8 @@ BESIDE = (
 
 
 def answer_of_row(row: Mapping[str, Any]) -> str:
-    """``Prompt.answer`` of a row with tests: the row's test columns as JSON.
-
-    Raises:
-        ValueError: as ``tests_of_row``, so that a run stops before it starts.
-    """
+    """``Prompt.answer`` of a row with tests: the row's test columns as JSON; ValueError as
+    ``tests_of_row``, so that a run stops before it starts."""
     tests_of_row(row)
     named = {name: row[name] for name in (column_of_tests(row), *BESIDE) if name in row}
     return json.dumps(named | _of_livecodebench(row))
@@ -169,7 +162,8 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return _asserts("\n".join(value), options, column)
     if isinstance(value, list):
-        value, calls = _from_list(value, column), [*map(_is_functional, value)]
+        calls = [isinstance(c, dict) and c.get("testtype") == "functional" for c in value]
+        value = _from_list(value, column)
         options |= value
         if any(calls) and not (all(calls) and options.get("fn_name")):
             raise ValueError(
@@ -231,11 +225,8 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
 
 
 def check_runs(answer: str) -> None:
-    """Check that tests, given as ``Prompt.answer``, can be run at all.
-
-    Raises:
-        ValueError: they cannot, so that every program would earn nothing.
-    """
+    """Check that tests, given as ``Prompt.answer``, can be run at all; ValueError if they cannot,
+    so that every program would earn nothing."""
     tests = read_tests(answer)
     if not isinstance(tests, AssertTests):
         return
@@ -288,10 +279,6 @@ def _can_fail(node: ast.AST) -> bool:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return any(word in name.lower() for word in _FAILING)
     return isinstance(node, ast.Assert | ast.Raise)
-
-
-def _is_functional(case: Any) -> bool:
-    return isinstance(case, dict) and case.get("testtype") == "functional"
 
 
 def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:

@@ -30,14 +30,7 @@ import dill
 from reason_llm.errors import printable
 from reason_llm.files import MIB, read_bounded
 from reason_llm.score.code.jail import check_server
-from reason_llm.score.code.sandbox import (
-    Launcher,
-    Limits,
-    Mode,
-    SandboxError,
-    refusal,
-    setup_of,
-)
+from reason_llm.score.code.sandbox import Launcher, Limits, Mode, SandboxError, refusal, setup_of
 from reason_llm.workers import Pool, shared
 
 log = logging.getLogger(__name__)

@@ -19,16 +19,13 @@ from reason_llm.score.code.cases import (
 )
 from reason_llm.score.code.sandbox import Finished, Limits, Mode, Sandbox
 
-TIMEOUT_SECONDS = 6.0
-"""CPU time of one test; three times that in wall time, for machines that are busy."""
+TIMEOUT_SECONDS = 6.0  # CPU time of one test; three times that in wall time, on a busy machine
 MAX_TIMEOUTS = 3
 """Tests of one completion that may run into a limit; the rest then fail unrun."""
 MAX_CALLS_TIMEOUTS = 10
 """All calls or assertions of one completion together may take this many times the time of one."""
 
 WRONG_RESULT = "a wrong result"
-"""The problem of a call that gave something else."""
-
 _PYTHON = {"python", "py", "python3", "py3"}
 
 

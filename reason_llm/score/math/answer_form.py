@@ -98,18 +98,10 @@ def are_one_fraction(gold: Tree, answer: Tree) -> bool:
     )
 
 
-def leaves_open(gold: Tree, answer: Tree, may_have_root: bool = False) -> bool:
-    """Whether there is work in ``answer`` that the form of ``gold`` does not have either."""
-    return bool(work_left(gold, answer, may_have_root))
-
-
 def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozenset[str]:
-    """The steps and operations of ``answer`` that the form of ``gold`` does not have.
-
-    Args:
-        may_have_root: for a number with a root any number with one root will do: ``\\sqrt{50}`` for
-            ``5\\sqrt{2}``.
-    """
+    """The steps and operations of ``answer`` that the form of ``gold`` does not have. With
+    ``may_have_root`` any number with one root will do for another: ``\\sqrt{50}`` for
+    ``5\\sqrt{2}``."""
     if gold[0] == answer[0] == "cases":
         return frozenset()
     unknown = variables(answer) - variables(gold)

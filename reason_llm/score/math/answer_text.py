@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from reason_llm.score.math import asked, phrases
 from reason_llm.score.math.answer_form import form_of, is_plain
 from reason_llm.score.math.answer_tree import (
     BASES,
@@ -18,26 +19,9 @@ from reason_llm.score.math.answer_tree import (
     subtrees,
     variables,
 )
-from reason_llm.score.math.asked import (
-    as_ordered,
-    asked_units,
-    asks_for_number,
-    asks_to_round,
-    ratio_fits,
-    units_fit,
-)
 from reason_llm.score.math.latex_tokens import Token, tokenize, whole_numerals
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_apart
-from reason_llm.score.math.phrases import (
-    is_left_side,
-    says_empty,
-    with_base,
-    with_remainder,
-    with_sets,
-    without_modulus,
-    without_remark,
-)
 from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import canonical, is_unit, times, word_set
 
@@ -200,16 +184,16 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     if (verdict := _words(gold_tokens, tokens, question)) is not None:
         return verdict
     readings = read_both(gold, answer)
-    if readings is None or not units_fit(*readings, question):
+    if readings is None or not asked.units_fit(*readings, question):
         return False
     if _says_less(*readings, question):
         return False
     trees = trees_as_asked(gold, answer, question)
     if trees is None or are_apart(*trees):
         return False
-    if not ratio_fits(*trees, question):
+    if not asked.ratio_fits(*trees, question):
         return False
-    trees = as_ordered(*trees, question)
+    trees = asked.as_ordered(*trees, question)
     first, second = map(form_of, trees)
     if first.value == second.value and trees[0][0] == trees[1][0]:
         return True
@@ -268,7 +252,7 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
         units = tuple((each, "1") for each in spoken if times(parts[0].unit[0], (each, "1")))
     if len(units) != 1:
         return None
-    named = asked_units(question).named
+    named = asked.asked_units(question).named
     is_known = bool(reading.unit) or units[0][0] in words_of(question)
     if (named and not (is_sum and named == {units[0]} == {parts[0].unit[0]})) or not is_known:
         return None
@@ -327,7 +311,9 @@ def is_dressed(gold: str, answer: str) -> bool:
     remark, an integral, ``or`` and the same again."""
     tokens, own = tokens_of(answer), tokens_of(gold)
     added = {str(token) for token in tokens} - {str(token) for token in own}
-    has_more = added & {"or", "\\{", "\\int", "\\begin"} or without_remark(tokens) is not tokens
+    has_more = (
+        added & {"or", "\\{", "\\int", "\\begin"} or phrases.without_remark(tokens) is not tokens
+    )
     return bool(has_more) or has_brackets(answer) > has_brackets(gold)
 
 
@@ -392,16 +378,16 @@ def trees_as_asked(gold: str, answer: str, question: str) -> tuple[Tree, Tree] |
 @functools.lru_cache(maxsize=4096)
 def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     """The answer read to its end, what leads to it left out; None if it cannot be."""
-    tokens = without_remark(tokens_of(answer))
-    if says_empty(tokens):
+    tokens = phrases.without_remark(tokens_of(answer))
+    if phrases.says_empty(tokens):
         return Reading(["const", "empty"], ())
-    tokens, modulus = without_modulus(tokens)
+    tokens, modulus = phrases.without_modulus(tokens)
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
         equals = Token("sign", "=", False)
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
-    tokens = with_base(with_remainder(_without_left_sides(tokens)))
+    tokens = phrases.with_base(phrases.with_remainder(_without_left_sides(tokens)))
     try:
-        reading = read(with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
+        reading = read(phrases.with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
         return None
     return replace(reading, tree=["mod", reading.tree, ["num", modulus]]) if modulus else reading
@@ -510,7 +496,7 @@ def _lead(tokens: list[Token]) -> int | None:
     if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
         return None
     names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
-    if (sign := _first_equals(names)) and is_left_side(tokens[:sign]):
+    if (sign := _first_equals(names)) and phrases.is_left_side(tokens[:sign]):
         return sign + 1
     for index, token in enumerate(tokens[:_MAX_LEAD_TOKENS]):
         words = token.text.lower().replace(":", " : ").replace(",", " , ").split()
@@ -539,7 +525,7 @@ def _without_left_sides(tokens: list[Token]) -> list[Token]:
         if depth == 0 and (name == "," or name.casefold() == "and"):
             part = tokens[start:place]
             sign = _first_equals([str(each) for each in part])
-            kept += part[sign + 1 :] if sign and is_left_side(part[:sign]) else part
+            kept += part[sign + 1 :] if sign and phrases.is_left_side(part[:sign]) else part
             kept += tokens[place : place + 1]
             start = place + 1
     return kept
@@ -613,13 +599,13 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         others = _options(question).keys() - {choice}
         if others & {word.strip(",.;()") for token in answer for word in token.text.split()}:
             return False
-    if says_empty(gold) and says_empty(answer):
+    if phrases.says_empty(gold) and phrases.says_empty(answer):
         return True
-    if "".join(map(str, gold)) == "0" and asks_for_number(question):
+    if "".join(map(str, gold)) == "0" and asked.asks_for_number(question):
         rest = answer[len(gold) :] if answer[: len(gold)] == gold else answer
-        if says_empty(rest):  # 0 (no solutions)
+        if phrases.says_empty(rest):  # 0 (no solutions)
             return True
-    if with_sets(gold) is not gold:
+    if phrases.with_sets(gold) is not gold:
         return None
     if (verdict := _yes_or_no(gold, answer)) is not None:
         return verdict
@@ -658,10 +644,6 @@ def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
     is_positive = said in ("yes", "true")
     contrary = {"no", "false"} if is_positive else {"yes", *(() if "not" in words else ("true",))}
     return said == asked and not words & (contrary | {"or", "maybe", "perhaps", "but", "wait"})
-
-
-def _has_month(tokens: list[Token]) -> bool:
-    return any(token.text.casefold() in _MONTHS for token in tokens)
 
 
 def _by_month(words: list[str] | None) -> list[str] | None:
@@ -719,9 +701,9 @@ def _is_numeric_date(gold: list[int], answer: str, question: str) -> bool:
     return len(months) == 1 and _date_in_any_form(answer, question) == months[0]
 
 
-def _of_the_day(time: re.Match[str]) -> list[int] | None:
-    """Hour, minute and seconds on a clock of 24 hours; None for a date."""
-    if not time[4]:
+def _of_the_day(time: re.Match[str] | None) -> list[int] | None:
+    """Hour, minute and seconds on a clock of 24 hours; None for what is no time."""
+    if time is None or not time[4]:
         return None
     hour = int(time[4])
     if time[7]:
@@ -764,7 +746,9 @@ def _date(text: str) -> re.Match[str] | None:
         text = text.replace(time, shown)
     shown, _, remark = text.partition("(")
     if shown.strip() and ("day" in remark or ":" in remark):  # (the day before), (4:05 PM)
-        hours = [_hours(part) for part in (shown, remark.rstrip("} ").removesuffix(")"))]
+        hours = [
+            _of_the_day(_date(part)) for part in (shown, remark.rstrip("} ").removesuffix(")"))
+        ]
         is_same = None not in hours and hours[0] == hours[1]
         text = shown if is_same or ("day" in remark and " or " not in remark) else text
     end = text[-6:].casefold()
@@ -776,12 +760,6 @@ def _date(text: str) -> re.Match[str] | None:
     if is_marked and plain[:-2].isdigit():
         plain = f"{plain[:-2]}:00{plain[-2:]}"
     return _DATE.fullmatch(plain)
-
-
-def _hours(text: str) -> list[int] | None:
-    """Hour, minute and seconds of a time; None for another text."""
-    found = _date(text)
-    return _of_the_day(found) if found else None
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:
@@ -804,7 +782,9 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
             continue
         if token.kind in ("letters", "text"):
             words.extend(token.text.casefold().translate(_APART).split())
-        elif token.kind == "number" and (words or (len(tokens) > 1 and _has_month(tokens))):
+        elif token.kind == "number" and (
+            words or any(t.text.casefold() in _MONTHS for t in tokens)
+        ):
             words.append(token.text)
         elif token.text in ("'", "-"):
             around = [each.text for each in tokens[max(0, index - 1) : index + 2]]
@@ -1041,12 +1021,9 @@ def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str
 
 def _says_less(gold: Reading, answer: Reading, question: str) -> bool:
     """Whether the answer is about a number, or a list with it, where the gold one is the number."""
-    is_exact = not asks_to_round(question)
-    is_exact &= not gold.is_rounded and not variables(gold.tree) and not _has_decimals(gold.tree)
+    is_exact = not asked.asks_to_round(question)
+    is_exact &= not gold.is_rounded and not variables(gold.tree)
+    is_exact &= not any(part[0] == "num" and "." in part[1] for part in subtrees(gold.tree))
     return (answer.is_rounded and is_exact) or (
         answer.is_listed and not gold.is_listed and gold.tree[0] not in ("matrix", *_COLLECTIONS)
     )
-
-
-def _has_decimals(tree: Tree) -> bool:
-    return any(part[0] == "num" and "." in part[1] for part in subtrees(tree))

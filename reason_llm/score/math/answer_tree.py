@@ -706,24 +706,24 @@ class _TreeReader:
             else:
                 rows[-1].append(token)
         self.index = end
-        items: list[Tree] = []
+        self.end(kind)
         if cases := self.cases(rows):
-            if [self.name(each) for each in range(4)] != ["\\end", "{", kind, "}"]:
-                raise UnreadableError("another end")
-            self.index += 4
             return cases
+        items: list[Tree] = []
         for row in rows:
             row = [token for token in row if str(token) != "&"]
             while row and str(row[-1]) in (",", ".", ";"):
                 row.pop()
             if row:
                 items.append(_TreeReader(row, self.letters_are_units).answer())
-        if any(item[0] != "rel" for item in items):
+        if not items or any(item[0] != "rel" for item in items):
             raise UnreadableError("rows that are no equations")
-        if [self.name(each) for each in range(4)] != ["\\end", "{", kind, "}"] or not items:
-            raise UnreadableError("another end")
-        self.index += 4
         return _listed(items)
+
+    def end(self, kind: str) -> None:
+        """Take ``\\end{kind}``."""
+        for name in ("\\end", "{", kind, "}"):
+            self.need(name)
 
     def cases(self, rows: list[list[Token]]) -> Tree | None:
         """Rows of a value and its condition, ``x & \\text{if } x > 0``, each as a pair; None where
@@ -770,10 +770,7 @@ class _TreeReader:
                 rows.append([])
             elif self.name() != "\\end":
                 raise UnreadableError("no matrix")
-        self.index += 1
-        if [self.name(0), self.name(1), self.name(2)] != ["{", kind, "}"]:
-            raise UnreadableError("another end")
-        self.index += 3
+        self.end(kind)
         rows = [row for row in rows if row]
         if not rows or len({len(row) for row in rows}) > 1:
             raise UnreadableError("ragged rows")

@@ -466,10 +466,6 @@ def _is_scientific(gold: Tree, answer: Tree) -> bool:
     return value is not None and not isinstance(value, tuple) and 1 <= abs(value) < 10
 
 
-def _is_mixed(gold: Tree, answer: Tree) -> bool:
-    return bool(_unsigned(answer)[0] == "mixed")
-
-
 def _is_in_lowest_terms(gold: Tree, answer: Tree) -> bool:
     answer = _unsigned(answer)
     if answer[0] == "mixed":
@@ -481,14 +477,6 @@ def _is_fraction(gold: Tree, answer: Tree) -> bool:
     return holds(gold, "frac") and not (
         form_of(answer).steps & (FREE - {"reducible", "mixed number"})
     )
-
-
-def _is_improper(gold: Tree, answer: Tree) -> bool:
-    return _is_fraction(gold, answer) and not holds(answer, "mixed")
-
-
-def _is_power(gold: Tree, answer: Tree) -> bool:
-    return bool(gold[0] == answer[0] == "pow")
 
 
 def _has_positive_powers(gold: Tree, answer: Tree) -> bool:
@@ -508,12 +496,12 @@ def _unsigned(tree: Tree) -> Tree:
 _FORMS = (
     (("decimal", "nearest"), _DECIMAL, _is_decimal),
     (("scientific",), _SCIENTIFIC, _is_scientific),
-    (("mixed",), _MIXED, _is_mixed),
+    (("mixed",), _MIXED, lambda gold, answer: _unsigned(answer)[0] == "mixed"),
     (("term", "form", "fraction", "irreducible"), _LOWEST, _is_in_lowest_terms),
     (("fraction",), _FRACTION, _is_fraction),
-    (("improper",), _IMPROPER, _is_improper),
+    (("improper",), _IMPROPER, lambda g, a: _is_fraction(g, a) and not holds(a, "mixed")),
     (("interval",), _INTERVAL, _is_interval),
-    (("power", "form"), _POWER, _is_power),
+    (("power", "form"), _POWER, lambda gold, answer: gold[0] == answer[0] == "pow"),
     (("positive", "negative"), _POSITIVE, _has_positive_powers),
 )
 """Each form with how it is asked for, and words one of which stands there then: they are found

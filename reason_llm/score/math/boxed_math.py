@@ -12,57 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from reason_llm.score.math.answer_form import (
-    are_one_fraction,
-    form_of,
-    has_one_root,
-    is_plain,
-    leaves_open,
-    work_left,
-)
-from reason_llm.score.math.answer_text import (
-    ORDINALS,
-    Question,
-    are_words,
-    as_lists,
-    as_option,
-    converted,
-    decide,
-    is_dressed,
-    normalise,
-    read_both,
-    tokens_of,
-    trees_as_asked,
-    unwrapped,
-    with_text_unit,
-    without_formulas,
-    without_words,
-)
+from reason_llm.score.math import answer_form, answer_text, asked, naming, prose
+from reason_llm.score.math.answer_text import Question, decide, normalise, read_both, unwrapped
 from reason_llm.score.math.answer_tree import MAX_CHARACTERS, Tree, variables
-from reason_llm.score.math.asked import (
-    asks_for_curve,
-    asks_for_fraction,
-    asks_for_number,
-    asks_for_percent,
-    asks_for_simplest,
-    has_asked_form,
-)
 from reason_llm.score.math.extraction import candidates
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
-from reason_llm.score.math.naming import as_asked, is_equality, shown, solved_for
-from reason_llm.score.math.prose import (
-    as_number,
-    contradicts,
-    has_words,
-    orders,
-    readings as prose_readings,
-)
-from reason_llm.score.math.question import (
-    asks_yes_or_no,
-    last_question,
-    read_question,
-    words_of,
-)
+from reason_llm.score.math.question import asks_yes_or_no, last_question, read_question, words_of
 
 _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|t)(?:slant)?(?![A-Za-z])")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
@@ -102,7 +57,7 @@ def matches(
         return 0.0
     if _are_same_words(gold, answer, question):
         return 1.0
-    is_percent = asks_for_percent(question)
+    is_percent = asked.asks_for_percent(question)
     for wanted, found in _readings(gold, answer, question):
         if equality == "form" and not is_worked_out(wanted, found, question):
             continue
@@ -116,25 +71,25 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
     """Both as they stand, as lists, with the value of a sentence, and in the gold answer's unit. A
     gold answer that is an option of the question, ``(D) 9``, is its letter and its text; ``True``
     answers a question for yes or no as ``Yes`` does."""
-    golds = as_option(gold, question) or (with_text_unit(gold, question),)
+    golds = answer_text.as_option(gold, question) or (answer_text.with_text_unit(gold, question),)
     if (word := same_word(gold, question)) is not None:
         golds = (gold, word)
     for wanted in golds:
-        if contradicts(answer, question):
+        if prose.contradicts(answer, question):
             continue
-        if not orders(wanted, answer, question):
+        if not prose.orders(wanted, answer, question):
             yield wanted, answer
-        if (option := as_option(answer, question)) and len(option) > 1:  # (B) 56 for 56
+        if (option := answer_text.as_option(answer, question)) and len(option) > 1:  # (B) 56 for 56
             yield wanted, option[1]
-        if (lists := as_lists(wanted, answer)) is not None:
+        if (lists := answer_text.as_lists(wanted, answer)) is not None:
             yield lists
-        if (short := without_formulas(wanted, answer)) != answer:
+        if (short := answer_text.without_formulas(wanted, answer)) != answer:
             yield wanted, short
-        if (short := without_words(answer, question)) != answer:
+        if (short := answer_text.without_words(answer, question)) != answer:
             yield wanted, short
-        if (measure := converted(wanted, answer, question)) is not None:
+        if (measure := answer_text.converted(wanted, answer, question)) is not None:
             yield measure
-        yield from prose_readings(wanted, answer, question)
+        yield from prose.readings(wanted, answer, question)
 
 
 def are_joined_otherwise(gold: str, answer: str) -> bool:
@@ -174,14 +129,14 @@ def same_word(gold: str, question: str) -> str | None:
     """``Yes`` for ``True`` where the question can be answered by yes or no, and ``True`` for
     ``Yes`` where it says ``true``; the numeral of a number in words; infinity for ``infinitely
     many``, where a number is asked for; None for any other gold answer."""
-    tokens = tokens_of(gold) if len(gold) <= _LONGEST_ITEM else []
+    tokens = answer_text.tokens_of(gold) if len(gold) <= _LONGEST_ITEM else []
     words = " ".join(token.text for token in tokens).replace("-", " ").casefold().split()
-    if (number := as_number(words)) is not None:
+    if (number := prose.as_number(words)) is not None:
         return number
-    if len(words) == 2 and words[0].isdecimal() and words[1] in ORDINALS:  # 12th
+    if len(words) == 2 and words[0].isdecimal() and words[1] in answer_text.ORDINALS:  # 12th
         return words[0]
     if words == ["infinitely", "many"]:
-        return "\\infty" if asks_for_number(question) else None
+        return "\\infty" if asked.asks_for_number(question) else None
     word = _SAME_WORDS.get(words[0]) if len(words) == 1 else None
     is_yes_or_no = word in ("True", "False")
     is_asked = "true" in question.casefold() if is_yes_or_no else asks_yes_or_no(question)
@@ -245,20 +200,20 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     if (trees := _read(gold, answer, question)) is None:
         return True
     gold_tree, tree = trees
-    compared = trees_as_asked(unwrapped(gold), unwrapped(answer), question)
+    compared = answer_text.trees_as_asked(unwrapped(gold), unwrapped(answer), question)
     if compared is None:
         return False
-    are_curves = all(is_equality(each) and len(variables(each)) > 1 for each in compared)
-    if are_curves and asks_for_curve(question):
-        return work_left(*compared) <= {"fraction", "signs"}
-    may_have_root = not asks_for_simplest(question)
-    if all(leaves_open(compared[0], each, may_have_root) for each in _finals(*compared)):
+    are_curves = all(naming.is_equality(each) and len(variables(each)) > 1 for each in compared)
+    if are_curves and asked.asks_for_curve(question):
+        return answer_form.work_left(*compared) <= {"fraction", "signs"}
+    may_have_root = not asked.asks_for_simplest(question)
+    if all(answer_form.work_left(compared[0], each, may_have_root) for each in _finals(*compared)):
         return False
-    if not has_asked_form(*compared, question):
+    if not asked.has_asked_form(*compared, question):
         return False
     if not compared[0][0] == compared[1][0] == "rel":
         return True
-    wanted, found = solved_for(gold_tree), solved_for(tree)
+    wanted, found = naming.solved_for(gold_tree), naming.solved_for(tree)
     return wanted == found if are_curves and "form" in words_of(question) else wanted <= found
 
 
@@ -267,21 +222,21 @@ def _finals(gold: Tree, answer: Tree) -> list[Tree]:
     answer is one."""
     is_decimal = answer[0] == "approx" and gold[0] == "num" and "." in gold[1]
     if answer[0] in ("list", "tuple"):
-        answer = [answer[0], *map(shown, answer[1:])]
-    return [shown(answer), *([answer[2]] if is_decimal else [])]
+        answer = [answer[0], *map(naming.shown, answer[1:])]
+    return [naming.shown(answer), *([answer[2]] if is_decimal else [])]
 
 
 def is_quoted(gold: str, answer: str, question: str) -> bool:
     """Whether an answer is a sentence, an equation or, for a number, a phrase of the question, word
     for word, and more than the gold answer and one of the options."""
     is_long = len(answer.split()) >= _QUOTED_WORDS
-    if not has_words(gold):  # 5 is no answer in the words "the five-digit number"
+    if not prose.has_words(gold):  # 5 is no answer in the words "the five-digit number"
         is_long |= len(_WORD.findall(answer)) > (2 if answer[:1].isalpha() else 3)
     if not (is_long or "=" in answer or "\\equiv" in answer) or "".join(
         answer.split()
     ) not in "".join(question.split()):
         return False
-    return normalise(answer) != normalise(gold) and as_option(answer, question) is None
+    return normalise(answer) != normalise(gold) and answer_text.as_option(answer, question) is None
 
 
 def is_copied(gold: str, answer: str, question: str) -> bool:
@@ -298,45 +253,43 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     gold_tree, tree = trees
     if tree[0] in _SEVERAL and all(each == tree[1] for each in tree[2:]):  # y \\in A or y \\in A
         tree = tree[1]
-        compared = as_asked(gold_tree, tree, question)
+        compared = naming.as_asked(gold_tree, tree, question)
     else:
-        compared = trees_as_asked(unwrapped(gold), unwrapped(answer), question)
+        compared = answer_text.trees_as_asked(unwrapped(gold), unwrapped(answer), question)
     if compared is None:
         return False
-    gold_part, part = shown(compared[0]), _finals(*compared)[-1]
+    gold_part, part = naming.shown(compared[0]), _finals(*compared)[-1]
     is_named = tree[0] == "rel" != gold_tree[0]
     if is_named and read_question(question).holds(tree):
         return True
     stated = read_question(question)
-    if form_of(gold_part).is_same(form_of(part)):
-        has_more = is_named or tree[0] == "rel" != gold_tree[0] or is_dressed(gold, answer)
-        if is_plain(gold_part) or not has_more or not stated.holds(gold_part):
+    if answer_form.form_of(gold_part).is_same(answer_form.form_of(part)):
+        has_more = (
+            is_named or tree[0] == "rel" != gold_tree[0] or answer_text.is_dressed(gold, answer)
+        )
+        if answer_form.is_plain(gold_part) or not has_more or not stated.holds(gold_part):
             return False
         return not (is_named and stated.asks_for(tree[2]))
-    if asks_for_fraction(question) and are_one_fraction(gold_part, part):
+    if asked.asks_for_fraction(question) and answer_form.are_one_fraction(gold_part, part):
         return stated.holds(part)
     is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")
-    if has_one_root(part) and not asks_for_simplest(question):
+    if answer_form.has_one_root(part) and not asked.asks_for_simplest(question):
         return stated.holds(part)
     return is_one_kind and stated.asks_for_form(gold_part, part)
 
 
 def _read(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
     """Both as trees; None where they are written alike, or words decide."""
-    if normalise(gold) == normalise(answer) or are_words(gold, answer, question):
+    if normalise(gold) == normalise(answer) or answer_text.are_words(gold, answer, question):
         return None
     readings = read_both(unwrapped(gold), unwrapped(answer))
     return None if readings is None else (readings[0].tree, readings[1].tree)
 
 
 def majority(answers: Sequence[str | None]) -> str | None:
-    """The answer that most of the samples gave, for maj@k: votes are counted by equivalence, not by
-    spelling; None does not vote.
-
-    Returns:
-        The first spelling of the largest class; of classes of equal size, the one that came first;
-        None without a vote.
-    """
+    """The answer that most of the samples gave, for maj@k, in its first spelling: votes are counted
+    by equivalence, and None does not vote. Of classes of equal size the one that came first; None
+    without a vote."""
     given = [answer for answer in answers if answer is not None and answer.strip()]
     spellings: dict[str, str] = {}
     for answer in given:

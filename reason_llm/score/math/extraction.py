@@ -13,7 +13,6 @@ from reason_llm.score.math.answer_text import decide
 from reason_llm.score.math.units import is_unit, word_set
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*+(?:\{|(?=[A-Za-z0-9\\]))")
-"""Start of a box."""
 _ONE_TOKEN = re.compile(r"\\[A-Za-z]++|[A-Za-z0-9]")
 _BRACE = re.compile(r"[{}]")
 _OPEN, _CLOSE = "<answer>", "</answer>"
@@ -30,13 +29,12 @@ _BOLD = re.compile(
 )
 """Text in Markdown's bold in a sentence; a heading and a power are none."""
 _BOLD_LINE = re.compile(r"\A\*\*(?=[^*\d]*+\d)([^*\n]{1,200}+)\*\*\.?+\Z")
-"""A line that is a value in bold."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,40}+\|>|</?s>|<(?:eos|pad|bos)>", re.IGNORECASE)
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])[+-]?\$?(?:\d{1,3}(?:,\d{3})++|\d++)(?:\.\d++)?+(?:/\d++)?+|(?<![A-Za-z\d])\.\d++"
 )
 _THOUSANDS = re.compile(r"[+-]?\$?\d{1,3}(?:,\d{3})++(?:\.\d++)?+%?")
-_WORD = re.compile(r"(?<![\\{])(?<![^\W\d_])[^\W\d_]{3}")
+_WORD = re.compile(r"(?<![\\{])(?<![^\W\d_])[^\W\d_]{3}")  # outside of commands
 _MATHEMATICS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _BULLET = re.compile(r"\A\s*+[-*•]\s++")
 _EMPTY_LINE = re.compile(r"\n[ \t\r]*+\n")
@@ -222,12 +220,6 @@ def _distinct(contents: list[str]) -> list[str]:
     return found
 
 
-def _are_one(answer: str, spellings: set[str]) -> bool:
-    """Whether other spellings next to an answer are the same."""
-    others = spellings - {answer}
-    return len(others) <= _MAX_RIVALS and all(decide(answer, each) is True for each in others)
-
-
 def _begins_anew(between: str) -> bool:
     """Whether another statement begins between two boxes."""
     if _EMPTY_LINE.search(between):
@@ -325,7 +317,10 @@ def last_answer_tags(text: str) -> str | None:
     if _CLOSE in first or not all(part.count(_CLOSE) == 1 for part in parts):
         return None
     answers = [part.partition(_CLOSE)[0].strip() for part in parts]
-    if not answers or not _are_one(answers[-1], set(answers)):
+    others = {*answers} - {*answers[-1:]}
+    if not answers or len(others) > _MAX_RIVALS:
+        return None
+    if not all(decide(answers[-1], each) is True for each in others):
         return None
     return final_boxed(answers[-1]) if has_box(answers[-1]) else answers[-1]
 
@@ -378,7 +373,7 @@ def _last_statement(text: str) -> str:
     for line in reversed(text[-_MAX_SENTENCE:].split("\n")):
         formula = _BULLET.sub("", line).strip("$ .,")
         name, sign, _ = map(str.strip, formula.partition("="))
-        is_value = sign and not _holds_words(line) and name not in formulas
+        is_value = sign and not _WORD.search(line) and name not in formulas
         if not is_value or (formulas and len(name) > 1):
             break
         formulas[name] = formula
@@ -397,7 +392,7 @@ def candidates(text: str) -> tuple[list[str], str]:
     marked = _marked_answer(outside_thinking(text))
     text = text if marked is None else marked
     texts, sentence = [text.strip()], text[-_MAX_SENTENCE:]
-    if has_box(text) or not _holds_words(sentence):
+    if has_box(text) or not _WORD.search(sentence):
         return texts, ""
     if mathematics := _last_mathematics(sentence):
         texts.extend([mathematics, mathematics.rpartition("=")[2].strip()])
@@ -413,14 +408,9 @@ def _last_mathematics(text: str) -> str | None:
         closing = text.rfind(end)
         opening = text.rfind(start, 0, closing) if closing > 0 else -1
         inner = text[opening + len(start) : closing].strip() if opening >= 0 else ""
-        if inner and not _holds_words(inner):
+        if inner and not _WORD.search(inner):
             formulas.append((closing, inner))
     return max(formulas, key=lambda pair: pair[0])[1] if formulas else None
-
-
-def _holds_words(text: str) -> bool:
-    """Whether the text has a word outside of commands."""
-    return _WORD.search(text) is not None
 
 
 def hashed_answer(text: str) -> str | None:

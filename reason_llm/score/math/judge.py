@@ -57,12 +57,8 @@ class _ComparisonWorker(Worker):
             ) from error
 
     def ask(self, question: Question, timeout_seconds: float) -> bool:
-        """The worker's verdict.
-
-        Raises:
-            TimeoutError: it gave none in so much processor time, or in ``_PATIENCE`` times as long.
-            Died: it ended in another way.
-        """
+        """The worker's verdict; TimeoutError if it gave none in so much processor time, or in
+        ``_PATIENCE`` times as long, Died if it ended in another way."""
         asked = [question.gold, question.answer, timeout_seconds]
         try:
             return bool(self.exchange(asked, _PATIENCE * timeout_seconds))
@@ -74,16 +70,14 @@ class _ComparisonWorker(Worker):
 
 class Judge:
     """A pool of comparison workers, started as they are needed, ended by ``close`` or ``with``.
-
     Usable from several threads at once.
+
+    Args:
+        num_workers: processes; None: one per CPU that this process may use, at most
+            ``MAX_WORKERS``.
     """
 
     def __init__(self, num_workers: int | None = None) -> None:
-        """
-        Args:
-            num_workers: processes; None: one per CPU that this process may use, at most
-                ``MAX_WORKERS``.
-        """
         count = num_workers or min(len(os.sched_getaffinity(0)), MAX_WORKERS)
         self.pool = Pool("the judge", [_ComparisonWorker() for _ in range(count)])
         self.num_timed_out = 0

@@ -180,23 +180,20 @@ def _raw_tokens(text: str) -> Iterator[Token]:
                 if value in ("left", "right") and text.startswith(".", position):
                     position += 1
                 continue
+            is_text = value in _TEXT or value in _ALPHABETS
+            if is_text and (shown := _CURRENCY_IN_TEXT.match(text, position)):
+                position, value = shown.end(), shown[1]
             if value in _CURRENCIES:
                 yield Token("currency", _CURRENCIES[value], is_spaced)
                 is_spaced = False
                 continue
-            if value in _TEXT or value in _ALPHABETS:
-                if shown := _CURRENCY_IN_TEXT.match(text, position):
-                    position = shown.end()
-                    yield Token("currency", _CURRENCIES[shown[1]], is_spaced)
-                    is_spaced = False
-                    continue
+            if is_text:
                 content = _IN_BRACES.match(text, position)
                 words = content and _of_text(content[1], value in _ALPHABETS, is_spaced)
                 if content and words:
                     position = content.end()
                     yield from words
                     is_spaced = False
-                    continue
                 continue
             value = _SYNONYMS.get(value, value)
             kind = ("letters" if value == "i" else "sign") if value in _BARE else kind

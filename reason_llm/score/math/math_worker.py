@@ -117,11 +117,8 @@ def same(gold: Tree, answer: Tree) -> bool:
 
 
 def _settled(tree: Tree) -> Tree:
-    """Without what must only agree, with both signs of a plus-minus as a list.
-
-    Raises:
-        UnknownError: what must agree does not.
-    """
+    """Without what must only agree, with both signs of a plus-minus as a list; UnknownError if what
+    must agree does not."""
     if tree[0] == "chain":
         last = _settled(tree[-1])
         others = (same, _is_angle, _is_proportion)
@@ -182,11 +179,8 @@ def _same_functions(gold: Tree, answer: Tree) -> bool:
 
 
 def _domains(cases: Tree) -> list[tuple[Tree, Set]]:
-    """The values of a function by cases with the numbers that each is for.
-
-    Raises:
-        UnknownError: the conditions are about more than one variable.
-    """
+    """The values of a function by cases with the numbers that each is for; UnknownError if the
+    conditions are about more than one variable."""
     found: list[tuple[Tree, Set]] = []
     names = {name for case in cases[1:] for name in _symbols_of(case[2])}
     if len(names) != 1:
@@ -465,11 +459,7 @@ def _points(symbols: Iterable[Symbol]) -> list[dict[Symbol, Rational]]:
 
 
 def value(tree: Tree, is_complex: bool = False) -> Value:
-    """The sympy object that a tree is.
-
-    Raises:
-        UnknownError: it is none.
-    """
+    """The sympy object that a tree is; UnknownError if it is none."""
     match tree:
         case ["num", digits]:
             return Rational(digits)
@@ -587,7 +577,3 @@ def compared(question: tuple[Tree, Tree, float] | None) -> bool:
             verdict = same(_with_base_ten(gold), _with_base_ten(answer))
     signal.setitimer(signal.ITIMER_PROF, 0)
     return verdict
-
-
-if __name__ == "__main__":
-    main()

@@ -10,14 +10,9 @@ from fractions import Fraction
 from functools import reduce
 from itertools import permutations
 
+from reason_llm.score.math import asked
 from reason_llm.score.math.answer_form import form_of, work_left
 from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
-from reason_llm.score.math.asked import (
-    asks_for_all,
-    asks_for_larger,
-    asks_for_remainder,
-    asks_to_round,
-)
 from reason_llm.score.math.numeric import TOLERANCE, is_near, is_one, value_of
 from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import word_set
@@ -46,11 +41,8 @@ _MAX_LETTERS = 4
 
 
 def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] | None:
-    """Both without their names; None where they cannot be the same.
-
-    Args:
-        question: a whole formula in it may be the name.
-    """
+    """Both without their names, of which one may be a whole formula of the question; None where
+    they cannot be the same."""
     answer = _with_names_of(gold, _with_unit_last(gold, answer), question)
     gold = _without_point_names(answer, gold)
     if gold[0] == "rel" and gold[2][:2] == ["call", "abs"] and not holds(answer, "call"):
@@ -77,7 +69,7 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if is_numbered:
         answer = _with_parameter(gold, name, answer, own)
     is_numbered |= "integer" in question.lower()
-    if is_numbered and (domain or asks_for_all(question)) and is_same_family(gold, answer):
+    if is_numbered and (domain or asked.asks_for_all(question)) and is_same_family(gold, answer):
         shared = value_named(gold) if gold[0] == "rel" else gold
         return None if shared is None else (shared, shared)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
@@ -106,13 +98,13 @@ def _congruent(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | N
     if not any(moduli) and answer[2][0] != "var":
         return _unnamed(gold, ["rel", "=", *answer[2:]], question)
     modulus = answer[2][1] if moduli == (False, True) else ""
-    if moduli == (True, False) or not asks_for_remainder(question, modulus):
+    if moduli == (True, False) or not asked.asks_for_remainder(question, modulus):
         return None if any(moduli) else (gold, answer)
     if all(moduli) and gold[2] != answer[2]:
         return None
     residue, found = _residue(gold), _residue(answer)
-    if all(moduli) and _is_whole_numeral(residue) and _is_whole_numeral(found):
-        first, second = (int(_unsigned(each)[1]) * _sign(each) for each in (residue, found))
+    first, second = _whole(residue), _whole(found)
+    if all(moduli) and first is not None and second is not None:
         size = int(gold[2][1]) if gold[2][1].isdigit() else 0
         return (residue, residue) if size and (first - second) % size == 0 else None
     return _unnamed(residue, found, question)
@@ -148,7 +140,7 @@ def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None
 def _right_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
     """The gold value, and that of the answer's relation."""
     is_comparison = answer[1] in ("<", ">") and not variables(answer)
-    if is_comparison and (sign := asks_for_larger(question)):
+    if is_comparison and (sign := asked.asks_for_larger(question)):
         return gold, list(answer[2] if answer[1] == sign else answer[3])
     if not is_equality(answer):
         return gold, answer
@@ -162,7 +154,7 @@ def _right_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | No
         return _unnamed(gold, ["tuple", *(each for _, each in pairs)], question)
     if gold[0] in ("list", "set") and holds(value, "pm", "mp"):
         return _unnamed(gold, shown(value), question)
-    value = _as_rounded(gold, value) if asks_to_round(question) else value
+    value = _as_rounded(gold, value) if asked.asks_to_round(question) else value
     return gold, _with_constant_of(gold, value, question)
 
 
@@ -183,17 +175,11 @@ def _members_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | 
     return gold, _with_constant_of(gold, answer, question)
 
 
-def _unsigned(tree: Tree) -> Tree:
-    return list(tree[1]) if tree[0] == "neg" else tree
-
-
-def _sign(tree: Tree) -> int:
-    return -1 if tree[0] == "neg" else 1
-
-
-def _is_whole_numeral(tree: Tree) -> bool:
-    tree = _unsigned(tree)
-    return bool(tree[0] == "num" and tree[1].isdigit() and len(tree[1]) < _LONGEST_RESIDUE)
+def _whole(tree: Tree) -> int | None:
+    """The number of a whole numeral, perhaps with a minus sign; None for anything else."""
+    sign, tree = (-1, tree[1]) if tree[0] == "neg" else (1, tree)
+    is_whole = tree[0] == "num" and tree[1].isdigit() and len(tree[1]) < _LONGEST_RESIDUE
+    return sign * int(tree[1]) if is_whole else None
 
 
 def _as_rounded(gold: Tree, answer: Tree) -> Tree:
@@ -669,11 +655,8 @@ def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
 
 
 def _with_parameter(gold: Tree, name: str, answer: Tree, own: str) -> Tree:
-    """``k\\pi`` as ``n\\pi``: the integer that numbers the solutions has any name.
-
-    Args:
-        name: the gold answer's, where it says what it is; ``own`` the answer's.
-    """
+    """``k\\pi`` as ``n\\pi``: the integer that numbers the solutions has any name. ``name`` and
+    ``own`` are the gold answer's and the answer's, where they say what it is."""
     missing, added = (variables(a) - variables(b) for a, b in ((gold, answer), (answer, gold)))
     name, own = name or "".join(missing & _PARAMETERS), own or "".join(added & _PARAMETERS)
     if name not in missing or own not in added:

@@ -30,11 +30,8 @@ _COLLECTIONS = word_set("tuple list set interval matrix ratio")
 
 
 def value_of(tree: Tree, point: str = "") -> Value | None:
-    """The value of a tree, of a collection its members' values; None if it has none.
-
-    Args:
-        point: any text; the values of the variables are drawn from it.
-    """
+    """The value of a tree, of a collection its members' values; None if it has none. The values of
+    the variables are drawn from the text ``point``."""
     if tree[0] in _COLLECTIONS:
         rows = [member for member in tree[1:] if isinstance(member, list)]
         entries = [entry for row in rows for entry in (row if tree[0] == "matrix" else [row])]

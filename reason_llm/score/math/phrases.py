@@ -65,19 +65,8 @@ _MAX_WORDS = 12
 _LENGTHS_OF_DOMAIN = (6, 5, 11, 12, 13, 14)
 """Tokens of ``C \\in \\mathbb{R}``, with braces and without, and of ``n = 0, \\pm 1, \\ldots``."""
 _ALL_INTEGERS = ("=0,\\pm1,\\pm2,\\ldots", "=0,\\pm1,\\pm2,\\pm3,\\ldots")
-_FOR_ALL = (
-    "where",
-    "with",
-    "for",
-    "for all",
-    "for any",
-    "for every",
-    "for each",
-    "for some",
-    "forall",
-    ",",
-    "(",
-)
+_FOR_ALL = ("where", "with", "for", "for all", "for any", "for every", "for each", "for some",
+            "forall", ",", "(")  # fmt: skip
 _CONSTANT = word_set(
     """
     where with for with and is are a an the any some every all arbitrary constant constants of

@@ -7,9 +7,9 @@ an answer has no values here. Units stay with their numbers, and ``or`` stays be
 
 import functools
 import re
-from collections.abc import Iterator, Set as AbstractSet
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from reason_llm.score.math.answer_text import (
     DIRECTIONS,
@@ -183,8 +183,8 @@ _ROUNDING = word_set("about around approximately approx roughly")
 
 @dataclass(slots=True)
 class Prose:
-    """Values with the words around them: ``gaps[i]`` stand before value ``i``, the last ones behind
-    all."""
+    """Values with the words around them, in lower case: ``gaps[i]`` stand before value ``i``, the
+    last ones behind all."""
 
     values: list[str] = field(default_factory=list)
     gaps: list[list[str]] = field(default_factory=lambda: [[]])
@@ -324,17 +324,16 @@ def prose_of(text: str, question: str) -> Prose | None:
         if unit:
             prose.values[-1] += f"\\text{{ {' '.join(unit)}}}"
         if is_word:
-            prose.gaps[-1].extend([] if item == "." or unit[-1:] == [item] else [item])
+            prose.gaps[-1].extend([] if item == "." or unit[-1:] == [item] else [item.lower()])
             unit = []
             continue
         unit = []
         shown = _stripped(item)
         if prose.gaps[-1] and (sign := _SIGN.match(shown)):  # slope = 3
             shown = _stripped(shown[sign.end() :])
-        if (name := _NAMED.match(shown)) and _SYMBOLS.get(name[1], _NO_WORDS) & {
-            word.lower() for word in prose.gaps[-1]
-        }:  # radius r = 3
-            shown = shown[name.end() :]
+        name = _NAMED.match(shown)
+        if name and not _SYMBOLS.get(name[1], _NO_WORDS).isdisjoint(prose.gaps[-1]):
+            shown = shown[name.end() :]  # radius r = 3
         shown = _right_side(shown)
         if shown:
             prose.values.append(shown)
@@ -517,24 +516,20 @@ def contradicts(answer: str, question: str) -> bool:
     maximum, ``girls to boys`` for boys to girls, ``No, it converges``."""
     if not question or len(answer) > MAX_CHARACTERS or not has_words(answer):
         return False
-    text = _plain_text(answer)
+    text, asked = _plain_text(answer), words_of(question)
     said = _WORD.findall(text)
-    if _turns_around({*said}, words_of(question)):
+    opposites = [(one, other) for one, other in DIRECTIONS if not one.isdisjoint(said)]
+    if any(asked & other and not asked & one for one, other in opposites):
         return True
     if (opening := _OPENING.match(text)) and (is_so := _predicate(said[1:], question)) is not None:
         return is_so != (opening[1] == "yes")
     own = _RATIO.findall(text)
-    asked = _RATIO.findall(_plain_text(question)) if own else []
-    return any((b, a) in asked and (a, b) not in asked for a, b in own)
+    ratios = _RATIO.findall(_plain_text(question)) if own else []
+    return any((b, a) in ratios and (a, b) not in ratios for a, b in own)
 
 
 def _plain_text(text: str) -> str:
     return _LATEX_TEXT.sub(" ", text).lower()
-
-
-def _turns_around(said: AbstractSet[str], asked: AbstractSet[str]) -> bool:
-    """Whether words say the opposite of the question's."""
-    return any(said & one and asked & other and not asked & one for one, other in DIRECTIONS)
 
 
 def orders(gold: str, answer: str, question: str) -> bool:
@@ -664,19 +659,19 @@ def _stem(word: str) -> str:
 def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]:
     """An answer without its reasons, and without what it is about."""
     for place, gap in enumerate(found.gaps):
-        reason = next((i for i, word in enumerate(gap) if word.lower() in _REASONS), -1)
+        reason = next((i for i, word in enumerate(gap) if word in _REASONS), -1)
         if place and reason >= 0:
             doubts = _DOUBTS - {"extraneous", "rejected", "undefined"}
-            if not doubts & {w.lower() for g in found.gaps[place + 1 :] for w in g}:
+            if doubts.isdisjoint(chain(*found.gaps[place + 1 :])):
                 found = Prose(found.values[:place], [*found.gaps[:place], gap[:reason]])
             break
     for place in range(len(found.values) - 1, 0, -1):  # what stands before "so" is a reason
-        if not _CONCLUSIONS.isdisjoint(word.lower() for word in found.gaps[place]):
-            if (_DOUBTS | {"or"}).isdisjoint(w.lower() for gap in found.gaps[:place] for w in gap):
+        if not _CONCLUSIONS.isdisjoint(found.gaps[place]):
+            if (_DOUBTS | {"or"}).isdisjoint(chain(*found.gaps[:place])):
                 found = Prose(found.values[place:], found.gaps[place:])
             break
     for place, gap in enumerate(found.gaps):
-        words = {word.lower() for word in gap}
+        words = {*gap}
         if place and words & _REMARKS and words <= _REMARKS | _SMALL | {"double", "only"}:
             found = Prose(found.values[:place], [*found.gaps[:place], []])
             break
@@ -686,22 +681,23 @@ def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]
     text = _BLANKS.sub("", question)
     shown = [value.replace("\\text{", "").replace("}", "") for value in found.values]
     is_stated = [_BLANKS.sub("", value).rstrip("=") in text for value in shown]
-    verb = max((i for i, gap in enumerate(found.gaps[:-1]) if _last_is_verb(gap)), default=0)
+    gaps = enumerate(found.gaps[:-1])
+    verb = max((i for i, gap in gaps if not _VERBS.isdisjoint(gap)), default=0)
     about = {
         i
         for i, gap in enumerate(found.gaps[:-1])
-        if (is_stated[i] and (i < verb or (i and gap and gap[-1].lower() in _ABOUT)))
+        if (is_stated[i] and (i < verb or (i and gap and gap[-1] in _ABOUT)))
         or _is_in_next(found.values, i)
     }
     *_, before, _ = found.gaps  # 40 ordered pairs (a, b)
     has_letter = any(map(str.isalpha, shown[-1])) and "=" not in shown[-1]
-    if is_stated[-1] and has_letter and before and _JOINS.isdisjoint(map(str.lower, before)):
+    if is_stated[-1] and has_letter and before and _JOINS.isdisjoint(before):
         about.add(len(shown) - 1)
     if about:
         yield found.without(about)
     if not has_words:
         for place in range(1, len(found.values)):
-            gap = [word.lower() for word in found.gaps[place]]
+            gap = found.gaps[place]
             is_at = gap and (gap[0] in _AT or gap[-1] in _AT)
             is_for = gap and gap[0] == "for" and set(gap) <= _FOR_ALL
             is_for = is_for and _ALL_OF.fullmatch(found.values[place]) is not None
@@ -716,22 +712,15 @@ def _is_in_next(values: list[str], place: int) -> bool:
     return is_letter and values[place] in after and any(sign in after for sign in _RELATION_SIGNS)
 
 
-def _last_is_verb(gap: list[str]) -> bool:
-    return any(word.lower() in _VERBS for word in gap)
-
-
 def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
     """Whether a word may change or deny one of the values."""
     asked = words_of(question)
     asked |= _DENIALS if asked & _DENIALS else frozenset()
     count = len(prose.values)
-    said = {word.lower() for gap in prose.gaps for word in gap}
-    if _turns_around(said, asked):
-        return True
     if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
         return True
     for place, gap in enumerate(prose.gaps):
-        words = [part for word in gap for part in (word.lower(), *word.lower().split("-")[1:])]
+        words = [part for word in gap for part in (word, *word.split("-")[1:])]
         for word in words:
             if word in _ROUNDING and is_rounded:
                 continue
@@ -767,12 +756,7 @@ def _is_about_value(words: list[str], value: str, place: int) -> bool:
 def _labels(prose: Prose) -> list[frozenset[str]]:
     """The words of each value that are about it."""
     contents = [
-        frozenset(
-            canonical(part)
-            for word in gap
-            for part in word.lower().split("-")
-            if part not in _SMALL
-        )
+        frozenset(canonical(part) for word in gap for part in word.split("-") if part not in _SMALL)
         for gap in prose.gaps
     ]
     return contents[1:] if contents[-1] else contents[:-1]
@@ -783,15 +767,14 @@ def _paired(
 ) -> Iterator[tuple[str, str]]:
     joined = prose.values[0]
     for value, gap in zip(prose.values[1:], prose.gaps[1:], strict=False):
-        words = [word.lower() for word in gap]
-        join = next((word for word in ("or", "and") if word in words), "")
+        join = next((word for word in ("or", "and") if word in gap), "")
         is_join = join == "or" or (join and any(sign in value for sign in _RELATION_SIGNS))
         joined += (f" \\text{{ {join} }} " if is_join else ", ") + value
     values = prose.values
     labels = _labels(prose)
     kind = gold_tree[0] if gold_tree else ""
     if len(values) == 2:
-        between = [word.lower() for word in prose.gaps[1]]
+        between = prose.gaps[1]
         if "to" in between and (kind == "ratio" or "ratio" in question):
             yield gold, ":".join(_by_question(values, labels, question) or values)
             return
@@ -809,7 +792,7 @@ def _paired(
             return
     if wanted is None or len(wanted.values) != len(values):
         ordered = _by_question(values, labels, question)
-        is_open = any("or" in map(str.lower, gap) for gap in prose.gaps)
+        is_open = any("or" in gap for gap in prose.gaps)
         if ordered is not None and is_open:
             return
         if ordered is not None:

@@ -31,7 +31,6 @@ _SPELLINGS = {
     "mi/gal": "mpg mi/gal",
 }  # fmt: skip
 _CANONICAL = {spelling: unit for unit, known in _SPELLINGS.items() for spelling in known.split()}
-_UNITS = frozenset(_SPELLINGS)
 _LETTERS = frozenset("mgslhLNJWVCFK")
 """Units of one letter; where the gold answer has variables they are variables."""
 CURRENCIES = word_set("usd cent eur gbp jpy cny inr")
@@ -157,12 +156,8 @@ def says_nothing(
     allowed: Collection[tuple[str, str]] = (),
 ) -> bool:
     """Whether units and remarks behind a number leave its value as it is, the gold answer having
-    none.
-
-    Args:
-        asked: words of the question, in one spelling each; none: the question is not known.
-        allowed: units of the quantity that is asked for.
-    """
+    none. ``asked`` are words of the question, in one spelling each (none: it is not known), and
+    ``allowed`` units of the quantity that is asked for."""
     return all(_fits(word, asked, (word, power) in allowed) for word, power in units)
 
 
@@ -204,7 +199,7 @@ def _size(unit: str, power: str) -> tuple[list[tuple[str, str]], Fraction] | Non
 
 def is_known(word: str) -> bool:
     """Whether a word in its one spelling is a unit, or two with a slash between them."""
-    return all(part in _UNITS for part in word.split("/")) and word not in _NEUTRAL
+    return all(part in _SPELLINGS for part in word.split("/")) and word not in _NEUTRAL
 
 
 def is_unit(word: str) -> bool:

@@ -49,70 +49,38 @@ def test_a_long_line_is_read_at_once() -> None:
 @pytest.mark.parametrize(
     ("row", "tests"),
     [
-        (
-            {"test_cases": {"inputs": ["1"], "outputs": ["2"]}},
-            ProgramTests(("1",), ("2",)),
-        ),
-        (
-            {"test_cases": '{"inputs": ["1"], "outputs": ["2"]}', "checker": "exact"},
-            ProgramTests(("1",), ("2",)),
-        ),
-        (
-            {"test_cases": {"inputs": ["1"], "outputs": ["2"]}, "atol": 0.1,
-             "checker": "case-insensitive yes/no"},
-            ProgramTests(("1",), ("2",), 0.1, True),
-        ),
-        (
-            {"input_output": '{"fn_name": "f", "inputs": [[1, 2]], "outputs": [[3]]}'},
-            CallTests("f", ((1, 2),), (3,)),
-        ),
-        (
-            {"tests": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2, 2]]}},
-            CallTests("f", ((1,), (2,)), ([1], [2, 2])),
-        ),
-        (
-            {"tests": {"fn_name": "f", "inputs": ["[1]\n2"], "outputs": ["3"]}},
-            CallTests("f", (([1], 2),), (3,)),
-        ),
-        (
-            {"tests": [{"input": "1", "output": "2", "type": "stdin"}]},
-            ProgramTests(("1",), ("2",)),
-        ),
-        (
-            {"tests": {"inputs": ["1"], "outputs": ["2"]}, "atol": 0, "checker": "exact"},
-            ProgramTests(("1",), ("2",)),
-        ),
-        (
-            {"tests": [{"input": "1", "output": "3", "fn_name": "g", "metadata":
-                        {"func_name": "f"}}]},
-            CallTests("g", ((1,),), (3,)),
-        ),
-        (
-            {"tests": [{"input": "1\n2", "output": "3", "metadata": {"func_name": "f"}}]},
-            CallTests("f", ((1, 2),), (3,)),
-        ),
-        (
-            {"verification_info": {"test_cases": [{"input": "1", "output": "2"}]}},
-            ProgramTests(("1",), ("2",)),
-        ),
-        (
-            {"reward_model": {"ground_truth": '{"inputs": [["1", "2"]], "outputs": ["3"]}'}},
-            ProgramTests(("1\n2",), ("3",)),
-        ),
-        (
-            {"tests": {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "tolerance": 0.5,
-             "atol": 0.1, "test_list": ["assert f(1)"]},
-            CallTests("f", ((1,),), (1,), 0.5),
-        ),
+        ({"test_cases": {"inputs": ["1"], "outputs": ["2"]}}, ProgramTests(("1",), ("2",))),
+        ({"test_cases": '{"inputs": ["1"], "outputs": ["2"]}', "checker": "exact"},
+         ProgramTests(("1",), ("2",))),
+        ({"test_cases": {"inputs": ["1"], "outputs": ["2"]}, "atol": 0.1,
+          "checker": "case-insensitive yes/no"}, ProgramTests(("1",), ("2",), 0.1, True)),
+        ({"input_output": '{"fn_name": "f", "inputs": [[1, 2]], "outputs": [[3]]}'},
+         CallTests("f", ((1, 2),), (3,))),
+        ({"tests": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2, 2]]}},
+         CallTests("f", ((1,), (2,)), ([1], [2, 2]))),
+        ({"tests": {"fn_name": "f", "inputs": ["[1]\n2"], "outputs": ["3"]}},
+         CallTests("f", (([1], 2),), (3,))),
+        ({"tests": [{"input": "1", "output": "2", "type": "stdin"}]},
+         ProgramTests(("1",), ("2",))),
+        ({"tests": {"inputs": ["1"], "outputs": ["2"]}, "atol": 0, "checker": "exact"},
+         ProgramTests(("1",), ("2",))),
+        ({"tests": [{"input": "1", "output": "3", "fn_name": "g", "metadata":
+                     {"func_name": "f"}}]}, CallTests("g", ((1,),), (3,))),
+        ({"tests": [{"input": "1\n2", "output": "3", "metadata": {"func_name": "f"}}]},
+         CallTests("f", ((1, 2),), (3,))),
+        ({"verification_info": {"test_cases": [{"input": "1", "output": "2"}]}},
+         ProgramTests(("1",), ("2",))),
+        ({"reward_model": {"ground_truth": '{"inputs": [["1", "2"]], "outputs": ["3"]}'}},
+         ProgramTests(("1\n2",), ("3",))),
+        ({"tests": {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "tolerance": 0.5,
+          "atol": 0.1, "test_list": ["assert f(1)"]}, CallTests("f", ((1,),), (1,), 0.5)),
         ({"test": "assert f(1)", "entry_point": "f"}, AssertTests("assert f(1)", "f")),
         ({"test_list": ["assert f(1)", "assert f(2)"]}, AssertTests("assert f(1)\nassert f(2)")),
         ({"test_cases": {"assert_code": "assert f(1)"}}, AssertTests("assert f(1)")),
         ({"assert_code": "assert f(1)"}, AssertTests("assert f(1)")),
-        (
-            {"atol": 0.1, "checker": "case-insensitive",
-             "verification_info": {"test_cases": {"inputs": ["1"], "outputs": ["2"]}, "atol": 0.2}},
-            ProgramTests(("1",), ("2",), 0.2, True),
-        ),
+        ({"atol": 0.1, "checker": "case-insensitive",
+          "verification_info": {"test_cases": {"inputs": ["1"], "outputs": ["2"]}, "atol": 0.2}},
+         ProgramTests(("1",), ("2",), 0.2, True)),
     ],
 )  # fmt: skip
 def test_the_forms_of_tests(row: dict[str, Any], tests: Any) -> None:

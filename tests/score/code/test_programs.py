@@ -103,10 +103,7 @@ SHORT = ("a forged fraction",)
 )
 @pytest.mark.parametrize(
     "tests",
-    [
-        {"fn_name": "f", "inputs": [[]], "outputs": [3]},
-        {"test": "assert f() == 3\n"},
-    ],
+    [{"fn_name": "f", "inputs": [[]], "outputs": [3]}, {"test": "assert f() == 3\n"}],
     ids=["calls", "asserts"],
 )
 def test_what_is_large_is_ended_by_cpu_time(tests: Row, program: str) -> None:

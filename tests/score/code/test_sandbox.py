@@ -481,22 +481,11 @@ def copied_python(place: Path) -> Path:
     (place / "bin").mkdir(parents=True)
     shutil.copy2((base / "bin" / version).resolve(), place / "bin" / version)
     ignored = shutil.ignore_patterns(
-        "test",
-        "tests",
-        "site-packages",
-        "dist-packages",
-        "idlelib",
-        "ensurepip",
-        "tkinter",
-        "__pycache__",
-        "config-*",
+        *("test", "tests", "site-packages", "dist-packages", "idlelib", "ensurepip", "tkinter"),
+        *("__pycache__", "config-*"),
     )
-    shutil.copytree(
-        base / "lib" / version,
-        place / "lib" / version,
-        ignore=ignored,
-        ignore_dangling_symlinks=True,
-    )
+    own, copied = base / "lib" / version, place / "lib" / version
+    shutil.copytree(own, copied, ignore=ignored, ignore_dangling_symlinks=True)
     for library in (base / "lib").glob("libpython*.so*"):  # of a Python built with --enable-shared
         shutil.copy2(library, place / "lib" / library.name)
     return place / "bin" / version

@@ -82,8 +82,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [HANGS[0], *(pytest.param(answer, marks=pytest.mark.long) for answer in HANGS[1:])],
+    "answer", [HANGS[0], *(pytest.param(answer, marks=pytest.mark.long) for answer in HANGS[1:])]
 )
 def test_a_hang_ends_at_its_limit_and_costs_its_own_item_only(judge: Judge, answer: Tree) -> None:
     with ThreadPoolExecutor(1) as threads:

@@ -121,11 +121,8 @@ def _is_array(value: Any) -> bool:
 
 
 def _fits(given: Sequence[bool], pair: Sequence[Any]) -> bool:
-    """Whether no value of the program is repeated, and both are of one kind.
-
-    Args:
-        given: which of the pair are the program's.
-    """
+    """Whether no value of the program, ``given`` says which, is repeated, and both are of one
+    kind."""
     numpy = importlib.import_module("numpy")
     arrays = [numpy.asarray(each) for each in pair]
     shapes = [array.shape for array in arrays]
@@ -159,14 +156,8 @@ def equal(is_equal: bool, given: Sequence[bool], first: Any, second: Any) -> Any
 def looped(
     shortened: Container[int], values: Iterable[Any], watched: Sequence[Any]
 ) -> Iterator[Any]:
-    """The items of a loop over ``watched``.
-
-    Args:
-        shortened: ids of what the program made shorter.
-
-    Raises:
-        AssertionError: the program emptied or shortened it, so that cases were left out.
-    """
+    """The items of a loop over ``watched``; AssertionError if the program emptied or shortened it
+    (``shortened`` has the ids), so that cases were left out."""
     sizes = [len(value) if isinstance(value, Sized) else 1 for value in watched]
     count = 0
     for item in values:
@@ -187,11 +178,7 @@ def _whole_truth(values: Any, truth: Callable[[Any], bool]) -> Any:
 
 
 def minus(given: Sequence[bool], first: Any, second: Any) -> Any:
-    """``first - second``.
-
-    Raises:
-        ValueError: what the program gave would be repeated.
-    """
+    """``first - second``; ValueError if what the program gave would be repeated."""
     pair = (first, second)
     if any(map(_is_array, pair)) and not _fits(given, pair):
         raise ValueError("what the program gave has another shape or kind")
@@ -201,11 +188,8 @@ def minus(given: Sequence[bool], first: Any, second: Any) -> Any:
 def compares(
     function: Callable[..., Any], given: Sequence[bool], /, *pair: Any, **named: Any
 ) -> Any:
-    """A function of ``ARRAY_COMPARISONS``, or one of that name.
-
-    Raises:
-        AssertionError: it raises where two differ, and they do by shape or kind.
-    """
+    """A function of ``ARRAY_COMPARISONS``, or one of that name; AssertionError if it raises where
+    two differ, and they do by shape or kind."""
     module = str(getattr(function, "__module__", ""))
     compared = [*pair, *(named[name] for name in ARRAY_ARGUMENTS if name in named)][:2]
     if module.startswith("numpy") and not _fits(given, compared):
@@ -216,11 +200,7 @@ def compares(
 
 
 def zipped(given: Sequence[bool], *parts: Any) -> Iterator[tuple[Any, ...]]:
-    """``zip``.
-
-    Raises:
-        ValueError: the program gave fewer values than the tests hold.
-    """
+    """``zip``; ValueError if the program gave fewer values than the tests hold."""
     own = [part for part, is_given in zip(parts, given, strict=True) if not is_given]
     is_sized = all(hasattr(part, "__len__") for part in own)
     wanted = min(map(len, own)) if is_sized and not all(type(p) is range for p in own) else 0

@@ -26,10 +26,7 @@ Key = tuple[int, str]
 
 class Taint:
     """The names that hold what the program gave, by scope, whatever the order of statements.
-
-    Args:
-        asked: global names that are the program's.
-    """
+    ``asked`` are global names that are the program's."""
 
     def __init__(self, tree: ast.Module, asked: Iterable[str]) -> None:
         self.keys: dict[int, Key] = {}
@@ -331,11 +328,7 @@ class _Way:
 
 
 class Ways:
-    """Puts the counting into tests.
-
-    Args:
-        num_asserts: numbers from here on stand for ways.
-    """
+    """Puts the counting into tests; numbers from ``num_asserts`` on stand for ways."""
 
     def __init__(self, taint: Taint, num_asserts: int) -> None:
         self.taint = taint

@@ -156,21 +156,14 @@ class AssertionCounts:
             raise Stop
 
     def took(self, number: int, num_runs_before: int, is_done: bool) -> None:
-        """A way that the program chose has come to its end: it fails if no assertion ran on it.
-
-        Args:
-            is_done: nothing was passed over, whatever ran.
-        """
+        """A way that the program chose has come to its end: it fails if no assertion ran on it,
+        unless nothing was passed over (``is_done``)."""
         if not is_done and self.num_runs <= num_runs_before:
             self(number, False)
 
     def score(self, num_missing: int) -> dict[str, int]:
-        """Assertions that held, and all. One that ran more often weighs as much as any other, in
-        parts: how often a loop runs may be the program's doing.
-
-        Args:
-            num_missing: assertions to count as failed, though they never ran.
-        """
+        """Assertions that held, and all, those that never ran among them. One that ran more often
+        weighs as much as any other, in parts: how often a loop runs may be the program's doing."""
         parts = min(math.lcm(*self.ran.values()), 10**9)
         held = sum(self.held[n] * parts // ran for n, ran in self.ran.items())
         return {"passed": held, "total": (len(self.ran) + num_missing) * parts}
@@ -226,11 +219,8 @@ def _assertions(tree: ast.AST) -> Iterator[ast.stmt]:
 
 def _certain(body: Sequence[ast.stmt], is_helper: bool = False) -> Iterator[ast.stmt]:
     """Statements under no condition: assertions, contexts that wait for an error, and other
-    statements without a body, but for those that must not be come to.
-
-    Args:
-        is_helper: it may be called for other cases alone, and then leaves before its end.
-    """
+    statements without a body, but for those that must not be come to. A helper may be called for
+    other cases alone, and then leaves before its end."""
     for node in body:
         if isinstance(node, LoopNode | WithNode) and not is_raises(node):
             yield from _certain(node.body, is_helper)

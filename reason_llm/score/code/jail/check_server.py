@@ -236,11 +236,8 @@ def _is_ready(descriptor: int, seconds: float) -> bool:
 
 
 def _read(descriptor: int, deadline: float) -> Json | None:
-    """A message; None at the end of the input.
-
-    Raises:
-        TimeoutError: it did not come in time. ValueError: it is no message.
-    """
+    """A message; None at the end of the input; TimeoutError if it did not come in time, ValueError
+    if it is none."""
     head = _read_exactly(descriptor, 8, deadline)
     if len(head) < 8:
         return None

@@ -28,14 +28,7 @@ from typing import Any
 
 from . import like_pytest
 from .array_checks import EACH, looped
-from .assert_source import (
-    HELPERS,
-    PROGRAM_NAME,
-    AssertionCounts,
-    Stop,
-    TestsSource,
-    namespace_of,
-)
+from .assert_source import HELPERS, PROGRAM_NAME, AssertionCounts, Stop, TestsSource, namespace_of
 from .program_proxy import Program
 from .program_server import LEETCODE_MARK, ProgramServer, builtin_names
 from .values import as_json, write_line

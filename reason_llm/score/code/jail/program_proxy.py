@@ -121,11 +121,7 @@ class Program:
         self.loading = self._request("load", (), {})
 
     def load(self) -> None:
-        """Wait until the program has run.
-
-        Raises:
-            Exception: what it raised; ProgramEnded.
-        """
+        """Wait until the program has run; raises what it raised, or ProgramEnded."""
         self._answer(self.loading, "load")
 
     def get(self, name: str) -> Any:

@@ -22,12 +22,7 @@ Json = dict[str, Any]
 
 
 class Shared:
-    """The copies of one side.
-
-    Args:
-        first: its first number, 0 or 1; the step is 2.
-        to_json, from_json: of what the copies hold.
-    """
+    """The copies of one side, numbered from ``first``, 0 or 1, in steps of 2."""
 
     def __init__(
         self, first: int, to_json: Callable[[Any], Any], from_json: Callable[[Any], Any]
@@ -57,11 +52,8 @@ class Shared:
         return id(value) in self._numbers
 
     def message(self, is_end: bool = False) -> Json:
-        """Changes here since the last message, and dropped objects.
-
-        Args:
-            is_end: of a call that is within no other.
-        """
+        """Changes here since the last message, and dropped objects, also at the end of a call that
+        is within no other."""
         if is_end or self._size() <= MAX_ITEMS:
             changed = (n for n in self._seen if not _same(self._seen[n], _items(self.copies[n])))
             self._unsent += changed
@@ -90,11 +82,8 @@ class Shared:
         return {name: numbers for name, numbers in message.items() if numbers}
 
     def take(self, message: Json) -> None:
-        """Change the copies here as the other side's message says.
-
-        Raises:
-            ValueError, TypeError, KeyError: it is nonsense.
-        """
+        """Change the copies here as the other side's message says; ValueError, TypeError or
+        KeyError if it is nonsense."""
         sent = message.get("shared", ())
         for number, kind, content in sent:
             if number not in self.copies:
