@@ -13,11 +13,14 @@ from typing import Any, NamedTuple, NoReturn
 from reason_llm.config import yaml_text
 from reason_llm.config.data import WeightedSource
 from reason_llm.config.file import (
+    COMMAND_LINE,
     QUICK_START,
     Mistakes,
     docstring,
     leaves,
     load,
+    options_of,
+    sections,
     shown_type,
     unknown_key,
 )
@@ -80,6 +83,12 @@ class CommandLine:
     """Switches that are set."""
     values: dict[str, list[str]]
     """Values of the command's own options that are set."""
+    source: str = COMMAND_LINE
+    """Source of the overrides in errors."""
+
+    def named(self, option: str) -> str:
+        """Return a command's own option as its user writes it: ``--sets``, in Python ``sets``."""
+        return f"--{option}" if self.source == COMMAND_LINE else option
 
     def one(self, name: str) -> str | None:
         """Return the value of an option; None if it is not set."""
@@ -141,6 +150,8 @@ def read_command_line(
     if with_config:
         _add_options_of_config(parser, here, shown_sections)
         parser.epilog = _section_lines(program) if shown_sections == ("",) else None
+        for name in sections() - {*switches, *(values or {})}:
+            parser.add_argument(f"--{name}", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
     known, unknown = parser.parse_known_args(arguments)
     options = [word for word in unknown if word.startswith("--")] or unknown[:1]
     mistakes = []
@@ -170,7 +181,9 @@ def read_command_line(
             raise ConfigError(
                 f"--{key}: its value is not valid YAML: {one_line(error)}; quote it"
             ) from error
-    return CommandLine(first, overrides, given, own)
+        if with_config and key in sections() and not isinstance(overrides[key], dict):
+            raise ConfigError(unknown_key(key, f"--{key} {text:.100}", "--"))
+    return CommandLine(first, options_of(overrides), given, own)
 
 
 def _in_force(line: CommandLine) -> dict[str, Any]:
