@@ -113,8 +113,8 @@ def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str
         return {}
     if code and len(code) < len(sets):
         raise ConfigError(
-            f"{line.named('sets')} {' '.join(sets)} mixes programs and other answers, which no reward judges "
-            f"together; evaluate {' and '.join(code)} alone"
+            f"{line.named('sets')} {' '.join(sets)} mixes programs and other answers, which no "
+            f"reward judges together; evaluate {' and '.join(code)} alone"
         )
     name = "code_tests" if code and not judges_code else None
     if not is_run and not code and sets.keys() <= EVALUATION_SETS.keys():
@@ -194,8 +194,8 @@ def _sets(line: CommandLine, config: Config) -> dict[str, str]:
     if names is None:
         if not own:
             raise ConfigError(
-                f"no set to evaluate on; name some with {option}: {', '.join(EVALUATION_SETS)}, or a "
-                "file"
+                f"no set to evaluate on; name some with {option}: {', '.join(EVALUATION_SETS)}, "
+                "or a file"
             )
         return own
     found: dict[str, str] = {}
@@ -216,6 +216,6 @@ def _of_name(name: str, known: dict[str, str], option: str) -> tuple[str, str]:
     if is_played(name) or "/" in name or _FILE.fullmatch(name.lower()) or name.startswith(GYM):
         return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).stem), name
     raise ConfigError(
-        f"{option} {name} is none of {', '.join(known)}, and no file; name one of these, a file, or "
-        f"{name}=FILE"
+        f"{option} {name} is none of {', '.join(known)}, and no file; name one of these, a file, "
+        f"or {name}=FILE"
     )
