@@ -77,7 +77,7 @@ CALLS = {"fn_name": "total", "inputs": [[[1, 2]], [[1], 2]], "outputs": [3, 3]}
             "with 1 argument and begin, and it is def total(",
         ),
         (
-            "",
+            "Write f.",
             "def same(a, b):\n    return a == b\nassert same(f(1))",
             "line 3 calls same with 1 arg",
         ),
