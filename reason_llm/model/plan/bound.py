@@ -195,7 +195,8 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
     new = min(sample.max_new_tokens, sizes.context)
     prompt = sizes.context - new
     held = prompt / sample.completions_per_prompt + new / 2
-    at_once = max(1.0, min(sizes.at_once, rollouts, sizes.cache / held))
+    in_cache = sizes.cache * shape.cached / max(1.0, shape.key_elements(held))
+    at_once = max(1.0, min(sizes.at_once, rollouts, in_cache))
     base, head = _passed(shape), shape.vocabulary * shape.hidden
     flops = 2 * (base + shape.adapter) * (prompts * prompt + rollouts * new)
     flops += 2 * head * rollouts * new
@@ -203,7 +204,7 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
     if shape.experts:  # those that tokens meet if routers choose all alike
         left = (1 - shape.active_experts / shape.experts) ** at_once
         weights += 2 * shape.experts * (1 - left)
-    cached = shape.kv_bytes_per_token(2) * rollouts * new**2 / 2
+    cached = 2 * 2 * shape.read_elements(new) * rollouts
     cached += 2 * shape.states.num_bytes(2) * rollouts * new  # read and written
     read = new * rollouts / at_once * weights + cached
     return Phase("sampling", flops, read, prompts * prompt + rollouts * new)

@@ -45,6 +45,25 @@ def test_a_decoded_token_reads_the_weights_and_its_own_cache(tmp_path: Path) -> 
     assert packed.read_bytes < 0.4 * sampling.read_bytes
 
 
+def test_layers_with_a_window_read_no_more_than_it(tmp_path: Path) -> None:
+    """Of 28 layers 7 read at most 256 tokens: of 1024 decoded ones 256²/2 + 768 * 256, not 1024²/2.
+    In the cache a rollout takes half of its 1024 tokens on average and its part of the prompt, but
+    in those 7 layers 256 tokens at most, so that more rollouts fit."""
+    config, shape = card_config(
+        tmp_path, sample__prompts_per_step=1, sample__completions_per_prompt=16
+    )
+    shape = replace(shape, adapter=0, windows=((512, 256),) * 7)
+    assert shape.cached == 28 * 512
+    assert shape.read_elements(NEW) == 512 * (21 * 1024**2 / 2 + 7 * (256**2 / 2 + 768 * 256))
+    assert shape.key_elements(1280) == 512 * (21 * 1280 + 7 * 256)
+    (sampling, *_) = bound.phases(config, shape, replace(SIZES, cache=2048))
+    held = 512 * (21 * (256 / 16 + 512) + 7 * 256)
+    at_once = 2048 * 28 * 512 / held
+    assert sampling.read_bytes == pytest.approx(
+        NEW * 16 / at_once * 2 * (BASE + HEAD) + 16 * 4 * shape.read_elements(NEW)
+    )
+
+
 def test_each_of_two_cards_reads_all_weights_for_half_of_the_rollouts(tmp_path: Path) -> None:
     """128 rollouts, 64 at once: one card decodes two waves, and each of two decodes one. With 32 at
     once of a step of 32, two cards read the weights as often as one."""
