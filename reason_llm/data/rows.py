@@ -275,10 +275,11 @@ def _hub_rows(source: str, split: str) -> Read:
     name, _, subset = source.partition(":")
     if subset and Path(name, subset).is_dir():  # a folder as on the Hub, one for each subset
         name, subset = str(Path(name, subset)), ""
-    kept = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
+    prepared = Path(datasets.config.HF_DATASETS_CACHE).glob("*")
+    is_cached = name.replace("/", "___") in {each.name for each in prepared}
     known = cached_repositories("dataset")
     near = similar(name, [*EVALUATION_SETS.values(), *known])
-    asks = not (datasets.config.HF_HUB_OFFLINE or Path(name).exists() or kept.exists())
+    asks = not (datasets.config.HF_HUB_OFFLINE or Path(name).exists() or is_cached)
     if asks and name not in known and (refusal := hub_refusal(name, "README.md", "dataset")):
         problem, fix = refusal
         raise DataError(
