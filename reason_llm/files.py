@@ -5,6 +5,7 @@ Files that a later stage or command reads carry their SHA-256: a JSON object as 
 alone are opened, as a FIFO would hang and ``/dev/zero`` would not end.
 """
 
+import difflib
 import errno
 import fcntl
 import hashlib
@@ -14,12 +15,13 @@ import shutil
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from io import BufferedReader, BufferedWriter
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -29,6 +31,8 @@ from safetensors import SafetensorError
 from reason_llm.errors import BusyError, NotAsWritten, WriteError, one_line
 
 T = TypeVar("T")
+MOST_BESIDE = 10_000
+"""Files of a folder among which a similar name is looked for."""
 
 logger = logging.getLogger(__name__)
 
@@ -417,6 +421,58 @@ def without_panics() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise Panic(one_line(error)) from None
+
+
+def similar(name: str, known: Iterable[str] = ()) -> str:
+    """Return ``; did you mean model/tiny?`` with the name of ``known``, or of the files next to a
+    path, whose last part is spelt most like that of ``name``; empty without one."""
+    beside: Iterable[Path] = (
+        islice(Path(name).parent.glob("*"), MOST_BESIDE) if not Path(name).exists() else ()
+    )
+    every = [*known, *map(str, beside)]
+    names = {Path(each).name.partition(":")[0].casefold(): each for each in every}
+    last = Path(name).name[:200].partition(":")[0].casefold()
+    near = difflib.get_close_matches(last, names, n=1, cutoff=0.8)
+    return f"; did you mean {names[near[0]]}?" if near else ""
+
+
+@cache
+def _ask_hub(repository: str, name: str, kind: str) -> None:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    get_hf_file_metadata(hf_hub_url(repository, name, repo_type=kind))
+
+
+def hub_refusal(repository: str, name: str, kind: str = "model") -> tuple[str, str] | None:
+    """Ask the Hub once for a file of a model or a ``dataset``, as a download repeats a request that
+    fails for half a minute. Return the problem and the fix; None: the repository can be read."""
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        _ask_hub(repository, name, kind)
+    except GatedRepoError:
+        return "is gated on the Hub", "ask for access on its page, and log in by hf auth login"
+    except RepositoryNotFoundError:
+        return (
+            f"is no folder here and no {kind} on the Hub",
+            "correct the name, or for a private one log in by hf auth login",
+        )
+    except HfHubHTTPError:
+        return None  # of a server that answers: the download repeats what is worth it
+    except Exception as error:  # noqa: BLE001, of a wrong id, or of httpx2 (older: httpx)
+        return (
+            f"is no folder here, and the Hub cannot be asked for it ({one_line(error)[:200]})",
+            "check the name and the network, or give a folder",
+        )
+    return None
+
+
+def cached_repositories(kind: str = "model") -> list[str]:
+    """Return the ids of the models or ``dataset``s in the Hub's cache."""
+    from huggingface_hub import constants
+
+    folders = islice(Path(constants.HF_HUB_CACHE).glob(f"{kind}s--*"), MOST_BESIDE)
+    return [each.name.partition("--")[2].replace("--", "/") for each in folders]
 
 
 def cached(repository: str, name: str) -> Path | None:

@@ -24,7 +24,7 @@ ARGUMENTS = {"reward_funcs": "rewards", "train_dataset": "rows", "eval_dataset":
              "args": "config", "model": "config, in model.path"}  # fmt: skip
 """Our names of the arguments of TRL's trainers."""
 ARGUMENT = "argument"
-"""Source of an option in messages where it is an argument of ``train``."""
+"""Source of an option in messages where it is an argument of ``train`` or ``evaluate``."""
 ROWS, EVAL_ROWS = f"{PYTHON}rows", f"{PYTHON}eval_rows"
 """Names in the config of rows passed from Python."""
 
@@ -162,7 +162,8 @@ def evaluate(
     if sets is not None:
         values["sets"] = [str(each) for each in ([sets] if isinstance(sets, str) else sets)]
     switches = {"generate-only"} if generate_only else set()
-    line = CommandLine(str(what), {**(overrides or {}), **_overrides(rewards)}, switches, values)
+    given = {**(overrides or {}), **_overrides(rewards)}
+    line = CommandLine(str(what), given, switches, values, source=ARGUMENT)
     with _restored():
         from reason_llm.app.console import Console
 

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple, NoReturn
 from reason_llm.config import yaml_text
 from reason_llm.config.data import WeightedSource
 from reason_llm.config.file import (
+    COMMAND_LINE,
     QUICK_START,
     Mistakes,
     docstring,
     leaves,
     load,
+    options_of,
+    sections,
     shown_type,
     unknown_key,
 )
@@ -73,6 +76,12 @@ class CommandLine:
     given: set[str]
     values: dict[str, list[str]]
     """Values of the command's own options that are set."""
+    source: str = COMMAND_LINE
+    """Source of the overrides in errors."""
+
+    def named(self, option: str) -> str:
+        """Return a command's own option as its user writes it: ``--sets``, in Python ``sets``."""
+        return f"--{option}" if self.source == COMMAND_LINE else option
 
     def one(self, name: str) -> str | None:
         """Return the value of an option; None if it is not set."""
@@ -134,6 +143,8 @@ def read_command_line(
     if with_config:
         _add_options_of_config(parser, here, shown_sections)
         parser.epilog = _section_lines(program) if shown_sections == ("",) else None
+        for name in sections() - {*switches, *(values or {})}:
+            parser.add_argument(f"--{name}", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
     known, unknown = parser.parse_known_args(arguments)
     own_options = [*switches, *(values or {})] if with_config else None
     raise_all(map(ConfigError, _unknown_arguments(unknown, own_options)))
@@ -148,7 +159,10 @@ def read_command_line(
         if (value := found.pop(f"={name}", None)) is not None
     }
     overrides = {key: _option_value(key, text) for key, text in found.items()}
-    return CommandLine(first, overrides, given, own)
+    for key, value in overrides.items():
+        if with_config and key in sections() and not isinstance(value, dict):
+            raise ConfigError(unknown_key(key, f"--{key} {found[key]:.100}", "--"))
+    return CommandLine(first, options_of(overrides), given, own)
 
 
 def _unknown_arguments(unknown: Sequence[str], own: Sequence[str] | None) -> Iterator[str]:

@@ -51,7 +51,7 @@ def load(
     Raises:
         ConfigError: one line with the key, the value and the fix; further mistakes are its notes.
     """
-    overrides = overrides or {}
+    overrides = options_of(overrides or {})
     tree: dict[str, Any] = {"run": {"name": OWN_NAME}}
     place = Path(overrides_name)
     if path is not None or not overrides.keys() & {"model.path", "data.train"}:
@@ -76,6 +76,7 @@ def build(
         if section in tree and tree[section] is None:
             tree[section] = {}  # an empty section is one of defaults
     tree.setdefault("data", {})
+    overrides = options_of(overrides)
     if "run.steps" in overrides and "run.epochs" not in overrides:
         overrides = {**overrides, "run.epochs": None}  # of the file, which would win
     for key, value in overrides.items():
@@ -202,6 +203,24 @@ def _place(tree: dict[str, Any], key: str, value: Any) -> None:
                 "section"
             )
     tree[leaf] = value
+
+
+def options_of(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the overrides with the options in a section's mapping, each by its dotted name:
+    ``{"data.columns": {"prompt": "q"}}`` becomes ``{"data.columns.prompt": "q"}``."""
+    found: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if isinstance(value, Mapping) and key in sections():
+            found |= options_of({f"{key}.{name}": each for name, each in value.items()})
+        else:
+            found[key] = value
+    return found
+
+
+def sections() -> set[str]:
+    """Return the dotted names of all sections: ``data``, ``data.columns``."""
+    names = [name.split(".") for name, _ in leaves(Config)]
+    return {".".join(parts[:end]) for parts in names for end in range(1, len(parts))}
 
 
 def leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -390,6 +409,10 @@ def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] 
     asked = key.rpartition(".")[2].replace("-", "_")
     close = difflib.get_close_matches(asked, by_name, n=1, cutoff=0.7)
     near = [name for name in keys if key.startswith(f"{name}.")] or [by_name[n] for n in close]
+    parent = key.rpartition(".")[0]
+    beside = [f"{dashes}{name}" for name in keys if name.startswith(f"{parent}.")]
+    if "." in parent and beside and not near:
+        return f"{problem}; name one of {', '.join(beside)}"
     return f"{problem}; " + (
         f"did you mean {dashes}{near[0]}?" if near else "see --help for the sections of options"
     )

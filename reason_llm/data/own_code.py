@@ -32,6 +32,11 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
     path = installation.file(name)
     if not colon or path.suffix != ".py" or not function.isidentifier():
         raise ConfigError(f"{option}={where!r} must be path/to/file.py:function; write it so")
+    if not path.is_file() and ".py:" in name:
+        raise ConfigError(
+            f"{option}={where} names several functions; name one (a list of rewards takes several, "
+            "each as an item of its own)"
+        )
     if not path.is_file():
         raise ConfigError(f"{option}={where}: {path} does not exist; check the path")
     installed = _installed_name(path)

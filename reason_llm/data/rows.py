@@ -18,10 +18,18 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from reason_llm.config import PYTHON, RowSequence, installation
+from reason_llm.config import EVALUATION_SETS, PYTHON, RowSequence, installation
 from reason_llm.data.played import is_played, played_rows
 from reason_llm.errors import DataError, one_line
-from reason_llm.files import MIB, check_nesting, open_regular, read_bounded
+from reason_llm.files import (
+    MIB,
+    cached_repositories,
+    check_nesting,
+    hub_refusal,
+    open_regular,
+    read_bounded,
+    similar,
+)
 
 Row = dict[str, Any]
 Fault = Callable[[DataError], None]
@@ -106,7 +114,8 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
         yield from reader(path)
     except FileNotFoundError as error:
         raise DataError(
-            f"data file {source} does not exist; check data.train, data.eval and eval.sets"
+            f"data file {source} does not exist{similar(source)}; check data.train, data.eval and "
+            "eval.sets"
         ) from error
     except UnicodeDecodeError as error:
         what = f"not UTF-8 at byte {error.start}"
@@ -263,10 +272,21 @@ def check_made(where: str, row: Mapping[str, Any]) -> None:
 def _hub_rows(source: str, split: str) -> Read:
     import datasets
 
+    name, _, subset = source.partition(":")
+    if subset and Path(name, subset).is_dir():  # a folder as on the Hub, one for each subset
+        name, subset = str(Path(name, subset)), ""
+    prepared = Path(datasets.config.HF_DATASETS_CACHE).glob("*")
+    is_cached = name.replace("/", "___") in {each.name for each in prepared}
+    known = cached_repositories("dataset")
+    near = similar(name, [*EVALUATION_SETS.values(), *known])
+    asks = not (datasets.config.HF_HUB_OFFLINE or Path(name).exists() or is_cached)
+    if asks and name not in known and (refusal := hub_refusal(name, "README.md", "dataset")):
+        problem, fix = refusal
+        raise DataError(
+            f"{source} {problem}{near}; {fix}, a {', '.join(READERS)} file, or an id such as "
+            "openai/gsm8k:main"
+        )
     try:
-        name, _, subset = source.partition(":")
-        if subset and Path(name, subset).is_dir():  # a folder as on the Hub, one for each subset
-            name, subset = str(Path(name, subset)), ""
         rows = datasets.load_dataset(name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         problem = one_line(error)
@@ -282,8 +302,9 @@ def _hub_rows(source: str, split: str) -> Read:
         if datasets.config.HF_HUB_OFFLINE:
             problem = "HF_HUB_OFFLINE is set, and the Hub's cache does not hold it"
         raise DataError(
-            f"{source} is neither a file here nor a Hub data set that can be read ({problem}); "
-            "give a .jsonl, .json, .csv or .parquet file, or an id such as openai/gsm8k:main"
+            f"{source} is neither a file here nor a Hub data set that can be read ({problem})"
+            f"{near}; give a .jsonl, .json, .csv or .parquet file, or an id such as "
+            "openai/gsm8k:main"
         ) from error
     yield from _numbered(source, _as_written(rows))
 

@@ -67,23 +67,26 @@ def make_request(line: CommandLine) -> Request:
     later = {k: v for k, v in line.overrides.items() if k.startswith("eval.") and k != "eval.sets"}
     which = run_folder.which_adapter(line.one("which"))
     own_overrides = {k: v for k, v in line.overrides.items() if k not in later}
-    config, own = _read(line.what, own_overrides, which)
+    config, own = _read(line.what, own_overrides, which, line.source)
     wanted = [line.one("model") or own.label, line.one("compare")]
     run = Path(line.what) if run_folder.is_run(Path(line.what)) else None
     targets = tuple(_target(name, config, own, run) for name in wanted if name is not None)
     if len({target.label for target in targets}) < len(targets):
         raise ConfigError(
-            f"--compare {wanted[1]} is the model itself; name another, such as "
+            f"{line.named('compare')} {wanted[1]} is the model itself; name another, such as "
             + ("a run's folder" if wanted[1] == "base" else "base")
         )
-    sets = _sets(line.values.get("sets"), config)
+    sets = _sets(line, config)
     tree = config.model_dump(mode="json")
     tree["score"]["rewards"] = list(config.score.rewards)  # with functions given in Python
     overrides = {"data.eval": None, "eval.sets": sets, **_judged(sets, config, line)} | later
-    config = config_file.build(tree, Path(str(config.run.name)), overrides)
+    name = Path(str(config.run.name))
+    config = config_file.build(tree, name, overrides, overrides_name=line.source)
     samples = line.one("k") or "0"
     if not samples.isdecimal() or len(samples) > 4 or int(samples) > 4096:
-        raise ConfigError(f"--k {samples:.60} is no number of samples; give one from 0 to 4096")
+        raise ConfigError(
+            f"{line.named('k')} {samples:.60} is no number of samples; give one from 0 to 4096"
+        )
     out, generate_only = line.one("out"), "generate-only" in line.given
     results = "completions" if generate_only else "evaluation"
     home = config.run.directory / str(config.run.name)
@@ -110,8 +113,8 @@ def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str
         return {}
     if code and len(code) < len(sets):
         raise ConfigError(
-            f"--sets {' '.join(sets)} mixes programs and other answers, which no reward judges "
-            f"together; evaluate {' and '.join(code)} alone"
+            f"{line.named('sets')} {' '.join(sets)} mixes programs and other answers, which no "
+            f"reward judges together; evaluate {' and '.join(code)} alone"
         )
     name = "code_tests" if code and not judges_code else None
     if not is_run and not code and sets.keys() <= EVALUATION_SETS.keys():
@@ -124,18 +127,20 @@ def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str
     return {"score.rewards": [{"name": name}], **prompt}
 
 
-def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tuple[Config, Target]:
-    """Config and model that ``what`` names."""
+def _read(
+    what: str, overrides: dict[str, Any], which: run_folder.Which, source: str
+) -> tuple[Config, Target]:
+    """Config and model that ``what`` names; ``source`` of the overrides in errors."""
     path = Path(what)
     run_folder.check_writes(path, "evaluate")
     if run_folder.is_run(path):
-        config = run_folder.read_config(path, overrides)
+        config = run_folder.read_config(path, overrides, source)
         run_folder.check_writes(config, "evaluate")
         label = "adapter" if which == "last" else which
         return config, _kept(label, config, run_folder.find_adapter(path, which))
     run_folder.refuse_which(which, what)
     if path.suffix in (".yaml", ".yml"):
-        config = config_file.load(path, overrides)
+        config = config_file.load(path, overrides, overrides_name=source)
         run_folder.check_writes(config, "evaluate")
         return config, Target("base", config.model.path, None)
     if path.is_dir() and not any(path.iterdir()):
@@ -148,7 +153,7 @@ def _read(what: str, overrides: dict[str, Any], which: run_folder.Which) -> tupl
         folder.check(what, "config.json")
     base = str(adapters.base_of(path)) if is_adapter else what
     tree = {"run": {"name": path.name}, "model": {"path": base}, "data": {"train": what}}
-    config = config_file.build(tree, path, overrides)
+    config = config_file.build(tree, path, overrides, overrides_name=source)
     if is_adapter:
         return config, Target("adapter", config.model.path, path)
     return config, Target("base", config.model.path, None)
@@ -182,34 +187,35 @@ def _target(name: str, config: Config, own: Target, run: Path | None) -> Target:
     return Target(name, name, None)
 
 
-def _sets(names: list[str] | None, config: Config) -> dict[str, str]:
+def _sets(line: CommandLine, config: Config) -> dict[str, str]:
     """Sources of the sets by name."""
+    names, option = line.values.get("sets"), line.named("sets")
     own = {name or HELD_OUT: source for name, source in config.evaluation_sets.items()}
     if names is None:
         if not own:
             raise ConfigError(
-                f"no set to evaluate on; name some with --sets: {', '.join(EVALUATION_SETS)}, or a "
-                "file"
+                f"no set to evaluate on; name some with {option}: {', '.join(EVALUATION_SETS)}, "
+                "or a file"
             )
         return own
     found: dict[str, str] = {}
     for name in names:
         label, equals, source = name.partition("=")
         if not equals or "?" in label:  # verifiers:TASKSET?size=200
-            label, source = _of_name(name, EVALUATION_SETS | own)
+            label, source = _of_name(name, EVALUATION_SETS | own, option)
         if label in found:
-            raise ConfigError(f"--sets names {label} twice; give one of them another name, as in "
+            raise ConfigError(f"{option} names {label} twice; give one of them another name, as in "
                               f"other={source}")  # fmt: skip
         found[label] = source
     return found
 
 
-def _of_name(name: str, known: dict[str, str]) -> tuple[str, str]:
+def _of_name(name: str, known: dict[str, str], option: str) -> tuple[str, str]:
     if name in known:
         return name, known[name]
     if is_played(name) or "/" in name or _FILE.fullmatch(name.lower()) or name.startswith(GYM):
         return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).stem), name
     raise ConfigError(
-        f"--sets {name} is none of {', '.join(known)}, and no file; name one of these, a file, or "
-        f"{name}=FILE"
+        f"{option} {name} is none of {', '.join(known)}, and no file; name one of these, a file, "
+        f"or {name}=FILE"
     )

@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub import constants
 from safetensors import SafetensorError, safe_open
 
 from reason_llm.config import ModelSection
@@ -22,11 +21,14 @@ from reason_llm.files import (
     MANIFEST,
     MIB,
     cached,
+    cached_repositories,
     check_digests,
     check_nesting,
+    hub_refusal,
     read_bounded,
     regular,
     sha256,
+    similar,
 )
 
 MOST_JSON_BYTES = 64 * MIB
@@ -61,7 +63,7 @@ def check(path: str, *names: str, runs: bool = False) -> bool:
         or any(folder.parent.glob("*/resolved_config.yaml"))  # a run's name that is misspelt
     )
     if looks_local and not folder.is_dir():
-        problem = "is no folder" if folder.exists() else "does not exist"
+        problem = "is no folder" if folder.exists() else f"does not exist{_near(path)}"
         raise ModelError(
             f"model.path={path} {problem}; give a folder with a model, or a Hub id such as org/name"
         )
@@ -77,10 +79,11 @@ def check(path: str, *names: str, runs: bool = False) -> bool:
     elif constants.HF_HUB_OFFLINE and not cached(path, "config.json"):
         raise ModelError(
             f"model.path={path:.200} is no folder here, and HF_HUB_OFFLINE is set but the Hub's "
-            "cache does not hold it; unset HF_HUB_OFFLINE, or give a folder"
+            f"cache does not hold it{_near(path)}; unset HF_HUB_OFFLINE, or give a folder"
         )
-    elif not cached(path, "config.json"):
-        _ask_hub(path)
+    elif not cached(path, "config.json") and (refusal := hub_refusal(path, "config.json")):
+        problem, fix = refusal
+        raise ModelError(f"model.path={path:.200} {problem}{_near(path)}; {fix}")
     if runs:
         say(
             f"model.trust_remote_code is true: Python code that comes with {path} runs with all "
@@ -89,29 +92,11 @@ def check(path: str, *names: str, runs: bool = False) -> bool:
     return runs
 
 
-@cache
-def _ask_hub(path: str) -> None:
-    """Ask once whether the Hub has a model: the downloads would repeat a request that fails for
-    half a minute each. Raises ModelError: the Hub does not have it, or is not reached."""
-    try:
-        get_hf_file_metadata(hf_hub_url(path, "config.json"))
-    except GatedRepoError as error:
-        raise ModelError(
-            f"model.path={path:.200} is gated on the Hub; ask for access on its page, and log in "
-            "by hf auth login"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(
-            f"model.path={path:.200} is no folder here and no model on the Hub; correct the name, "
-            "or for a private one log in by hf auth login"
-        ) from error
-    except HfHubHTTPError:
-        return  # of a server that answers: the download repeats what is worth it
-    except Exception as error:  # of a wrong id, or of httpx2 (older: httpx)
-        raise ModelError(
-            f"model.path={path:.200} is no folder here, and the Hub cannot be asked for it "
-            f"({one_line(error)[:200]}); check the name and the network, or give a folder"
-        ) from error
+def _near(path: str) -> str:
+    """``; did you mean X?`` with a model that is known, in the Hub's cache or in a folder."""
+    from reason_llm.model.plan.shipped import SHAPES
+
+    return similar(path, [*SHAPES, *cached_repositories()])
 
 
 @cache

@@ -78,6 +78,8 @@ def team_sizes(config: Config) -> TeamSizes:
     learn_together = run.replicas != 1
     return TeamSizes(
         cards=1 if run.replicas == "auto" else run.replicas,
+        samplers=run.samplers,
+        samples_ahead=run.samplers > 0 and run.max_staleness > 0,
         host_parts=run.shards,
         gpu_bytes={"NCCL": NCCL_BYTES} if learn_together else {},
         gradients=run.shards.bit_length(),  # the sums that wait in the shards' tree

@@ -46,6 +46,9 @@ NO_SIGNALS = "signal only works in main thread"
 do."""
 OF_TEXTS = ("string indices must be integers", "string index out of range")
 """Texts of Python's errors where a string is read as a list of messages."""
+OF_MESSAGES = ("'list' object has no attribute", "bytes-like object, got 'list'",
+               'concatenate str (not "list")', 'concatenate list (not "str")')  # fmt: skip
+"""Texts of Python's errors where a list of messages is read as a string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +388,12 @@ def _problem_and_fix(error: Exception) -> tuple[str, str]:
             "with prompts of text, completions are strings; they are lists of messages, as in "
             "completion[0]['content'], only if the row's prompt is a list of messages, as in TRL: "
             "fix it"
+        )
+    is_of_types = isinstance(error, TypeError | AttributeError)
+    if is_of_types and any(each in str(error) for each in OF_MESSAGES):
+        return problem, (
+            "with prompts of messages, prompts and completions are lists of messages, as in TRL; "
+            "their text is completion[0]['content']: fix it"
         )
     if len(problem) > MOST_ERROR_CHARACTERS:
         cut = problem[:MOST_ERROR_CHARACTERS]

@@ -110,6 +110,14 @@ def test_mistakes_are_raised_and_change_nothing(tmp_path: Path, unchanged: None)
     with pytest.raises(ConfigError, match=r"is empty"):
         reason_llm.evaluate(tmp_path)
     assert list(tmp_path.iterdir()) == []
+    config = {"overrides": {"data.train": "x.jsonl", "train.learning_rate": "much"}}
+    for what in ("configs/quickstart.yaml", "model/tiny"):
+        with pytest.raises(ConfigError, match=r"^argument: train.learning_rate='much'"):
+            reason_llm.evaluate(what, **config)
+    with pytest.raises(ConfigError, match=r"^k -1 is no number of samples"):
+        reason_llm.evaluate("configs/quickstart.yaml", k=-1)
+    with pytest.raises(ConfigError, match=r"^sets gsm9k is none of gsm8k"):
+        reason_llm.evaluate("configs/quickstart.yaml", sets=["gsm9k"])
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "resolved_config.yaml").touch()
     with pytest.raises(ConfigError, match=r"there is no run .*mien; did you mean .*runs/mine\?"):

@@ -3,8 +3,10 @@
 import functools
 import json
 import linecache
+import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,24 @@ def test_a_reward_for_messages_is_told_that_completions_are_strings(tree: dict[s
         reason_llm.train(tree, rewards=[of_messages], rows=ROWS, watch=Notes())
     rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
     reason_llm.train(tree, rewards=[of_messages], rows=rows, watch=Notes())
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda text: text.strip(), partial(re.search, "7"), "".__add__, lambda text: text + ""],
+    ids=["method", "pattern", "before", "behind"],
+)
+def test_a_reward_for_texts_is_told_that_completions_are_messages(
+    tree: dict[str, Any], read: Callable[[str], Any]
+) -> None:
+    def of_texts(completions: list[str], **kwargs: Any) -> list[float]:
+        return [float(bool(read(each))) for each in completions]
+
+    rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
+    with pytest.raises(
+        RewardError, match=r"completions are lists of messages, as in TRL; their te"
+    ):
+        reason_llm.train(tree, rewards=[of_texts], rows=rows, watch=Notes())
 
 
 def with_math_verify(completions: list[str], total: list[int], **kwargs: Any) -> list[float]:

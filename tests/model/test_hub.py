@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from huggingface_hub import constants
 
@@ -55,6 +56,36 @@ def test_a_hub_that_is_not_reached_is_asked_once(
             call("org/other")
         assert 0 < len(asked) <= 2
         asked.clear()
+
+
+def test_a_data_set_that_is_not_reached_is_asked_for_once(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    told = (
+        r"gsm8kk:main is no folder here, and the Hub cannot be asked .*; did you mean openai/gsm8k"
+    )
+    with pytest.raises(DataError, match=told):
+        list(read_rows("openai/gsm8kk:main", "train"))
+    assert 0 < len(asked) <= 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("Qwen/Qwen3-4B-Instuct-2507", "Qwen/Qwen3-4B-Instruct-2507"),
+        ("Qwen3-8b", "Qwen/Qwen3-8B"),
+        ("org/naame", "org/name"),  # in the cache
+        (str(TINY.with_name("tinny")), str(TINY)),
+    ],
+)
+def test_a_wrong_name_of_a_model_is_told_the_right_one(
+    wrong: str, meant: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hub" / "models--org--name").mkdir(parents=True)
+    with pytest.raises(ModelError, match=f"{wrong} .*; did you mean {meant}\\?"):
+        base.read_config(wrong)
 
 
 def test_what_is_in_the_cache_is_read_without_a_network(asked: list[str], tmp_path: Path) -> None:

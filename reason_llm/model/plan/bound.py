@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from reason_llm.config import Config
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
+from reason_llm.model.plan.team_sizes import ALONE, TeamSizes
 
 BACKWARD_OF_ATTENTION = 2.5
 """Its products, of those of the forward pass, which FlashAttention makes anew."""
@@ -114,7 +115,12 @@ class OutsideModel:
 
 
 def line(
-    phases: Sequence[Phase], cards: Sequence[Card], steps: int, budget: float, count: int = 1
+    phases: Sequence[Phase],
+    cards: Sequence[Card],
+    steps: int,
+    budget: float,
+    team: TeamSizes = ALONE,
+    alone: Phase | None = None,
 ) -> str:
     """One line: the least seconds of a step on the first card, its longest phase, and the hours of
     so many steps; seconds and hours of the other cards; or that there are no numbers of the card.
@@ -122,7 +128,8 @@ def line(
     Args:
         phases: the share of one card.
         budget: GiB that are planned for.
-        count: cards that share a step.
+        team: cards that share a step.
+        alone: sampling of the whole step on one card, where samplers sample ahead.
     """
     if not cards:
         names = ", ".join(each.name for each in CARDS)
@@ -130,20 +137,36 @@ def line(
 
     def times(card: Card) -> tuple[float, str, str]:
         """Seconds of a step; these and the hours of the run as text."""
-        total = sum(phase.seconds(card) for phase in phases)
+        total = _seconds(phases, card, team, alone)
         told = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
         return total, f"{told} s", f"{steps * total / 3600:,.1f} h"
 
     card, *others = cards
-    total, told, hours = times(card)
+    _, told, hours = times(card)
+    total = sum(phase.seconds(card) for phase in phases)
     longest = max(phases, key=lambda phase: phase.seconds(card))
-    where = f"{'' if count == 1 else f'{count} times '}an {card.titled(budget)}"
+    where = f"{'' if team.cards == 1 else f'{team.cards} times '}an {card.titled(budget)}"
+    if team.samplers:
+        where += f" and {team.samplers} more that sample"
+        where += " at the same time" if team.samples_ahead else ""
     more = "; ".join(f"{each.titled(budget)}: {', '.join(times(each)[1:])}" for each in others)
     return (
         f"a step of full length takes at least {told} on {where}, {longest.name} "
-        f"{longest.seconds(card) / total:.0%} of it ({longest.limit(card)}); {steps:,} "
-        f"steps {hours}{f' ({more})' if more else ''}"
+        f"{longest.seconds(card) / total:.0%} of {'all work' if team.samples_ahead else 'it'} "
+        f"({longest.limit(card)}); {steps:,} steps {hours}{f' ({more})' if more else ''}"
     )
+
+
+def _seconds(phases: Sequence[Phase], card: Card, team: TeamSizes, alone: Phase | None) -> float:
+    """The least seconds of a step. Where samplers sample ahead, the learners' cards sample only
+    while they do not learn, and all cards together no less than one would sample alone."""
+    each = [phase.seconds(card) for phase in phases]
+    if alone is None:
+        return sum(each)
+    sampling, *learning = each
+    learned = sum(learning)
+    shared = (alone.seconds(card) + team.cards * learned) / (team.cards + team.samplers)
+    return max(sampling, learned, shared)
 
 
 def phases(
@@ -151,16 +174,16 @@ def phases(
     shape: Shape,
     sizes: Sizes,
     outside: Sequence[OutsideModel] = (),
-    cards: int = 1,
+    team: TeamSizes = ALONE,
 ) -> list[Phase]:
     """The phases of a step in which the card works, those of outside models included. Of several
     cards that share a step it is the first one: with its part of the rollouts, for which it reads
     all weights as often as for more of them at once, and with all that outside models read."""
     reading = [each.phase(config, sizes) for each in outside if each.phase is not None]
     return [
-        *([_sampling(config, shape, sizes, cards)] if config.samples else []),
+        *([_sampling(config, shape, sizes, team.cards + team.samplers)] if config.samples else []),
         *(reading if config.learns else []),
-        *([_learning(config, shape, sizes, cards)] if config.learns else []),
+        *([_learning(config, shape, sizes, team.cards)] if config.learns else []),
     ]
 
 
@@ -172,7 +195,8 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
     new = min(sample.max_new_tokens, sizes.context)
     prompt = sizes.context - new
     held = prompt / sample.completions_per_prompt + new / 2
-    at_once = max(1.0, min(sizes.at_once, rollouts, sizes.cache / held))
+    in_cache = sizes.cache * shape.cached / max(1.0, shape.key_elements(held))
+    at_once = max(1.0, min(sizes.at_once, rollouts, in_cache))
     base, head = _passed(shape), shape.vocabulary * shape.hidden
     flops = 2 * (base + shape.adapter) * (prompts * prompt + rollouts * new)
     flops += 2 * head * rollouts * new
@@ -180,7 +204,7 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
     if shape.experts:  # those that tokens meet if routers choose all alike
         left = (1 - shape.active_experts / shape.experts) ** at_once
         weights += 2 * shape.experts * (1 - left)
-    cached = shape.kv_bytes_per_token(2) * rollouts * new**2 / 2
+    cached = 2 * 2 * shape.read_elements(new) * rollouts
     cached += 2 * shape.states.num_bytes(2) * rollouts * new  # read and written
     read = new * rollouts / at_once * weights + cached
     return Phase("sampling", flops, read, prompts * prompt + rollouts * new)

@@ -35,6 +35,8 @@ class Layers:
     """Experts of one token."""
     expert_inputs: int = 0
     """Inputs of the down projections of all experts of one token."""
+    windows: tuple[tuple[int, int], ...] = ()
+    """Elements of a token's keys and the window of each layer that has one."""
     untiled: str | None = None
     """Reason why the feed-forwards do not pass backward in tiles."""
 
@@ -77,7 +79,18 @@ def _plain(text: Text) -> Layers:
         biased = [*biased, *feed_forward]
     norms = 2 * hidden + (2 * size if family == "qwen3" else 0)
     other = layers * (norms + sum(outputs for _, _, outputs in biased))
-    return Layers([*attention, *feed_forward] * layers, other, query, [keys] * layers)
+    windows = ((keys, _window(text)),) * layers if family == "mistral" and _window(text) else ()
+    linear = [*attention, *feed_forward] * layers
+    return Layers(linear, other, query, [keys] * layers, windows=windows)
+
+
+def _window(text: Text) -> int:
+    """Tokens that a layer with a window sees; 0: all."""
+    return int(text.get("sliding_window", WINDOWS[text["model_type"]]) or 0)
+
+
+WINDOWS = {"mistral": 4096, "gpt_oss": 128, "gemma4_text": 512, "gemma4_unified_text": 1024}
+"""Windows by the ``model_type`` of the text part, where its config.json has none."""
 
 
 def _qwen3_5(text: Text) -> Layers:
@@ -121,8 +134,8 @@ def _gemma4(text: Text) -> Layers:
     the keys and values of earlier ones; with inputs of their own in E2B and E4B."""
     hidden, wide, layers, heads, key_heads, size = _sizes(text)
     inputs = text.get("hidden_size_per_layer_input", 0)
-    own = layers - text.get("num_kv_shared_layers", 0)
-    linear, kept, other = list[Linear](), list[int](), 0
+    own, window = layers - text.get("num_kv_shared_layers", 0), _window(text)
+    linear, kept, windows, other = list[Linear](), list[int](), list[tuple[int, int]](), 0
     for place in range(layers):
         is_full = (place + 1) % 6 == 0 or place == layers - 1
         is_one = is_full and text.get("attention_k_eq_v", False)
@@ -133,6 +146,7 @@ def _gemma4(text: Text) -> Layers:
         linear += [query, *projections, out, *_feed_forward(hidden, wide)]
         other += 4 * hidden + head * (2 if place < own else 1)
         kept += [keys] if place < own else []
+        windows += [(keys, window)] if place < own and not is_full else []
         if inputs:
             linear += [
                 ("per_layer_input_gate", hidden, inputs),
@@ -143,7 +157,14 @@ def _gemma4(text: Text) -> Layers:
         linear.append(("per_layer_model_projection", hidden, layers * inputs))
         other += inputs + text.get("vocab_size_per_layer_input", 262144) * layers * inputs
     untiled = "its layers have Linear" if inputs else None
-    return Layers(linear, other, heads * text["global_head_dim"], kept, untiled=untiled)
+    return Layers(
+        linear,
+        other,
+        heads * text["global_head_dim"],
+        kept,
+        windows=tuple(windows),
+        untiled=untiled,
+    )
 
 
 def _gpt_oss(text: Text) -> Layers:
@@ -162,6 +183,7 @@ def _gpt_oss(text: Text) -> Layers:
         of_expert=of_expert,
         active=asked,
         expert_inputs=asked * wide,
+        windows=((key_heads * size, _window(text)),) * (-(-layers // 2)),
     )
 
 

@@ -14,7 +14,7 @@ from reason_llm.model.plan.bound import OutsideModel
 from reason_llm.model.plan.machine import GIB, Machine
 from reason_llm.model.plan.shape import Shape
 from reason_llm.model.plan.states import LINE as STATES
-from reason_llm.model.plan.team_sizes import TeamSizes, team_sizes
+from reason_llm.model.plan.team_sizes import ALONE, TeamSizes, team_sizes
 from reason_llm.model.sizes import (
     MAX_LORA_RANKS,
     TILE_TOKENS,
@@ -106,8 +106,10 @@ class Plan:
     """Memory of sampling that each sequence decoded at once takes besides its KV cache."""
     phases: tuple[bound.Phase, ...]
     """The least cost of one card's share of a step."""
-    cards: int = 1
-    """Number of cards that share a step."""
+    team: TeamSizes = ALONE
+    """Cards that share a step."""
+    alone: bound.Phase | None = None
+    """Sampling of a whole step on one card, where samplers sample ahead."""
     skip_every: int = 0
     """Of so many layers one keeps no input; 0: all keep theirs."""
     tile_tokens: int | None = None
@@ -163,10 +165,9 @@ class Plan:
             most = max(peak.sampling, peak.learning, peak.scoring)
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
             if self.phases:
-                kinds = bound.cards_of(self.machine)
-                rows[-1] += (
-                    f"; {bound.line(self.phases, kinds, run.steps, budget / GIB, self.cards)}"
-                )
+                kinds, gib = bound.cards_of(self.machine), budget / GIB
+                time = bound.line(self.phases, kinds, run.steps, gib, self.team, self.alone)
+                rows[-1] += f"; {time}"
         return rows
 
     @property
@@ -566,8 +567,7 @@ class _Draft:
                 beside_kv_bytes=sum(line.sampling for line in lines if line.name not in CACHES),
                 attachments=self.attachments,
             )
-        cards, tile = self.team.cards, self.tile_tokens
-        longest = max(micro_batch_tokens, self.unit_tokens)
+        tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)
         is_long = longest > TILE_TOKENS[self.machine.kind]
         sizes = bound.Sizes(
             self.context, cache_tokens, micro_batch_tokens, self.sequences, self.skip_every
@@ -584,8 +584,11 @@ class _Draft:
             host_bytes=self.host_bytes(micro_batch_tokens),
             checkpoint_bytes=self._checkpoint_bytes,
             sequence_bytes=self._logit_bytes + self._counts_bytes,
-            phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside, cards)),
-            cards=cards,
+            phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside, self.team)),
+            team=self.team,
+            alone=bound.phases(self.config, self.shape, sizes)[0]
+            if self.team.samples_ahead
+            else None,
             skip_every=self.skip_every,
             tile_tokens=tile if tile is not None and tile < longest else None,
             untiled=self.shape.untiled if is_long and self._recomputes else None,

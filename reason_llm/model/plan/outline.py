@@ -175,6 +175,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         routed=layers.experts * count,
         untiled=SCORES if held.has_scores else DROPS if drops else layers.untiled,
         states=layers.states,
+        windows=layers.windows,
     )
     size = 4 if (described.get("dtype") or described.get("torch_dtype")) == "float32" else 2
     towers = TOWERS.get(str(known(section.path))) if is_whole else 0
@@ -221,6 +222,8 @@ def _text(described: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if "head_dim" not in text and (family == "qwen3" or text["hidden_size"] % heads):
         return None  # Qwen3's are 128, whatever the width
     if text.get("layer_types") not in (None, ["full_attention"] * text["num_hidden_layers"]):
+        return None
+    if text.get("use_sliding_window"):
         return None
     if more and text.keys() & {"layer_types", "rope_scaling", "rope_parameters"}:
         return None

@@ -101,6 +101,8 @@ class Shape:
     """Reason why feed-forwards do not pass backward in tiles (``recompute``)."""
     states: States = NO_STATES
     """Of layers that keep a state in place of keys."""
+    windows: tuple[tuple[int, int], ...] = ()
+    """Elements of a token's keys and the window in tokens of each layer that has a window."""
 
     @classmethod
     def of(cls, policy: Any, attention: str = "auto") -> "Shape":
@@ -139,7 +141,7 @@ class Shape:
         query = max(heads * head_size(layer) for layer in layers)
         key_heads = getattr(layers[0], "num_key_value_heads", None)
         size_of_keys = key_heads * head_size(layers[0]) if key_heads else query
-        cache = cache_of(base) or [(size_of_keys, 0, 0)] * len(layers)
+        cache = cache_of(base) or [(size_of_keys, 0, 0, 0)] * len(layers)
         keys, states, inputs = ([each[i] for each in cache if each[i]] for i in range(3))
         held = kept_by(config.model_type, attention_for(config, attention) == "eager")
         rank = sum(m.r["default"] for m in lora.values())
@@ -174,6 +176,7 @@ class Shape:
             routed=sum(router.num_experts for router in routers(base)),
             untiled=untiled or recompute.unfit(base.get_decoder()),
             states=States(max(len(states), len(inputs)), sum(states), sum(inputs)),
+            windows=tuple((each[0], each[3]) for each in cache if each[3]),
         )
 
     @property
@@ -191,6 +194,17 @@ class Shape:
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values of one token in all layers that have them."""
         return 2 * self.cached * element_bytes
+
+    def key_elements(self, tokens: float) -> float:
+        """Elements of the keys that a query with so many tokens before it reads."""
+        in_windows = sum(size * min(tokens, window) for size, window in self.windows)
+        return (self.cached - sum(size for size, _ in self.windows)) * tokens + in_windows
+
+    def read_elements(self, tokens: int) -> float:
+        """Elements of the keys that so many decoded tokens read, of those before them."""
+        all_of_them = tokens**2 / 2
+        beyond = (size * max(0, tokens - window) ** 2 / 2 for size, window in self.windows)
+        return self.cached * all_of_them - sum(beyond)
 
     def activation_bytes(
         self,

@@ -35,9 +35,10 @@ class States:
 NO_STATES = States()
 
 
-def cache_of(base: Any) -> list[tuple[int, int, int]]:
-    """Elements of the keys, states and convolution inputs that each layer keeps of one token, by a
-    pass on the meta device; empty where that needs values."""
+def cache_of(base: Any) -> list[tuple[int, int, int, int]]:
+    """Elements of the keys, states and convolution inputs that each layer keeps of one token, and
+    its window in tokens (0 without one), by a pass on the meta device; empty where that needs
+    values."""
     import torch
     from transformers import DynamicCache
 
@@ -53,6 +54,7 @@ def cache_of(base: Any) -> list[tuple[int, int, int]]:
             _elements([getattr(layer, "keys", None)]),
             _elements(getattr(layer, "recurrent_states", {}).values()),
             _elements(getattr(layer, "conv_states", {}).values()),
+            getattr(layer, "sliding_window", None) or 0,
         )
         for layer in cache.layers
     ]

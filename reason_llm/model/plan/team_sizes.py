@@ -13,6 +13,10 @@ class TeamSizes:
 
     cards: int = 1
     """Number of cards that share a step."""
+    samplers: int = 0
+    """Number of further cards, which only sample."""
+    samples_ahead: bool = False
+    """The samplers sample the next step while the others learn."""
     host_parts: int = 1
     """Parts of the host's memory on a machine without a GPU; each process has one."""
     gpu_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -27,9 +31,12 @@ class TeamSizes:
     """States of the learners that host memory holds."""
 
 
+ALONE = TeamSizes()
+
+
 def team_sizes(config: Config) -> TeamSizes:
     """The sizes of the run's processes; raises ConfigError, see ``RunSection.several``."""
     if (several := config.run.several()) is None:
-        return TeamSizes()
+        return ALONE
     found: TeamSizes = several.team_sizes(config)
     return found

@@ -79,10 +79,14 @@ def place_of(run: Path, which: Which) -> Path:
     return whole if whole.is_dir() else run / KEPT[which]
 
 
-def read_config(run: Path, overrides: dict[str, Any] | None = None) -> Config:
-    """The config of a run, with dotted ``overrides``; raises ConfigError."""
+def read_config(
+    run: Path,
+    overrides: dict[str, Any] | None = None,
+    overrides_name: str = config_file.COMMAND_LINE,
+) -> Config:
+    """The config of a run, with dotted ``overrides``, as ``load`` of a config's file."""
     _check_config(run)
-    return config_file.load(run / CONFIG, overrides)
+    return config_file.load(run / CONFIG, overrides, overrides_name=overrides_name)
 
 
 def config_to_bytes(config: Config) -> bytes:

@@ -10,9 +10,11 @@ Returned values are compared as JSON has them
 import ast
 import json
 import math
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from reason_llm.files import check_nesting
@@ -224,13 +226,22 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
     return AssertTests(source, entry_point)
 
 
-def check_runs(answer: str) -> None:
+def check_runs(answer: str, prompt: str = "") -> None:
     """Check that tests, given as ``Prompt.answer``, can be run at all; ValueError if they cannot,
-    so that every program would earn nothing."""
+    so that every program would earn nothing. The prompt's text may have the functions' signatures.
+    """
     tests = read_tests(answer)
+    asked = _signatures(prompt)
+    if isinstance(tests, CallTests):
+        for number, given in enumerate(tests.inputs, start=1):
+            try:
+                _check_call(tests.function, len(given), set(), asked, f"test {number}")
+            except ValueError as error:
+                raise ValueError(f"{error} (an argument that is a list: [[1, 2, 3]])") from error
     if not isinstance(tests, AssertTests):
         return
     tree = ast.parse(tests.source)
+    _check_calls(tree, asked)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     is_called = tests.entry_point is not None or "check" in used
     for name in _imported(tree) - {*sys.stdlib_module_names, *PACKAGES, "pytest", "solution"}:
@@ -260,6 +271,80 @@ def check_runs(answer: str) -> None:
                 f"{node.name!r} in the tests {problem}, which is not run, so that no program would "
                 "pass; write assertions, or functions test_… without arguments"
             )
+
+
+def _signatures(text: str) -> dict[str, list[ast.arguments]]:
+    """Parameters of the functions whose first lines are in a text, by name."""
+    found: dict[str, list[ast.arguments]] = {}
+    for start in islice(_DEF.finditer(text), MOST_SIGNATURES):
+        end, depth = start.end(), 1
+        while depth and end < min(len(text), start.end() + MOST_SIGNATURE):
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        try:
+            (function,) = ast.parse(f"{text[start.start() : end]}: pass").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue  # of an example in prose
+        if isinstance(function, ast.FunctionDef):
+            found.setdefault(start[1], []).append(function.args)
+    return found
+
+
+_DEF = re.compile(r"\bdef ([A-Za-z_]\w{0,99})\(")
+MOST_SIGNATURES, MOST_SIGNATURE = 64, 2000
+"""Functions of a prompt, and characters of a function's parameters, that are read."""
+
+
+def _check_calls(tree: ast.Module, asked: dict[str, list[ast.arguments]]) -> None:
+    """Check the calls in assertions of functions of the prompt and of the tests, but for those that
+    are expected to fail."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    own = {each.name: [] if each.decorator_list else [each.args] for each in functions}
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.With | ast.Try):
+            continue
+        todo += ast.iter_child_nodes(node)
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        names = {each.arg for each in node.keywords}
+        if None in names or any(isinstance(each, ast.Starred) for each in node.args):
+            continue
+        place = f"the tests' line {node.lineno}"
+        _check_call(node.func.id, len(node.args), names, asked | own, place)
+
+
+def _check_call(
+    name: str,
+    count: int,
+    keywords: AbstractSet[str | None],
+    signatures: dict[str, list[ast.arguments]],
+    place: str,
+) -> None:
+    """Raise ValueError for a call that none of the signatures of its function allows."""
+    known = signatures.get(name, [])
+    if not known or any(_allows(each, count, keywords) for each in known):
+        return
+    given = f"{count} argument{'' if count == 1 else 's'}"
+    more = f" and {', '.join(sorted(map(str, keywords)))}" if keywords else ""
+    raise ValueError(
+        f"{place} calls {name} with {given}{more}, and it is def {name}({ast.unparse(known[0])}), "
+        "so that no program would pass"
+    )
+
+
+def _allows(signature: ast.arguments, count: int, keywords: AbstractSet[str | None]) -> bool:
+    """Whether a function of these parameters can be called so; ``self`` is not given."""
+    named = [each.arg for each in (*signature.posonlyargs, *signature.args)]
+    needed = named[: len(named) - len(signature.defaults)]
+    if named[:1] in (["self"], ["cls"]):
+        named, needed = named[1:], needed[1:]
+    if count > len(named) and signature.vararg is None:
+        return False
+    only = {each.arg for each in signature.kwonlyargs}
+    known = keywords <= {*named, *only} or signature.kwarg is not None
+    return bool(known) and {*needed[count:]} <= {*keywords}
 
 
 def _imported(tree: ast.Module) -> set[str]:

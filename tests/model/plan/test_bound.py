@@ -9,10 +9,11 @@ import pytest
 from test_memory import card_config
 
 from conftest import ROOT
-from reason_llm.config import Config
-from reason_llm.model.plan import OutsideModel, bound
+from reason_llm.config import Config, load
+from reason_llm.model.plan import OutsideModel, bound, plan_only
 from reason_llm.model.plan.bound import CARDS, Sizes
 from reason_llm.model.plan.machine import Machine
+from reason_llm.model.plan.team_sizes import TeamSizes
 
 BASE = 28 * (3584 * (3584 + 512 + 512 + 3584) + 3 * 3584 * 18944)
 HEAD = 3584 * 152064
@@ -44,6 +45,25 @@ def test_a_decoded_token_reads_the_weights_and_its_own_cache(tmp_path: Path) -> 
     assert packed.read_bytes < 0.4 * sampling.read_bytes
 
 
+def test_layers_with_a_window_read_no_more_than_it(tmp_path: Path) -> None:
+    """Of 28 layers 7 read at most 256 tokens: of 1024 decoded ones 256²/2 + 768 * 256, not 1024²/2.
+    In the cache a rollout takes half of its 1024 tokens on average and its part of the prompt, but
+    in those 7 layers 256 tokens at most, so that more rollouts fit."""
+    config, shape = card_config(
+        tmp_path, sample__prompts_per_step=1, sample__completions_per_prompt=16
+    )
+    shape = replace(shape, adapter=0, windows=((512, 256),) * 7)
+    assert shape.cached == 28 * 512
+    assert shape.read_elements(NEW) == 512 * (21 * 1024**2 / 2 + 7 * (256**2 / 2 + 768 * 256))
+    assert shape.key_elements(1280) == 512 * (21 * 1280 + 7 * 256)
+    (sampling, *_) = bound.phases(config, shape, replace(SIZES, cache=2048))
+    held = 512 * (21 * (256 / 16 + 512) + 7 * 256)
+    at_once = 2048 * 28 * 512 / held
+    assert sampling.read_bytes == pytest.approx(
+        NEW * 16 / at_once * 2 * (BASE + HEAD) + 16 * 4 * shape.read_elements(NEW)
+    )
+
+
 def test_each_of_two_cards_reads_all_weights_for_half_of_the_rollouts(tmp_path: Path) -> None:
     """128 rollouts, 64 at once: one card decodes two waves, and each of two decodes one. With 32 at
     once of a step of 32, two cards read the weights as often as one."""
@@ -53,11 +73,13 @@ def test_each_of_two_cards_reads_all_weights_for_half_of_the_rollouts(tmp_path: 
     shape, kept = replace(shape, adapter=0), 28 * 2 * 512 * 2
 
     def shared(config: Config, cards: int) -> list[bound.Phase]:
-        return bound.phases(config, shape, SIZES, cards=cards)
+        return bound.phases(config, shape, SIZES, team=TeamSizes(cards=cards))
 
     (one, alone), (half, learned) = shared(config, 1), shared(config, 2)
     assert (half.read_bytes, half.flops) == (one.read_bytes / 2, one.flops / 2)
     assert (learned.flops, learned.tokens) == (alone.flops / 2, alone.tokens / 2)
+    sampler = TeamSizes(samplers=1)
+    assert bound.phases(config, shape, SIZES, team=sampler) == [half, alone]
     small = config.with_options({"sample.prompts_per_step": 4})
     for cards in (1, 2, 4):
         sampling = shared(small, cards)[0]
@@ -72,7 +94,9 @@ def test_a_teacher_reads_padded_rows_once_and_unpacks_its_weights(tmp_path: Path
     reading = partial(bound.reading, "the teacher", "nf4", replace(shape, attention_layers=7))
     teacher = OutsideModel("teacher", 0, lambda tokens, chunk_tokens: 0, reading)
     phases = bound.phases(config, shape, SIZES, [teacher])
-    assert bound.phases(config, shape, SIZES, [teacher], cards=2)[1] == phases[1]  # by the head
+    assert (
+        bound.phases(config, shape, SIZES, [teacher], TeamSizes(cards=2))[1] == phases[1]
+    )  # by the head
     assert [phase.name for phase in phases] == ["sampling", "the teacher", "learning"]
     rows, context = 2 * config.sample.prompts_per_step, PROMPT + NEW
     of_attention = 4 * 3584 * 7 * rows * context**2 / 2
@@ -123,10 +147,39 @@ def test_the_line(tmp_path: Path) -> None:
         phases, [], 1, 24
     )
     phases[0] = bound.Phase("sampling", 0, 4 * 0.936e12, 0)
-    assert bound.line(phases, CARDS[:3], 450, 24, 2).endswith(
+    assert bound.line(phases, CARDS[:3], 450, 24, TeamSizes(cards=2)).endswith(
         " on 2 times an RTX 4090, sampling 55% of it (memory); 450 steps 0.8 h "
         "(RTX 3090: 11 s, 1.4 h; L4 of only 22.5 GiB: 17 s, 2.1 h)"
     )
+
+
+@pytest.mark.parametrize(
+    ("learning", "is_ahead", "told"),
+    [
+        (60, False, "110 s on an RTX 4090 and 1 more that sample, learning 55% of it"),
+        (60, True, "80 s on an RTX 4090 and 1 more that sample at the same time, learning 55% of "),
+        (120, True, "120 s on an RTX 4090 and"),
+    ],
+)
+def test_a_sampler_halves_sampling_and_one_that_samples_ahead_hides_it(
+    learning: float, is_ahead: bool, told: str
+) -> None:
+    """50 s of sampling on two cards, 100 s on one. Ahead, two cards share 100 s + 60 s; or learning
+    alone takes longer than half of 100 s + 120 s."""
+    (card,) = CARDS[:1]
+    shared, alone = (bound.Phase("sampling", 0, s * card.bandwidth, 0) for s in (50, 100))
+    phases = [shared, bound.Phase("learning", learning * card.flops, 0, 0)]
+    team = TeamSizes(samplers=1, samples_ahead=is_ahead)
+    assert f"at least {told}" in bound.line(
+        phases, [card], 1, 24, team, alone if is_ahead else None
+    )
+
+
+def test_the_samplers_of_a_config_are_planned() -> None:
+    options = {"run.samplers": 2, "run.max_staleness": 1, "memory.budget_gib": 24}
+    config = load(ROOT / "configs" / "gsm8k_qwen2.5-1.5b_24gb.yaml", options)
+    (told,) = [line for line in plan_only(config).table() if "a step of full length" in line]
+    assert " and 2 more that sample at the same time, " in told
 
 
 @pytest.mark.parametrize(

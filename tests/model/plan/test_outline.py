@@ -33,6 +33,7 @@ COUNTED: list[dict[str, Any]] = [
     {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3},
     {"model_type": "llama", "head_dim": 32},
     {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
+    {"model_type": "mistral", "head_dim": 32, "sliding_window": 16},
     {"model_type": "qwen2", "tie_word_embeddings": True},
     {"model_type": "qwen3", "head_dim": 24, "attention_bias": True},
 ]
@@ -52,6 +53,7 @@ LEFT: list[dict[str, Any]] = [
     {"model_type": "gpt_neox"},
     {"model_type": "qwen3"},  # its heads are of 128 by default
     {"model_type": "qwen2", "hidden_size": 66},
+    {"model_type": "qwen2", "use_sliding_window": True},
     {"model_type": "qwen2", "layer_types": ["linear_attention"] * 3},
     {"model_type": ["qwen2"]},
     {"model_type": "llama", "rope_scaling": {"rope_type": ["yarn"]}},
