@@ -100,6 +100,7 @@ def load_data(
     fault: Fault = raise_fault,
     extra_columns: Collection[str] = (),
     end_token_ids: Collection[int] = (),
+    tokenises_later: bool = False,
 ) -> Data:
     """Read and render everything, for a context of so many tokens (prompt and completion).
 
@@ -107,6 +108,7 @@ def load_data(
         fault: is given each row and each file that cannot be used; the default raises it.
         extra_columns: further columns that custom rewards ask for.
         end_token_ids: the tokens that end an answer; only rows to learn from need them.
+        tokenises_later: training prompts that are sure to fit are tokenised when they are drawn.
 
     Raises:
         ConfigError: options that contradict each other or the context, or name no template.
@@ -123,6 +125,9 @@ def load_data(
         config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
     )
     reader.check_options()
+    if tokenises_later and not reader.asked:
+        for each in training:
+            each.prompts.encode = reader.renderer.with_ids
     if problems or not section.is_offline:
         reader.renderer.check_generation_prompt()
     examples = [reader.read(each) for each in sets]
@@ -386,10 +391,15 @@ class _SetReader:
                 extras[key] = each.extras
                 part = asked.setdefault((each.toolset, key), [])
                 part.append((each.where, each.messages, each.answer))
-        made = dict[str, Prompt | DataError]()
+        made, surely_fit = dict[str, Prompt | DataError](), 0
+        if data_set.is_asked and data_set.prompts.encode is not None and self.attachments is None:
+            # A token of ASCII text has a character or more; one may be put before the text.
+            room = self._room(data_set.is_training)
+            surely_fit = min(room, self.config.data.max_prompt_tokens or room)
         for (name, key), part in asked.items():
             try:
-                made |= self.renderer.of(name).with_extras(extras[key]).prompts(part)
+                renderer = self.renderer.of(name).with_extras(extras[key])
+                made |= renderer.prompts(part, surely_fit)
             except DataError as error:
                 made |= {where: DataError(f"{where}: {error}") for where, _, _ in part}
         most = self.context_tokens
