@@ -83,7 +83,7 @@ class ControlTokens:
             return self._spells(value)
         if isinstance(value, Mapping):
             return any(map(self.are_in, value)) or any(map(self.are_in, value.values()))
-        return isinstance(value, tuple | list) and any(map(self.are_in, value))
+        return isinstance(value, (tuple, list)) and any(map(self.are_in, value))
 
     def marked(self, value: Any, of_assistant: bool = False) -> Any:
         """The value, a JSON tree, with a mark for each control token that a text of it spells."""

@@ -529,8 +529,9 @@ class _SetReader:
     def _attachments_of(self, where: str, row: Row) -> Attachments | None:
         """The reader of the row's attachments; None for a row without any, and for a model of
         text."""
-        ignored = {name.casefold() for name in self.config.data.columns.ignore}
-        kind = kind_of({n: v for n, v in row.items() if n.casefold() not in ignored})
+        if ignored := {name.casefold() for name in self.config.data.columns.ignore}:
+            row = {n: v for n, v in row.items() if n.casefold() not in ignored}
+        kind = kind_of(row)
         if kind is None:
             return None
         if not self.attachments_opened:
@@ -616,6 +617,8 @@ class _SetReader:
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
         """The problem with the name of its tools and the columns that rewards and player read."""
+        if self.player is None and not self.extra_columns:
+            return problem
         talk = self.renderer.with_system_prompt(problem.messages)
         there = {**row, CHAT: talk}
         if ROW in self.extra_columns:
@@ -686,7 +689,9 @@ class _SetReader:
         data_set.ignored.update(
             renderer.check_written(problem.where, problem.messages, prompt.text)
         )
-        data_set.prompts.append(replace(prompt, extra={**prompt.extra, **problem.extra}))
+        if problem.extra:
+            prompt = replace(prompt, extra={**prompt.extra, **problem.extra})
+        data_set.prompts.append(prompt)
         return None
 
     def _room(self, is_training: bool) -> int:
