@@ -73,6 +73,11 @@ class Packed(Items[T]):
         """Tokens of each prompt, or of each row of all units, as an array."""
         return np.diff(np.frombuffer(self.arrays["ends"], np.int64))
 
+    @property
+    def sizes(self) -> Any:
+        """Bytes of each prompt, or of each row of all units, without token ids, as an array."""
+        return np.diff(np.frombuffer(self.arrays["text_ends"], np.int64))
+
     def _add(self, ids: Sequence[int], rest: list[Any]) -> None:
         text = orjson.dumps(rest)
         for name, added in (("ids", array("i", ids)), ("text", text)):

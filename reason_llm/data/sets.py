@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
 
+import numpy as np
 import orjson
 
 from reason_llm.data.attachments import Attachments, attached
@@ -162,6 +163,15 @@ class Data:
     def prompts(self) -> Sequence[Prompt]:
         """Prompts of all training sets, one set after the other."""
         return Joined([data_set.prompts for data_set in self.training])
+
+    def shortest(self, count: int) -> list[Prompt]:
+        """The training prompts with the fewest tokens; those with the fewest bytes where some are
+        tokenised when they are drawn."""
+        sets = [data_set.prompts for data_set in self.training]
+        lengths = np.concatenate([each.lengths for each in sets])
+        if not lengths.all():
+            lengths = np.concatenate([each.sizes for each in sets])
+        return [self.prompts[n] for n in np.argsort(lengths, kind="stable")[:count].tolist()]
 
     @property
     def units(self) -> Sequence[tuple[TokenRow, ...]]:

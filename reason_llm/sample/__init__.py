@@ -1,7 +1,7 @@
 """Sampling of completions with vLLM or Transformers, from the base copy and its adapter."""
 
 from reason_llm.sample.episodes import OneAnswer, episodes_of
-from reason_llm.sample.phase import prove_sampler_is_policy, sampler_of, sampling
+from reason_llm.sample.phase import CANARY_PROMPTS, prove_sampler_is_policy, sampler_of, sampling
 from reason_llm.sample.protocol import (
     Ended,
     Episodes,
@@ -14,6 +14,7 @@ from reason_llm.sample.transformers_sampler import TransformersSampler, stop_str
 from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler
 
 __all__ = [
+    "CANARY_PROMPTS",
     "Ended",
     "Episodes",
     "OneAnswer",

@@ -64,6 +64,9 @@ def test_prompts_that_surely_fit_are_tokenised_when_they_are_drawn(
     assert eager.lengths.tolist() == tokens
     assert later.lengths.tolist() == [0] * len(ROWS) + tokens[len(ROWS) :]
     assert [*later] == [*eager]
+    in_order = sorted(eager, key=lambda prompt: len(prompt.token_ids))
+    assert load(config).shortest(3) == in_order[:3]
+    assert load(config, []).shortest(9) == in_order[:9]
 
 
 def content(data: Data) -> Any:
