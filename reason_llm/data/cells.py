@@ -4,6 +4,7 @@ or refused where the task is another one without them."""
 from collections.abc import Collection, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from reason_llm.config import ColumnsSection
@@ -39,6 +40,21 @@ def _is_untrained(name: str, value: Any) -> bool:
     return trains is not None and str(value).casefold() == str(not trains).casefold()
 
 
+@lru_cache(maxsize=4)
+def _folded(columns: tuple[str, ...]) -> dict[str, str]:
+    """The first of these columns for each name in lower case, without blanks around it."""
+    return {str(name).strip().casefold(): name for name in reversed(columns)}
+
+
+@lru_cache(maxsize=64)
+def _spelled(columns: tuple[str, ...], names: tuple[str, ...]) -> list[str]:
+    """The columns that have these names, in the names' order; in any letter case where none has the
+    name itself."""
+    there, folded = frozenset(columns), _folded(columns)
+    found = (name if name in there else folded.get(name.casefold()) for name in names)
+    return [name for name in found if name is not None]
+
+
 class Cells:
     """The columns of one row.
 
@@ -52,9 +68,7 @@ class Cells:
         self.columns = columns
         dropped = {name.casefold() for name in columns.ignore}
         self.row = {n: _as_text(v) for n, v in row.items() if str(n).casefold() not in dropped}
-        self._folded: dict[str, str] = {}
-        for name in self.row:
-            self._folded.setdefault(str(name).strip().casefold(), name)
+        self._folded = _folded((*self.row,))
         self._read: set[str] = set()
         self._members: dict[str, None] = {}
 
@@ -82,10 +96,7 @@ class Cells:
         A column that is null in every candidate's place is found, so that the error shows it.
         """
         null = None
-        for name in names:
-            spelled = name if name in self.row else self._folded.get(name.casefold())
-            if spelled is None:
-                continue
+        for spelled in _spelled((*self.row,), (*names,)):
             value = self.row[spelled]
             if value is not None and not (filled and is_empty(value)):
                 return spelled

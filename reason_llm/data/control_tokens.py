@@ -81,9 +81,9 @@ class ControlTokens:
         """Whether a text in the value, a JSON tree, may spell one."""
         if isinstance(value, str):
             return self._spells(value)
-        if isinstance(value, dict | Mapping):
-            value = (*value, *value.values())
-        return isinstance(value, tuple | list) and any(map(self.are_in, value))
+        if isinstance(value, Mapping):
+            return any(map(self.are_in, value)) or any(map(self.are_in, value.values()))
+        return isinstance(value, (tuple, list)) and any(map(self.are_in, value))
 
     def marked(self, value: Any, of_assistant: bool = False) -> Any:
         """The value, a JSON tree, with a mark for each control token that a text of it spells."""

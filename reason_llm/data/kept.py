@@ -23,6 +23,7 @@ from reason_llm.data import cache
 from reason_llm.data.load import load_data, renderer_of
 from reason_llm.data.packed import Packed, Prompts, Units
 from reason_llm.data.played import player_of
+from reason_llm.data.render import Renderer
 from reason_llm.data.rows import READERS
 from reason_llm.data.sets import Data, DataSet
 from reason_llm.errors import ReasonError, one_line
@@ -64,16 +65,18 @@ def load_kept(
             context_tokens,
             extra_columns=extra_columns,
             end_token_ids=end_token_ids,
+            tokenises_later=is_large,
         ).with_digests()
 
     files = _files(config, extra_columns)
-    if files is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
+    is_large = files is not None and sum(file.stat().st_size for file in files) >= LEAST_BYTES
+    if files is None or not is_large:
         return load()
     options = (context_tokens, sorted(extra_columns), sorted(end_token_ids))
     key = _key(config, tokenizer, files, options)
     path = cache.folder() / f"{key}.rows"
     try:
-        data = _read(path, key)
+        data = _read(path, key, renderer_of(config, tokenizer))
     except FileNotFoundError:
         pass
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -87,7 +90,7 @@ def load_kept(
     try:
         _write(path, key, data)
         told(f"data as read and tokenised are kept in {path} for later starts")
-        return _read(path, key)  # what was in memory is freed
+        return _read(path, key, renderer_of(config, tokenizer))  # what was in memory is freed
     except (OSError, ReasonError, ValueError, TypeError, OverflowError) as error:
         logger.warning("data are not kept for later starts: %s", one_line(error)[:200])
     return data
@@ -151,7 +154,7 @@ def _write(path: Path, key: str, data: Data) -> None:
 _PACKED: dict[str, type[Packed[Any]]] = {"prompts": Prompts, "units": Units}
 
 
-def _read(path: Path, key: str) -> Data:
+def _read(path: Path, key: str, renderer: Renderer) -> Data:
     """The data of a file. Raises ValueError or another error: it is not what was written."""
     head, arrays = cache.read(path)
     found, counts, weights, contamination, digests, described = head
@@ -162,6 +165,8 @@ def _read(path: Path, key: str) -> Data:
         packed = {name: kind([*islice(rest, len(kind.KINDS))]) for name, kind in _PACKED.items()}
         counters = {name: Counter(kept[name]) for name in ("dropped", "ignored", "handed")}
         sets.append(DataSet(**kept | counters | packed))
+    for data_set in sets:
+        data_set.prompts.encode = renderer.with_ids
     training, held_out = sets[: counts[0]], sets[counts[0] : counts[0] + counts[1]]
     rows = sets[-1] if counts[2] else None
     pairs = [(ours, theirs) for ours, theirs in contamination]

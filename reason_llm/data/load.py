@@ -100,6 +100,7 @@ def load_data(
     fault: Fault = raise_fault,
     extra_columns: Collection[str] = (),
     end_token_ids: Collection[int] = (),
+    tokenises_later: bool = False,
 ) -> Data:
     """Read and render everything, for a context of so many tokens (prompt and completion).
 
@@ -107,6 +108,7 @@ def load_data(
         fault: is given each row and each file that cannot be used; the default raises it.
         extra_columns: further columns that custom rewards ask for.
         end_token_ids: the tokens that end an answer; only rows to learn from need them.
+        tokenises_later: training prompts that are sure to fit are tokenised when they are drawn.
 
     Raises:
         ConfigError: options that contradict each other or the context, or name no template.
@@ -123,6 +125,9 @@ def load_data(
         config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
     )
     reader.check_options()
+    if tokenises_later and not reader.asked:
+        for each in training:
+            each.prompts.encode = reader.renderer.with_ids
     if problems or not section.is_offline:
         reader.renderer.check_generation_prompt()
     examples = [reader.read(each) for each in sets]
@@ -386,10 +391,15 @@ class _SetReader:
                 extras[key] = each.extras
                 part = asked.setdefault((each.toolset, key), [])
                 part.append((each.where, each.messages, each.answer))
-        made = dict[str, Prompt | DataError]()
+        made, surely_fit = dict[str, Prompt | DataError](), 0
+        if data_set.is_asked and data_set.prompts.encode is not None and self.attachments is None:
+            # A token of ASCII text has a character or more; one may be put before the text.
+            room = self._room(data_set.is_training)
+            surely_fit = min(room, self.config.data.max_prompt_tokens or room)
         for (name, key), part in asked.items():
             try:
-                made |= self.renderer.of(name).with_extras(extras[key]).prompts(part)
+                renderer = self.renderer.of(name).with_extras(extras[key])
+                made |= renderer.prompts(part, surely_fit)
             except DataError as error:
                 made |= {where: DataError(f"{where}: {error}") for where, _, _ in part}
         most = self.context_tokens
@@ -530,8 +540,9 @@ class _SetReader:
     def _attachments_of(self, where: str, row: Row) -> Attachments | None:
         """The reader of the row's attachments; None for a row without any, and for a model of
         text."""
-        ignored = {name.casefold() for name in self.config.data.columns.ignore}
-        kind = kind_of({n: v for n, v in row.items() if n.casefold() not in ignored})
+        if ignored := {name.casefold() for name in self.config.data.columns.ignore}:
+            row = {n: v for n, v in row.items() if n.casefold() not in ignored}
+        kind = kind_of(row)
         if kind is None:
             return None
         if not self.attachments_opened:
@@ -617,6 +628,8 @@ class _SetReader:
 
     def _with_extra(self, problem: Problem, row: Row) -> Problem:
         """The problem with the name of its tools and the columns that rewards and player read."""
+        if self.player is None and not self.extra_columns:
+            return problem
         talk = self.renderer.with_system_prompt(problem.messages)
         there = {**row, CHAT: talk}
         if ROW in self.extra_columns:
@@ -687,7 +700,9 @@ class _SetReader:
         data_set.ignored.update(
             renderer.check_written(problem.where, problem.messages, prompt.text)
         )
-        data_set.prompts.append(replace(prompt, extra={**prompt.extra, **problem.extra}))
+        if problem.extra:
+            prompt = replace(prompt, extra={**prompt.extra, **problem.extra})
+        data_set.prompts.append(prompt)
         return None
 
     def _room(self, is_training: bool) -> int:

@@ -4,7 +4,7 @@ as int32, the rest of an item as JSON, and where each ends. An item is made when
 from abc import abstractmethod
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from typing import Any, ClassVar, TypeVar, overload
@@ -73,6 +73,11 @@ class Packed(Items[T]):
         """Tokens of each prompt, or of each row of all units, as an array."""
         return np.diff(np.frombuffer(self.arrays["ends"], np.int64))
 
+    @property
+    def sizes(self) -> Any:
+        """Bytes of each prompt, or of each row of all units, without token ids, as an array."""
+        return np.diff(np.frombuffer(self.arrays["text_ends"], np.int64))
+
     def _add(self, ids: Sequence[int], rest: list[Any]) -> None:
         text = orjson.dumps(rest)
         for name, added in (("ids", array("i", ids)), ("text", text)):
@@ -90,7 +95,16 @@ class Packed(Items[T]):
 
 
 class Prompts(Packed[Prompt]):
-    """Prompts of a set."""
+    """Prompts of a set. Those that were added without token ids are tokenised by ``encode`` each
+    time they are asked for, and have 0 ``lengths``."""
+
+    encode: Callable[[Prompt], Prompt] | None = None
+
+    def __reduce__(self) -> Any:
+        whole = Prompts()
+        for prompt in self:
+            whole.append(prompt)
+        return super(Prompts, whole).__reduce__()
 
     def __len__(self) -> int:
         return len(self.arrays["ends"]) - 1
@@ -101,6 +115,11 @@ class Prompts(Packed[Prompt]):
 
     def make(self, number: int) -> Prompt:
         """See ``Items``."""
+        prompt = self.kept(number)
+        return self.encode(prompt) if self.encode and not prompt.token_ids else prompt
+
+    def kept(self, number: int) -> Prompt:
+        """The prompt as it was added."""
         name, text, answer, extra = self._rest(number)
         return Prompt(name, text, self._ids(number), answer, extra)
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from math import floor
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,7 @@ class Renderer:
                 "the row has tools and sample.environment has others; name the row's column in "
                 "data.columns.ignore"
             )
-        if extras == NO_EXTRAS:
+        if extras is NO_EXTRAS or extras == NO_EXTRAS:
             return self
         arguments = tuple({**dict(self.template.arguments), **extras.arguments}.items())
         template = replace(self.template, arguments=arguments)
@@ -195,8 +196,15 @@ class Renderer:
         ids = self.marked_ids(where, text)
         return Prompt(where, self._controls.plain(text), tuple(ids), answer)
 
-    def prompts(self, asked: Sequence[tuple[str, Messages, str]]) -> dict[str, Prompt | DataError]:
-        """``prompt`` of many rows, or the error that it raises, by ``where``."""
+    def with_ids(self, prompt: Prompt) -> Prompt:
+        """The prompt with the token ids of its text, which spells no control token of a row."""
+        return replace(prompt, token_ids=tuple(self.token_ids(prompt.id, prompt.text)))
+
+    def prompts(
+        self, asked: Sequence[tuple[str, Messages, str]], surely_fit: int = 0
+    ) -> dict[str, Prompt | DataError]:
+        """``prompt`` of many rows, or the error that it raises, by ``where``. ASCII texts of fewer
+        characters than ``surely_fit`` get no token ids: they are for ``with_ids``."""
         found: dict[str, Prompt | DataError] = {}
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
@@ -210,8 +218,16 @@ class Renderer:
                 made = self._rendered([talk for _, talk in usual]) if usual else []
                 texts = [text for text, _, _ in made if text is not None and text.strip()]
                 if usual and len(texts) == len(usual):
-                    rows = zip(usual, texts, self._encoded(texts), strict=True)
-                    found |= {w: Prompt(w, t, tuple(ids), a) for ((w, _, a), _), t, ids in rows}
+                    # What all texts have in common, such as the system message, is read once.
+                    cut = [
+                        [] if len(text) < surely_fit and text.isascii() else self.pieces(text)
+                        for text in texts
+                    ]
+                    each = [*dict.fromkeys(chain.from_iterable(cut))]
+                    ids_of = dict(zip(each, self._encoded(each) if each else [], strict=True))
+                    for ((where, _, answer), _), text, parts in zip(usual, texts, cut, strict=True):
+                        ids = tuple(chain.from_iterable(map(ids_of.__getitem__, parts)))
+                        found[where] = Prompt(where, text, ids, answer)
             for where, talk, answer in part:
                 if where not in found:
                     try:

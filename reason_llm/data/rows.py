@@ -418,15 +418,17 @@ def shared_gym_tasks(training: str, held_out: str) -> str | None:
 def _parsed(text: str) -> Any:
     """Strict JSON with integers of any length, which orjson rounds or refuses."""
 
-    def refuse(constant: str) -> None:
-        """Raise ValueError for NaN, Infinity and -Infinity, which Python's json would read."""
-        raise ValueError(f"{constant} is no JSON")
-
-    value = json.loads(text, parse_constant=refuse, object_pairs_hook=_object)
-    check_nesting(value)
+    if text.startswith("\ufeff"):
+        json.loads(text)  # raises and says so
+    value = check_nesting(_STRICT.decode(text))
     if "\\ud" in text.lower():
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def _refuse(constant: str) -> None:
+    """Raise ValueError for NaN, Infinity and -Infinity, which Python's json would read."""
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
@@ -436,6 +438,9 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
         twice = next(name for name in found if names.count(name) > 1)
         raise ValueError(f"key {twice!r} stands twice in one object")
     return found
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_object)
 
 
 def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:

@@ -4,10 +4,11 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from itertools import chain, islice, product
 
+import numpy as np
 import orjson
 
 from reason_llm.data.attachments import Attachments, attached
@@ -148,8 +149,8 @@ class Data:
     reader_prompts: Mapping[str, PromptOf] = field(default_factory=dict)
     """The prompts of ``Config.reader_prompts`` for the training prompts, by the reader."""
     digests: tuple[str, str | None] = ("", None)
-    """Digests of the training sets: token ids, answers and values; and the columns that rewards
-    read, None without any. Empty unless ``load_kept`` read the data."""
+    """Digests of the training sets: texts and answers, or token ids and values; and the columns
+    that rewards read, None without any. Empty unless ``load_kept`` read the data."""
 
     @property
     def attachments(self) -> Attachments | None:
@@ -162,6 +163,15 @@ class Data:
     def prompts(self) -> Sequence[Prompt]:
         """Prompts of all training sets, one set after the other."""
         return Joined([data_set.prompts for data_set in self.training])
+
+    def shortest(self, count: int) -> list[Prompt]:
+        """The training prompts with the fewest tokens; those with the fewest bytes where some are
+        tokenised when they are drawn."""
+        sets = [data_set.prompts for data_set in self.training]
+        lengths = np.concatenate([each.lengths for each in sets])
+        if not lengths.all():
+            lengths = np.concatenate([each.sizes for each in sets])
+        return [self.prompts[n] for n in np.argsort(lengths, kind="stable")[:count].tolist()]
 
     @property
     def units(self) -> Sequence[tuple[TokenRow, ...]]:
@@ -201,15 +211,19 @@ class Data:
 
     def with_digests(self) -> "Data":
         """The data with ``digests``."""
-        prompts, columns = hashlib.sha256(), hashlib.sha256()
-        for part in _json_list(map(_json_of_set, self.training)):
-            prompts.update(part)
-        extras = (_json_list([orjson.dumps(p.extra)] for p in s.prompts) for s in self.training)
-        for part in _json_list(extras):
-            columns.update(part)
-        has_columns = any(prompt.extra for prompt in self.prompts)
+        content, columns, has_columns = hashlib.sha256(), hashlib.sha256(), False
+        for data_set in self.training:
+            for prompt in map(data_set.prompts.kept, range(len(data_set.prompts))):
+                content.update(orjson.dumps((prompt.text, prompt.answer)))
+                columns.update(orjson.dumps(prompt.extra))
+                has_columns = has_columns or bool(prompt.extra)
+            for row in chain.from_iterable(data_set.units):
+                of_row = (row.ids, sum(row.trained), row.value)
+                content.update(orjson.dumps((*of_row, *(a.sha256 for a in row.attachments))))
+            for digest in (content, columns):
+                digest.update(b"\n")
         column_digest = columns.hexdigest()[:16] if has_columns else None
-        return replace(self, digests=(prompts.hexdigest()[:16], column_digest))
+        return replace(self, digests=(content.hexdigest()[:16], column_digest))
 
     def notes(self) -> list[str]:
         """Lines for each set from which rows were dropped or whose columns are ignored, and of
@@ -244,27 +258,6 @@ class Data:
             f"training rows with questions of an evaluation set: {len(self.contamination)}, such "
             f"as {ours}, which asks the same as {theirs}; set data.contamination to drop or ignore"
         )
-
-
-def _json_list(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """A JSON list, in parts, of items in parts."""
-    yield b"["
-    for number, item in enumerate(items):
-        if number:
-            yield b","
-        yield from item
-    yield b"]"
-
-
-def _json_of_set(data_set: DataSet) -> Iterator[bytes]:
-    """Yield, as JSON in parts, the content of a set that must be the same when a run resumes."""
-    asked = ([orjson.dumps((each.token_ids, each.answer))] for each in data_set.prompts)
-    rows = (
-        [orjson.dumps((row.ids, sum(row.trained), row.value, *(a.sha256 for a in row.attachments)))]
-        for unit in data_set.units
-        for row in unit
-    )
-    return _json_list([_json_list(asked), _json_list(rows)])
 
 
 def _rows(count: int) -> str:

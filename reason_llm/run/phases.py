@@ -12,7 +12,7 @@ from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.team import Team
 from reason_llm.run.watch import Watch
-from reason_llm.sample import Sampler, prove_sampler_is_policy, sampling
+from reason_llm.sample import CANARY_PROMPTS, Sampler, prove_sampler_is_policy, sampling
 from reason_llm.train import Learner, learning
 
 
@@ -46,7 +46,8 @@ class Phases:
             self._measured("sampling"),
         ):
             if self.model.engine is not None:
-                proof = prove_sampler_is_policy(sampler, self.model, self.job.data.prompts)
+                short = self.job.data.shortest(CANARY_PROMPTS)
+                proof = prove_sampler_is_policy(sampler, self.model, short)
                 self.record |= proof
                 share = proof.get("sample/route_agreement")
                 if share is not None and version == self.team.version_of(self.job.state.step):

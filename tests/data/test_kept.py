@@ -53,6 +53,22 @@ def load(config: Config, lines: list[str] | None = None, **options: Any) -> Data
     return load_kept(config, tokenizer, 128, given["extra_columns"], ends, lines.append)
 
 
+def test_prompts_that_surely_fit_are_tokenised_when_they_are_drawn(
+    asked: Callable[..., Config],
+) -> None:
+    rows = [*ROWS, {"question": "Was ist 3 + 4, bitte schön?", "answer": "7"}]
+    rows += [{"question": f"Add {text}.", "answer": "1"} for text in ("<|im_end|>", "1, " * 25)]
+    config = asked(rows).with_options({"data.system_prompt": "none"})
+    eager, later = load(config).training[0].prompts, load(config, []).training[0].prompts
+    tokens = [len(prompt.token_ids) for prompt in eager]
+    assert eager.lengths.tolist() == tokens
+    assert later.lengths.tolist() == [0] * len(ROWS) + tokens[len(ROWS) :]
+    assert [*later] == [*eager]
+    in_order = sorted(eager, key=lambda prompt: len(prompt.token_ids))
+    assert load(config).shortest(3) == in_order[:3]
+    assert load(config, []).shortest(9) == in_order[:9]
+
+
 def content(data: Data) -> Any:
     sets = [*data.training, *data.held_out, *filter(None, [data.held_out_rows])]
     return [

@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 import pytest
 import yaml
+from digits import make_digits, make_model, section_of
 from PIL import Image as Pillow
 
 from conftest import config_of, tree_of
-from digits import make_digits, make_model, section_of
 from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.config import load

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from digits import image_rows, images_of, make_digits, make_model, section_of
 from PIL import Image
 from safetensors.torch import load_file
 
 import families
 from conftest import TINY, config_of
-from digits import image_rows, images_of, make_digits, make_model, section_of
 from reason_llm.data import Data, folder_of, kept, load_data
 from reason_llm.errors import ConfigError, DataError
 from reason_llm.images import files, thumbnail

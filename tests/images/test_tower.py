@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
+from digits import image_rows, images_of, make_model, section_of
 from transformers import AutoModelForImageTextToText
 
 from conftest import config_of
-from digits import image_rows, images_of, make_model, section_of
 from reason_llm.data import Data, load_data
 from reason_llm.images.tower import positions_of
 from reason_llm.model import Datum, Model, collate, lay_out, placed, policy_logprobs, to_data

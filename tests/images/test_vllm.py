@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
+from digits import image_rows, images_of, make_digits, make_model, section_of
 from safetensors.torch import load_file
 from test_image_training import write_config
 
 from conftest import config_of
-from digits import image_rows, images_of, make_digits, make_model, section_of
 from families import SIZES, quiet, randomize
 from reason_llm.app import training
 from reason_llm.app.console import Console
