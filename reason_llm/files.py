@@ -424,7 +424,7 @@ def without_panics() -> Iterator[None]:
 
 
 def similar(name: str, known: Iterable[str] = ()) -> str:
-    """Return ``; did you mean model/tiny?`` with the name of ``known``, or of the files next to a
+    """Return `` (did you mean model/tiny?)`` with the name of ``known``, or of the files next to a
     path, whose last part is spelt most like that of ``name``; empty without one."""
     beside: Iterable[Path] = (
         islice(Path(name).parent.glob("*"), MOST_BESIDE) if not Path(name).exists() else ()
@@ -433,7 +433,7 @@ def similar(name: str, known: Iterable[str] = ()) -> str:
     names = {Path(each).name.partition(":")[0].casefold(): each for each in every}
     last = Path(name).name[:200].partition(":")[0].casefold()
     near = difflib.get_close_matches(last, names, n=1, cutoff=0.8)
-    return f"; did you mean {names[near[0]]}?" if near else ""
+    return f" (did you mean {names[near[0]]}?)" if near else ""
 
 
 @cache

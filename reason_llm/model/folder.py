@@ -93,7 +93,7 @@ def check(path: str, *names: str, runs: bool = False) -> bool:
 
 
 def _near(path: str) -> str:
-    """``; did you mean X?`` with a model that is known, in the Hub's cache or in a folder."""
+    """`` (did you mean X?)`` with a model that is known, in the Hub's cache or in a folder."""
     from reason_llm.model.plan.shipped import SHAPES
 
     return similar(path, [*SHAPES, *cached_repositories()])

@@ -10,7 +10,6 @@ import orjson
 import pytest
 
 from reason_llm.app.report import alarms
-from reason_llm.app.report.evidence import Evidence
 from reason_llm.app.report.payload import blobs, examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.app.rescore import rescore
@@ -24,7 +23,7 @@ from reason_llm.run.store import metrics
 from reason_llm.run.store.metrics import with_means
 from reason_llm.score import Scorer
 from reason_llm.train.objectives import PolicyGradient
-from report_runs import group, record, write_run
+from report_runs import evidence, group, record, write_run
 
 RIGHT = "<think>a</think><answer>3</answer>"
 REWARD_MODEL = {"name": "reward_model", "label": "a", "options": {"path": "some/folder"}}
@@ -130,8 +129,7 @@ def test_an_environment_that_always_fails_is_told_at_once(
 ) -> None:
     key = "sample/environment_error_fraction"
     records = [record(step, **{key: value}) for step, value in enumerate(fractions, 1)]
-    evidence = Evidence(records, [], {"boxed": 1.0}, 256, 2)
-    assert alarms.ALARMS["The environment fails"].check(evidence).state == state
+    assert alarms.ALARMS["The environment fails"].check(evidence(records)).state == state
 
 
 def test_what_an_environment_did_is_beside_the_completion(tmp_path: Path) -> None:

@@ -104,6 +104,10 @@ def test_a_model_is_named_by_its_run_its_adapter_or_itself(tmp_path: Path) -> No
         _target("best", config, own, None)
 
 
+def named(sets: list[str] | None) -> CommandLine:
+    return CommandLine(None, {}, set(), {} if sets is None else {"sets": sets})
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -119,16 +123,16 @@ def test_a_model_is_named_by_its_run_its_adapter_or_itself(tmp_path: Path) -> No
 )
 def test_sets_are_named_by_the_run_a_preset_or_a_file(names: Any, expected: dict[str, str]) -> None:
     tree = {"data": {"train": "x", "eval": "y"}, "eval": {"sets": {"hard": "z"}}}
-    assert _sets(names, Config.model_validate(tree)) == expected
+    assert _sets(named(names), Config.model_validate(tree)) == expected
 
 
 def test_a_set_of_the_run_goes_before_a_preset_of_its_name() -> None:
     tree = {"data": {"train": "x"}, "eval": {"sets": {"gsm8k": "mine"}}}
-    assert _sets(["gsm8k"], Config.model_validate(tree)) == {"gsm8k": "mine"}
+    assert _sets(named(["gsm8k"]), Config.model_validate(tree)) == {"gsm8k": "mine"}
     with pytest.raises(ConfigError, match=r"names rows twice; .* as in other=b/rows.csv"):
-        _sets(["a/rows.csv", "b/rows.csv"], Config.model_validate(tree))
+        _sets(named(["a/rows.csv", "b/rows.csv"]), Config.model_validate(tree))
     with pytest.raises(ConfigError, match="is none of gsm8k, math500, aime2024, aime2025"):
-        _sets(["nothing"], Config.model_validate(tree))
+        _sets(named(["nothing"]), Config.model_validate(tree))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,10 @@ def test_a_misspelt_run_is_not_looked_for_on_the_hub(
     (tmp_path / "runs" / "quickstart").mkdir(parents=True)
     (tmp_path / "runs" / "quickstart" / "resolved_config.yaml").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"model\.path=runs/quikstart does not exist; give"):
+    with pytest.raises(
+        ModelError,
+        match=r"model\.path=runs/quikstart does not exist \(did you mean runs/quickstart\?\); give",
+    ):
         load_tokenizer("runs/quikstart")
 
 

@@ -64,7 +64,7 @@ def test_a_data_set_that_is_not_reached_is_asked_for_once(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     told = (
-        r"gsm8kk:main is no folder here, and the Hub cannot be asked .*; did you mean openai/gsm8k"
+        r"gsm8kk:main is no folder here, and the Hub cannot be asked .* \(did you mean openai/gsm8k"
     )
     with pytest.raises(DataError, match=told):
         list(read_rows("openai/gsm8kk:main", "train"))
@@ -84,7 +84,7 @@ def test_a_wrong_name_of_a_model_is_told_the_right_one(
     wrong: str, meant: str, tmp_path: Path
 ) -> None:
     (tmp_path / "hub" / "models--org--name").mkdir(parents=True)
-    with pytest.raises(ModelError, match=f"{wrong} .*; did you mean {meant}\\?"):
+    with pytest.raises(ModelError, match=f"{wrong} .* \\(did you mean {meant}\\?"):
         base.read_config(wrong)
 
 

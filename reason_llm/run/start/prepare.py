@@ -95,13 +95,16 @@ class Job:
                 self.folder, read, one_line(error), self.state.folder,
             )  # fmt: skip
             return None
-        state, by, more = "is finished", "", "--run.steps"
-        if self.ends_early(self.state):
-            state, by, more = "was ended early", " by eval.patience", "it"
-        watch.line(
-            f"{self.folder} {state} at step {self.state.step}{by}: raise {more} to continue, or "
-            "start afresh with --run.resume never"
+        line = (
+            f"{self.folder} is finished at step {self.state.step}: raise --run.steps to continue, "
+            "or start afresh with --run.resume never"
         )
+        if self.ends_early(self.state):
+            line = (
+                f"{self.folder} was ended early at step {self.state.step} by eval.patience: raise "
+                "it to continue, or start afresh with --run.resume never"
+            )
+        watch.line(line)
         return summary
 
     def ends_early(self, state: RunState) -> bool:
