@@ -265,7 +265,7 @@ def resolve(name: str, overrides: dict[str, object]) -> Algorithm:
 
 IGNORED: tuple[tuple[tuple[str, ...], Callable[[Algorithm], bool], str, str], ...] = (
     (("kl_coefficient", "kl_place", "kl_reference"), lambda row: row.kl == "none",
-     "algorithm.kl is none", "set algorithm.kl to k1 or k3, or leave it out"),
+     "algorithm.kl is none", "set algorithm.kl to k1, k2 or k3, or leave it out"),
     (("kl",), lambda row: row.kl_coefficient == 0,
      "algorithm.kl_coefficient is 0", "set a coefficient above 0, or algorithm.kl to none"),
     (("correction_cap",), lambda row: row.correction == "none",

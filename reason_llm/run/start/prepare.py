@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reason_llm.config import Config
-from reason_llm.data import Data
+from reason_llm.data import Data, system_prompt
 from reason_llm.errors import DataError, one_line
 from reason_llm.files import MIB, move_aside, read_object, write_atomically
 from reason_llm.model import adapters
@@ -23,6 +23,9 @@ from reason_llm.score import Scorer
 from reason_llm.train import kto_desirable_weights
 
 logger = logging.getLogger(__name__)
+
+MOST_SHOWN = 80
+"""Characters of a system prompt in its line at the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +140,38 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
         f"{data.num_held_out} held out, model {config.model.path}"
     )
     yield from data.notes()
+    name = config.data.system_prompt
+    if (text := system_prompt(name, config.prompting_reward)) is not None:
+        named = f" (data.system_prompt: {name})" if name != text else ""
+        yield f"system prompt: {_shown(text)}{named}"
+    if config.learns:
+        yield _settings(config)
     for reader in run.readers:
         yield from reader.lines()
     yield from run.subject.why if config.learns else run.subject.why[:-1]
     if config.judges_answers:
         yield from scorer.descriptions
+
+
+def _shown(text: str) -> str:
+    """The beginning of a text, in one line."""
+    line = one_line(text)
+    return line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}…"
+
+
+def _settings(config: Config) -> str:
+    """What decides the size and the strength of the steps."""
+    train, adapter = config.train, config.model.adapter
+    rows = f"{train.rows_per_step} rows"
+    if config.samples:
+        sample, row = config.sample, config.algorithm.row()
+        rows = f"{sample.prompts_per_step} prompts x {sample.completions_per_prompt} completions"
+        rows += ", no KL" if row.kl == "none" else f", KL {row.kl} x {row.kl_coefficient:g}"
+    trained = f"LoRA of rank {adapter.rank}, alpha {adapter.alpha:g}"
+    if config.model.train == "full":
+        trained = "all weights are trained"
+    rate = f"learning rate {train.learning_rate:g} ({train.schedule})"
+    return f"{config.method.name}: steps of {rows}; {rate}; {trained}"
 
 
 def _check_labels(config: Config, data: Data) -> None:
