@@ -17,6 +17,8 @@ Values = dict[str, list[float]]
 """The value of each problem by the score's name."""
 Vote = Callable[[Sequence[str | None]], str | None]
 """Finds the most frequent of some answers."""
+MOST_CUT_OFF = 0.05
+"""Fraction of completions cut off at the limit from which on a line says so."""
 
 
 def scores(outcomes: Sequence[Outcome], num_samples: int, vote: Vote | None) -> Values:
@@ -106,6 +108,13 @@ def table(summary: Mapping[str, Any]) -> list[str]:
     rows.insert(0, ("set", "problems", "score", "model", "value   95 % interval"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip() for row in rows]
+    for model, sets in summary["results"].items():
+        lines += [
+            f"{name} {model}: {100 * cut_off:.0f}% of the completions were cut off and count as "
+            "wrong; raise eval.max_new_tokens"
+            for name, found in sets.items()
+            if (cut_off := found["truncated_fraction"]) >= MOST_CUT_OFF
+        ]
     for name, of_set in summary["comparisons"].items():
         for score, each in of_set.items():
             difference = each["difference"]

@@ -83,6 +83,14 @@ def test_two_models_are_compared_problem_by_problem() -> None:
     assert line.endswith("p = 1 (better on 2, worse on 1)")
 
 
+def test_completions_that_were_cut_off_are_told() -> None:
+    lines = [outcome("a", number, 0.0, []) for number in range(4)]
+    said = "s a: 25% of the completions were cut off and count as wrong; raise eval.max_new_tokens"
+    assert said not in table(summarize(lines, 0, vote=None, compared=False))
+    lines[0]["greedy"]["finish_reason"] = "length"
+    assert said in table(summarize(lines, 0, vote=None, compared=False))
+
+
 def test_rewards_of_any_range_have_normal_intervals() -> None:
     parts = [outcome("a", number, reward, []) for number, reward in enumerate((-1.0, 2.0, 5.0))]
     greedy = summarize(parts, 0, vote=None, compared=False)["results"]["a"]["s"]["greedy"]
