@@ -146,6 +146,13 @@ class Changes:
     """Allowed changes that affect the result."""
 
 
+CONTENT = {
+    "data.prompts_sha256": "the training rows, or how they are rendered, have changed",
+    "model.weights_sha256": "the model's weights have changed",
+}
+"""What a change of a digest means, in place of its values."""
+
+
 def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
     """Return the differences by the table ``CHANGES``, without the free ones.
 
@@ -159,7 +166,8 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
         rule = next((rule for prefix, rule in CHANGES.items() if key.startswith(prefix)), "never")
         if key == "run.steps" and after.get("train.schedule") != "constant":
             rule = "warn"
-        found[rule].append(f"{key:.200}: {_shown(before.get(key))} -> {_shown(after.get(key))}")
+        values = f"{_shown(before.get(key))} -> {_shown(after.get(key))}"
+        found[rule].append(f"{key:.200}: {CONTENT.get(key, values)}")
     return Changes(found["never"], found["warn"])
 
 

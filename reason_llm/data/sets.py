@@ -26,6 +26,8 @@ _LAYOUT = re.compile(
     r"\\[\[\](),;: ]|\\(?:left|right|quad|qquad|displaystyle)(?![a-z])|[${}]"
     r"|(?<!\d)[.,;:?]|[.,;:?](?!\d)"
 )
+_SPACE = re.compile(r"(?<!\d)\s|\s(?!\d)")
+"""White space but for one between two digits, where ``1 23`` is not ``12 3``."""
 
 
 @dataclass(slots=True)
@@ -266,9 +268,9 @@ def _rows(count: int) -> str:
 
 def question_key(example: Example) -> str:
     """Key of a question, equal for two examples that ask the same: the text of their messages,
-    without a system message, letter case, Unicode variants, and layout (white space, LaTeX's
-    formula marks, braces, punctuation outside of numbers); and their attachments. A row that leaves
-    the question to its environment asks like no other."""
+    without a system message, letter case, Unicode variants, and layout (white space but for one
+    between digits, LaTeX's formula marks, braces, punctuation outside of numbers); and their
+    attachments. A row that leaves the question to its environment asks like no other."""
     digests = ""
     if isinstance(example, TextDocument):
         text = example.text
@@ -276,4 +278,4 @@ def question_key(example: Example) -> str:
         text = "\n".join(each["content"] for each in example.messages if each["role"] != "system")
         digests = "".join(each.sha256 for each in attached(example.messages))
     folded = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return "".join(folded.split()) + digests or text or example.where
+    return _SPACE.sub("", " ".join(folded.split())) + digests or text or example.where

@@ -156,7 +156,9 @@ def test_what_counts_as_the_same_question() -> None:
         "find  x, if $$x^2=1.5,$$ where \\( x\\gt 0\\)".replace("\\gt ", ">"),
     ]
     assert len(set(map(key, same))) == 1
+    assert key("Add 1,  23\nand 4") == key("add 1 23 and 4.")
     different = ["1.5", "15", "1 + 2", "1 - 2", "5!", "5", "f'(x)", "f(x)", "?", "."]
+    different += ["Add 1 23 4", "Add 12 3 4", "Add 1 2 34", "Flat 1 2 a", "Flat 12 a"]
     assert len(set(map(key, different))) == len(different)
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "5!"}]
     assert question_key(Problem("x", asked, "")) == key("5!")
