@@ -99,6 +99,11 @@ def terminal(run_folder: Path, tmp_path: Path) -> Iterator[Terminal]:
         yield opened
 
 
+def is_asking(shown: str) -> bool:
+    """Whether the last line of the screen is an empty prompt."""
+    return shown.rstrip().endswith(("base>", "adapter>"))
+
+
 @pytest.mark.long
 def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) -> None:
     chat = ChatSession(
@@ -128,11 +133,15 @@ def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) ->
     assert "base> What is\n3 + 4?\n" in asked  # pasted lines are one message
     terminal.type("/tempreature 1")
     terminal.wait("/tempreature is no command; /help lists them")
+    terminal.wait_until(is_asking, "a prompt")
     terminal.type("/max_new_tokens 4000")
+    terminal.wait("max_new_tokens 4000", times=2)
+    terminal.wait_until(is_asking, "a prompt")
     terminal.type("Talk")
     terminal.wait_until(lambda shown: bool(shown.partition("base> Talk\n")[2].strip()), "an answer")
     terminal.tmux("send-keys", "C-c")
     screen = terminal.wait("(stopped)")
     assert "Traceback" not in screen
+    terminal.wait_until(is_asking, "a prompt")  # or a slow terminal may lose the end
     terminal.tmux("send-keys", "C-d")
     terminal.wait("ended 0")
