@@ -429,7 +429,7 @@ def similar(name: str, known: Iterable[str] = ()) -> str:
     beside: Iterable[Path] = (
         islice(Path(name).parent.glob("*"), MOST_BESIDE) if not Path(name).exists() else ()
     )
-    every = [*known, *map(str, beside)]
+    every = [each for each in (*known, *map(str, beside)) if each != name]
     names = {Path(each).name.partition(":")[0].casefold(): each for each in every}
     last = Path(name).name[:200].partition(":")[0].casefold()
     near = difflib.get_close_matches(last, names, n=1, cutoff=0.8)

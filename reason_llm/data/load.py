@@ -352,8 +352,11 @@ class _SetReader:
         if (share := next(filter(None, shares), None)) is None:
             yield from read(no_row)
             return
-        seed, skip = self.config.run.seed, lambda error: None
-        order = sorted({_place_in_split(row, seed) for _, row in read(skip)})
+
+        def skip(error: DataError) -> None:
+            """The other side of the split says it."""
+
+        order = sorted({_place_in_split(row) for _, row in read(skip)})
         count = max(1, round(share * len(order)))
         if count >= len(order):
             raise DataError(
@@ -361,7 +364,7 @@ class _SetReader:
                 "them; name a file in data.eval"
             )
         for where, row in read(no_row if data_set.is_training else skip):
-            if (_place_in_split(row, seed) < order[count]) != data_set.is_training:
+            if (_place_in_split(row) < order[count]) != data_set.is_training:
                 yield where, row
 
     def render(self, data_set: DataSet, examples: list[Example]) -> None:
@@ -837,8 +840,9 @@ def _is_kept_by_json(value: object) -> bool:
         return False
 
 
-def _place_in_split(row: Row, seed: int) -> bytes:
-    """Digest of a row, by which rows are ordered before the first ones are held out. Objects such
-    as images count by their type, since reading them again makes others."""
+def _place_in_split(row: Row) -> bytes:
+    """Digest of a row, by which rows are ordered before the first ones are held out: the same ones
+    in every run, so that no run learns from what another one is judged by. Objects such as images
+    count by their type, since reading them again makes others."""
     content = json.dumps(row, default=lambda each: type(each).__name__)
-    return hashlib.sha256(f"{seed} {content}".encode()).digest()[:16]
+    return hashlib.sha256(content.encode()).digest()[:16]

@@ -234,8 +234,8 @@ class Data:
         lines = [line for data_set in self.training for line in data_set.notes]
         lines += [line for each in held_out for line in each.notes]
         lines += [
-            f"{each.source}: {100 * each.share:.4g}% of its rows are held out, chosen by run.seed: "
-            f"{_rows(each.num_rows)}; {_rows(self.training[0].num_rows)} for training"
+            f"{each.source}: {100 * each.share:.4g}% of its rows are held out, the same in every "
+            f"run: {_rows(each.num_rows)}; {_rows(self.training[0].num_rows)} for training"
             for each in held_out
             if each.share is not None
         ]

@@ -105,7 +105,9 @@ def test_rows_held_out_for_loss_and_accuracy_count_once(
     assert both.num_held_out == 4
     told = both.notes()
     assert len(set(told)) == len(told) == 3, told
-    assert f"{train}: 20% of its rows are held out, chosen by run.seed: 4 rows; 16 rows" in told[-1]
+    assert (
+        f"{train}: 20% of its rows are held out, the same in every run: 4 rows; 16 rows" in told[-1]
+    )
     assert read(**options, eval__rows="40%").num_held_out == 8
     assert read(**options, eval__rows=train).num_held_out == 4 + 20
 

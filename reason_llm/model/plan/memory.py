@@ -4,6 +4,7 @@ Sizes depend on the model's config, the run's config and the machine's memory (`
 so that a resumed run batches as the first one did. Each phase gets all that the other leaves.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -104,6 +105,10 @@ class Plan:
     """Size on disk of each: adapter, optimizer state, and the best adapter."""
     sequence_bytes: int
     """Memory of sampling that each sequence decoded at once takes besides its KV cache."""
+    sequence_tokens: int
+    """Tokens of the KV cache that a sequence of full length takes."""
+    short_sequences: int
+    """The most sequences that are decoded at once; each has its recurrent states."""
     phases: tuple[bound.Phase, ...]
     """The least cost of one card's share of a step."""
     team: TeamSizes = ALONE
@@ -135,7 +140,7 @@ class Plan:
             rows.append(f"{line.name:<52}" + "".join(f"{size:>12}" for size in sizes))
         chosen = [f"context {self.context_tokens:,} tokens"]
         if self.engine is not None:
-            most, whole = self.engine.max_sequences, self.cache_tokens // self.context_tokens
+            most, whole = self.short_sequences, self.cache_tokens // self.sequence_tokens
             shorter = f", {most} shorter ones" if whole < most else ""
             chosen.append(f"{min(most, whole)} sequences at once of full length{shorter}")
         if any(line.name == "KV cache" and line.sampling for line in self.lines):
@@ -177,7 +182,7 @@ class Plan:
         most, each = self.engine.max_sequences, self.sequence_bytes
         rollouts = self.config.sample.rollouts_per_step
         of_step = f"of a step's {rollouts:,}" if most < rollouts else "of a step"
-        cache = self.engine.kv_cache_bytes * self.context_tokens // self.cache_tokens
+        cache = self.engine.kv_cache_bytes * self.sequence_tokens // self.cache_tokens
         return (
             f"sampling reserves {_shown(most * each)} besides the KV cache for {most} sequences "
             f"{of_step} at once: one fewer saves {_shown(each)}, and one of full length takes "
@@ -243,9 +248,11 @@ def plan(
         micro_batch = asked
     needed, there = draft.host_bytes(micro_batch), machine.host_bytes
     if needed > there:
+        offloads = config.train.gradient_checkpointing == "offload"
         raise ConfigError(
             f"memory.host_gib={_gib(there)} is less than the {_gib(needed)} GiB of host memory "
-            "that are needed; raise it, or set train.gradient_checkpointing to true"
+            "that are needed; raise it"
+            + (", or set train.gradient_checkpointing to true" if offloads else "")
         )
     wanted = draft.sequences * draft.least_cache
     cache = draft.largest(draft.least_cache, wanted, lambda tokens: draft.total(tokens, 1).sampling)
@@ -554,11 +561,13 @@ class _Draft:
 
     def plan(self, cache_tokens: int, micro_batch_tokens: int) -> Plan:
         lines = tuple(self.lines(cache_tokens, micro_batch_tokens))
+        states = self.state_bytes(self.least_cache)
+        pool = sum(line.sampling for line in lines if line.name in CACHES)
         engine = None
         if self.under_vllm:
             engine = EngineSizes(
                 context_tokens=self.context,
-                kv_cache_bytes=sum(line.sampling for line in lines if line.name in CACHES),
+                kv_cache_bytes=pool,
                 max_sequences=self.sequences,
                 lora_rank=0 if self.is_bare else self.config.model.adapter.rank,
                 lora_targets=self.shape.adapted,
@@ -584,6 +593,8 @@ class _Draft:
             host_bytes=self.host_bytes(micro_batch_tokens),
             checkpoint_bytes=self._checkpoint_bytes,
             sequence_bytes=self._logit_bytes + self._counts_bytes,
+            sequence_tokens=self.least_cache if states else self.context,
+            short_sequences=min(self.sequences, pool // states) if states else self.sequences,
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside, self.team)),
             team=self.team,
             alone=bound.phases(self.config, self.shape, sizes)[0]
@@ -698,8 +709,8 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     if draft.can_pack and not fixes:
         fixes += [f"{nf4} and {each}" for each in shorter(packed)]
     needed = getattr(total, phase)
-    budget = needed / USABLE_FRACTION[machine.kind] / GIB
-    fixes.append(f"memory.budget_gib to {budget:.1f} or more, if there is as much")
+    tenths = math.ceil(10 * needed / USABLE_FRACTION[machine.kind] / GIB)
+    fixes.append(f"memory.budget_gib to {tenths / 10} or more, if there is as much")
     return (
         f"memory.budget_gib={_gib(machine.budget_bytes)} is too little for {config.model.path}: "
         f"{phase} needs {_gib(needed)} GiB of the {_gib(draft.usable)} GiB usable ({parts}) for "

@@ -8,7 +8,7 @@ from typing import Any
 
 from reason_llm.config import Config
 from reason_llm.data import Data, system_prompt
-from reason_llm.errors import DataError, one_line
+from reason_llm.errors import DataError, one_line, printable
 from reason_llm.files import MIB, move_aside, read_object, write_atomically
 from reason_llm.model import adapters
 from reason_llm.model.plan import Plan, Subject
@@ -155,7 +155,7 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
 
 def _shown(text: str) -> str:
     """The beginning of a text, in one line."""
-    line = one_line(text)
+    line = printable(" ".join(text.split()))
     return line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}…"
 
 

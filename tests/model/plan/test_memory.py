@@ -501,6 +501,10 @@ def test_recurrent_layers_have_states_in_place_of_keys(caplog: pytest.LogCapture
     assert sizes["recurrent states"] == sequences * 2 * state  # one of a cached block
     assert plan.engine is not None
     assert plan.engine.kv_cache_bytes == sizes["KV cache"] + sizes["recurrent states"]
+    shorter = plan.engine.kv_cache_bytes // (2 * state)  # without any key
+    whole = plan.cache_tokens // plan.sequence_tokens
+    told = f"{whole} sequences at once of full length, {shorter} shorter ones"
+    assert whole <= sequences and told in "\n".join(plan.table())
     tree["sample"] = {"engine": "transformers"}
     bare = plan_only(Config.model_validate(tree))
     sizes = {line.name: line.sampling for line in bare.lines}
