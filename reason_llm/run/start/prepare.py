@@ -143,7 +143,7 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
     name = config.data.system_prompt
     if (text := system_prompt(name, config.prompting_reward)) is not None:
         named = f" (data.system_prompt: {name})" if name != text else ""
-        yield f"system prompt: {_shown(text)}{named}"
+        yield f"system prompt of rows without one: {_shown(text)}{named}"
     if config.learns:
         yield _settings(config)
     for reader in run.readers:
