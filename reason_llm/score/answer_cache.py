@@ -75,7 +75,7 @@ class AnswerCache:
                     log.warning(
                         "%s has damaged or duplicate lines; what is missing is asked again",
                         self.path,
-                    )  # fmt: skip
+                    )
             self._known = values
         return self._known
 
