@@ -68,8 +68,8 @@ class _Uses:
 
     def why(self, node: ast.Assert) -> str | None:
         """Fault of an assertion; None if it depends on the program."""
-        if (found := self._true(node.test)) is not None:
-            return f"holds for every program: {found}"
+        if (reason := self._true(node.test)) is not None:
+            return f"holds for every program: {reason}"
         if node.msg is None or not _is_literal(node.msg) or not self._is_bare(node.test):
             return None
         value = ast.literal_eval(node.msg)
@@ -79,6 +79,7 @@ class _Uses:
 
     def _true(self, node: ast.expr) -> str | None:
         """Why a value is true, whatever the program gives."""
+        # Only what is true without being run: a doubtful rule would refuse a row with good tests.
         match node:
             case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
                 has_items = not all(isinstance(item, ast.Starred) for item in items)
@@ -90,7 +91,7 @@ class _Uses:
                 return "a generator is true, whatever is in it"
             case ast.ListComp(elt=item) | ast.SetComp(elt=item) if isinstance(
                 item, ast.Compare
-            ) and not any(each.ifs for each in node.generators):
+            ) and not any(loop.ifs for loop in node.generators):
                 return "a list with items is true"
             case ast.Lambda():
                 return "a function that is not called is true"
@@ -103,8 +104,8 @@ class _Uses:
             case ast.BoolOp(op=ast.Or(), values=parts):
                 return next((why for part in parts if (why := self._true(part))), None)
             case ast.BoolOp(values=parts):
-                found = [self._true(part) for part in parts]
-                return found[0] if all(found) else None
+                reasons = [self._true(part) for part in parts]
+                return reasons[0] if all(reasons) else None
             case ast.IfExp(body=body, orelse=other):
                 return self._true(body) and self._true(other)
             case ast.UnaryOp(op=ast.Not(), operand=operand) if _is_literal(operand):
@@ -146,8 +147,8 @@ class _Uses:
             case "any", [ast.List(elts=items) | ast.Tuple(elts=items)]:
                 return next((why for item in items if (why := self._true(item))), None)
             case "all", [ast.List(elts=items) | ast.Tuple(elts=items)]:
-                found = [self._true(item) for item in items]
-                return "all its items are true" if all(found) else None
+                reasons = [self._true(item) for item in items]
+                return "all its items are true" if all(reasons) else None
             case "all", [ast.GeneratorExp(elt=item)] if why := self._true(item):
                 return why
             case "all", [ast.GeneratorExp(generators=[ast.comprehension(iter=of), *_])] if (
