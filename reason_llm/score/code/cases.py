@@ -95,25 +95,25 @@ def answer_of_row(row: Mapping[str, Any]) -> str:
 
 def private_tests(row: Mapping[str, Any]) -> list[Any]:
     """LiveCodeBench's private tests, where they are JSON; its own rows have them as a pickle."""
-    given = row.get("private_test_cases")
+    column = row.get("private_test_cases")
     if column_of_tests(row) != "public_test_cases":
         return []
-    found = _parsed(given, "private_test_cases")
-    return found if isinstance(found, list) else []
+    tests = _parsed(column, "private_test_cases")
+    return tests if isinstance(tests, list) else []
 
 
 def _of_livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
     """The function that LiveCodeBench's functional tests call, whose name is in ``metadata``, and
     all tests, if the private ones can be read."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     if more := private_tests(row):
         public = _parsed(row["public_test_cases"], "public_test_cases")
-        found["public_test_cases"] = [*public, *more] if isinstance(public, list) else public
+        columns["public_test_cases"] = [*public, *more] if isinstance(public, list) else public
     metadata = row.get("metadata")
     if isinstance(metadata, str) and "func_name" in metadata:
         metadata = _from_json(metadata, "'metadata' is")
     name = metadata.get("func_name") if isinstance(metadata, dict) else None
-    return found if name is None else {**found, "fn_name": name}
+    return columns if name is None else {**columns, "fn_name": name}
 
 
 def column_of_tests(row: Mapping[str, Any]) -> str:
@@ -216,8 +216,8 @@ def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTest
             f"{column!r} asserts nothing, so that every program would pass: {_shown(source)}; "
             "write assert before what must hold"
         )
-    if (found := always_true(tree)) is not None:
-        node, problem = found
+    if (fault := always_true(tree)) is not None:
+        node, problem = fault
         written = _shorten(ast.get_source_segment(source, node) or "assert")
         raise ValueError(
             f"{column!r}, line {node.lineno}: {written} {problem}; write what must hold of the "
@@ -233,9 +233,9 @@ def check_runs(answer: str, prompt: str = "") -> None:
     tests = read_tests(answer)
     asked = _signatures(prompt)
     if isinstance(tests, CallTests):
-        for number, given in enumerate(tests.inputs, start=1):
+        for number, arguments in enumerate(tests.inputs, start=1):
             try:
-                _check_call(tests.function, len(given), set(), asked, f"test {number}")
+                _check_call(tests.function, len(arguments), set(), asked, f"test {number}")
             except ValueError as error:
                 raise ValueError(f"{error} (an argument that is a list: [[1, 2, 3]])") from error
     if not isinstance(tests, AssertTests):
@@ -249,11 +249,12 @@ def check_runs(answer: str, prompt: str = "") -> None:
             f"the tests import {name!r}, which the sandbox does not have, so that no program would "
             "pass; import the program from 'solution', or leave such rows out by data.preprocess"
         )
+    # The harness runs functions test_… and check: tests in any other form would pass no program.
     for node in tree.body:
         problem = ""
         if isinstance(node, ast.ClassDef):
             of_unittest = any(ast.unparse(base).endswith("TestCase") for base in node.bases)
-            names = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+            names = [method.name for method in node.body if isinstance(method, ast.FunctionDef)]
             has_tests = node.name not in used and any(name.startswith("test") for name in names)
             problem = "is a class of tests" if of_unittest or has_tests else ""
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
@@ -275,7 +276,7 @@ def check_runs(answer: str, prompt: str = "") -> None:
 
 def _signatures(text: str) -> dict[str, list[ast.arguments]]:
     """Parameters of the functions whose first lines are in a text, by name."""
-    found: dict[str, list[ast.arguments]] = {}
+    signatures: dict[str, list[ast.arguments]] = {}
     for start in islice(_DEF.finditer(text), MOST_SIGNATURES):
         end, depth = start.end(), 1
         while depth and end < min(len(text), start.end() + MOST_SIGNATURE):
@@ -286,8 +287,8 @@ def _signatures(text: str) -> dict[str, list[ast.arguments]]:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue  # of an example in prose
         if isinstance(function, ast.FunctionDef):
-            found.setdefault(start[1], []).append(function.args)
-    return found
+            signatures.setdefault(start[1], []).append(function.args)
+    return signatures
 
 
 _DEF = re.compile(r"\bdef ([A-Za-z_]\w{0,99})\(")
@@ -299,7 +300,7 @@ def _check_calls(tree: ast.Module, asked: dict[str, list[ast.arguments]]) -> Non
     """Check the calls in assertions of functions of the prompt and of the tests, but for those that
     are expected to fail."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    own = {each.name: [] if each.decorator_list else [each.args] for each in functions}
+    own = {func.name: [] if func.decorator_list else [func.args] for func in functions}
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
@@ -308,8 +309,8 @@ def _check_calls(tree: ast.Module, asked: dict[str, list[ast.arguments]]) -> Non
         todo += ast.iter_child_nodes(node)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
-        names = {each.arg for each in node.keywords}
-        if None in names or any(isinstance(each, ast.Starred) for each in node.args):
+        names = {keyword.arg for keyword in node.keywords}
+        if None in names or any(isinstance(argument, ast.Starred) for argument in node.args):
             continue
         place = f"the tests' line {node.lineno}"
         _check_call(node.func.id, len(node.args), names, asked | own, place)
@@ -324,25 +325,25 @@ def _check_call(
 ) -> None:
     """Raise ValueError for a call that none of the signatures of its function allows."""
     known = signatures.get(name, [])
-    if not known or any(_allows(each, count, keywords) for each in known):
+    if not known or any(_allows(signature, count, keywords) for signature in known):
         return
-    given = f"{count} argument{'' if count == 1 else 's'}"
+    counted = f"{count} argument{'' if count == 1 else 's'}"
     more = f" and {', '.join(sorted(map(str, keywords)))}" if keywords else ""
     raise ValueError(
-        f"{place} calls {name} with {given}{more}, and it is def {name}({ast.unparse(known[0])}), "
-        "so that no program would pass"
+        f"{place} calls {name} with {counted}{more}, and it is "
+        f"def {name}({ast.unparse(known[0])}), so that no program would pass"
     )
 
 
 def _allows(signature: ast.arguments, count: int, keywords: AbstractSet[str | None]) -> bool:
     """Whether a function of these parameters can be called so; ``self`` is not given."""
-    named = [each.arg for each in (*signature.posonlyargs, *signature.args)]
+    named = [parameter.arg for parameter in (*signature.posonlyargs, *signature.args)]
     needed = named[: len(named) - len(signature.defaults)]
     if named[:1] in (["self"], ["cls"]):
         named, needed = named[1:], needed[1:]
     if count > len(named) and signature.vararg is None:
         return False
-    only = {each.arg for each in signature.kwonlyargs}
+    only = {parameter.arg for parameter in signature.kwonlyargs}
     known = keywords <= {*named, *only} or signature.kwarg is not None
     return bool(known) and {*needed[count:]} <= {*keywords}
 
@@ -376,8 +377,8 @@ def _from_list(cases: Sequence[Any], column: str) -> dict[str, Any]:
         case["metadata"] if isinstance(case.get("metadata"), dict) else {} for case in cases
     ]
     of_rllm = [metadata.get("func_name") for metadata in metadata_of_cases]
-    found = [case.get("fn_name") or other for case, other in zip(cases, of_rllm, strict=True)]
-    names = sorted({str(name) for name in found if name})
+    functions = [case.get("fn_name") or other for case, other in zip(cases, of_rllm, strict=True)]
+    names = sorted({str(name) for name in functions if name})
     if len(names) > 1:
         raise ValueError(f"{column!r} names more than one function: {', '.join(names)}")
     fields = {
@@ -407,9 +408,9 @@ def _inputs_and_outputs(
         if not isinstance(function, str) or not function.isidentifier():
             raise ValueError(f"{column!r}: 'fn_name' is {_shown(function)}; expected a name")
         return _calls(function, inputs, outputs, tolerance, column)
-    given, wanted = (_texts(value[n], f"{column!r}: {n!r}") for n in ("inputs", "outputs"))
+    stdins, stdouts = (_texts(value[n], f"{column!r}: {n!r}") for n in ("inputs", "outputs"))
     ignore_case = str(options.get("checker", "")).startswith("case-insensitive")
-    return ProgramTests(given, wanted, tolerance, ignore_case)
+    return ProgramTests(stdins, stdouts, tolerance, ignore_case)
 
 
 def _texts(cases: list[Any], where: str) -> tuple[str, ...]:
@@ -432,15 +433,17 @@ def _calls(
     one may be wrapped (PRIME's form): the result is then what they hold."""
     arguments: list[tuple[Any, ...]] = []
     results: list[Any] = []
-    for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1):
-        is_text = isinstance(given, str)
+    for number, (case_input, case_output) in enumerate(zip(inputs, outputs, strict=True), start=1):
+        is_text = isinstance(case_input, str)
         try:
-            arguments.append(tuple(map(json.loads, given.splitlines())) if is_text else (*given,))
-            results.append(json.loads(wanted) if is_text and isinstance(wanted, str) else wanted)
+            values = map(json.loads, case_input.splitlines()) if is_text else case_input
+            arguments.append(tuple(values))
+            is_json = is_text and isinstance(case_output, str)
+            results.append(json.loads(case_output) if is_json else case_output)
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{column!r}, case {number}: {_shown(given)} -> {_shown(wanted)}; expected a list "
-                f"of arguments, or one JSON argument a line ({error})"
+                f"{column!r}, case {number}: {_shown(case_input)} -> {_shown(case_output)}; "
+                f"expected a list of arguments, or one JSON argument a line ({error})"
             ) from error
     may_be_lists = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     if may_be_lists:
@@ -463,12 +466,12 @@ def same_output(
     """Whether a program printed what was expected."""
     if ignore_case:
         expected, actual = expected.casefold(), actual.casefold()
-    wanted, given = (
+    expected_lines, actual_lines = (
         [line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, actual)
     )
-    if tolerance is None or wanted == given:
-        return wanted == given
-    lines = [[line.split() for line in text] for text in (wanted, given)]
+    if tolerance is None or expected_lines == actual_lines:
+        return expected_lines == actual_lines
+    lines = [[line.split() for line in text] for text in (expected_lines, actual_lines)]
     pairs = [pair for words in zip(*lines, strict=False) for pair in zip(*words, strict=False)]
     return [*map(len, lines[0])] == [*map(len, lines[1])] and all(
         a == b or _within(_number(a), _number(b), tolerance) for a, b in pairs
@@ -488,14 +491,14 @@ def _number(word: str) -> float:
     return math.nan
 
 
-def _within(expected: float, given: float, tolerance: float) -> bool:
+def _within(expected: float, actual: float, tolerance: float) -> bool:
     """Whether a number is near enough. A whole number that is expected is a count, for which no
     other integer stands, and a float with nothing behind its point only by a tolerance of 1 or
     more; otherwise a relative tolerance would forgive one in a million."""
     is_count = isinstance(expected, int)
-    if is_count and (isinstance(given, int) or (given.is_integer() and tolerance < 1)):
-        return expected == given
-    return _close(expected, given, tolerance)
+    if is_count and (isinstance(actual, int) or (actual.is_integer() and tolerance < 1)):
+        return expected == actual
+    return _close(expected, actual, tolerance)
 
 
 def _close(a: float, b: float, tolerance: float, absolute: float | None = None) -> bool:
