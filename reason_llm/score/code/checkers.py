@@ -99,9 +99,7 @@ class Checkers:
             CheckerError: it cannot be imported there, or needs files, packages or a network.
         """
         content = base64.b64encode(_pickled((arguments, dict(named or {})))).decode()
-        request = {
-            "call": subject.key, "method": method, "arguments": content, "seconds": seconds,
-        }  # fmt: skip
+        request = {"call": subject.key, "method": method, "arguments": content, "seconds": seconds}
         answer = self._answer(subject, request)
         if answer.get("of_walls"):
             raise CheckerError(
@@ -113,7 +111,7 @@ class Checkers:
                 return read(answer["value"])
             except (TypeError, ValueError) as error:
                 answer = {"problem": f"it gave {error}"}
-        told = answer.get("problem", f"it took longer than {seconds:g} s")
+        problem = answer.get("problem", f"it took longer than {seconds:g} s")
         with self._lock:
             is_first = not self.num_timed_out + self.num_failed
             self.num_timed_out += "limit" in answer
@@ -121,8 +119,9 @@ class Checkers:
         if is_first:
             log.warning(
                 "a checker failed on what the model wrote (%.200s); this counts 0, as score/errors "
-                "and score/timeouts count all such answers", printable(str(told)),
-            )  # fmt: skip
+                "and score/timeouts count all such answers",
+                printable(str(problem)),
+            )
         return None
 
     def _answer(self, subject: "Subject", request: dict[str, Any]) -> dict[str, Any]:
@@ -150,9 +149,9 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Print such a class as it is written; all else as usual."""
-        made = getattr(value, "__pydantic_generic_metadata__", None)
-        if isinstance(value, type) and made and made["origin"] is not None:
-            return made["origin"].__class_getitem__, (made["args"],)
+        generic = getattr(value, "__pydantic_generic_metadata__", None)
+        if isinstance(value, type) and generic and generic["origin"] is not None:
+            return generic["origin"].__class_getitem__, (generic["args"],)
         return NotImplemented
 
 
@@ -211,17 +210,13 @@ class _CallServer(Launcher):
             self._folder = self._folder or tempfile.TemporaryDirectory(prefix="reason_llm-")
         super().start()
         source = read_bounded(Path(check_server.__file__), MIB).decode()
-        self.exchange(
-            {
-                "serve": True,
-                "orders": {
-                    "files": {}, "limits": asdict(_LIMITS),
-                    "arguments": ["-s", "-S", "-c", source],
-                    "folder": self._folder and self._folder.name,
-                },
-            },
-            10 + check_server.PATIENCE,
-        )  # fmt: skip
+        orders = {
+            "files": {},
+            "limits": asdict(_LIMITS),
+            "arguments": ["-s", "-S", "-c", source],
+            "folder": self._folder and self._folder.name,
+        }
+        self.exchange({"serve": True, "orders": orders}, 10 + check_server.PATIENCE)
 
 
 def _setup(mode: Mode, modules: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
@@ -249,15 +244,15 @@ def _path_of(module: str) -> Path | None:
     return path.parent if spec.submodule_search_locations is not None else path
 
 
-_made: list[Checkers] = []
-os.register_at_fork(after_in_child=_made.clear)  # they are the parent's
+_instances: list[Checkers] = []
+os.register_at_fork(after_in_child=_instances.clear)  # they are the parent's
 
 
 def _make(mode: Mode, modules: tuple[str, ...], folders: tuple[str, ...]) -> Checkers:
     """Checkers for these folders of installed packages, which may change while a process runs."""
-    made = Checkers(mode, modules)
-    _made.append(made)
-    return made
+    checkers = Checkers(mode, modules)
+    _instances.append(checkers)
+    return checkers
 
 
 def checkers_of(mode: Mode, *modules: str) -> Checkers:
@@ -267,4 +262,5 @@ def checkers_of(mode: Mode, *modules: str) -> Checkers:
 
 def checker_faults() -> tuple[int, int]:
     """Numbers of calls of checkers that failed and that timed out in this process so far."""
-    return sum(each.num_failed for each in _made), sum(each.num_timed_out for each in _made)
+    failed = sum(checkers.num_failed for checkers in _instances)
+    return failed, sum(checkers.num_timed_out for checkers in _instances)
