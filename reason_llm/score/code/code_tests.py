@@ -121,7 +121,7 @@ class CodeTests:
             if read.may_be_lists and outcome.problem == WRONG_RESULT:
                 outputs = tuple([output] for output in read.outputs)
                 other = self._calls(replace(read, outputs=outputs), program, stop_early)
-                return max(outcome, other, key=lambda each: each.passed)
+                return max(outcome, other, key=lambda candidate: candidate.passed)
             return outcome
         return self._asserts(read, program, stop_early)
 
@@ -129,10 +129,10 @@ class CodeTests:
         seconds = self.timeout_seconds
         limits = Limits(cpu_seconds=math.ceil(seconds), wall_seconds=3 * seconds)
         passed, num_timeouts, problem = 0, 0, None
-        for given, wanted in zip(tests.inputs, tests.outputs, strict=True):
-            ended = self.sandbox.run(program, stdin=given, limits=limits)
+        for stdin, expected in zip(tests.inputs, tests.outputs, strict=True):
+            ended = self.sandbox.run(program, stdin=stdin, limits=limits)
             is_right = ended.status == 0 and same_output(
-                wanted, ended.stdout, tests.tolerance, tests.ignore_case
+                expected, ended.stdout, tests.tolerance, tests.ignore_case
             )
             passed += is_right
             num_timeouts += ended.limit is not None
@@ -148,8 +148,8 @@ class CodeTests:
         for _ in range(MAX_TIMEOUTS):
             request = {"calls": [tests.function, tests.inputs[first:]]}
             ended, lines = self._run_harness(request, program, stop_early)
-            for line, wanted in zip(lines, tests.outputs[first:], strict=False):
-                is_right = "value" in line and same_value(wanted, line["value"], tests.tolerance)
+            for line, expected in zip(lines, tests.outputs[first:], strict=False):
+                is_right = "value" in line and same_value(expected, line["value"], tests.tolerance)
                 passed += is_right
                 if not is_right:
                     problem = problem or str(line.get("error", WRONG_RESULT))
