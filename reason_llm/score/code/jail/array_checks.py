@@ -35,47 +35,48 @@ class StrictArrays(ast.NodeTransformer):
         self.aliases = set(ARRAY_COMPARISONS)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
-                self.aliases |= {a.asname for a in node.names
-                                 if a.asname and a.name in ARRAY_COMPARISONS}  # fmt: skip
+                names = {a.asname for a in node.names if a.name in ARRAY_COMPARISONS}
+                self.aliases |= {name for name in names if name}
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
                 names = {n.id for n in node.targets if isinstance(n, ast.Name)}
                 self.aliases |= names if node.value.attr in ARRAY_COMPARISONS else set()
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         """``==`` and ``!=``."""
-        given = self._given(node.left, *node.comparators)
+        from_program = self._from_program(node.left, *node.comparators)
         self.generic_visit(node)
-        if len(node.ops) != 1 or not any(given) or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+        is_comparison = len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq)
+        if not is_comparison or not any(from_program):
             return node
         is_equal = ast.Constant(isinstance(node.ops[0], ast.Eq))
-        made = call(_EQUAL, is_equal, _flags(given), node.left, node.comparators[0])
-        return ast.copy_location(made, node)
+        comparison = call(_EQUAL, is_equal, _flags(from_program), node.left, node.comparators[0])
+        return ast.copy_location(comparison, node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         """``-``."""
-        given = self._given(node.left, node.right)
+        from_program = self._from_program(node.left, node.right)
         self.generic_visit(node)
-        if not isinstance(node.op, ast.Sub) or any(given) == all(given):
+        if not isinstance(node.op, ast.Sub) or any(from_program) == all(from_program):
             return node
-        return ast.copy_location(call(_MINUS, _flags(given), node.left, node.right), node)
+        return ast.copy_location(call(_MINUS, _flags(from_program), node.left, node.right), node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """numpy's functions that compare, ``zip`` and ``all``."""
         named = {keyword.arg: keyword.value for keyword in node.keywords}
         pair = [*node.args, *(named[n] for n in ARRAY_ARGUMENTS if n in named)]
-        given = self._given(*pair)
+        from_program = self._from_program(*pair)
         self.generic_visit(node)
         match node.func:
             case ast.Attribute(attr=name) | ast.Name(id=name) if name in self.aliases and any(
-                given[:2]
+                from_program[:2]
             ):
-                node.args = [node.func, _flags(given[:2]), *node.args]
+                node.args = [node.func, _flags(from_program[:2]), *node.args]
                 node.func = ast.Name(_COMPARES, ast.Load())
             case ast.Name(id="all"):
                 for argument in node.args:
                     self._keep_cases(argument)
-            case ast.Name(id="zip") if any(given) and not all(given) and not named:
-                node.args = [_flags(given), *node.args]
+            case ast.Name(id="zip") if any(from_program) and not all(from_program) and not named:
+                node.args = [_flags(from_program), *node.args]
                 node.func = ast.Name(_ZIP, ast.Load())
         return node
 
@@ -108,23 +109,23 @@ class StrictArrays(ast.NodeTransformer):
                 values.elt = ast.BoolOp(ast.And(), [*loop.ifs, values.elt])
                 loop.ifs = []
 
-    def _given(self, *values: ast.expr) -> tuple[bool, ...]:
+    def _from_program(self, *values: ast.expr) -> tuple[bool, ...]:
         return tuple(map(self.taint.holds, values))
 
 
-def _flags(given: Sequence[bool]) -> ast.expr:
-    return ast.Tuple([ast.Constant(each) for each in given], ast.Load())
+def _flags(values: Sequence[bool]) -> ast.expr:
+    return ast.Tuple([ast.Constant(value) for value in values], ast.Load())
 
 
 def _is_array(value: Any) -> bool:
     return type(value).__module__ == "numpy" and hasattr(value, "shape")
 
 
-def _fits(given: Sequence[bool], pair: Sequence[Any]) -> bool:
+def _fits(from_program: Sequence[bool], pair: Sequence[Any]) -> bool:
     """Whether no value of the program, ``given`` says which, is repeated, and both are of one
     kind."""
     numpy = importlib.import_module("numpy")
-    arrays = [numpy.asarray(each) for each in pair]
+    arrays = [numpy.asarray(side) for side in pair]
     shapes = [array.shape for array in arrays]
     sizes = [array.size for array in arrays]
     if 0 in sizes and any(sizes):
@@ -136,17 +137,17 @@ def _fits(given: Sequence[bool], pair: Sequence[Any]) -> bool:
     kinds = {_KINDS.get(array.dtype.kind, array.dtype.kind) for array in arrays}
     is_one_kind = len(kinds) == 1 or not any(sizes)
     return is_one_kind and all(
-        s == whole for s, is_given in zip(shapes, given, strict=True) if is_given
+        shape == whole for shape, is_given in zip(shapes, from_program, strict=True) if is_given
     )
 
 
-def equal(is_equal: bool, given: Sequence[bool], first: Any, second: Any) -> Any:
+def equal(is_equal: bool, from_program: Sequence[bool], first: Any, second: Any) -> Any:
     """``first == second``, or ``!=``."""
     pair = (first, second)
     if not any(map(_is_array, pair)) or isinstance(first, approx) or isinstance(second, approx):
         return first == second if is_equal else first != second
     numpy = importlib.import_module("numpy")
-    if not _fits(given, pair):
+    if not _fits(from_program, pair):
         return numpy.bool_(not is_equal)
     one, other = map(numpy.asarray, pair)
     verdict = one == other if is_equal else one != other
@@ -171,37 +172,35 @@ def looped(
 def _whole_truth(values: Any, truth: Callable[[Any], bool]) -> Any:
     """An array of truths that is itself true or not, as a list of lists would be."""
     numpy = importlib.import_module("numpy")
-    kind = type("Truths", (numpy.ndarray,), {
-        "__bool__": lambda self: truth(self.view(numpy.ndarray).ravel().tolist())
-    })  # fmt: skip
-    return values.view(kind)
+    methods = {"__bool__": lambda self: truth(self.view(numpy.ndarray).ravel().tolist())}
+    return values.view(type("Truths", (numpy.ndarray,), methods))
 
 
-def minus(given: Sequence[bool], first: Any, second: Any) -> Any:
+def minus(from_program: Sequence[bool], first: Any, second: Any) -> Any:
     """``first - second``; ValueError if what the program gave would be repeated."""
     pair = (first, second)
-    if any(map(_is_array, pair)) and not _fits(given, pair):
+    if any(map(_is_array, pair)) and not _fits(from_program, pair):
         raise ValueError("what the program gave has another shape or kind")
     return first - second
 
 
 def compares(
-    function: Callable[..., Any], given: Sequence[bool], /, *pair: Any, **named: Any
+    function: Callable[..., Any], from_program: Sequence[bool], /, *pair: Any, **named: Any
 ) -> Any:
     """A function of ``ARRAY_COMPARISONS``, or one of that name; AssertionError if it raises where
     two differ, and they do by shape or kind."""
     module = str(getattr(function, "__module__", ""))
     compared = [*pair, *(named[name] for name in ARRAY_ARGUMENTS if name in named)][:2]
-    if module.startswith("numpy") and not _fits(given, compared):
+    if module.startswith("numpy") and not _fits(from_program, compared):
         if "testing" in module:
             raise AssertionError("what the program gave has another shape or kind")
         return importlib.import_module("numpy").bool_(False)
     return function(*pair, **named)
 
 
-def zipped(given: Sequence[bool], *parts: Any) -> Iterator[tuple[Any, ...]]:
+def zipped(from_program: Sequence[bool], *parts: Any) -> Iterator[tuple[Any, ...]]:
     """``zip``; ValueError if the program gave fewer values than the tests hold."""
-    own = [part for part, is_given in zip(parts, given, strict=True) if not is_given]
+    own = [part for part, is_given in zip(parts, from_program, strict=True) if not is_given]
     is_sized = all(hasattr(part, "__len__") for part in own)
     wanted = min(map(len, own)) if is_sized and not all(type(p) is range for p in own) else 0
     count = 0
