@@ -60,8 +60,8 @@ class Taint:
             return
         match node:
             case ast.Name(id=name) | ast.ExceptHandler(name=str(name)):
-                found = (scope for scope, names in reversed(scopes) if name in names)
-                self.keys[id(node)] = (next(found, _GLOBAL), name)
+                owners = (scope for scope, names in reversed(scopes) if name in names)
+                self.keys[id(node)] = (next(owners, _GLOBAL), name)
         for child in ast.iter_child_nodes(node):
             self._name_scopes(child, scopes)
 
@@ -71,6 +71,7 @@ class Taint:
 
     def _collect(self, node: ast.AST) -> None:
         """Values that one node passes on, and the names that receive them."""
+        # Statement order is ignored: a loop or a callback may run a later statement first.
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -105,35 +106,35 @@ class Taint:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for decorator in node.decorator_list:
                     self._hand(last_name(decorator), 0, node.name)
-                given = {(_GLOBAL, node.name), (-1, node.name)}
+                returned = {(_GLOBAL, node.name), (-1, node.name)}
                 for child in ast.walk(node):
                     if isinstance(child, ast.Return | ast.Yield | ast.YieldFrom) and child.value:
-                        self._edges.append((given, self._used(child.value)))
+                        self._edges.append((returned, self._used(child.value)))
                 if node.name == "check":
                     self.names |= {(id(node), a.arg) for a in node.args.args}
 
     def _collect_call(self, call: ast.Call) -> None:
         """The value flows into parameters and into what it is added to; a function that is
         given takes its neighbors."""
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        values = [*call.args, *(keyword.value for keyword in call.keywords)]
         name = last_name(call.func)
         if name in self.functions:
             function = self.functions[name]
             names = [a.arg for a in [*function.args.posonlyargs, *function.args.args]]
             names = names[1:] if isinstance(call.func, ast.Attribute) else names
-            if any(isinstance(each, ast.Starred) for each in given):
-                self._into(function, given)
+            if any(isinstance(value, ast.Starred) for value in values):
+                self._into(function, values)
             else:
                 pairs = [*zip(names, call.args, strict=False)]
                 pairs += [(str(keyword.arg), keyword.value) for keyword in call.keywords]
                 for parameter, value in pairs:
                     self._edges.append(({(id(function), parameter)}, self._used(value)))
-        for place, each in enumerate(given):
-            if isinstance(each, ast.Name) and each.id in self.functions:
-                self._hand(name, place, each.id)
-                self._into(self.functions[each.id], [call])
+        for place, argument in enumerate(values):
+            if isinstance(argument, ast.Name) and argument.id in self.functions:
+                self._hand(name, place, argument.id)
+                self._into(self.functions[argument.id], [call])
         if isinstance(call.func, ast.Attribute) and call.func.attr in _ADDS:
-            for value in given:
+            for value in values:
                 self._bind(call.func.value, value)
 
     def _hand(self, to: str, place: int, name: str) -> None:
@@ -172,8 +173,8 @@ class Taint:
         match target, values:
             case _, ast.Call(func=ast.Name(id="range")):
                 pass
-            case ast.Tuple(elts=[_, each]), ast.Call(func=ast.Name(id="enumerate"), args=[of, *_]):
-                self._bind_loop(each, of)
+            case ast.Tuple(elts=[_, item]), ast.Call(func=ast.Name(id="enumerate"), args=[of, *_]):
+                self._bind_loop(item, of)
             case ast.Tuple(elts=to), ast.Call(func=ast.Name(id="zip"), args=of) if len(to) == len(
                 of
             ):
@@ -261,8 +262,8 @@ class Plain(ast.NodeTransformer):
                 is_assertion = not node.orelse and isinstance(only, ast.Assert) and must_fail(only)
             case _:
                 return node
-        made = ast.Assert(ast.UnaryOp(ast.Not(), node.test))
-        return ast.copy_location(made, node) if is_assertion else node
+        assertion = ast.Assert(ast.UnaryOp(ast.Not(), node.test))
+        return ast.copy_location(assertion, node) if is_assertion else node
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         """Conditions without ``if``, and functions that assert."""
@@ -271,28 +272,28 @@ class Plain(ast.NodeTransformer):
                 is_or = isinstance(op, ast.Or)
                 then = rest[0] if len(rest) == 1 else ast.BoolOp(op, rest)
                 test = ast.UnaryOp(ast.Not(), first) if is_or else first
-                made: ast.stmt = ast.If(test, [self.visit_Expr(ast.Expr(then))], [])
+                statement: ast.stmt = ast.If(test, [self.visit_Expr(ast.Expr(then))], [])
             case ast.IfExp(test=test, body=body, orelse=other):
-                made = ast.If(test, [ast.Expr(body)], [ast.Expr(other)])
-            case ast.ListComp(elt=each, generators=loops):
-                made = self.visit_Expr(ast.Expr(each))
+                statement = ast.If(test, [ast.Expr(body)], [ast.Expr(other)])
+            case ast.ListComp(elt=item, generators=loops):
+                statement = self.visit_Expr(ast.Expr(item))
                 for loop in reversed(loops):
                     for condition in reversed(loop.ifs):
-                        made = ast.If(condition, [made], [])
-                    made = ast.For(loop.target, loop.iter, [made], [])
+                        statement = ast.If(condition, [statement], [])
+                    statement = ast.For(loop.target, loop.iter, [statement], [])
             case ast.Call(func=function) if self._asserts(function):
-                made = ast.Assert(ast.Tuple([node.value], ast.Load()))  # true, unless it raises
+                true_unless_it_raises = ast.Tuple([node.value], ast.Load())
+                statement = ast.Assert(true_unless_it_raises)
             case _:
                 return node
-        return ast.fix_missing_locations(ast.copy_location(made, node))
+        return ast.fix_missing_locations(ast.copy_location(statement, node))
 
     def visit_Return(self, node: ast.Return) -> ast.stmt:
         """``return None if got is None else same(got, 3)``."""
-        if not isinstance(node.value, ast.IfExp):
+        if not isinstance(value := node.value, ast.IfExp):
             return node
-        made = ast.If(node.value.test, [ast.Return(node.value.body)],
-                      [ast.Return(node.value.orelse)])  # fmt: skip
-        return ast.fix_missing_locations(ast.copy_location(made, node))
+        branch = ast.If(value.test, [ast.Return(value.body)], [ast.Return(value.orelse)])
+        return ast.fix_missing_locations(ast.copy_location(branch, node))
 
     def visit_With(self, node: ast.With) -> ast.AST:
         """Statements that expect an error stay as they are."""
@@ -335,7 +336,7 @@ class Ways:
         self.num_ways = 0
         self._first = num_asserts
         self.asserting: set[str] = set()
-        while found := {
+        while added := {
             name
             for name, function in taint.functions.items()
             if name not in self.asserting
@@ -343,7 +344,7 @@ class Ways:
                 self._asserts(node) for node in ast.walk(function) if isinstance(node, ast.stmt)
             )
         }:
-            self.asserting |= found | {p for n in found for p in taint.handed.get(n, ())}
+            self.asserting |= added | {p for n in added for p in taint.handed.get(n, ())}
 
     def rewritten(self, tree: ast.Module) -> None:
         """Rewrite in place."""
@@ -383,8 +384,8 @@ class Ways:
         for place, node in enumerate(body):
             rest = self.due(body[place + 1 :])
             after, after_loop = way.after or rest, way.after_loop or rest
-            here = replace(way, after=after, after_loop=after_loop, siblings=body)
-            statements += self._statement(node, here)
+            inner = replace(way, after=after, after_loop=after_loop, siblings=body)
+            statements += self._statement(node, inner)
         return statements
 
     def _statement(self, node: ast.stmt, way: _Way) -> list[ast.stmt]:
@@ -431,7 +432,7 @@ class Ways:
         needs = any(
             due and not (_leaves(body) and (way.after or way.after_loop))
             for due, body in zip(dues, bodies, strict=True)
-        ) and not self._is_told(deciding, way.siblings)
+        ) and not self._is_checked_by_sibling(deciding, way.siblings)
         for body in bodies:
             body[:] = self._block(body, inner)
         if isinstance(node, ast.If) and (equal := self._equality(node.test)) is not None:
@@ -442,16 +443,18 @@ class Ways:
     def _loop(self, node: LoopNode, way: _Way) -> list[ast.stmt]:
         values = node.test if isinstance(node, ast.While) else node.iter
         has = self.due(node.body)
-        is_told = self._is_told(values, way.siblings)
+        is_checked = self._is_checked_by_sibling(values, way.siblings)
         name = self._name()
         is_endless = isinstance(node, ast.While) and isinstance(values, ast.Constant)
-        inner = replace(way, in_loop=False, after=False, after_loop=way.after_loop or has,
-                        loop_has=has, endless=name if is_endless and has else None)  # fmt: skip
+        after_loop, endless = way.after_loop or has, name if is_endless and has else None
+        inner = replace(
+            way, in_loop=False, after=False, after_loop=after_loop, loop_has=has, endless=endless
+        )
         node.body = self._block(node.body, inner)
         node.orelse = self._block(node.orelse, way)
         if not has or not (is_endless or self.taint.holds(values)):
             return [node]
-        return [self._noted(name), node, *([] if is_told else [self._took(name, None)])]
+        return [self._noted(name), node, *([] if is_checked else [self._took(name, None)])]
 
     def _try(self, node: ast.Try, way: _Way) -> list[ast.stmt]:
         is_decided = self.taint.holds(*node.body) and bool(node.handlers or _jumps(node.finalbody))
@@ -491,14 +494,14 @@ class Ways:
     def _mark(self, body: list[ast.stmt], done: str) -> None:
         """Note behind the last assertion that none was passed over; ``raise`` at the end of a
         context leaves those around it, too."""
-        last = max(i for i, each in enumerate(body) if self._is_due(each))
+        last = max(i for i, statement in enumerate(body) if self._is_due(statement))
         match body[last]:
             case ast.With(body=[*_, ast.Raise()] as inner) if self.due(inner):
                 self._mark(inner, done)
             case _:
                 body.insert(last + 1, _set(done, ast.Constant(True)))
 
-    def _is_told(self, values: ast.expr, siblings: Sequence[ast.stmt]) -> bool:
+    def _is_checked_by_sibling(self, values: ast.expr, siblings: Sequence[ast.stmt]) -> bool:
         """Whether an assertion of the same body says, by ``==``, what or how long this value is;
         then its being empty is no choice of the program's."""
         match values:
@@ -510,19 +513,20 @@ class Ways:
         names = used & self.taint.names
         if not names or isinstance(values, ast.Compare | ast.BoolOp | ast.Subscript):
             return False
-        told: set[Key] = set()
+        # Such an assertion fails anyway where the program gives an empty value.
+        checked: set[Key] = set()
         for node in siblings:
             test = node.test if isinstance(node, ast.Assert) else None
             if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
                 for side in (test.left, *test.comparators):
                     match side:
                         case ast.Name():
-                            told.add(self.taint.keys[id(side)])
+                            checked.add(self.taint.keys[id(side)])
                         case ast.Call(func=ast.Name(id=name), args=[ast.Name() as of, *_]) if (
                             name in _WHOLE
                         ):
-                            told.add(self.taint.keys[id(of)])
-        return names <= told
+                            checked.add(self.taint.keys[id(of)])
+        return names <= checked
 
     def _equality(self, test: ast.expr) -> bool | None:
         """Whether a condition compares what the program gave with what the tests hold: True where
