@@ -77,7 +77,7 @@ class TestsSource:
         classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
         bases = [last_name(base) for kind in classes for base in kind.bases]
         self.is_unittest = any(base.endswith("TestCase") for base in bases)
-        methods = [test for each in classes for test in _functions_among(each.body, "test")]
+        methods = [test for kind in classes for test in _functions_among(kind.body, "test")]
         words = set(re.findall("[a-z]+", source.lower()))
         self.speaks_of_infinity = bool(words & NOT_FINITE)
         self.uses_numpy = "numpy" in source or "np." in source or "allclose" in source
@@ -123,18 +123,18 @@ class TestsSource:
         of theirs (``check(sum)``), or, where the entry point or nothing else says what is tested,
         what the innermost call of the first assertion calls."""
         uses = [node for node in ast.walk(self.tree) if _is_use(node)]
-        taken = {node.id for node in uses if node.id in free and node.id in builtin}
+        candidates = {node.id for node in uses if node.id in free and node.id in builtin}
         if self.entry_point is not None:
-            taken &= {self.entry_point}
+            candidates &= {self.entry_point}
         elif self.asked or _imports_names(self.tree):
             return []
-        handed = [node for node in _handed_over(self.tree, self.functions) if node.id in taken]
+        handed = [node for node in _handed_over(self.tree, self.functions) if node.id in candidates]
         if handed or "check" in self.functions:
             return handed
         first = next((n for n in ast.walk(self.tree) if isinstance(n, ast.Assert)), None)
         called = _innermost_called(first.test) if first is not None else None
-        name = self.entry_point if self.entry_point in taken else called
-        return [node for node in uses if node.id == name and name in taken]
+        name = self.entry_point if self.entry_point in candidates else called
+        return [node for node in uses if node.id == name and name in candidates]
 
 
 class AssertionCounts:
@@ -196,7 +196,7 @@ class _Rewrite(ast.NodeTransformer):
 
     def _counted(self, node: ast.stmt, first: list[ast.stmt], test: ast.expr) -> ast.stmt:
         number = ast.Constant(self.numbers[id(node)])
-        case, failed = (call(CASE, number, each) for each in (test, ast.Constant(False)))
+        case, failed = (call(CASE, number, outcome) for outcome in (test, ast.Constant(False)))
         error = ast.Name(_EXCEPTION, ast.Load())
         handler = ast.ExceptHandler(error, None, [ast.Expr(failed)])
         return ast.copy_location(ast.Try([*first, ast.Expr(case)], [handler], [], []), node)
@@ -226,7 +226,8 @@ def _certain(body: Sequence[ast.stmt], is_helper: bool = False) -> Iterator[ast.
             yield from _certain(node.body, is_helper)
         elif isinstance(node, ast.Try):
             yield from _certain(node.finalbody, is_helper)
-            caught = {last_name(each.type) if each.type else "Exception" for each in node.handlers}
+            types = [handler.type for handler in node.handlers]
+            caught = {last_name(kind) if kind else "Exception" for kind in types}
             if caught & {"Exception", "BaseException"} and not any(map(must_fail, node.body)):
                 yield from _certain(node.body, is_helper)
         elif isinstance(node, ast.If | ast.Match):
@@ -241,14 +242,14 @@ def _handed_out(tree: ast.Module, certain: Sequence[ast.stmt], taint: Taint) -> 
     and of the functions that those use in turn."""
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     functions: dict[str, list[FunctionNode]] = {}
-    for each in ast.walk(tree):
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-            functions.setdefault(each.name, []).append(each)
-        elif isinstance(each, ast.ClassDef):
-            for method in _functions_among(each.body, ""):
+    for definition in ast.walk(tree):
+        if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.setdefault(definition.name, []).append(definition)
+        elif isinstance(definition, ast.ClassDef):
+            for method in _functions_among(definition.body, ""):
                 is_called = method.name in ("__init__", "__call__") or method.name[:2] != "__"
                 if is_called and method.name not in attributes:
-                    functions.setdefault(each.name, []).append(method)
+                    functions.setdefault(definition.name, []).append(method)
     waiting = list(certain)
     while waiting:
         node = waiting.pop()
@@ -341,13 +342,13 @@ def _handed_over(tree: ast.Module, functions: Container[str]) -> Iterator[ast.Na
     for node in tree.body:
         call = node.value if isinstance(node, ast.Expr) else None
         if isinstance(call, ast.Call) and _is_use(call.func) and call.func.id in functions:
-            given = [*call.args, *(keyword.value for keyword in call.keywords)]
-            yield from (each for each in given if isinstance(each, ast.Name))
+            arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+            yield from (argument for argument in arguments if isinstance(argument, ast.Name))
 
 
 def _innermost_called(test: ast.expr) -> str | None:
     """The name that the first call without a call among its arguments calls."""
     calls = [node for node in ast.walk(test) if isinstance(node, ast.Call)]
-    inner = [each for each in calls if not any(n in calls for n in ast.walk(each) if n is not each)]
-    first = min(inner, key=lambda each: (each.lineno, each.col_offset), default=None)
+    inner = [c for c in calls if not any(n in calls for n in ast.walk(c) if n is not c)]
+    first = min(inner, key=lambda called: (called.lineno, called.col_offset), default=None)
     return first.func.id if first is not None and isinstance(first.func, ast.Name) else None
