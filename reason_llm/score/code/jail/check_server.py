@@ -78,7 +78,7 @@ def _prepared(subjects: dict[str, Any], request: Json) -> Json:
         subject = pickle.loads(base64.b64decode(request["subject"]))
         subjects[request["prepare"]] = subject() if request["is_maker"] else subject
     except Exception as error:  # noqa: BLE001 - the trainer hears of it
-        return {"problem": _told(error)}
+        return {"problem": _described(error)}
     return {"prepared": True}
 
 
@@ -175,7 +175,7 @@ def _is_harmless(code: Any) -> bool:
     return (
         HARMLESS.issuperset(code.co_names)
         and not STORES.intersection(code.co_code[::2])
-        and not any(isinstance(each, type(code)) for each in code.co_consts)
+        and not any(isinstance(constant, type(code)) for constant in code.co_consts)
     )
 
 
@@ -186,7 +186,7 @@ def _answer(function: Any, arguments: Any, named: Any) -> Json:
             result = asyncio.run(_awaited(result))
         return {"value": _plain(result)}
     except BaseException as error:  # noqa: BLE001 - the trainer hears of it
-        return {"problem": _told(error), "of_walls": _is_of_walls(error)}
+        return {"problem": _described(error), "of_walls": _is_of_walls(error)}
 
 
 def _limit(seconds: float) -> None:
@@ -208,13 +208,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SupportsFloat):
         return float(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in islice(value.items(), MOST_NUMBERS)}
+        return {str(name): _plain(item) for name, item in islice(value.items(), MOST_NUMBERS)}
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        return [_plain(each) for each in islice(value, MOST_NUMBERS)]
+        return [_plain(item) for item in islice(value, MOST_NUMBERS)]
     raise ValueError(f"it gave {str(value)[:60]!r}, which is no number")
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
