@@ -213,6 +213,7 @@ def _prepare_interpreter() -> None:
     sys.argv = ["program.py"]
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
+    # Many solutions of programming contests read their input with open("/dev/stdin").
     streams = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
     open_file, open_descriptor = open, os.open
 
@@ -221,12 +222,12 @@ def _prepare_interpreter() -> None:
         return os.dup(streams[path]) if isinstance(path, str) and path in streams else None
 
     def opened(file: Any, *arguments: Any, **named: Any) -> Any:
-        found = stream(file)
-        return open_file(file if found is None else found, *arguments, **named)
+        descriptor = stream(file)
+        return open_file(file if descriptor is None else descriptor, *arguments, **named)
 
     def opened_descriptor(path: Any, *arguments: Any, **named: Any) -> int:
-        found = stream(path)
-        return open_descriptor(path, *arguments, **named) if found is None else found
+        descriptor = stream(path)
+        return open_descriptor(path, *arguments, **named) if descriptor is None else descriptor
 
     builtins.open = io.open = opened
     os.open = opened_descriptor
