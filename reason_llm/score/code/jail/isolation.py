@@ -52,8 +52,8 @@ def _call(name: str, *arguments: object, shown_as: str | None = None) -> None:
 
 
 def _mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
-    given = (source.encode(), bytes(target), kind.encode(), ctypes.c_ulong(flags), options.encode())
-    _call("mount", *given, shown_as=f"mount of {source} on {target}")
+    args = (source.encode(), bytes(target), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _call("mount", *args, shown_as=f"mount of {source} on {target}")
 
 
 def build_root(visible: dict[str, str], code: Path, user: int) -> int | None:
@@ -97,8 +97,8 @@ def build_root(visible: dict[str, str], code: Path, user: int) -> int | None:
         _inside(path).touch()
     _inside(_SHARED_MEMORY).symlink_to(SCRATCH)  # locks between processes are files there
     read_only = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
-    given = (_AT_FDCWD, bytes(ROOT), _AT_RECURSIVE, ctypes.byref(read_only), ctypes.c_size_t(32))
-    _call("syscall", _SYS_MOUNT_SETATTR, *given, shown_as="mount_setattr")
+    args = (_AT_FDCWD, bytes(ROOT), _AT_RECURSIVE, ctypes.byref(read_only), ctypes.c_size_t(32))
+    _call("syscall", _SYS_MOUNT_SETATTR, *args, shown_as="mount_setattr")
     return change_to
 
 
@@ -177,8 +177,8 @@ def drop_privileges(change_to: int | None, may_read_all: bool = False) -> None:
     if change_to is not None:
         _libc.prctl(_PR_SET_KEEPCAPS, int(may_read_all), 0, 0, 0)
         _become(change_to)
-    kept = 1 << _CAP_DAC_READ_SEARCH if change_to is not None and may_read_all else 0
-    if not kept or not _keep_only(kept):
+    capabilities = 1 << _CAP_DAC_READ_SEARCH if change_to is not None and may_read_all else 0
+    if not capabilities or not _keep_only(capabilities):
         _keep_only(0)
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
