@@ -212,6 +212,7 @@ class _Supervisor:
                         self._close_stdin()
                 elif not self._take(descriptor):
                     poller.unregister(descriptor)
+            # Checked after each read: a program that prints without end never leaves the poll idle.
             now = time.monotonic()
             if now - self.started > self.limits["wall_seconds"]:
                 return "time", b""
@@ -241,12 +242,12 @@ class _Supervisor:
         """Read some output; False at its end. Output above the limit is dropped."""
         data = os.read(descriptor, 1 << 16)
         self.num_output_bytes += len(data)
-        kept = self.output[descriptor]
-        kept += data
+        buffer = self.output[descriptor]
+        buffer += data
         if descriptor == self.stdout:
-            del kept[self.limits["output_bytes"] :]
+            del buffer[self.limits["output_bytes"] :]
         else:
-            del kept[:-_ERROR_BYTES]  # the end of a traceback is the most useful part
+            del buffer[:-_ERROR_BYTES]  # the end of a traceback is the most useful part
         return bool(data)
 
     def _count(self) -> str | None:
