@@ -13,12 +13,12 @@ from typing import Any
 @contextlib.contextmanager
 def _raised(expected: Any, match: str | None) -> Iterator[types.SimpleNamespace]:
     """A context that fails unless its body raises one of these; with the error as ``value``."""
-    found = types.SimpleNamespace(value=None)
+    raised = types.SimpleNamespace(value=None)
     try:
-        yield found
+        yield raised
     except expected as error:
         assert match is None or re.search(match, str(error)), f"raised {error}"
-        found.value = error
+        raised.value = error
     else:
         raise AssertionError(f"no {expected} was raised")
 
@@ -28,9 +28,9 @@ def raises(expected: Any, *call: Any, match: str | None = None, **named: Any) ->
     context = _raised(expected, match)
     if not call:
         return context
-    with context as found:
+    with context as raised:
         call[0](*call[1:], **named)
-    return found
+    return raised
 
 
 class approx:
@@ -74,9 +74,9 @@ class _Mark:
         return self._same
 
     @staticmethod
-    def _same(*given: Any, **named: Any) -> Any:
-        is_bare = len(given) == 1 and isinstance(given[0], types.FunctionType) and not named
-        return given[0] if is_bare else lambda function: function
+    def _same(*arguments: Any, **named: Any) -> Any:
+        is_bare = len(arguments) == 1 and isinstance(arguments[0], types.FunctionType) and not named
+        return arguments[0] if is_bare else lambda function: function
 
     @staticmethod
     def parametrize(names: str | Sequence[str], values: Sequence[Any], **ignored: Any) -> Any:
@@ -84,11 +84,11 @@ class _Mark:
         parts = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
         rows = [[value] if len(parts) == 1 else list(value) for value in values]
         cases = [dict(zip(parts, row, strict=True)) for row in rows]
-        return lambda test: lambda **given: [test(**given, **case) for case in cases]
+        return lambda test: lambda **named: [test(**named, **case) for case in cases]
 
 
 def module() -> types.ModuleType:
     """Module for ``import pytest``."""
-    made = types.ModuleType("pytest")
-    made.__dict__.update(raises=raises, approx=approx, fail=_fail, mark=_Mark(), param=_param)
-    return made
+    pytest = types.ModuleType("pytest")
+    pytest.__dict__.update(raises=raises, approx=approx, fail=_fail, mark=_Mark(), param=_param)
+    return pytest
