@@ -76,17 +76,18 @@ def _base(value: Any) -> Any:
     return next((kind for kind in _BASES if is_own and isinstance(value, kind)), None)
 
 
+_OPERATORS = (
+    "getitem setitem delitem contains eq lt le gt ge add sub mul truediv floordiv mod matmul pow "
+    "neg abs and or xor"
+)
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("make", "call"), lambda of, /, *given, **named: of(*given, **named)),
+    **dict.fromkeys(("make", "call"), lambda of, /, *arguments, **named: of(*arguments, **named)),
     "plain": plain,
     "sync": lambda: None,
     **{f.__name__: f for f in (getattr, setattr, len, bool, str, repr, hash, iter, next)},
     **{f.__name__: f for f in (isinstance, begin, finish, aiter, anext, copy.copy, copy.deepcopy)},
-    **{name: getattr(operator, f"__{name}__") for name in (
-        "getitem", "setitem", "delitem", "contains", "eq", "lt", "le", "gt", "ge", "add", "sub",
-        "mul", "truediv", "floordiv", "mod", "matmul", "pow", "neg", "abs", "and", "or", "xor",
-    )},
-}  # fmt: skip
+    **{name: getattr(operator, f"__{name}__") for name in _OPERATORS.split()},
+}
 
 LEETCODE_MARK = "class Solution"
 # What LeetCode has imported before such a class is read; pow and abs stay the built-in ones.
@@ -174,19 +175,19 @@ def _record(name: str, fields: tuple[str, ...]) -> Any:
     class Record(namedtuple(name, fields)):  # type: ignore[misc]
         @classmethod
         def _given(cls, number: int, items: list[Any]) -> Any:
-            made: Any = cls(*items)
-            made._given_number = number
-            return made
+            record: Any = cls(*items)
+            record._given_number = number
+            return record
 
     return Record
 
 
 def _operation(name: str) -> Callable[..., Any]:
-    return lambda given, *arguments: given._ask(name, given, *arguments)
+    return lambda target, *arguments: target._ask(name, target, *arguments)
 
 
-for _name in ("len", "bool", "str", "repr", "hash", "getitem", "setitem", "delitem", "contains",
-              "eq", "lt", "le", "gt", "ge", "add", "sub", "mul"):  # fmt: skip
+_OPERATIONS = "len bool str repr hash getitem setitem delitem contains eq lt le gt ge add sub mul"
+for _name in _OPERATIONS.split():
     setattr(Given, f"__{_name}__", _operation(_name))
 
 
@@ -324,12 +325,13 @@ class ProgramServer:
                 return getattr(builtins, content)
             case "given" | "iterator":
                 ask = functools.partial(self._ask, "operation")
-                made = (Given if kind == "given" else GivenIterator)(ask, content)
-                return self.given.setdefault(content, made)
+                stand_in = (Given if kind == "given" else GivenIterator)(ask, content)
+                return self.given.setdefault(content, stand_in)
             case "record":
                 number, name, fields, items = content
                 items = [decode(item, self._from_tester, TYPES) for item in items]
                 return _record(name, tuple(fields))._given(number, items)
+        # One function object per callback, since programs compare functions and use them as keys.
         number, name, doc = content
         if number in self.callbacks:
             return self.callbacks[number]
