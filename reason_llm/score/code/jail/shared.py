@@ -93,8 +93,8 @@ class Shared:
                 self._seen[number] = _items(self.copies[number])
             if kind_of(self.copies[number]) != kind:
                 raise ValueError("a copy of another kind")
-        made = [(number, self._made(kind, content)) for number, kind, content in sent]
-        for number, content in made:
+        decoded = [(number, self._decoded(kind, content)) for number, kind, content in sent]
+        for number, content in decoded:
             if len(content) < len(self.copies[number]):
                 self.shortened[id(self.copies[number])] = self.copies[number]
             _fill(self.copies[number], content)
@@ -120,7 +120,7 @@ class Shared:
         items = value.items() if isinstance(value, dict) else value
         return kind_of(value), [self._to_json(item) for item in items]
 
-    def _made(self, kind: str, content: Any) -> Any:
+    def _decoded(self, kind: str, content: Any) -> Any:
         if kind == "ndarray":
             return self._from_json(content)
         return KINDS[kind](self._from_json(item) for item in content)
