@@ -69,8 +69,9 @@ def encode(
     anything else, and ``first`` that of what is not to be taken as plain data."""
     if value is None or isinstance(value, bool):
         return value
-    if type(value) not in (int, float, str) and (found := first(value)) is not None:
-        return found
+    if type(value) not in (int, float, str) and (form := first(value)) is not None:
+        return form
+    # Subclasses are sent as their plain value, so that the receiver runs none of their methods.
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int):
@@ -139,6 +140,7 @@ def decode(
         return other(None, value)
     if not isinstance(value, dict):
         return value
+    # A fixed list of kinds and no pickle: a message must not be able to make anything else.
     ((kind, content),) = value.items()
     if kind in ("tuple", "set", "frozenset"):
         return TYPES[kind](decode(item, other, types) for item in content)
@@ -152,17 +154,17 @@ def decode(
     if kind in ("slice", "range"):
         return TYPES[kind](*(decode(part, other, types) for part in content))
     if kind == "complex":
-        made = complex(*content)
-        return made if cmath.isfinite(made) else other(None, made)
+        number = complex(*content)
+        return number if cmath.isfinite(number) else other(None, number)
     if kind in ("bytes", "bytearray"):
         return (bytes if kind == "bytes" else bytearray).fromhex(content)
     if kind == "type":
         return types[content]
     if kind not in _LIBRARY:
         return other(kind, content)
-    found = _of_library(kind, decode(content, other, types))
-    is_finite = not isinstance(found, Decimal) or found.is_finite()
-    return found if is_finite else other(None, found)
+    result = _of_library(kind, decode(content, other, types))
+    is_finite = not isinstance(result, Decimal) or result.is_finite()
+    return result if is_finite else other(None, result)
 
 
 def _bounded(number: Any) -> int:
@@ -189,10 +191,10 @@ def _of_library(name: str, content: Any) -> Any:
         return kind(numerator, denominator)
     if name == "Counter":
         return kind(dict(content))
-    made = kind.fromisoformat(content) if _LIBRARY[name] == "datetime" else kind(content)
-    if name == "Decimal" and made.is_finite() and abs(made.adjusted()) > MAX_EXPONENT:
+    value = kind.fromisoformat(content) if _LIBRARY[name] == "datetime" else kind(content)
+    if name == "Decimal" and value.is_finite() and abs(value.adjusted()) > MAX_EXPONENT:
         raise ValueError("a decimal that is too large")
-    return made
+    return value
 
 
 def write_line(descriptor: int, message: dict[str, Any]) -> None:
@@ -209,11 +211,11 @@ def as_json(value: Any) -> Any:
         return [as_json(item) for item in value]
     if isinstance(value, dict):
         words = {"None": "null", "True": "true", "False": "false"}
-        found = {
+        converted = {
             key if isinstance(key, str) else words.get(str(key), str(key)): as_json(item)
             for key, item in value.items()
         }
-        return found if len(found) == len(value) else {"not JSON": "two keys of one text"}
+        return converted if len(converted) == len(value) else {"not JSON": "two keys of one text"}
     is_written = not isinstance(value, int) or value.bit_length() <= MAX_JSON_BITS
     if value is None or (isinstance(value, bool | int | float | str) and is_written):
         return value
