@@ -113,6 +113,7 @@ class Sandbox:
         Raises:
             SandboxError: it could not be run.
         """
+        # Tests import the program as ``solution``.
         orders = {
             "files": {**(files or {}), "solution.py" if is_tester else "program.py": program},
             "limits": asdict(limits),
@@ -181,9 +182,9 @@ def setup_of(mode: Mode, packages: Mapping[str, Path], folders: int = 0) -> dict
         python = Path(sys.executable)
     python = python.resolve()
     if mode == "limits_only":
-        found = [packages[str(number)] for number in range(folders)]
-        found += [path.parent for name, path in packages.items() if not name.isdecimal()]
-        environment = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, found)))}
+        search_path = [packages[str(number)] for number in range(folders)]
+        search_path += [path.parent for name, path in packages.items() if not name.isdecimal()]
+        environment = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, search_path)))}
         return {"isolated": False, "python": str(python), "environment": environment}
     inside = isolation.PYTHON / "bin" / version
     libraries = {folder: base / folder for folder in ("lib", sys.platlibdir)}
@@ -192,13 +193,13 @@ def setup_of(mode: Mode, packages: Mapping[str, Path], folders: int = 0) -> dict
         **{isolation.PYTHON / name: path for name, path in libraries.items() if path.exists()},
         **{isolation.PACKAGES / name: path for name, path in packages.items()},
     }
-    found = [isolation.PACKAGES / str(number) for number in range(folders)]
-    found += [isolation.PACKAGES] if packages else []
+    search_path = [isolation.PACKAGES / str(number) for number in range(folders)]
+    search_path += [isolation.PACKAGES] if packages else []
     return {
         "isolated": True,
         "python": str(inside),
         "environment": {
-            "PYTHONPATH": os.pathsep.join(map(str, found)),
+            "PYTHONPATH": os.pathsep.join(map(str, search_path)),
             "LD_LIBRARY_PATH": str(isolation.PYTHON / "lib"),  # for a Python that is a library
         },
         "visible": {str(at): str(path.resolve()) for at, path in shown.items()},
@@ -236,8 +237,8 @@ class Launcher(Worker):
         wait = request["orders"]["limits"]["wall_seconds"] + _GRACE_SECONDS
         if self.setup["isolated"]:
             return Finished(**self.exchange(request, wait))
-        made = tempfile.TemporaryDirectory(prefix="reason_llm-", ignore_cleanup_errors=True)
-        with made as folder:
+        temporary = tempfile.TemporaryDirectory(prefix="reason_llm-", ignore_cleanup_errors=True)
+        with temporary as folder:
             orders = {**request["orders"], "folder": folder}
             return Finished(**self.exchange({**request, "orders": orders}, wait))
 
