@@ -158,11 +158,12 @@ class CustomReward:
 
         rewards = [_number(value, self.where) for value in self._within_limit(listed)]
         if len(rewards) != count:
-            given = f"more than {count}" if len(rewards) > count else f"{len(rewards)}"
+            returned = f"more than {count}" if len(rewards) > count else f"{len(rewards)}"
             raise ValueError(
-                f"{self.where} gave {given} rewards for {count} completions; it must give a list "
-                "of as many numbers"
+                f"{self.where} gave {returned} rewards for {count} completions; it must give a "
+                "list of as many numbers"
             )
+        # Several groups are judged at the same time, so their columns are kept by group.
         if extra:
             with self._lock:
                 self._extra[id(group)] = dict(extra)
@@ -193,9 +194,10 @@ class CustomReward:
         missing = [n for n in self._names if n not in values and n not in self._optional]
         if missing:
             lacks = (s.ARGUMENT_LACKS for s in rollout_sides() if missing == [s.ARGUMENT])
-            why = "".join(lacks)
-            raise ValueError(f"{self.where} asks for {str(missing)[1:-1]}, which {group.prompt.id} "
-                             f"lacks{why}")  # fmt: skip
+            raise ValueError(
+                f"{self.where} asks for {str(missing)[1:-1]}, which {group.prompt.id} lacks"
+                + "".join(lacks)
+            )
         return values if self._takes_all else {n: values[n] for n in self._names if n in values}
 
     def _arguments(self, prompt: Prompt, values: dict[str, Any]) -> dict[str, Any]:
@@ -229,13 +231,13 @@ class CustomReward:
 
     def _log_extra(self, extra: dict[str, list[Any]], count: int, column: str, values: Any) -> None:
         """TRL's function of this name: a column of its table of completions, a value of each."""
-        kept = list(islice(values, count + 1))
-        if len(kept) != count:
+        listed = list(islice(values, count + 1))
+        if len(listed) != count:
             raise ValueError(
                 f"{self.where} gave log_extra({column!r:.40}) another number of values than the "
                 f"{count} completions have; give one for each"
             )
-        extra[str(column)[:MOST_NAME]] = [_logged(value) for value in kept]
+        extra[str(column)[:MOST_NAME]] = [_logged(value) for value in listed]
         if len(extra) > MOST_COLUMNS:
             raise ValueError(f"{self.where} gives log_extra more than {MOST_COLUMNS} columns")
 
