@@ -128,7 +128,7 @@ class LanguageModelJudge:
         self._rubric = _rubric(options)
         self._answers = AnswerCache(cache)
         self._lock = Lock()
-        self._has_told = False
+        self._has_warned = False
         self._url = options.url.removesuffix("/chat/completions") + "/chat/completions"
         self._service = Service("the judge", self._url, options, RewardError)
         self.threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="judge")
@@ -165,6 +165,7 @@ class LanguageModelJudge:
         if count < 2:
             raise ValueError("a pairwise judge compares the completions of a prompt; sample 2")
         answers = [completion.answer for completion in group.completions]
+        # Samples of one prompt often repeat: each pair of distinct texts is asked about once.
         asked = {
             pair: self._pairs.submit(self._first_of, group.prompt, *pair)
             for pair in permutations(dict.fromkeys(answers), 2)
@@ -190,19 +191,22 @@ class LanguageModelJudge:
         """The answer to this text, from the cache where it is there; NaN, told once, for one that
         is no judgement."""
         options = self.options
-        asked = [mode, self._url, options.model, options.max_tokens, options.logprobs,
-                 SCORE_FORM if mode == "score" else PAIR_FORM, self._rubric, text]  # fmt: skip
+        settings = (self._url, options.model, options.max_tokens, options.logprobs)
+        form = SCORE_FORM if mode == "score" else PAIR_FORM
+        asked = [mode, *settings, form, self._rubric, text]
         key = hashlib.sha256(orjson.dumps(asked)).hexdigest()
         try:
             return self._answers.answer(key, ask)
         except _NoJudgement as error:
             with self._lock:
-                is_first, self._has_told = not self._has_told, True
+                is_first, self._has_warned = not self._has_warned, True
             if is_first:
                 log.warning(
                     "the judge at %s: %s; such an answer gives no reward; others are not shown "
-                    "(raise the judge's max_tokens if it is cut short)", self._url, error,
-                )  # fmt: skip
+                    "(raise the judge's max_tokens if it is cut short)",
+                    self._url,
+                    error,
+                )
             return math.nan
 
     def _digit(self, text: str) -> float:
@@ -287,7 +291,7 @@ def _marked(what: str, text: str) -> str:
     """The text between two marks that it cannot hold itself: they bear its digest, which whoever
     wrote it could not know. A server reads control tokens wherever they stand, and would let an
     answer end its own message, so they are spelled with a character more."""
-    text = _CONTROL.sub(lambda found: found[0] + JOINER, _utf8(text))
+    text = _CONTROL.sub(lambda match: match[0] + JOINER, _utf8(text))
     tag = hashlib.sha256(text.encode()).hexdigest()[:12]
     return f"=== {what} {tag} begins ===\n{text}\n=== {what} {tag} ends ==="
 
