@@ -137,7 +137,7 @@ def has_one_root(tree: Tree) -> bool:
     """Whether it is a number with at most one root, one fraction and one factor, or several such
     numbers."""
     if tree[0] in ("pm", "neg", "list", "set", "tuple", "interval"):
-        return all(has_one_root(each) for each in tree[1:] if isinstance(each, list))
+        return all(has_one_root(member) for member in tree[1:] if isinstance(member, list))
     parts = list(subtrees(tree))
     kinds = [part[0] for part in parts]
     sides = tree[1:] if tree[0] == "frac" else [tree]
@@ -146,7 +146,7 @@ def has_one_root(tree: Tree) -> bool:
         and max(kinds.count("root"), kinds.count("frac")) <= 1
         and all(part[1][0] in ("num", "frac") for part in parts if part[0] == "root")
         and all(
-            sum(each[0] in ("num", "frac") for each in side[1:]) <= 1
+            sum(factor[0] in ("num", "frac") for factor in side[1:]) <= 1
             for side in sides
             if side[0] == "mul"
         )
@@ -159,7 +159,7 @@ def _allowed(tree: Tree, form: Form) -> set[str]:
     has_power_below = any(part[0] == "pow" and part[2][0] == "neg" for part in subtrees(tree))
     if has_power_below or (form.steps | form.operations) & _WRITTEN_AS_FRACTIONS:
         allowed.add("fraction")
-    if tree[0] == "mul" and all(each[0] in ("num", "pow") for each in tree[1:]):  # 2 * 2 * 3
+    if tree[0] == "mul" and all(factor[0] in ("num", "pow") for factor in tree[1:]):  # 2 * 2 * 3
         allowed.add("a product of powers")
     if "fraction" in form.operations | allowed:
         allowed |= {"ratio", *(["root"] if "logarithm" in form.operations else [])}  # ln sqrt(2)
@@ -170,7 +170,7 @@ def _allowed(tree: Tree, form: Form) -> set[str]:
             allowed.add("fraction of variables")
         if "combinatorics" in form.operations:
             allowed |= {"fraction", "a value of factorial"}
-        if any(each[0] == "pow" and variables(each) for each in subtrees(tree)):
+        if any(part[0] == "pow" and variables(part) for part in subtrees(tree)):
             allowed |= {"fraction of variables", "power"}
     return allowed
 
@@ -205,13 +205,14 @@ class _Normalising:
                 return self.sum(tree[1])
             case "pct":
                 self.steps.add("percent")
-                return {monomial: each / 100 for monomial, each in self.sum(tree[1]).items()}
+                return {m: coefficient / 100 for m, coefficient in self.sum(tree[1]).items()}
             case "var" | "const":
                 return _atom(tuple(tree))
         return _atom(self.structure(tree))
 
     def number(self, tree: Tree) -> Fraction:
         """The value of a literal."""
+        # Each notation is a step by name, so that those of the gold answer can be allowed.
         if tree[0] == "num":
             number = Fraction(tree[1])
             if "." in tree[1] and number.denominator > 1:
@@ -241,7 +242,7 @@ class _Normalising:
     def addition(self, tree: Tree) -> Sum:
         terms = list(_terms(tree))
         sums = [(sign, self.sum(term)) for sign, term in terms]
-        parts = [_distributed({m: sign * each for m, each in of.items()}) for sign, of in sums]
+        parts = [_distributed({m: sign * c for m, c in of.items()}) for sign, of in sums]
         total: Sum = {}
         for part in parts:
             if not part:
@@ -256,6 +257,7 @@ class _Normalising:
             self.operations.add("sum of constants")
         if any(holds(term, "matrix") for _, term in terms):
             self.operations.add("sum of matrices")
+        # Products stay, but the like terms of ``2(x + 1) - 2x`` show only once it is expanded.
         expanded: list[Sum] = []
         for part in parts:
             room = _MAX_TERMS - sum(map(len, expanded)) if len(expanded) < _MAX_EXPANDED else 0
@@ -275,10 +277,11 @@ class _Normalising:
         literals: dict[int, list[Tree]] = {1: [], -1: []}
         roots: dict[int, list[Frozen]] = {1: [], -1: []}
         num_signs = num_sums = num_matrices = 0
-        bases = [_unsigned(each)[1] for each, _ in _factors(tree) if each[0] == "pow"]
-        bases += [each for each, _ in _factors(tree) if each[0] == "num"]
-        if any(each[0] == "num" and bases.count(each) > 1 for each in bases):
+        bases = [_unsigned(factor)[1] for factor, _ in _factors(tree) if factor[0] == "pow"]
+        bases += [factor for factor, _ in _factors(tree) if factor[0] == "num"]
+        if any(base[0] == "num" and bases.count(base) > 1 for base in bases):
             self.steps.add("a product of powers")
+        # Literals and roots are noted, too: their product no longer shows the work left open.
         for factor, side in _factors(tree):
             if factor == ["neg"]:
                 coefficient, num_signs = -coefficient, num_signs + 1
@@ -317,7 +320,7 @@ class _Normalising:
 
     def merge(self, powers: dict[Frozen, Sum], base: Frozen, exponent: Sum, side: int) -> None:
         """Multiply by a power of ``base``, or divide where ``side`` is -1."""
-        exponent = {monomial: each * side for monomial, each in exponent.items()}
+        exponent = {monomial: coefficient * side for monomial, coefficient in exponent.items()}
         if base in powers:
             rest = dict(powers[base])
             _add(rest, exponent)
@@ -328,7 +331,7 @@ class _Normalising:
         powers[base] = exponent
 
     def check_literals(self, tree: Tree, literals: dict[int, list[Tree]]) -> None:
-        above = [each for each in literals[1] if each != ["num", "1"]]
+        above = [literal for literal in literals[1] if literal != ["num", "1"]]
         below = literals[-1]
         if ["num", "1"] in below or (tree[0] == "mul" and ["num", "1"] in map(_unsigned, tree[1:])):
             self.steps.add("a factor of 1")
@@ -353,7 +356,7 @@ class _Normalising:
 
     def check_roots(self, roots: dict[int, list[Frozen]]) -> None:
         above, below = (
-            [each[1] for each in roots[side] if isinstance(each[1], int)] for side in (1, -1)
+            [root[1] for root in roots[side] if isinstance(root[1], int)] for side in (1, -1)
         )
         has_common = any(gcd(first, second) > 1 for first in above for second in below)
         if max(len(above), len(below)) > 1 or has_common:
@@ -406,9 +409,9 @@ class _Normalising:
         if abs(exponent) > _MAX_EXPONENT:
             return _atom(("power", _frozen(base), exponent))
         scale, bases = _as_factor(base)
-        if scale != 1 or (len(base) == 1 and any(each != ONE for _, each in bases)):
+        if scale != 1 or (len(base) == 1 and any(power != ONE for _, power in bases)):
             self.steps.add("power of a product")
-        powers = {each: {m: c * exponent for m, c in of} for each, of in bases}
+        powers = {factor: {m: c * exponent for m, c in of} for factor, of in bases}
         exponents = [c for of in powers.values() for c in of.values()]
         self.is_too_large |= any(abs(c) > _MAX_EXPONENT for c in exponents)
         if abs(exponent) * _digits(scale) > _MAX_MULTIPLIED_DIGITS:
@@ -440,8 +443,8 @@ class _Normalising:
         scale, bases = _as_factor(base)
         outside, _ = _taken_out(abs(scale.numerator), index)
         is_power = any(
-            (whole := _rational(dict(each))) is not None and abs(whole) >= index
-            for _, each in bases
+            (whole := _rational(dict(power))) is not None and abs(whole) >= index
+            for _, power in bases
         )
         if outside != 1 or (is_power and len(base) == 1):
             self.steps.add("a radical")
@@ -479,7 +482,7 @@ class _Normalising:
                 isinstance(n, complex | float | int) and abs(n) <= _MAX_FACTORIAL for n in sizes
             ):
                 self.is_too_large = True
-        marks = ["deg" if each[0] == "deg" else "" for each in members]
+        marks = ["deg" if member[0] == "deg" else "" for member in members]
         return _atom(("call", name, *marks, *map(self.frozen, members)))
 
     def structure(self, tree: Tree) -> Frozen:
@@ -492,7 +495,7 @@ class _Normalising:
         if kind == "matrix":
             return (kind, *(tuple(map(self.frozen, row)) for row in tree[1:]))
         members = [self.frozen(member) for member in tree[1:] if isinstance(member, list)]
-        plain = [each for each in tree[1:] if not isinstance(each, list)]
+        plain = [member for member in tree[1:] if not isinstance(member, list)]
         if kind == "rel":
             signs = plain[0].split()
             if all(sign.startswith(">") for sign in signs):
@@ -536,7 +539,8 @@ def _add(total: Sum, part: Sum) -> None:
 
 
 def _monomial(powers: dict[Frozen, Sum]) -> Frozen:
-    return tuple(sorted(((base, _frozen(each)) for base, each in powers.items() if each), key=repr))
+    factors = ((base, _frozen(exponent)) for base, exponent in powers.items() if exponent)
+    return tuple(sorted(factors, key=repr))
 
 
 def _as_factor(terms: Sum) -> tuple[Fraction, Frozen]:
@@ -547,7 +551,7 @@ def _as_factor(terms: Sum) -> tuple[Fraction, Frozen]:
         return coefficient, monomial
     frozen = _frozen(terms)
     if frozen[0][1] < 0:
-        frozen = tuple((monomial, -each) for monomial, each in frozen)
+        frozen = tuple((monomial, -coefficient) for monomial, coefficient in frozen)
         return Fraction(-1), ((("sum", frozen), ONE),)
     return Fraction(1), ((("sum", frozen), ONE),)
 
@@ -566,7 +570,7 @@ def _distributed(terms: Sum) -> Sum:
     if len(terms) == 1:
         ((monomial, coefficient),) = terms.items()
         if len(monomial) == 1 and monomial[0][0][0] == "sum" and monomial[0][1] == ONE:
-            return {inner: each * coefficient for inner, each in monomial[0][0][1]}
+            return {m: c * coefficient for m, c in monomial[0][0][1]}
     return terms
 
 
