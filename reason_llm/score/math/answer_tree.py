@@ -119,7 +119,7 @@ def read(tokens: list[Token], letters_are_units: bool) -> Reading:
     tree = reader.answer()
     level, depth = [tree], 0
     while level:  # 1/1/1/... of a few thousand characters
-        level = [each for inner in level for each in inner if isinstance(each, list)]
+        level = [member for inner in level for member in inner if isinstance(member, list)]
         depth += 1
         if depth > _MAX_DEPTH:
             raise UnreadableError("nested too deeply")
@@ -201,7 +201,7 @@ class _TreeReader:
                 groups[-1].append(item)
         groups[0] = _with_exclusions(groups[0])
         are_inequalities = all(
-            each[0] == "rel" and set(each[1].split()) <= _INEQUALITIES for each in groups[0]
+            member[0] == "rel" and set(member[1].split()) <= _INEQUALITIES for member in groups[0]
         )
         if len(groups) == 1 and joins and are_inequalities:
             return _joined(groups[0], joins)
@@ -324,7 +324,7 @@ class _TreeReader:
                 tree = _product(sign, tree, _signed(negative, self.power()))
             elif self.starts_a_factor():
                 factor = self.power()
-                tree = _beside(tree, factor, is_parenthesised or self.is_parenthesised)
+                tree = _juxtaposed(tree, factor, is_parenthesised or self.is_parenthesised)
             else:
                 return tree
             self.is_parenthesised = False
@@ -566,7 +566,7 @@ class _TreeReader:
             depth += {"{": 1, "}": -1}.get(self.name(), 0)
             self.index += 1
             if depth == 0:
-                names = [str(each) for each in self.tokens[start : self.index]]
+                names = [str(token) for token in self.tokens[start : self.index]]
                 return "".join(name for name in names if name not in "{}")
         raise UnreadableError("it ends too soon")
 
@@ -597,7 +597,7 @@ class _TreeReader:
     def signs_of_set(self) -> str:
         """``+`` of ``\\mathbb{Z}^+``, where it stands; else nothing."""
         for shown in (["^", "+"], ["^", "{", "+", "}"], ["_", "+"], ["_", "{", "+", "}"]):
-            if [self.name(each) for each in range(len(shown))] == shown:
+            if [self.name(ahead) for ahead in range(len(shown))] == shown:
                 self.index += len(shown)
                 return "+"
         return ""
@@ -632,7 +632,7 @@ class _TreeReader:
         while self.starts_a_factor():
             if self.name().removeprefix("\\") in FUNCTIONS or self.name() in ("(", "["):
                 break
-            tree = _beside(tree, self.power(), self.is_parenthesised)
+            tree = _juxtaposed(tree, self.power(), self.is_parenthesised)
         after = self.name(1).removeprefix("\\")
         is_quotient = after in FUNCTIONS or after == "("  # \ln 6/\ln 3, \sin x/(1+x), \ln 5/2
         is_quotient |= is_logarithm and tree[0] == "num"
@@ -707,6 +707,7 @@ class _TreeReader:
                 rows[-1].append(token)
         self.index = end
         self.end(kind)
+        # Systems and functions by cases share environments; only their rows differ.
         if cases := self.cases(rows):
             return cases
         items: list[Tree] = []
@@ -743,10 +744,10 @@ class _TreeReader:
             if not condition or not value or str(condition[0]) in _SIGNS_OF_RELATIONS:
                 return None
             if str(condition[0]).casefold().strip() in _ELSE:
-                found: Tree = ["const", "else"]
+                domain: Tree = ["const", "else"]
             else:
-                found = _TreeReader(condition, self.letters_are_units).answer()
-            pairs.append(["case", _TreeReader(value, self.letters_are_units).answer(), found])
+                domain = _TreeReader(condition, self.letters_are_units).answer()
+            pairs.append(["case", _TreeReader(value, self.letters_are_units).answer(), domain])
         return ["cases", *pairs] if len(pairs) > 1 else None
 
     def matrix(self) -> Tree:
@@ -805,7 +806,7 @@ def variables(tree: Tree) -> set[str]:
 
 def _starts_a_group(group: list[Tree], item: Tree) -> bool:
     """Whether ``item`` names again what ``group`` has named: ``p=5, q=2 and p=7, q=2``."""
-    names = [each[2] for each in (*group, item) if each[0] == "rel"]
+    names = [member[2] for member in (*group, item) if member[0] == "rel"]
     return len(group) > 1 and len(names) == len(group) + 1 and item[2] == names[0]
 
 
@@ -814,7 +815,7 @@ def _with_exclusions(items: list[Tree]) -> list[Tree]:
     first, *rest = items
     if first[:2] != ["rel", "!="] or not rest or variables(["list", *rest]):
         return items
-    return [first, *(["rel", "!=", first[2], each] for each in rest)]
+    return [first, *(["rel", "!=", first[2], number] for number in rest)]
 
 
 def _joined(relations: list[Tree], joins: list[str]) -> Tree:
@@ -864,12 +865,12 @@ def _product(sign: str, left: Tree, right: Tree) -> Tree:
     return ["mul", *(left[1:] if left[0] == "mul" else [left]), right]
 
 
-def _beside(left: Tree, right: Tree, has_brackets: bool) -> Tree:
+def _juxtaposed(left: Tree, right: Tree, has_brackets: bool) -> Tree:
     """Two things side by side: a product, a mixed number, or, of two numbers, nothing."""
     if left[0] == "ratio":
-        return [*left[:-1], _beside(left[-1], right, has_brackets)]
+        return [*left[:-1], _juxtaposed(left[-1], right, has_brackets)]
     if right[0] in ("pct", "deg") and left[0] == "num" and right[1][0] == "frac":
-        return [right[0], _beside(left, right[1], has_brackets)]  # 12\\frac12\\%
+        return [right[0], _juxtaposed(left, right[1], has_brackets)]  # 12\\frac12\\%
     if is_number(left) and is_number(right) and not has_brackets:
         if right[0] == "frac" and left[0] == "num" and left[1].isdigit():
             numerator, denominator = right[1][1], right[2][1]
