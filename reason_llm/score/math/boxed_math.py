@@ -58,12 +58,13 @@ def matches(
     if _are_same_words(gold, answer, question):
         return 1.0
     is_percent = asked.asks_for_percent(question)
-    for wanted, found in _readings(gold, answer, question):
-        if equality == "form" and not is_worked_out(wanted, found, question):
+    # One reading must pass all checks: equal in one and worked out in another is not enough.
+    for gold_reading, answer_reading in _readings(gold, answer, question):
+        if equality == "form" and not is_worked_out(gold_reading, answer_reading, question):
             continue
-        if not _equal_as_asked(wanted, found, question, is_percent, timeout_seconds):
+        if not _equal_as_asked(gold_reading, answer_reading, question, is_percent, timeout_seconds):
             continue
-        return float(equality == "value" or not is_copied(wanted, found, question))
+        return float(equality == "value" or not is_copied(gold_reading, answer_reading, question))
     return 0.0
 
 
@@ -120,7 +121,7 @@ def _items_of_words(text: str) -> list[str] | None:
         return None
     plain = _MARKS_OF_TEXT.sub(" ", unwrapped(text)).casefold()
     items = [" ".join(item.split()) for item in _BETWEEN_ITEMS.split(plain)]
-    is_list = len(items) > 1 and all(1 < len(each) < _LONGEST_ITEM for each in items)
+    is_list = len(items) > 1 and all(1 < len(item) < _LONGEST_ITEM for item in items)
     return items if is_list and not set(plain) - _IN_WORDS else None
 
 
@@ -203,18 +204,21 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
     compared = answer_text.trees_as_asked(unwrapped(gold), unwrapped(answer), question)
     if compared is None:
         return False
-    are_curves = all(naming.is_equality(each) and len(variables(each)) > 1 for each in compared)
+    are_curves = all(naming.is_equality(side) and len(variables(side)) > 1 for side in compared)
+    # Before the names: ``2x + y = 5`` and ``y = 5 - 2x`` are solved for different variables.
     if are_curves and asked.asks_for_curve(question):
         return answer_form.work_left(*compared) <= {"fraction", "signs"}
     may_have_root = not asked.asks_for_simplest(question)
-    if all(answer_form.work_left(compared[0], each, may_have_root) for each in _finals(*compared)):
+    finals = _finals(*compared)
+    if all(answer_form.work_left(compared[0], final, may_have_root) for final in finals):
         return False
     if not asked.has_asked_form(*compared, question):
         return False
     if not compared[0][0] == compared[1][0] == "rel":
         return True
-    wanted, found = naming.solved_for(gold_tree), naming.solved_for(tree)
-    return wanted == found if are_curves and "form" in words_of(question) else wanted <= found
+    gold_names, answer_names = naming.solved_for(gold_tree), naming.solved_for(tree)
+    is_form_asked = are_curves and "form" in words_of(question)
+    return gold_names == answer_names if is_form_asked else gold_names <= answer_names
 
 
 def _finals(gold: Tree, answer: Tree) -> list[Tree]:
@@ -251,7 +255,7 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
     if not question or (trees := _read(gold, answer, question)) is None:
         return False
     gold_tree, tree = trees
-    if tree[0] in _SEVERAL and all(each == tree[1] for each in tree[2:]):  # y \\in A or y \\in A
+    if tree[0] in _SEVERAL and tree[1:] == [tree[1]] * len(tree[1:]):  # y \\in A or y \\in A
         tree = tree[1]
         compared = naming.as_asked(gold_tree, tree, question)
     else:
@@ -290,11 +294,11 @@ def majority(answers: Sequence[str | None]) -> str | None:
     """The answer that most of the samples gave, for maj@k, in its first spelling: votes are counted
     by equivalence, and None does not vote. Of classes of equal size the one that came first; None
     without a vote."""
-    given = [answer for answer in answers if answer is not None and answer.strip()]
+    stated = [answer for answer in answers if answer is not None and answer.strip()]
     spellings: dict[str, str] = {}
-    for answer in given:
+    for answer in stated:
         spellings.setdefault(normalise(answer), answer)
-    votes = Counter(map(normalise, given))
+    votes = Counter(map(normalise, stated))
     classes: Counter[str] = Counter()
     for spelling, answer in spellings.items():
         equal = (old for old in classes if _equal(old.strip(), answer.strip(), "", TIMEOUT_SECONDS))
