@@ -190,34 +190,34 @@ def final_boxed(text: str) -> str | None:
     answer = text[last.content].strip()
     if _is_withdrawn(answer, text[last.end : last.end + _MAX_SENTENCE]):
         return None
-    found = _boxes_of_statement(text, closed)
-    if len(found) > _MAX_RIVALS + 1 or not all(
-        _stands_alone(text, box.start, box.end) for box in found[:-1]
+    statement = _boxes_of_statement(text, closed)
+    if len(statement) > _MAX_RIVALS + 1 or not all(
+        _stands_alone(text, box.start, box.end) for box in statement[:-1]
     ):
         return None
-    contents = _distinct([text[box.content].strip() for box in found])
+    contents = _distinct([text[box.content].strip() for box in statement])
     return ", ".join(contents) if len(contents) > 1 else answer
 
 
 def _boxes_of_statement(text: str, closed: list[Box]) -> list[Box]:
     """The boxes of the statement that ends with the last one, without those that hold another; one
     more than ``_MAX_RIVALS`` allows at most."""
-    found = [closed[-1]]
+    statement = [closed[-1]]
     for box in reversed(closed[:-1]):
-        if box.end <= found[0].start:  # else it holds the later one
-            if _begins_anew(text[box.end : found[0].start]) or len(found) > _MAX_RIVALS + 1:
+        if box.end <= statement[0].start:  # else it holds the later one
+            if _begins_anew(text[box.end : statement[0].start]) or len(statement) > _MAX_RIVALS + 1:
                 break
-            found.insert(0, box)
-    return found
+            statement.insert(0, box)
+    return statement
 
 
 def _distinct(contents: list[str]) -> list[str]:
     """The contents of boxes without those that a later one has the value of."""
-    found: list[str] = []
+    distinct: list[str] = []
     for content in reversed(contents):
-        if not any(content == other or decide(content, other) is True for other in found):
-            found.insert(0, content)
-    return found
+        if not any(content == other or decide(content, other) is True for other in distinct):
+            distinct.insert(0, content)
+    return distinct
 
 
 def _begins_anew(between: str) -> bool:
@@ -298,7 +298,7 @@ def _is_restated(answer: str, stated: str, is_sure: bool = False) -> bool:
     if is_sure:
         return False
     stated = _INSTEAD.split(stated, maxsplit=1)[0]
-    own, said = ("".join(each.split()).strip("$.*") for each in (answer, stated))
+    own, said = ("".join(text.split()).strip("$.*") for text in (answer, stated))
     if own in _NUMBER.findall(stated) or (len(own) > 1 and own in said):
         return True
     is_choice = len(said.strip("()")) == 1 and said.strip("()").isupper()
@@ -320,7 +320,7 @@ def last_answer_tags(text: str) -> str | None:
     others = {*answers} - {*answers[-1:]}
     if not answers or len(others) > _MAX_RIVALS:
         return None
-    if not all(decide(answers[-1], each) is True for each in others):
+    if not all(decide(answers[-1], other) is True for other in others):
         return None
     return final_boxed(answers[-1]) if has_box(answers[-1]) else answers[-1]
 
@@ -456,8 +456,8 @@ def last_boxes(text: str) -> list[str]:
     statement begins."""
     if last_boxed(text) is None:
         return []
-    found = _boxes_of_statement(text, boxes(text))[-_MAX_RIVALS - 1 :]
-    return _distinct([text[box.content].strip() for box in found])
+    statement = _boxes_of_statement(text, boxes(text))[-_MAX_RIVALS - 1 :]
+    return _distinct([text[box.content].strip() for box in statement])
 
 
 def _closing(text: str, start: str, end: str) -> int:
