@@ -13,9 +13,9 @@ from reason_llm.score.math.extraction import outside_thinking
 _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
-def is_same_label(gold: str, found: str | None) -> bool:
+def is_same_label(gold: str, label: str | None) -> bool:
     """Whether two labels are the same words; no words are no label."""
-    return found is not None and _plain(gold) == _plain(found) != ""
+    return label is not None and _plain(gold) == _plain(label) != ""
 
 
 def stated_label(text: str) -> str | None:
@@ -26,15 +26,15 @@ def stated_label(text: str) -> str | None:
         return first.strip()
     if _CLOSE in first or any(part.count(_CLOSE) != 1 for part in parts):
         return None
-    found = [part.partition(_CLOSE)[0].strip() for part in parts]
-    return found[-1] if len(set(map(_plain, found))) == 1 else None
+    labels = [part.partition(_CLOSE)[0].strip() for part in parts]
+    return labels[-1] if len(set(map(_plain, labels))) == 1 else None
 
 
 def most_frequent_label(labels: Sequence[str | None]) -> str | None:
     """The label that most of the samples state, in its first spelling; None does not vote."""
-    given = [each for each in labels if each is not None and each.strip()]
-    votes = Counter(map(_plain, given))
-    return max(given, key=lambda each: votes[_plain(each)], default=None)
+    stated = [label for label in labels if label is not None and label.strip()]
+    votes = Counter(map(_plain, stated))
+    return max(stated, key=lambda label: votes[_plain(label)], default=None)
 
 
 def _plain(text: str) -> str:
