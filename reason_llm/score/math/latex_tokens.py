@@ -159,9 +159,9 @@ def _as_unit(fraction: re.Match[str]) -> str:
     return f"\\text{{ {above}/{below}}}{fraction[3] or ''}"
 
 
-def _as_set(found: re.Match[str]) -> str:
-    sign = "\\in" if found[1].startswith("\\in") else ""
-    return f"{sign}\\mathbb{{{found[2] or found[3]}}}"
+def _as_set(match: re.Match[str]) -> str:
+    sign = "\\in" if match[1].startswith("\\in") else ""
+    return f"{sign}\\mathbb{{{match[2] or match[3]}}}"
 
 
 def _raw_tokens(text: str) -> Iterator[Token]:
@@ -187,6 +187,7 @@ def _raw_tokens(text: str) -> Iterator[Token]:
                 yield Token("currency", _CURRENCIES[value], is_spaced)
                 is_spaced = False
                 continue
+            # Words become one token; other content, as in ``\mathrm{x^2}``, is mathematics.
             if is_text:
                 content = _IN_BRACES.match(text, position)
                 words = content and _of_text(content[1], value in _ALPHABETS, is_spaced)
@@ -224,7 +225,7 @@ def _of_text(content: str, is_alphabet: bool, is_spaced: bool) -> list[Token] | 
 
 def _without_colors(tokens: list[Token]) -> list[Token]:
     """``\\color{red}`` is dropped, ``\\color{red}{3}`` is ``{3}``; so is what shows nothing."""
-    kept: list[Token] = []
+    shown: list[Token] = []
     index = 0
     while index < len(tokens):
         token = tokens[index]
@@ -232,8 +233,8 @@ def _without_colors(tokens: list[Token]) -> list[Token]:
         if token.kind == "command" and token.text in _UNSEEN:
             index = _behind_argument(tokens, index)
         else:
-            kept.append(token)
-    return kept
+            shown.append(token)
+    return shown
 
 
 def _behind_argument(tokens: list[Token], index: int) -> int:
@@ -250,6 +251,7 @@ def _behind_argument(tokens: list[Token], index: int) -> int:
 def whole_numerals(tokens: list[Token]) -> list[Token]:
     """Numerals grouped in threes as one: by ``{,}`` anywhere; by commas or spaces where the answer
     has no other number and no brackets, since ``(1,234)`` is a pair."""
+    # Exponents and subscripts are not counted: ``x_1 + 1,000`` still has one grouped numeral.
     numbers = [
         i
         for i, token in enumerate(tokens)
@@ -260,23 +262,23 @@ def whole_numerals(tokens: list[Token]) -> list[Token]:
     is_alone = not any(str(token) in _BRACKETS for token in tokens) and all(
         token.kind == "number" or str(token) in ("{", ",", "}") for token in between
     )
-    kept: list[Token] = []
+    merged: list[Token] = []
     index = 0
     while index < len(tokens):
         length = _separator(tokens, index, is_alone)
-        if length is not None and _continues(kept, tokens, index + length):
+        if length is not None and _continues(merged, tokens, index + length):
             number = tokens[index + length].text
-            kept[-1] = Token("number", kept[-1].text + number, kept[-1].is_spaced)
+            merged[-1] = Token("number", merged[-1].text + number, merged[-1].is_spaced)
             index += length + 1
         else:
-            kept.append(tokens[index])
+            merged.append(tokens[index])
             index += 1
-    return kept
+    return merged
 
 
 def _separator(tokens: list[Token], index: int, is_alone: bool) -> int | None:
     """Number of tokens that separate two groups of digits here; None: this is no separator."""
-    if [str(each) for each in tokens[index : index + 3]] == ["{", ",", "}"]:
+    if [str(token) for token in tokens[index : index + 3]] == ["{", ",", "}"]:
         return 3
     if not is_alone:
         return None
