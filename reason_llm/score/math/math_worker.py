@@ -122,7 +122,7 @@ def _settled(tree: Tree) -> Tree:
     if tree[0] == "chain":
         last = _settled(tree[-1])
         others = (same, _is_angle, _is_proportion)
-        if not all(any(are_one(each, last) for are_one in others) for each in tree[1:-1]):
+        if not all(any(are_one(member, last) for are_one in others) for member in tree[1:-1]):
             raise UnknownError("a false equation")
         return last
     if tree[0] == "approx":
@@ -133,7 +133,7 @@ def _settled(tree: Tree) -> Tree:
         return exact
     if tree[0] in ("list", "set"):
         items = [_settled(member) for member in tree[1:]]
-        is_flat = any(each[0] == "list" and len(each) > 2 and each[1][0] != "rel" for each in items)
+        is_flat = any(item[0] == "list" and len(item) > 2 and item[1][0] != "rel" for item in items)
         flat = [i for item in items for i in (item[1:] if item[0] == "list" else [item])]
         return [tree[0], *(flat if is_flat else items)]
     if tree[0] != "rel" and not _is_set(tree) and holds(tree, "pm", "mp"):
@@ -153,7 +153,7 @@ def _with_sign(tree: Tree, is_upper: bool) -> Tree:
     if tree[0] in ("pm", "mp"):
         inner = _with_sign(tree[1], is_upper)
         return inner if (tree[0] == "pm") == is_upper else ["neg", inner]
-    return [_with_sign(each, is_upper) if isinstance(each, list) else each for each in tree]
+    return [_with_sign(member, is_upper) if isinstance(member, list) else member for member in tree]
 
 
 def _same_functions(gold: Tree, answer: Tree) -> bool:
@@ -181,7 +181,7 @@ def _same_functions(gold: Tree, answer: Tree) -> bool:
 def _domains(cases: Tree) -> list[tuple[Tree, Set]]:
     """The values of a function by cases with the numbers that each is for; UnknownError if the
     conditions are about more than one variable."""
-    found: list[tuple[Tree, Set]] = []
+    domains: list[tuple[Tree, Set]] = []
     names = {name for case in cases[1:] for name in _symbols_of(case[2])}
     if len(names) != 1:
         raise UnknownError("conditions on several variables")
@@ -195,8 +195,8 @@ def _domains(cases: Tree) -> list[tuple[Tree, Set]]:
             case _:
                 domain = as_set(condition)
         left = left - domain
-        found.append((one, domain))
-    return found
+        domains.append((one, domain))
+    return domains
 
 
 def _is_proportion(first: Tree, second: Tree) -> bool:
@@ -306,14 +306,15 @@ def as_set(tree: Tree) -> Set:
     match tree:
         case ["interval", left_open, right_open, first, last]:
             ends = value(first), value(last)
+            # sympy silently opens a closed end at infinity, which is a mistake in an answer.
             if not (
                 (ends[0].is_infinite and not left_open) or (ends[1].is_infinite and not right_open)
             ):
                 return sympy.Interval(*ends, left_open, right_open)
         case ["tuple", first, last]:
-            found = sympy.Interval.open(value(first), value(last))
-            if found != sympy.S.EmptySet:
-                return found
+            interval = sympy.Interval.open(value(first), value(last))
+            if interval != sympy.S.EmptySet:
+                return interval
         case ["set" | "list", *members]:
             return sympy.FiniteSet(*map(value, _settled(["list", *members])[1:]))
         case ["cup", first, second]:
@@ -333,7 +334,7 @@ def _solutions(tree: Tree) -> Set:
     """The numbers that the variable of a solved relation may be: it stands alone on one side, or
     between two."""
     signs, members = tree[1].split(), tree[2:]
-    alone = [index for index, each in enumerate(members) if each[0] == "var"]
+    alone = [index for index, member in enumerate(members) if member[0] == "var"]
     if len(alone) != 1 or len(_symbols_of(tree)) != 1 or len(signs) > 2:
         return _unknown(tree)
     if signs == ["in"]:
@@ -341,8 +342,9 @@ def _solutions(tree: Tree) -> Set:
     numbers: Set = sympy.S.Reals
     for index, sign in enumerate(signs):
         left, right = members[index : index + 2]
+        # Of ``x \neq \pm 2`` both points are excluded; any other relation needs a single end.
         if sign == "!=" and left[0] == "var" and holds(right, "pm", "mp"):
-            points = [value(each) for each in _settled(right)[1:]]
+            points = [value(point) for point in _settled(right)[1:]]
             numbers = sympy.Intersection(numbers, sympy.S.Reals - sympy.FiniteSet(*points))
             continue
         if left[0] == "var":
@@ -398,7 +400,7 @@ def _same_values(first: Expr, second: Expr, tolerates: bool = False) -> bool:
         return _same_numbers(first, second, tolerates)
     equal = 0
     for point in _points(symbols):
-        a, b = (_number(each, point) for each in (first, second))
+        a, b = (_number(side, point) for side in (first, second))
         if a is None or b is None:
             continue
         if not (_is_close(a, b, 10**-20) or (tolerates and _is_near(a, b))):
@@ -427,7 +429,7 @@ def _number(expression: Expr, point: dict[Symbol, Rational] | None = None) -> Ex
     is_number = real.is_number and imaginary.is_number
     if not is_number or number.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
         return None
-    return number if all(each.is_Float or each.is_Rational for each in (real, imaginary)) else None
+    return number if all(part.is_Float or part.is_Rational for part in (real, imaginary)) else None
 
 
 def _is_close(first: Expr, second: Expr, tolerance: float | Rational) -> bool:
@@ -448,8 +450,10 @@ def _points(symbols: Iterable[Symbol]) -> list[dict[Symbol, Rational]]:
     draw = random.Random(20)
     return [
         {
-            each: Rational(draw.randrange(1000, 9000), 2003) * (draw.choice((1, -1)) if late else 1)
-            for each in ordered
+            symbol: Rational(
+                draw.randrange(1000, 9000) * (draw.choice((1, -1)) if late else 1), 2003
+            )
+            for symbol in ordered
         }
         for late in range(_POINTS)
     ]
@@ -476,7 +480,7 @@ def value(tree: Tree, is_complex: bool = False) -> Value:
         case ["call", *_]:
             return _call(tree, is_complex)
         case ["matrix", *rows]:
-            return ImmutableMatrix([[value(each, is_complex) for each in row] for row in rows])
+            return ImmutableMatrix([[value(entry, is_complex) for entry in row] for row in rows])
         case [kind, *members] if kind in _ARITHMETIC:
             return _ARITHMETIC[kind](*(value(member, is_complex) for member in members))
     return _unknown(tree)
@@ -510,13 +514,13 @@ def _call(tree: Tree, is_complex: bool) -> Value:
     else:
         arguments = [value(argument, is_complex)]
     if name == "binom":
-        arguments = [value(each, is_complex) for each in tree[2:]]
+        arguments = [value(member, is_complex) for member in tree[2:]]
     elif name in ("log", "ln"):
-        return sympy.log(arguments[0], *(value(each, is_complex) for each in tree[3:]))
+        return sympy.log(arguments[0], *(value(member, is_complex) for member in tree[3:]))
     elif len(tree) > 3 or name not in _FUNCTIONS:
         return _unknown(tree)
     if name in _TRIGONOMETRIC and holds(argument, "deg"):
-        arguments = [each * sympy.pi / 180 for each in arguments]
+        arguments = [angle * sympy.pi / 180 for angle in arguments]
     return _FUNCTIONS[name](*arguments)
 
 
@@ -552,7 +556,7 @@ def _has_bare_logarithm(tree: Tree) -> bool:
 
 def _with_base_ten(tree: Tree) -> Tree:
     """With ``\\log``, which has no base, as the logarithm to base ten."""
-    tree = [_with_base_ten(each) if isinstance(each, list) else each for each in tree]
+    tree = [_with_base_ten(member) if isinstance(member, list) else member for member in tree]
     return [*tree, ["num", "10"]] if tree[:2] == ["call", "log"] and len(tree) == 3 else tree
 
 
