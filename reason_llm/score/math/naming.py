@@ -5,7 +5,7 @@ another left side is an equation: ``x + 100 = 25`` is no 25.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import reduce
 from itertools import permutations
@@ -61,13 +61,13 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if gold[0] != "based" or gold[2] == "10":
         gold, answer = _in_base_ten(gold), _in_base_ten(answer)
     gold, domain, name = _without_domain(gold)
-    answer, said, own = _without_domain(answer)
+    answer, answer_domain, answer_name = _without_domain(answer)
     allowed = [domain, None, *(() if domain else (_REALS, _INTEGER_SET))]
-    if said not in allowed:
+    if answer_domain not in allowed:
         return None
-    is_numbered = _INTEGER_SET in (domain, said)
+    is_numbered = _INTEGER_SET in (domain, answer_domain)
     if is_numbered:
-        answer = _with_parameter(gold, name, answer, own)
+        answer = _with_parameter(gold, name, answer, answer_name)
     is_numbered |= "integer" in question.lower()
     if is_numbered and (domain or asked.asks_for_all(question)) and is_same_family(gold, answer):
         shared = value_named(gold) if gold[0] == "rel" else gold
@@ -75,8 +75,8 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
     answer = _without_exclusion(gold, answer, question)
-    gold, answer = (_both_points(each) for each in _as_vectors(gold, answer))
-    has_parameter = "paramet" in question.lower() or _REALS in (domain, said)
+    gold, answer = (_both_points(tree) for tree in _as_vectors(gold, answer))
+    has_parameter = "paramet" in question.lower() or _REALS in (domain, answer_domain)
     if has_parameter and _are_parallel(gold, answer):
         return gold, gold
     gold, answer = _set_named(gold), _set_named(answer)
@@ -92,8 +92,8 @@ def _congruent(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | N
     """Both without their modulus, where one has one or the answer is a congruence."""
     moduli = gold[0] == "mod", answer[0] == "mod"
     if moduli[0] != moduli[1] and answer[:2] != ["rel", "equiv"]:
-        of_residue, family = (gold, answer) if moduli[0] else (answer, gold)
-        if _is_class(of_residue, family):
+        congruence, family = (gold, answer) if moduli[0] else (answer, gold)
+        if _is_class(congruence, family):
             return gold, gold
     if not any(moduli) and answer[2][0] != "var":
         return _unnamed(gold, ["rel", "=", *answer[2:]], question)
@@ -102,12 +102,12 @@ def _congruent(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | N
         return None if any(moduli) else (gold, answer)
     if all(moduli) and gold[2] != answer[2]:
         return None
-    residue, found = _residue(gold), _residue(answer)
-    first, second = _whole(residue), _whole(found)
+    gold_residue, answer_residue = _residue(gold), _residue(answer)
+    first, second = _whole(gold_residue), _whole(answer_residue)
     if all(moduli) and first is not None and second is not None:
         size = int(gold[2][1]) if gold[2][1].isdigit() else 0
-        return (residue, residue) if size and (first - second) % size == 0 else None
-    return _unnamed(residue, found, question)
+        return (gold_residue, gold_residue) if size and (first - second) % size == 0 else None
+    return _unnamed(gold_residue, answer_residue, question)
 
 
 def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
@@ -145,13 +145,13 @@ def _right_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | No
     if not is_equality(answer):
         return gold, answer
     names = answer[2:-1]
-    if gold[0] == "tuple" and len(names) > 1 and all(each[0] == "var" for each in names):
+    if gold[0] == "tuple" and len(names) > 1 and all(name[0] == "var" for name in names):
         return gold, ["tuple", *([answer[-1]] * len(names))]  # x = y = 4
     if (value := value_named(answer, question)) is None:
         return None
     if gold[0] == "list" and value[0] == "tuple" == answer[2][0]:
         pairs = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
-        return _unnamed(gold, ["tuple", *(each for _, each in pairs)], question)
+        return _unnamed(gold, ["tuple", *(coordinate for _, coordinate in pairs)], question)
     if gold[0] in ("list", "set") and holds(value, "pm", "mp"):
         return _unnamed(gold, shown(value), question)
     value = _as_rounded(gold, value) if asked.asks_to_round(question) else value
@@ -227,9 +227,9 @@ def _line(tree: Tree) -> list[tuple[complex, complex]] | None:
     names = variables(tree)
     if len(names) != 1:
         return None
-    found = [_progression(each, next(iter(names))) for each in members]
-    numbers = [each for each in found if each is not None]
-    return numbers if len(numbers) == len(found) else None
+    progressions = [_progression(member, next(iter(names))) for member in members]
+    linear = [progression for progression in progressions if progression is not None]
+    return linear if len(linear) == len(progressions) else None
 
 
 def _progression(tree: Tree, name: str) -> tuple[complex, complex] | None:
@@ -257,15 +257,15 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
         ):
             return ["pm", number]
         case ["mul", scale, ["tuple", *members]] if gold[0] == "tuple" and not variables(scale):
-            return ["tuple", *(_scaled(scale, each) for each in members)]
+            return ["tuple", *(_scaled(scale, member) for member in members)]
         case ["mul", scale, ["matrix", *rows]] if gold[0] == "tuple" and not variables(scale):
-            return ["tuple", *(_scaled(scale, each) for row in rows for each in row)]
+            return ["tuple", *(_scaled(scale, entry) for row in rows for entry in row)]
         case ["either" | "list", *parts] if gold[0] == "cup" and all(map(_is_part, parts)):
             return reduce(lambda tree, part: ["cup", tree, part], parts)
         case ["set", ["tuple", *_] as point] if gold[0] == "tuple":
             return list(point)
         case ["pow", ["tuple" | "interval", *members], ["var", "T" | "top"]]:
-            return ["matrix", *([each] for each in members if isinstance(each, list))]
+            return ["matrix", *([member] for member in members if isinstance(member, list))]
         case ["rel", sign, ["call", "abs", ["var", _] as name], number] if gold[0] in _SETS:
             if sign in ("<", "<="):
                 return ["rel", f"{sign} {sign}", ["neg", number], name, number]
@@ -286,9 +286,7 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
         case ["mul", ["num", "1"], ["const", "i"] as one] if one in subtrees(gold):
             return list(one)
         case ["mul" | "rel" | "add" | "neg", *_]:
-            return [
-                _in_standard_form(gold, each) if isinstance(each, list) else each for each in answer
-            ]
+            return _mapped(answer, lambda member: _in_standard_form(gold, member))
     return answer
 
 
@@ -297,16 +295,16 @@ def _in_exponential_form(tree: Tree) -> Tree:
     match tree:
         case ["call", "cis", angle]:
             return _direction(angle)
-        case ["add", ["call", "cos", angle], ["mul", ["const", "i"], ["call", "sin", same]]] | [
-            "add", ["call", "cos", angle], ["mul", ["call", "sin", same], ["const", "i"]]
-        ] if angle == same:  # fmt: skip
+        case ["add", ["call", "cos", angle], ["mul", *factors]] if (
+            len(factors) == 2 and _I in factors and ["call", "sin", angle] in factors
+        ):
             return _direction(angle)
         case ["pow", ["const", "e"], ["frac", ["mul", *factors], below]] if _I in factors:
-            rest = [each for each in factors if each != _I]
+            rest = [factor for factor in factors if factor != _I]
             above = rest[0] if len(rest) == 1 else ["mul", *rest]
             return _direction(["frac", above, below])
         case ["mul" | "neg" | "list" | "set", *_]:
-            return [_in_exponential_form(each) if isinstance(each, list) else each for each in tree]
+            return _mapped(tree, _in_exponential_form)
     return tree
 
 
@@ -374,8 +372,8 @@ def _intercepts(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
 def _in_radians(tree: Tree, other: Tree, question: str) -> Tree:
     """``45^\\circ`` as ``\\pi/4``, where the question leaves the unit of an angle open and the
     other answer is in radians."""
-    own = _right(other)
-    if tree[0] != "deg" or not question or holds(own, "deg") or _PI not in subtrees(own):
+    right = _right(other)
+    if tree[0] != "deg" or not question or holds(right, "deg") or _PI not in subtrees(right):
         return tree
     is_open = not {"deg", "rad"} & words_of(question)
     return list(_direction(tree)[2][2]) if is_open else tree
@@ -386,10 +384,11 @@ def _with_unit_last(gold: Tree, answer: Tree) -> Tree:
     if not (answer[0] in ("either", "same") or is_equality(answer)) or answer[-1][0] == "var":
         return answer
     is_degree = _right(gold)[0] == "deg"
-    own = [each for each in answer if isinstance(each, list) and (each[0] == "deg") == is_degree]
-    if not own or own[-1] is answer[-1] or variables(own[-1]):
+    members = [member for member in answer if isinstance(member, list)]
+    same_unit = [member for member in members if (member[0] == "deg") == is_degree]
+    if not same_unit or same_unit[-1] is answer[-1] or variables(same_unit[-1]):
         return answer
-    return [*(each for each in answer if each is not own[-1]), own[-1]]
+    return [*(member for member in answer if member is not same_unit[-1]), same_unit[-1]]
 
 
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
@@ -398,10 +397,10 @@ def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
         case ["rel", "=", ["call", _, ["var", name]], _] if gold[
             0
         ] != "var" and name not in variables(gold):
-            own = variables(gold[-1] if gold[0] == "rel" else gold)
-            return _renamed(answer, name, ["var", *own]) if len(own) == 1 else answer
+            gold_names = variables(gold[-1] if gold[0] == "rel" else gold)
+            return _renamed(answer, name, ["var", *gold_names]) if len(gold_names) == 1 else answer
         case ["rel", signs, *members] if gold[0] in _SETS and "=" not in signs.split():
-            plain = [["var", "y"] if _is_function(each) else each for each in members]
+            plain = [["var", "y"] if _is_function(member) else member for member in members]
             return ["rel", signs, *plain]
     return answer
 
@@ -428,13 +427,14 @@ def _in_base_ten(tree: Tree) -> Tree:
     """``47_{10}`` and ``101111_2 = 47_{10}`` as 47, also in a list."""
     if tree[0] == "based" and tree[2] == "10":
         return ["num", tree[1]]
-    if tree[:2] == ["rel", "="] and {each[0] for each in tree[2:]} in ({"based"}, {"based", "num"}):
-        numbers = {_of_base(each) for each in tree[2:]}
+    is_equation = tree[:2] == ["rel", "="]
+    if is_equation and {member[0] for member in tree[2:]} in ({"based"}, {"based", "num"}):
+        numbers = {_number_in_base(member) for member in tree[2:]}
         return _in_base_ten(tree[-1]) if len(numbers) == 1 and None not in numbers else tree
     return [tree[0], *map(_in_base_ten, tree[1:])] if tree[0] in ("list", "tuple") else tree
 
 
-def _of_base(tree: Tree) -> int | None:
+def _number_in_base(tree: Tree) -> int | None:
     """The number that a numeral of a base from 2 to 36 is."""
     base = tree[2] if tree[0] == "based" else "10"
     if len(tree[1]) > _LONGEST_RESIDUE or not base.isdigit() or not 2 <= int(base[:3]) <= 36:
@@ -453,12 +453,12 @@ def _residue(tree: Tree) -> Tree:
     return list(tree[-1]) if tree[0] == "rel" and set(tree[1].split()) == {"equiv"} else tree
 
 
-def _is_class(of_residue: Tree, family: Tree) -> bool:
+def _is_class(congruence: Tree, family: Tree) -> bool:
     """Whether ``7k + 3`` numbers the integers of ``x \\equiv 3 \\pmod 7``."""
     family, _, name = _without_domain(family)
     value = value_named(family) if family[0] == "rel" else family
     names = variables(value) if value is not None else set()
-    residue, modulus = value_of(_residue(of_residue)), value_of(of_residue[2])
+    residue, modulus = value_of(_residue(congruence)), value_of(congruence[2])
     if value is None or len(names) != 1 or not (name or names <= _PARAMETERS):
         return False
     line = _progression(value, next(iter(names)))
@@ -470,15 +470,16 @@ def _is_class(of_residue: Tree, family: Tree) -> bool:
 
 def _both_points(tree: Tree) -> Tree:
     """``(\\pm 4, 0)`` as its two points."""
-    if tree[0] == "list" and any(each[:1] == ["pm"] and each[1][0] == "tuple" for each in tree[1:]):
-        return ["list", *(point for each in tree[1:] for point in _points(each))]
+    members = tree[1:] if tree[0] == "list" else []
+    if any(member[:1] == ["pm"] and member[1][0] == "tuple" for member in members):
+        return ["list", *(point for member in tree[1:] for point in _points(member))]
     return ["list", *_points(tree)] if len(_points(tree)) > 1 else tree
 
 
 def _points(tree: Tree) -> list[Tree]:
     kinds = [part[0] for part in subtrees(tree)]
     if tree[:1] == ["pm"] and tree[1][0] == "tuple":
-        return [tree[1], ["tuple", *(["neg", each] for each in tree[1][1:])]]
+        return [tree[1], ["tuple", *(["neg", coordinate] for coordinate in tree[1][1:])]]
     if tree[0] != "tuple" or kinds.count("pm") != 1:
         return [tree]
     return [_with_sign(tree, is_upper) for is_upper in (True, False)]
@@ -487,7 +488,7 @@ def _points(tree: Tree) -> list[Tree]:
 def _with_sign(tree: Tree, is_upper: bool) -> Tree:
     if tree[0] == "pm":
         return list(tree[1]) if is_upper else ["neg", tree[1]]
-    return [_with_sign(each, is_upper) if isinstance(each, list) else each for each in tree]
+    return _mapped(tree, lambda member: _with_sign(member, is_upper))
 
 
 def is_same_family(gold: Tree, answer: Tree) -> bool:
@@ -496,11 +497,11 @@ def is_same_family(gold: Tree, answer: Tree) -> bool:
     names = [name for name in variables(gold) & variables(answer) if name in _PARAMETERS]
     if len(names) != 1 or form_of(answer).steps - form_of(gold).steps - _OF_FAMILIES:
         return False
-    families = [_members(each, names[0]) for each in (gold, answer)]
+    families = [_members(tree, names[0]) for tree in (gold, answer)]
     if not all(families):
         return False
-    reach = min(max(abs(number) for number in each) for each in families) / 3
-    first, second = ([number for number in each if abs(number) <= reach] for each in families)
+    reach = min(max(abs(number) for number in family) for family in families) / 3
+    first, second = ([number for number in family if abs(number) <= reach] for family in families)
     return len(first) > 2 and all(
         any(abs(a - b) < TOLERANCE * max(1, reach) for b in others)
         for some, others in ((first, second), (second, first))
@@ -510,19 +511,19 @@ def is_same_family(gold: Tree, answer: Tree) -> bool:
 
 def _members(tree: Tree, name: str) -> list[complex]:
     """The solutions that a family numbers, for small integers; empty for anything else."""
-    found: list[complex] = []
-    for each in tree[1:] if tree[0] in ("list", "either") else [tree]:
-        one = value_named(each) if each[0] == "rel" else each
-        num_signs = [part[0] for part in subtrees(one or [""])].count("pm")
-        if one is None or variables(one) != {name} or one[0] in _SEVERAL or num_signs > 1:
+    solutions: list[complex] = []
+    for item in tree[1:] if tree[0] in ("list", "either") else [tree]:
+        value = value_named(item) if item[0] == "rel" else item
+        num_signs = [part[0] for part in subtrees(value or [""])].count("pm")
+        if value is None or variables(value) != {name} or value[0] in _SEVERAL or num_signs > 1:
             return []
         for sign in (True, False)[: 1 + num_signs]:
-            signed = _with_sign(one, sign)
+            signed = _with_sign(value, sign)
             numbers = [value_of(_renamed(signed, name, _integer(n))) for n in _INTEGERS]
             if not all(map(is_one, numbers)):
                 return []
-            found.extend(number for number in numbers if is_one(number))
-    return found
+            solutions.extend(number for number in numbers if is_one(number))
+    return solutions
 
 
 def _integer(number: int) -> Tree:
@@ -537,7 +538,7 @@ def _as_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """A matrix of one column and ``2i - 3j`` as a tuple, where the other one is a tuple; of a
     tuple times a number, both as columns."""
     gold, answer = (
-        (_of_units(tree) or _rows_of(tree, other) or tree)
+        (_from_unit_vectors(tree) or _rows_of(tree, other) or tree)
         if other[0] in ("tuple", "matrix")
         else tree
         for tree, other in ((gold, answer), (answer, gold))
@@ -552,7 +553,7 @@ def _as_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
         for tree in (gold, answer)
     ]
     first, second = (
-        ["tuple", *(each for row in tree[1:] for each in row)] if column else tree
+        ["tuple", *(entry for row in tree[1:] for entry in row)] if column else tree
         for tree, column in zip((gold, answer), is_column, strict=True)
     )
     return first, second
@@ -562,24 +563,24 @@ def _rows_of(tree: Tree, other: Tree) -> Tree | None:
     """The matrix of ``[[1, 2], [3, 4]]``, where the other one is a matrix; None for others."""
     if other[0] != "matrix" or tree[0] not in ("tuple", "interval"):
         return None
-    rows = [each for each in tree[1:] if isinstance(each, list)]
-    if not all(each[0] in ("tuple", "interval") for each in rows):
+    rows = [member for member in tree[1:] if isinstance(member, list)]
+    if not all(row[0] in ("tuple", "interval") for row in rows):
         return None
     return ["matrix", *([part for part in row[1:] if isinstance(part, list)] for row in rows)]
 
 
 def _as_columns(tree: Tree) -> Tree:
     if tree[0] == "tuple":
-        return ["matrix", *([each] for each in tree[1:])]
+        return ["matrix", *([coordinate] for coordinate in tree[1:])]
     return [
-        _as_columns(each)
-        if isinstance(each, list) and each[:1] and isinstance(each[0], str)
-        else each
-        for each in tree
+        _as_columns(member)
+        if isinstance(member, list) and member[:1] and isinstance(member[0], str)
+        else member
+        for member in tree
     ]
 
 
-def _of_units(tree: Tree) -> Tree | None:
+def _from_unit_vectors(tree: Tree) -> Tree | None:
     """``(2, -3)`` of ``2\\mathbf{i} - 3\\mathbf{j}``; None for anything else."""
     parts: dict[str, Tree] = {}
     for term in tree[1:] if tree[0] == "add" else [tree]:
@@ -618,18 +619,19 @@ def _without_domain(tree: Tree) -> tuple[Tree, Tree | None, str]:
     """``x = k\\pi, k \\in \\mathbb{Z}`` without what is said of its parameter, that, and the
     parameter; of several families, too."""
     match tree:
-        case ["list", *families] if all(each[0] == "list" for each in families):
-            parts = [_without_domain(each) for each in families]
+        case ["list", *families] if all(family[0] == "list" for family in families):
+            parts = [_without_domain(family) for family in families]
             if all(part[1:] == parts[0][1:] for part in parts):
                 return ["list", *(part[0] for part in parts)], *parts[0][1:]
         case ["list", *families, ["rel", "in", ["var", name], ["const", _] as domain]]:
-            for each in families:
-                is_family = each[0] != "rel" or (is_equality(each) and each[2] != ["var", name])
-                if not is_family or name not in variables(each):
+            for family in families:
+                is_about_name = family[0] == "rel" and family[2] == ["var", name]
+                is_family = family[0] != "rel" or is_equality(family)
+                if is_about_name or not is_family or name not in variables(family):
                     return tree, None, ""
             if families:
-                found = families[0] if len(families) == 1 else ["list", *families]
-                return found, domain, str(name)
+                solutions = families[0] if len(families) == 1 else ["list", *families]
+                return solutions, domain, str(name)
     return tree, None, ""
 
 
@@ -643,11 +645,13 @@ def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
         case ["list", first, ["rel", "!=", ["var", name], at]] if gold[0] not in _SETS:
             if not is_equality(first) and first[0] == "rel":
                 return answer
-            below = (
+            divisors = (
                 part.tree[2] for part in read_question(question).parts if part.tree[0] == "frac"
             )
             values = [
-                value_of(_renamed(each, name, at)) for each in below if name in variables(each)
+                value_of(_renamed(divisor, name, at))
+                for divisor in divisors
+                if name in variables(divisor)
             ]
             if any(is_one(value) and abs(value) < TOLERANCE for value in values):
                 return list(first)
@@ -667,7 +671,12 @@ def _with_parameter(gold: Tree, name: str, answer: Tree, own: str) -> Tree:
 def _renamed(tree: Tree, name: str, new: Tree) -> Tree:
     if tree == ["var", name]:
         return new
-    return [_renamed(each, name, new) if isinstance(each, list) else each for each in tree]
+    return _mapped(tree, lambda member: _renamed(member, name, new))
+
+
+def _mapped(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """The tree with a change made to each of its members that is a tree."""
+    return [change(member) if isinstance(member, list) else member for member in tree]
 
 
 def _set_named(tree: Tree) -> Tree:
@@ -745,7 +754,7 @@ def is_name(tree: Tree, question: str = "") -> bool:
         members = [member for member in tree[2:] if isinstance(member, list)]
         if variables(tree) and (
             str(tree[1]).startswith("?")
-            or all(_is_plain_name(each) for each in members if variables(each))
+            or all(_is_plain_name(member) for member in members if variables(member))
         ):
             return True
     if _is_plain_name(tree):
@@ -754,7 +763,8 @@ def is_name(tree: Tree, question: str = "") -> bool:
         return True
     if tree[0] == "frac" and all(map(_is_plain_name, tree[1:])):  # a/b, the ratio of a to b
         above, below = (
-            "".join(each[1] for each in subtrees(part) if each[0] == "var") for part in tree[1:]
+            "".join(subtree[1] for subtree in subtrees(part) if subtree[0] == "var")
+            for part in tree[1:]
         )
         if f"ratio of {above} to {below}" in question.replace("$", ""):
             return True
@@ -794,7 +804,7 @@ def solved_for(tree: Tree) -> set[str]:
     """The variables that stand alone on a side of a relation, and on no other."""
     alone = [member[1] for member in tree[2:] if member[0] == "var"]
     names = [part[1] for part in subtrees(tree) if part[0] == "var"]
-    return {each for each in alone if names.count(each) == 1}
+    return {name for name in alone if names.count(name) == 1}
 
 
 def _with_constant_of(gold: Tree, answer: Tree, question: str) -> Tree:
@@ -803,7 +813,7 @@ def _with_constant_of(gold: Tree, answer: Tree, question: str) -> Tree:
     if gold[0] != answer[0] or gold[0] not in ("add", "mul"):
         return answer
     is_integral = "\\int" in question or "antiderivative" in question
-    if is_integral and any(each[0] == "var" and each in gold for each in answer[1:]):
+    if is_integral and any(term[0] == "var" and term in gold for term in answer[1:]):
         pairs = [(value_of(gold, point), value_of(answer, point)) for point in ("", "1", "2")]
         differences = [a - b for a, b in pairs if is_one(a) and is_one(b)]
         are_equal = len(differences) == 3 and all(is_near(differences[0], d) for d in differences)
@@ -844,26 +854,26 @@ def _in_order_of_names(several: Tree) -> Tree | None:
 
 def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
     """Two lists. If the gold one names its values, values without names are in the same order."""
-    if any(each[0] == "tuple" for each in gold[1:]):
-        points = [_in_order_of_names(each) if each[0] == "list" else each for each in answer[1:]]
+    if any(item[0] == "tuple" for item in gold[1:]):
+        points = [_in_order_of_names(item) if item[0] == "list" else item for item in answer[1:]]
         answer = answer if None in points else [answer[0], *points]
-    has_names = gold[0] in ("list", "set") and any(each[0] == "rel" for each in gold[1:])
+    has_names = gold[0] in ("list", "set") and any(item[0] == "rel" for item in gold[1:])
     if not has_names:
-        values = [value_named(each) if each[0] == "rel" else each for each in answer[1:]]
+        values = [value_named(item) if item[0] == "rel" else item for item in answer[1:]]
         return None if None in values else (gold, [answer[0], *values])
-    labels = [each[2][1] for each in gold[1:] if each[0] == "rel" and each[2][0] == "var"]
+    labels = [item[2][1] for item in gold[1:] if item[0] == "rel" and item[2][0] == "var"]
     names = _named(answer[1:]) or {}
     are_labels = set(labels) <= LABELS and len(labels) == len(gold) - 1
     if are_labels and names.keys() != {str(["var", label]) for label in labels}:  # as written
         golds, answers = (
-            [value_named(each) if each[0] == "rel" else each for each in tree[1:]]
+            [value_named(item) if item[0] == "rel" else item for item in tree[1:]]
             for tree in (gold, answer)
         )
         return None if None in answers else (["tuple", *golds], ["tuple", *answers])
     values_of_gold = _in_order_of_names(gold)
-    if any(each[0] in ("rel", "list") for each in answer[1:]):
-        are_one = values_of_gold is None and not any(each[0] == "list" for each in gold[1:])
-        values = [value_named(each) if each[0] == "rel" else each for each in gold[1:]]
+    if any(item[0] in ("rel", "list") for item in answer[1:]):
+        are_one = values_of_gold is None and not any(item[0] == "list" for item in gold[1:])
+        values = [value_named(item) if item[0] == "rel" else item for item in gold[1:]]
         if are_one and None not in values:  # of one unknown: x = 1, x = 2
             return _several([gold[0], *values], answer)
         return gold, answer
