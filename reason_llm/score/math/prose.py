@@ -191,14 +191,14 @@ class Prose:
 
     def without(self, places: set[int]) -> "Prose":
         """Without some values, whose words stay."""
-        kept, gaps = list[str](), [list(self.gaps[0])]
+        values, gaps = list[str](), [list(self.gaps[0])]
         for place, (value, gap) in enumerate(zip(self.values, self.gaps[1:], strict=True)):
             if place in places:
                 gaps[-1].extend(gap)
             else:
-                kept.append(value)
+                values.append(value)
                 gaps.append(list(gap))
-        return Prose(kept, gaps)
+        return Prose(values, gaps)
 
 
 class _Splitter:
@@ -246,7 +246,7 @@ class _Splitter:
         is_name = not match["style"].startswith(("text", "mbox", "hbox"))
         is_mathematics = is_name and (len(letters) < 2 or letters in FUNCTIONS or letters == "cis")
         unit = unit_words(plain) if any(map(str.isalpha, plain)) else None
-        is_unit = unit is not None and all(is_known(each) for each, _ in unit) and len(letters) < 20
+        is_unit = unit is not None and all(is_known(word) for word, _ in unit) and len(letters) < 20
         is_unit = is_unit and (letters != "in" or match.end() == len(match.string))
         if is_unit and self.items and not self.items[-1][0]:
             self.mathematics(match[0])
@@ -380,18 +380,18 @@ def _with_number_words(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
     for name, latex in _INFINITIES.items():
         if text.removeprefix("the limit is ").removeprefix("diverges to ") == name:
             return [(False, latex)]
-    found = list[tuple[bool, str]]()
+    replaced = list[tuple[bool, str]]()
     words = [(part, item) for _, item in items for part in _parts_of_word(item)]
     place = 0
     while place < len(words):
         number, length = _number_at([word.lower() for word, _ in words[place:]])
         if length:
-            found.append((False, number))
+            replaced.append((False, number))
             place += length
         else:
-            found.append((True, words[place][0]))
+            replaced.append((True, words[place][0]))
             place += 1
-    return found
+    return replaced
 
 
 def _parts_of_word(word: str) -> list[str]:
@@ -402,34 +402,35 @@ def _parts_of_word(word: str) -> list[str]:
 
 def _with_relations(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
     """With ``greater than 2`` and ``between 2 and 3`` as inequalities, ``3 out of 8`` as 3/8."""
-    found = list[tuple[bool, str]]()
+    merged = list[tuple[bool, str]]()
     for is_word, item in items:
         words = list[str]()
-        while not is_word and len(words) < len(found) and found[-1 - len(words)][0]:
-            words.insert(0, found[-1 - len(words)][1].lower())
+        # A comparison needs the value behind it as its bound and the letter before it.
+        while not is_word and len(words) < len(merged) and merged[-1 - len(words)][0]:
+            words.insert(0, merged[-1 - len(words)][1].lower())
         text = f" {' '.join(words)}"
-        before = found[len(found) - len(words) - 1][1] if len(words) < len(found) else ""
+        before = merged[len(merged) - len(words) - 1][1] if len(words) < len(merged) else ""
         relation = next((each for each in _RELATIONS if text.endswith(f" {each[0]}")), None)
         if relation is not None:
             rest = set(words[: -len(relation[0].split())])
             name = before.strip()
             if rest <= _SUBJECTS and (not name or (len(name) == 1 and name.isalpha())):
-                del found[len(found) - len(words) - bool(name) :]
+                del merged[len(merged) - len(words) - bool(name) :]
                 item = f"{name or 'x'} {relation[1]} {item}"
         elif words == ["out", "of"] and before:
-            found[-3:] = []
+            merged[-3:] = []
             item = f"\\frac{{{_stripped(before)}}}{{{_stripped(item)}}}"
-        elif words in (["and"], ["to"]) and len(found) > 2 and found[-3][0]:
-            opening = found[-3][1].lower()
+        elif words in (["and"], ["to"]) and len(merged) > 2 and merged[-3][0]:
+            opening = merged[-3][1].lower()
             if (opening, words[0]) in (("between", "and"), ("from", "to")):
-                found[-3:] = []
+                merged[-3:] = []
                 item = f"{_stripped(before)} < x < {_stripped(item)}"
-        found.append((is_word, item))
-        if is_word and item.lower() in ("inclusive", "inclusively") and len(found) > 1:
-            chunk = found[-2][1]
+        merged.append((is_word, item))
+        if is_word and item.lower() in ("inclusive", "inclusively") and len(merged) > 1:
+            chunk = merged[-2][1]
             if " < x < " in chunk:
-                found[-2:] = [(False, chunk.replace("<", "\\leq "))]
-    return found
+                merged[-2:] = [(False, chunk.replace("<", "\\leq "))]
+    return merged
 
 
 def as_number(words: list[str]) -> str | None:
@@ -446,6 +447,7 @@ def _number_at(words: list[str]) -> tuple[str, int]:
     for place in range(start, len(words) + 1):
         word = words[place] if place < len(words) else ""
         if word in _NUMBERS:
+            # ``twenty one`` is one number; ``one two`` and ``twenty thirty`` are two.
             if part % 100 and not (part % 10 == 0 and _NUMBERS[word] < 10 and part % 100 >= 20):
                 break
             part += _NUMBERS[word]
@@ -472,7 +474,7 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
         return
     if "quadrant" in question.lower():
         gold, answer = (
-            _LONE_DIGIT.sub(lambda digit: _ROMAN[int(digit[0])], each) for each in (gold, answer)
+            _LONE_DIGIT.sub(lambda digit: _ROMAN[int(digit[0])], text) for text in (gold, answer)
         )
     if not (has_words(answer) or "=" in answer):
         return
@@ -483,21 +485,22 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
         if (_DOUBTS | _DENIALS | {"or"}).isdisjoint(before.lower().split()):
             yield gold, rest.rstrip(" .}")
         return
+    # A gold answer without values is compared by its words.
     wanted = prose_of(unwrapped(gold), question)
     if wanted is None or is_bare_word(gold):
         words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
         said = _words_of(unwrapped(answer), question)
         short = _words_of(_without_reason(unwrapped(answer)), question)
-        if words and any(_says(words, each, question) for each in (said, short)):
+        if words and any(_states_gold_words(words, spoken, question) for spoken in (said, short)):
             yield gold, gold
             return
-    found = _named_values(unwrapped(answer), question)
-    if found is None:
+    stated = _named_values(unwrapped(answer), question)
+    if stated is None:
         return
     reading = reading_of(unwrapped(gold), letters_are_units=False)
     gold_tree = reading.tree if reading else None
     is_rounded = asks_to_round(question)
-    for prose in _candidates(found, question, bool(wanted)):
+    for prose in _candidates(stated, question, bool(wanted)):
         if _changes(prose, question, is_rounded) or not prose.values:
             continue
         yield from _paired(gold, wanted, prose, gold_tree, question)
@@ -537,11 +540,11 @@ def orders(gold: str, answer: str, question: str) -> bool:
     3 girls``. A gold answer without names has them in this order."""
     if not question or len(answer) > MAX_CHARACTERS or "," not in gold:
         return False
-    found = _named_values(unwrapped(answer), question)
-    if found is not None and has_words(gold) and (wanted := prose_of(unwrapped(gold), question)):
-        labels = _labels(wanted), _labels(found)
+    named = _named_values(unwrapped(answer), question)
+    if named is not None and has_words(gold) and (wanted := prose_of(unwrapped(gold), question)):
+        labels = _labels(wanted), _labels(named)
         return len(wanted.values) > 1 and _pairs(*labels) is not None
-    return found is not None and _by_question(found.values, _labels(found), question) is not None
+    return named is not None and _by_question(named.values, _labels(named), question) is not None
 
 
 def _named_values(text: str, question: str) -> Prose | None:
@@ -552,17 +555,17 @@ def _named_values(text: str, question: str) -> Prose | None:
 def _symbols(text: str, question: str) -> Prose | None:
     if text.count("=") < 2 or len(text) > MAX_CHARACTERS:
         return None
-    words, found = words_of(question), Prose()
+    words, prose = words_of(question), Prose()
     for part in _PARTS_OF_LIST.split(text):
         name, _, value = part.partition("=")
         name = _LATEX_TEXT.sub("", _CALL.sub("", name)).strip("\\ ,;")
         label = _SYMBOLS.get(name, frozenset([name] if len(name) > 1 else [])) & words
         if not label or not value:
             return None
-        found.gaps[-1].extend(sorted(label))
-        found.values.append(_stripped(value))
-        found.gaps.append([])
-    return found if len(found.values) > 1 else None
+        prose.gaps[-1].extend(sorted(label))
+        prose.values.append(_stripped(value))
+        prose.gaps.append([])
+    return prose if len(prose.values) > 1 else None
 
 
 def _words_of(text: str, question: str) -> list[str]:
@@ -572,7 +575,7 @@ def _words_of(text: str, question: str) -> list[str]:
     splitter.split(text, True)
     known = _BLANKS.sub("", question)
     formulas = [_BLANKS.sub("", _stripped(item)) for is_word, item in splitter.items if not is_word]
-    if any(each.partition("=")[0] not in known for each in formulas):  # 221 = 13 \\cdot 17
+    if any(formula.partition("=")[0] not in known for formula in formulas):  # 221 = 13 \\cdot 17
         return []
     words = " ".join(item.lower() for is_word, item in splitter.items if is_word and item != ".")
     for saying, word in _SAYINGS.items():
@@ -585,7 +588,7 @@ def _words_of(text: str, question: str) -> list[str]:
     return words.split()
 
 
-def _says(gold: list[str], words: list[str], question: str) -> bool:
+def _states_gold_words(gold: list[str], words: list[str], question: str) -> bool:
     """Whether words say the gold answer's, and else only what the question says, without an
     alternative to it: ``It is an odd function``."""
     own = [_stem(word) for word in gold]
@@ -643,7 +646,7 @@ def _without_denial(word: str, asked: list[str]) -> list[str]:
     if stem in asked:
         return [word]
     denied = _ANTONYMS.get(stem) or next(
-        (stem.removeprefix(each) for each in _DENYING if stem.startswith(each)), ""
+        (stem.removeprefix(prefix) for prefix in _DENYING if stem.startswith(prefix)), ""
     )
     return ["not", denied] if denied in asked else [word]
 
@@ -656,53 +659,53 @@ def _stem(word: str) -> str:
     return word
 
 
-def _candidates(found: Prose, question: str, has_words: bool) -> Iterator[Prose]:
+def _candidates(prose: Prose, question: str, has_words: bool) -> Iterator[Prose]:
     """An answer without its reasons, and without what it is about."""
-    for place, gap in enumerate(found.gaps):
+    for place, gap in enumerate(prose.gaps):
         reason = next((i for i, word in enumerate(gap) if word in _REASONS), -1)
         if place and reason >= 0:
             doubts = _DOUBTS - {"extraneous", "rejected", "undefined"}
-            if doubts.isdisjoint(chain(*found.gaps[place + 1 :])):
-                found = Prose(found.values[:place], [*found.gaps[:place], gap[:reason]])
+            if doubts.isdisjoint(chain(*prose.gaps[place + 1 :])):
+                prose = Prose(prose.values[:place], [*prose.gaps[:place], gap[:reason]])
             break
-    for place in range(len(found.values) - 1, 0, -1):  # what stands before "so" is a reason
-        if not _CONCLUSIONS.isdisjoint(found.gaps[place]):
-            if (_DOUBTS | {"or"}).isdisjoint(chain(*found.gaps[:place])):
-                found = Prose(found.values[place:], found.gaps[place:])
+    for place in range(len(prose.values) - 1, 0, -1):  # what stands before "so" is a reason
+        if not _CONCLUSIONS.isdisjoint(prose.gaps[place]):
+            if (_DOUBTS | {"or"}).isdisjoint(chain(*prose.gaps[:place])):
+                prose = Prose(prose.values[place:], prose.gaps[place:])
             break
-    for place, gap in enumerate(found.gaps):
+    for place, gap in enumerate(prose.gaps):
         words = {*gap}
         if place and words & _REMARKS and words <= _REMARKS | _SMALL | {"double", "only"}:
-            found = Prose(found.values[:place], [*found.gaps[:place], []])
+            prose = Prose(prose.values[:place], [*prose.gaps[:place], []])
             break
-    yield found
-    if len(found.values) < 2:
+    yield prose
+    if len(prose.values) < 2:
         return
     text = _BLANKS.sub("", question)
-    shown = [value.replace("\\text{", "").replace("}", "") for value in found.values]
+    shown = [value.replace("\\text{", "").replace("}", "") for value in prose.values]
     is_stated = [_BLANKS.sub("", value).rstrip("=") in text for value in shown]
-    gaps = enumerate(found.gaps[:-1])
+    gaps = enumerate(prose.gaps[:-1])
     verb = max((i for i, gap in gaps if not _VERBS.isdisjoint(gap)), default=0)
     about = {
         i
-        for i, gap in enumerate(found.gaps[:-1])
+        for i, gap in enumerate(prose.gaps[:-1])
         if (is_stated[i] and (i < verb or (i and gap and gap[-1] in _ABOUT)))
-        or _is_in_next(found.values, i)
+        or _is_in_next(prose.values, i)
     }
-    *_, before, _ = found.gaps  # 40 ordered pairs (a, b)
+    *_, before, _ = prose.gaps  # 40 ordered pairs (a, b)
     has_letter = any(map(str.isalpha, shown[-1])) and "=" not in shown[-1]
     if is_stated[-1] and has_letter and before and _JOINS.isdisjoint(before):
         about.add(len(shown) - 1)
     if about:
-        yield found.without(about)
+        yield prose.without(about)
     if not has_words:
-        for place in range(1, len(found.values)):
-            gap = found.gaps[place]
+        for place in range(1, len(prose.values)):
+            gap = prose.gaps[place]
             is_at = gap and (gap[0] in _AT or gap[-1] in _AT)
             is_for = gap and gap[0] == "for" and set(gap) <= _FOR_ALL
-            is_for = is_for and _ALL_OF.fullmatch(found.values[place]) is not None
-            if (is_at or is_for) and place == len(found.values) - 1:
-                yield Prose(found.values[:place], [*found.gaps[:place], []])
+            is_for = is_for and _ALL_OF.fullmatch(prose.values[place]) is not None
+            if (is_at or is_for) and place == len(prose.values) - 1:
+                yield Prose(prose.values[:place], [*prose.gaps[:place], []])
 
 
 def _is_in_next(values: list[str], place: int) -> bool:
@@ -719,6 +722,7 @@ def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
     count = len(prose.values)
     if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
         return True
+    # Words of the question are exempt: an answer repeats them without changing its value.
     for place, gap in enumerate(prose.gaps):
         words = [part for word in gap for part in (word, *word.split("-")[1:])]
         for word in words:
@@ -773,6 +777,7 @@ def _paired(
     values = prose.values
     labels = _labels(prose)
     kind = gold_tree[0] if gold_tree else ""
+    # The word between two values can make them one: a ratio, a product, a mixed number, a base.
     if len(values) == 2:
         between = prose.gaps[1]
         if "to" in between and (kind == "ratio" or "ratio" in question):
@@ -796,9 +801,9 @@ def _paired(
         if ordered is not None and is_open:
             return
         if ordered is not None:
-            found = {match[0] for each in ordered for match in [_UNIT_BEHIND.search(each)] if match}
-            unit = min(found) if len(found) == 1 else ""
-            listed = ", ".join(each.removesuffix(unit) for each in ordered)
+            units = {match[0] for item in ordered for match in [_UNIT_BEHIND.search(item)] if match}
+            unit = min(units) if len(units) == 1 else ""
+            listed = ", ".join(item.removesuffix(unit) for item in ordered)
             yield (f"({gold})" if kind == "list" else gold), f"({listed}){unit}"
             return
         if kind in ("tuple", "interval") and len(values) > 1 and all(labels) and not is_open:
@@ -818,8 +823,8 @@ def _paired(
 
 def _pairs(own: list[frozenset[str]], labels: list[frozenset[str]]) -> list[int] | None:
     """The place of the one value with each of the gold answer's labels; None for another number."""
-    order = [[i for i, label in enumerate(labels) if label & each] for each in own]
-    return [each[0] for each in order] if all(len(each) == 1 for each in order) else None
+    order = [[i for i, label in enumerate(labels) if label & wanted] for wanted in own]
+    return [places[0] for places in order] if all(len(places) == 1 for places in order) else None
 
 
 def _by_question(
