@@ -113,12 +113,12 @@ class Stated:
         asked for, and the answer does not have it. Its numbers may be written in a third way."""
         wanted, form = form_of(gold), form_of(answer)
         others = [form_of(part.tree) for part in self.like(gold)]
-        others = [each for each in others if not each.is_same(wanted)]
+        others = [other for other in others if not other.is_same(wanted)]
         is_alike = form.value == wanted.value and not (form.steps ^ wanted.steps) - _ALIKE
-        if not variables(gold) and not any(each.is_same(form) for each in others):  # 3(√3 - 1)
+        if not variables(gold) and not any(other.is_same(form) for other in others):  # 3(√3 - 1)
             is_alike |= (form.steps, form.operations) == (wanted.steps, wanted.operations)
         added = form.steps - wanted.steps
-        return any(not is_alike or each.steps & added for each in others)
+        return any(not is_alike or other.steps & added for other in others)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -126,9 +126,9 @@ def asks_yes_or_no(question: str) -> bool:
     """Whether yes and no are answers: a sentence, or its last clause, begins with an auxiliary
     verb, or the question says ``true`` or ``whether``."""
     text = question.lower()
-    clauses = [each.split() for part in _SENTENCE_END.split(text) for each in part.split(", ")]
+    clauses = [clause.split() for part in _SENTENCE_END.split(text) for clause in part.split(", ")]
     return any(words and words[0] in AUXILIARIES for words in clauses) or any(
-        each in text for each in _ASKS_WHETHER
+        phrase in text for phrase in _ASKS_WHETHER
     )
 
 
@@ -150,7 +150,7 @@ def last_question(prompt: str) -> str:
         labels.pop()
     if labels and sum(label[1].lower() == labels[-1][1].lower() for label in labels) > 1:
         prompt = _ANSWER_LABEL.split(prompt[labels[-1].end() :], maxsplit=1)[0]
-    return _ALONE.sub(lambda found: f"^{found[1] or found[2]}", prompt[-MAX_CHARACTERS:])
+    return _ALONE.sub(lambda match: f"^{match[1] or match[2]}", prompt[-MAX_CHARACTERS:])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -171,9 +171,9 @@ def words_of(text: str) -> frozenset[str]:
     """The words of a question, each in one spelling, ``km/h`` also in its parts, ``km per hour``
     also as ``km/h``, and the currencies of its signs. Without ``in``, which is hardly ever the
     unit; ``inches`` is."""
-    found = _WORD.findall(text[-MAX_CHARACTERS:].lower())
-    words = {part for word in found for part in (word, *word.split("/"))} - {"in"}
-    threes = zip(found, found[1:], found[2:], strict=False)
+    matches = _WORD.findall(text[-MAX_CHARACTERS:].lower())
+    words = {part for word in matches for part in (word, *word.split("/"))} - {"in"}
+    threes = zip(matches, matches[1:], matches[2:], strict=False)
     words |= {f"{of}/{unit}" for of, per, unit in threes if per == "per"}
     spelled = (canonical("/".join(map(canonical, word.split("/")))) for word in words)
     signs = {unit for sign, unit in _SIGNS.items() if sign in text}
@@ -256,7 +256,7 @@ def _read(tokens: list[Token]) -> Tree | None:
     while end and str(tokens[end - 1]) in (".", ",", ";", ":", "?"):
         end -= 1
     tokens = tokens[:end]
-    if not any(str(each) == "\\begin" for each in tokens):  # rows whose environment is gone
+    if not any(str(token) == "\\begin" for token in tokens):  # rows whose environment is gone
         tokens = [token for token in tokens if str(token) != "&"]
     if not tokens or len(tokens) > _MAX_TOKENS:
         return None
