@@ -111,7 +111,7 @@ def cosine(
         wrong: of a wrong one: long ones lose less.
 
     Source: arXiv:2502.03373 appendix C.1.
-    """  # fmt: skip
+    """
     short, long = correct if is_correct else wrong
     place = min(length / max_tokens, 1.0)
     return long + (short - long) * (1 + math.cos(math.pi * place)) / 2
@@ -166,12 +166,12 @@ def tag_count(text: str) -> float:
     """0.25 for each of the four tags that occurs exactly once and has text at its inner side:
     easier to learn than ``format``."""
     before, *parts = _ANY_TAG.split(text)
-    found = []
+    filled = []
     for tag, after in zip(parts[::2], parts[1::2], strict=True):
         inner, before = before if tag.startswith("</") else after, after
         if inner.strip():
-            found.append(tag)
-    return sum(text.count(tag) == 1 and tag in found for tag in TAGS) / len(TAGS)
+            filled.append(tag)
+    return sum(text.count(tag) == 1 and tag in filled for tag in TAGS) / len(TAGS)
 
 
 # options of each reward in the config
@@ -298,6 +298,7 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
             + (f"did you mean {near}?" if near else other)
         )
     model, make = REWARDS[str(spec.name)]
+    # pydantic's message names a class of ours and not the option in the config.
     try:
         options = model.model_validate(spec.options)
     except ValidationError as error:
@@ -315,8 +316,8 @@ def _answer(find: Callable[[str], str | None], options: AnswerOptions, context: 
     seconds = context.score.timeout_seconds or COMPARISON_SECONDS
 
     def of_one(prompt: Prompt, completion: Completion) -> float:
-        found = find(prompt.continued_by(completion))
-        return matches(prompt.answer, found, seconds, prompt.text, options.equality)
+        answer = find(prompt.continued_by(completion))
+        return matches(prompt.answer, answer, seconds, prompt.text, options.equality)
 
     return Reward(of_one, answer=find)
 
@@ -342,8 +343,8 @@ def _gym(options: Section, context: Context) -> Reward:
         subjects[source] = subject
         asked = find(prompt.continued_by(completion)), gym_tasks(source)[int(number) - 1]
         checkers = checkers_of(context.score.sandbox)
-        paid = checkers.call(subject, asked, method="score_answer", seconds=seconds, read=finite)
-        return 0.0 if paid is None else paid
+        reward = checkers.call(subject, asked, method="score_answer", seconds=seconds, read=finite)
+        return 0.0 if reward is None else reward
 
     return Reward(of_one, answer=find)
 
@@ -387,17 +388,20 @@ def _of_lengths(values: Callable[[list[int], list[bool]], list[float]], context:
 
     def of_group(group: Group, first: list[float]) -> list[float]:
         lengths = [len(completion.sampled_ids) for completion in group.completions]
-        found = values(lengths, [is_right(kind, value) for value in first])
-        return [math.nan if math.isnan(v) else f for f, v in zip(found, first, strict=True)]
+        rewards = values(lengths, [is_right(kind, value) for value in first])
+        return [math.nan if math.isnan(v) else f for f, v in zip(rewards, first, strict=True)]
 
     return Reward(of_group=of_group, after_first=True)
 
 
 def _cosine(options: CosineOptions, context: Context) -> Reward:
     ends = (context.max_new_tokens, options.correct, options.wrong)
-    return _of_lengths(lambda lengths, are_right: [
-        cosine(length, right, *ends) for length, right in zip(lengths, are_right, strict=True)
-    ], context)  # fmt: skip
+    return _of_lengths(
+        lambda lengths, are_right: [
+            cosine(length, right, *ends) for length, right in zip(lengths, are_right, strict=True)
+        ],
+        context,
+    )
 
 
 def _regex(options: RegexOptions, context: Context) -> Reward:
@@ -416,8 +420,8 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
     def of_one(prompt: Prompt, completion: Completion) -> float:
         text = prompt.continued_by(completion)
         try:
-            found = pattern.finditer(text, timeout=seconds, concurrent=True)
-            texts = (each[0] for each in found if each[0] or not finds_nothing)
+            hits = pattern.finditer(text, timeout=seconds, concurrent=True)
+            texts = (match[0] for match in hits if match[0] or not finds_nothing)
             return float(
                 any({pair[1] for pair in _EMPTY_PAIR.finditer(t)} <= may_be_empty for t in texts)
             )
@@ -425,8 +429,10 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
             log.warning(
                 "the pattern %r took more than %g seconds on a completion of %d characters, which "
                 "counts 0; write one that does not backtrack",
-                options.pattern, seconds, len(text),
-            )  # fmt: skip
+                options.pattern,
+                seconds,
+                len(text),
+            )
             return 0.0
 
     return Reward(of_one)
@@ -451,10 +457,10 @@ def _played(side: RolloutSide) -> Row:
 
 def _custom(spec: RewardSpec, context: Context) -> Reward:
     where, seconds = str(spec.custom), context.score.timeout_seconds or CUSTOM_SECONDS
-    found = load_reward(where) if spec.function is None else spec.function
-    if is_published(found):
-        found, seconds = _published(where, found, context), MOST_WAITING_SECONDS
-    function = CustomReward(where, seconds, found)
+    user_function = load_reward(where) if spec.function is None else spec.function
+    if is_published(user_function):
+        user_function, seconds = _published(where, user_function, context), MOST_WAITING_SECONDS
+    function = CustomReward(where, seconds, user_function)
     columns = function.columns
     if function.takes_group:
         return Reward(
@@ -489,29 +495,31 @@ def _published(where: str, function: Callable[..., Any], context: Context) -> Ca
             values = value if isinstance(value, list) else [value]
             if len(values) != count:
                 raise ValueError(f"{len(values)} numbers for {count} completions")
-            return [None if each is None else finite(each) for each in values]
+            return [None if item is None else finite(item) for item in values]
 
         return checkers_of(context.score.sandbox).call(
-            subject, named=named, read=read,
+            subject,
+            named=named,
+            read=read,
             seconds=context.score.timeout_seconds or count * CHECK_SECONDS,
-        )  # fmt: skip
+        )
 
     @wraps(function)
     def asked(**named: Any) -> Any:
         named = {name: value for name, value in named.items() if not callable(value)}
         texts = named.get("completions", named.get("completion_ids", named.get("all_token_ids")))
         if texts is None:
-            (given,) = ask(named, 1) or [0.0]
-            return given
+            (reward,) = ask(named, 1) or [0.0]
+            return reward
         count = len(texts)
         if count == 1 or (values := ask(named, count)) is None:
             values = []
             for number in range(count):
                 one = {
-                    name: each[number : number + 1]
-                    if isinstance(each, list) and len(each) == count
-                    else each
-                    for name, each in named.items()
+                    name: column[number : number + 1]
+                    if isinstance(column, list) and len(column) == count
+                    else column
+                    for name, column in named.items()
                 }
                 values += ask(one, 1) or [0.0]
         return values
