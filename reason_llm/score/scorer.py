@@ -83,6 +83,7 @@ class Scorer:
     ) -> None:
         self.config = config
         self.rewards: list[WeightedReward] = []
+        # Rewards hold sandboxes and connections: these are closed if a later reward cannot be made.
         with ExitStack() as until_made:
             context = Context(config, max_new_tokens, until_made, runs_programs, answers)
             for number, spec in enumerate(config.rewards):
@@ -155,12 +156,12 @@ class Scorer:
         """The groups as from ``score``, in the order of the places with which they come. A group's
         rewards are asked for as soon as it comes. Raises as ``score``, and what ``coming`` raises;
         calls that have not begun are dropped then."""
-        rewards = [each for each in self.rewards if not each.reward.of_model]
+        rewards = [weighted for weighted in self.rewards if not weighted.reward.of_model]
         rewards = rewards[:1] if only_first else rewards
         came: dict[int, tuple[Group, list[Calls]]] = {}
         try:
             for place, group in coming:
-                came[place] = group, [self._begin(each.reward, group) for each in rewards]
+                came[place] = group, [self._begin(weighted.reward, group) for weighted in rewards]
             return self._scored(rewards, [came[place] for place in sorted(came)], only_first)
         except BaseException:
             for group, calls in came.values():
@@ -185,24 +186,24 @@ class Scorer:
         logged: list[dict[str, Sequence[object]]] = [{} for _ in groups]
         for number, reward in enumerate(rewards):
             of_groups = self._values(reward, groups, [calls[number] for _, calls in begun], first)
-            found = [
+            of_reward = [
                 [_of_whole(c, value) for c, value in zip(group.completions, of, strict=True)]
                 for group, of in zip(groups, of_groups, strict=True)
             ]
             if only_first:  # a missing judgement counts as wrong
-                found = [[0.0 if math.isnan(value) else value for value in of] for of in found]
-            first = first or found
-            values[reward.name] = found
+                of_reward = [[0.0 if math.isnan(v) else v for v in of] for of in of_reward]
+            first = first or of_reward
+            values[reward.name] = of_reward
             for columns, group in zip(logged, groups, strict=True):
                 columns |= reward.reward.take_extra(group)
         scored = []
         for g, group in enumerate(groups):
             completions = []
             for c, completion in enumerate(group.completions):
-                given = {name: of[g][c] for name, of in values.items()}
-                total = _total(rewards, given) if is_whole else None
+                by_name = {name: of[g][c] for name, of in values.items()}
+                total = _total(rewards, by_name) if is_whole else None
                 extra = {name: of_group[c] for name, of_group in logged[g].items()}
-                completions.append(replace(completion, rewards=given, reward=total, logged=extra))
+                completions.append(replace(completion, rewards=by_name, reward=total, logged=extra))
             scored.append(replace(group, completions=tuple(completions)))
         if is_whole:
             _warn_of_unscored(scored, only_first)
@@ -283,14 +284,14 @@ class Scorer:
         self, completion: Completion, name: str, value: float, rollout: str
     ) -> Completion:
         if not math.isfinite(value):
-            told = f"the reward model {name} gave {value} for {rollout}"
+            problem = f"the reward model {name} gave {value} for {rollout}"
             if self.config.on_error == "stop":
                 raise RewardError(
-                    f"{told}; train it again with a lower train.learning_rate, or set "
+                    f"{problem}; train it again with a lower train.learning_rate, or set "
                     "score.on_error to zero"
                 )
             self._errors, value = self._errors + 1, 0.0
-            log.warning("%s, which counts 0", told)
+            log.warning("%s, which counts 0", problem)
         rewards = {**completion.rewards, name: _of_whole(completion, value)}
         if len(rewards) < len(self.rewards):
             return replace(completion, rewards=rewards)
@@ -320,7 +321,7 @@ class Scorer:
         reward's values."""
         submit = (reward.threads or self._threads).submit
         if reward.of_one is not None:
-            return [submit(reward.of_one, group.prompt, each) for each in group.completions]
+            return [submit(reward.of_one, group.prompt, c) for c in group.completions]
         assert reward.of_group is not None
         return [] if reward.after_first else [submit(reward.of_group, group, [])]
 
@@ -335,10 +336,12 @@ class Scorer:
         name, of_group = weighted.name, weighted.reward.of_group
         if of_group is None:
             return [
-                [self._result(call, name, f"{group.prompt.id}#{i}", 0.0)
-                 for i, call in enumerate(calls)]
+                [
+                    self._result(call, name, f"{group.prompt.id}#{i}", 0.0)
+                    for i, call in enumerate(calls)
+                ]
                 for calls, group in zip(begun, groups, strict=True)
-            ]  # fmt: skip
+            ]
         if weighted.reward.after_first:
             pairs = zip(groups, first, strict=True)
             begun = [[self._threads.submit(of_group, *pair)] for pair in pairs]
@@ -364,8 +367,12 @@ class Scorer:
             self._errors += 1
             log.warning(
                 "the reward %s failed on %s and counts 0 (%s%s); %s",
-                name, rollout, problem, at, fix,
-            )  # fmt: skip
+                name,
+                rollout,
+                problem,
+                at,
+                fix,
+            )
             return zero
 
 
@@ -378,19 +385,19 @@ def _faults() -> tuple[int, int]:
 def _problem_and_fix(error: Exception) -> tuple[str, str]:
     """Message for an error that a reward raised, with the fix."""
     problem = f"{type(error).__name__}: {one_line(error)}"
-    if any(NO_SIGNALS in str(each) for each in (error, error.__cause__, error.__context__)):
+    if any(NO_SIGNALS in str(cause) for cause in (error, error.__cause__, error.__context__)):
         return f"{type(error).__name__}: {NO_SIGNALS}, and rewards are called in threads", (
             "pass parsing_timeout=None to math_verify's parse and timeout_seconds=None to its "
             "verify, or use no signal; score.timeout_seconds limits each call"
         )
-    if isinstance(error, TypeError | IndexError) and any(each in str(error) for each in OF_TEXTS):
+    if isinstance(error, TypeError | IndexError) and any(text in str(error) for text in OF_TEXTS):
         return problem, (
             "with prompts of text, completions are strings; they are lists of messages, as in "
             "completion[0]['content'], only if the row's prompt is a list of messages, as in TRL: "
             "fix it"
         )
     is_of_types = isinstance(error, TypeError | AttributeError)
-    if is_of_types and any(each in str(error) for each in OF_MESSAGES):
+    if is_of_types and any(text in str(error) for text in OF_MESSAGES):
         return problem, (
             "with prompts of messages, prompts and completions are lists of messages, as in TRL; "
             "their text is completion[0]['content']: fix it"
@@ -408,8 +415,8 @@ def _of_whole(completion: Completion, value: float) -> float:
 
 def _total(rewards: Sequence[WeightedReward], values: Mapping[str, float]) -> float:
     """Weighted sum of the rewards that were given; 0 without any."""
-    given = [r.weight * values[r.name] for r in rewards if not math.isnan(values[r.name])]
-    return sum(given, start=0.0)
+    weighted = [r.weight * values[r.name] for r in rewards if not math.isnan(values[r.name])]
+    return sum(weighted, start=0.0)
 
 
 def _warn_of_unscored(groups: Sequence[Group], in_evaluation: bool) -> None:
@@ -428,15 +435,21 @@ def _warn_of_unscored(groups: Sequence[Group], in_evaluation: bool) -> None:
         if (problem := side.problem(completion)) is not None
     }
     if in_evaluation and problems:
-        ((told, _),) = Counter(problems.values()).most_common(1)
+        ((problem, _),) = Counter(problems.values()).most_common(1)
         log.warning(
             "%s failed in %d completions, such as %s, which count as wrong; %.500s",
-            told.partition(":")[0], len(problems), next(iter(problems)), told,
-        )  # fmt: skip
+            problem.partition(":")[0],
+            len(problems),
+            next(iter(problems)),
+            problem,
+        )
     elif unscored and not in_evaluation:
         known = Counter(problems[name] for name in unscored if name in problems)
-        told = "".join(f"; {each}" for each, _ in known.most_common(1))
+        example = "".join(f"; {cause}" for cause, _ in known.most_common(1))
         log.warning(
             "every reward gave None for %d completions, such as %s; their advantage is 0, so they "
-            "teach nothing%.500s", len(unscored), unscored[0], told,
-        )  # fmt: skip
+            "teach nothing%.500s",
+            len(unscored),
+            unscored[0],
+            example,
+        )
