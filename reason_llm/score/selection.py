@@ -59,10 +59,8 @@ def at_least(
     """
     rewards = rewards_of(group, reward)
     first = {
-        group.completions[i].token_ids: i
-        for i in reversed(rewards)
-        if reaches(rewards[i], minimum)
-    }  # fmt: skip
+        group.completions[i].token_ids: i for i in reversed(rewards) if reaches(rewards[i], minimum)
+    }
     distinct = {i: rewards[i] for i in sorted(first.values())}
     return sorted(_best_first(distinct)[:limit])
 
