@@ -66,6 +66,7 @@ class Service:
             ReasonError: ``silent``; none came ``MAX_UNANSWERED`` times in a row.
         """
         options, wait, content = self._options, FIRST_WAIT_SECONDS, orjson.dumps(body)
+        # Silence is checked before each try, since other threads count failures at the same time.
         for left in reversed(range(TRIES)):
             self._check_silence()
             try:
@@ -112,12 +113,12 @@ class Service:
                         raise _Again(f"{self.url} answers too slowly")
                 status = answer.status_code
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
-            told = self._without_key(one_line(error)) or type(error).__name__
-            raise _Again(f"{self.url} does not answer ({told[:200]})") from None
+            detail = self._without_key(one_line(error)) or type(error).__name__
+            raise _Again(f"{self.url} does not answer ({detail[:200]})") from None
         if status == 200:
             return bytes(body)
-        told = self._without_key(printable(body[:200].decode(errors="replace")))
-        problem = f"{self.url} answered with status {status}: {told}"
+        detail = self._without_key(printable(body[:200].decode(errors="replace")))
+        problem = f"{self.url} answered with status {status}: {detail}"
         if status in AGAIN:
             raise _Again(problem)
         raise ValueError(problem)
