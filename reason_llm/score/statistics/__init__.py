@@ -162,10 +162,10 @@ def exact_sign_flip(differences: Sequence[int]) -> tuple[float, float]:
     observed = abs(sum(differences))
     tails = np.minimum(1.0, 2 * chances[total:][::-1].cumsum()[::-1])  # of the sums 0 .. total
     tails[0] = 1.0
-    kept = np.flatnonzero(
+    accepted = np.flatnonzero(
         (tails > 1 - LEVEL) & ((chances[total:] > 0) | (np.arange(total + 1) == 0))
     )
-    return float(tails[observed]), float(kept[-1])
+    return float(tails[observed]), float(accepted[-1])
 
 
 def sign_flip(differences: Sequence[float], seed: int) -> tuple[float, float]:
@@ -181,7 +181,7 @@ def sign_flip(differences: Sequence[float], seed: int) -> tuple[float, float]:
         abs(float(np.where(generator.integers(0, 2, len(sizes)), sizes, -sizes).sum()))
         for _ in range(FLIPS)
     ]
-    as_large = sum(each >= observed for each in sums)
+    as_large = sum(flipped >= observed for flipped in sums)
     # The largest sum that fewer than 5 % of them reach, with the observed one as one more.
     rank = math.floor((1 - LEVEL) * (1 + FLIPS) + 1e-9)
     return (1 + as_large) / (1 + FLIPS), sorted(sums)[-rank]
