@@ -21,7 +21,7 @@ from reason_llm.score.math.units import (
     SPEEDS,
     canonical,
     is_known,
-    says_nothing,
+    leave_value_unchanged,
     word_set,
 )
 
@@ -182,7 +182,7 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
     if wanted:
         return False
     if not question:
-        return says_nothing(units, ())
+        return leave_value_unchanged(units, ())
     words, asked = words_of(question), asked_units(question)
     units = _without_rate(units, words)
     known = [(unit, power) for unit, power in units if is_known(unit) or power != "1"]
@@ -196,7 +196,7 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
     has_money = words & CURRENCIES or words & _MONEY
     if any(unit[0] in CURRENCIES for unit in units) and not has_money:
         return False
-    return says_nothing(units, words, allowed or ())
+    return leave_value_unchanged(units, words, allowed or ())
 
 
 def _without_rate(units: list[Unit], words: frozenset[str]) -> list[Unit]:
@@ -232,8 +232,8 @@ def asked_units(question: str) -> AskedUnits:
             if word in _BEFORE_UNIT:
                 named |= _units_at(words, place + 1, is_counted=word == "many")
         is_about_form = words[0] not in ("what", "how") and "answer" in words[:4]
-        found = None if is_about_form else _quantity(words)
-        allowed = found if found is not None else allowed
+        units = None if is_about_form else _quantity(words)
+        allowed = units if units is not None else allowed
     return AskedUnits(frozenset(named), allowed)
 
 
@@ -254,40 +254,41 @@ def _units_at(words: list[str], place: int, is_counted: bool) -> set[Unit]:
     """The unit that begins at a word, ``square feet``, ``miles per hour``, ``degrees Celsius``."""
     while is_counted and place < len(words) and words[place] in _SKIPPED:
         place += 1
-    found, exponent = set[Unit](), "1"
+    units, exponent = set[Unit](), "1"
     end = min(len(words), place + _MAX_UNIT_WORDS)
     while place < end:
         word = words[place]
         word, power = _without_power(word)
         unit = canonical(word)
         is_rate = words[place + 1 : place + 2] == ["/"]
+        # The exponent comes before the unit in ``square feet`` and behind it in ``feet squared``.
         if word in AREAS:
             exponent = AREAS[word]
-        elif word in ("per", "/") and found and place + 1 < end:
-            of, _ = found.pop()
+        elif word in ("per", "/") and units and place + 1 < end:
+            of, _ = units.pop()
             place += 1
             below, power = _without_power(words[place])
             rate = canonical(f"{of}/{canonical(below)}")
-            found |= {
+            units |= {
                 (rate, power or "1"),
                 *([(of, "1")] if is_counted and rate not in SPEEDS else []),
             }
-        elif word in _RAISED and found:
-            found = {(each, _RAISED[word]) for each, _ in found}
+        elif word in _RAISED and units:
+            units = {(unit, _RAISED[word]) for unit, _ in units}
         elif unit == "unit":
-            found |= {(each, exponent) for each in LENGTHS}
+            units |= {(unit, exponent) for unit in LENGTHS}
         elif is_known(unit) and word != "in" and (len(word) > 1 or power or is_rate):
-            found.add((unit, power or exponent))
+            units.add((unit, power or exponent))
             exponent = "1"
         else:
             break
         place += 1
-    return found
+    return units
 
 
 def _without_power(word: str) -> tuple[str, str]:
     """``s²`` as ``s`` and 2."""
-    power = next((each for each in (word[-2:], word[-1:]) if each in _RAISED), "")
+    power = next((ending for ending in (word[-2:], word[-1:]) if ending in _RAISED), "")
     return word.removesuffix(power), _RAISED.get(power, "")
 
 
@@ -297,10 +298,10 @@ def _quantity(words: list[str]) -> frozenset[Unit] | None:
     for place, word in enumerate(words):
         if words[place : place + 2] in (["how", "many"], ["number", "of"]):
             return frozenset(_units_at(words, place + 2, is_counted=True))
-        found = _QUANTITIES.get(word, _QUANTITIES.get(word.removesuffix("s")))
-        if found is not None:
+        units = _QUANTITIES.get(word, _QUANTITIES.get(word.removesuffix("s")))
+        if units is not None:
             is_time = words[place + 1 : place + 3] == ["of", "time"]
-            return _QUANTITIES["time"] if is_time else found
+            return _QUANTITIES["time"] if is_time else units
     return None
 
 
@@ -316,7 +317,8 @@ def ratio_fits(gold: Tree, answer: Tree, question: str) -> bool:
 
 def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
     """Several values as tuples where the question asks for an order, so that it counts."""
-    if gold[0] == answer[0] == "mul" and all(each[0] == "num" for each in gold[1:] + answer[1:]):
+    factors = gold[1:] + answer[1:]
+    if gold[0] == answer[0] == "mul" and all(factor[0] == "num" for factor in factors):
         is_size = bool(words_of(question) & _MATRICES) or _asks_for_order(question)  # 2 \times 3
         return (["tuple", *gold[1:]], ["tuple", *answer[1:]]) if is_size else (gold, answer)
     if gold[0] not in ("list", "set") or len(gold) < 3 or not _asks_for_order(question):
@@ -419,8 +421,8 @@ def asks_for_all(question: str) -> bool:
 @functools.lru_cache(maxsize=1024)
 def asks_for_larger(question: str) -> str:
     """The sign behind the larger or the smaller of two, if it is asked for."""
-    found = _WHICH.search(question)
-    return "" if found is None else ">" if found[1].lower() in _LARGER else "<"
+    match = _WHICH.search(question)
+    return "" if match is None else ">" if match[1].lower() in _LARGER else "<"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -150,7 +150,7 @@ def canonical(word: str) -> str:
     return _CANONICAL.get(word, _CANONICAL.get(singular, singular))
 
 
-def says_nothing(
+def leave_value_unchanged(
     units: Sequence[tuple[str, str]],
     asked: Collection[str],
     allowed: Collection[tuple[str, str]] = (),
@@ -181,7 +181,7 @@ def _fits(word: str, asked: Collection[str], is_allowed: bool) -> bool:
 def times(unit: tuple[str, str], other: tuple[str, str]) -> Fraction | None:
     """Size of a unit in another one, 1000 meters a kilometer; None if they measure something
     else."""
-    sizes = [_size(*each) for each in (unit, other)]
+    sizes = [_size(*measure) for measure in (unit, other)]
     if None in sizes or sizes[0][0] != sizes[1][0]:  # type: ignore[index]
         return None
     return sizes[0][1] / sizes[1][1]  # type: ignore[index]
