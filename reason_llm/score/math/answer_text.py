@@ -181,12 +181,12 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
         return False
     if spelling(gold_tokens) in (spelling(tokens), spelling(tokens[_lead(tokens) or 0 :])):
         return True
-    if (verdict := _words(gold_tokens, tokens, question)) is not None:
+    if (verdict := _same_words(gold_tokens, tokens, question)) is not None:
         return verdict
     readings = read_both(gold, answer)
     if readings is None or not asked.units_fit(*readings, question):
         return False
-    if _says_less(*readings, question):
+    if _is_less_exact(*readings, question):
         return False
     trees = trees_as_asked(gold, answer, question)
     if trees is None or are_apart(*trees):
@@ -241,7 +241,7 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     if variables(reading.tree) or not (reading.unit or len(measures) > 1 or spoken):
         return None
     try:
-        parts = [read(each, letters_are_units=True) for each in measures]
+        parts = [read(measure, letters_are_units=True) for measure in measures]
     except UnreadableError:
         return None
     is_sum = len(parts) > 1 and len(parts[0].unit) == 1
@@ -249,7 +249,7 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     if not units and is_sum:
         units = parts[0].unit
     elif not units and len(parts[0].unit) == 1:  # 120 minutes for 2, where hours are spoken of
-        units = tuple((each, "1") for each in spoken if times(parts[0].unit[0], (each, "1")))
+        units = tuple((unit, "1") for unit in spoken if times(parts[0].unit[0], (unit, "1")))
     if len(units) != 1:
         return None
     named = asked.asked_units(question).named
@@ -321,9 +321,10 @@ def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
     """Both with space behind commas, where one may be several numbers of three digits,
     ``121,484``; the answer in brackets, too, where the gold one is a list in square brackets of
     three or more; None for others."""
-    wanted, found = unwrapped(gold), unwrapped(answer)
-    if wanted[:1] == "[" and wanted.count(",") > 1 and not has_brackets(found) and "," in found:
-        return gold, f"[{found}]"
+    gold_list, answer_list = unwrapped(gold), unwrapped(answer)
+    is_list = "," in answer_list and not has_brackets(answer_list)
+    if is_list and gold_list[:1] == "[" and gold_list.count(",") > 1:
+        return gold, f"[{answer_list}]"
     if "," not in gold or not any(_THREES.fullmatch(unwrapped(text)) for text in (gold, answer)):
         return None
     return gold.replace(",", ", "), answer.replace(",", ", ")
@@ -338,7 +339,7 @@ def are_words(gold: str, answer: str, question: str = "") -> bool:
     if _numeric_date(gold) is not None:
         return True
     is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
-    return is_long or _words(tokens_of(gold), tokens_of(answer), question) is not None
+    return is_long or _same_words(tokens_of(gold), tokens_of(answer), question) is not None
 
 
 def is_only_text(gold: str) -> bool:
@@ -355,7 +356,7 @@ def is_only_text(gold: str) -> bool:
 def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
     """Both read to their end; None if one cannot be."""
     if _has_euler(gold) != _has_euler(answer):
-        gold, answer = (_EXPONENT.sub(" e", each) for each in (gold, answer))
+        gold, answer = (_EXPONENT.sub(" e", text) for text in (gold, answer))
     if (gold_reading := reading_of(gold, letters_are_units=False)) is None:
         return None
     reading = reading_of(answer, letters_are_units=not variables(gold_reading.tree))
@@ -379,7 +380,7 @@ def trees_as_asked(gold: str, answer: str, question: str) -> tuple[Tree, Tree] |
 def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     """The answer read to its end, what leads to it left out; None if it cannot be."""
     tokens = phrases.without_remark(tokens_of(answer))
-    if phrases.says_empty(tokens):
+    if phrases.means_empty_set(tokens):
         return Reading(["const", "empty"], ())
     tokens, modulus = phrases.without_modulus(tokens)
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
@@ -506,7 +507,7 @@ def _lead(tokens: list[Token]) -> int | None:
             break
         if (
             words[-1] in _LEADS
-            or (words[-1] == ":" and _is_told(tokens[: index + 1]))
+            or (words[-1] == ":" and _has_word_before_colon(tokens[: index + 1]))
             or (words[-1] == "," and start == index)
         ):
             start = index + 1
@@ -517,7 +518,7 @@ def _without_left_sides(tokens: list[Token]) -> list[Token]:
     """``2xy, x^2`` of ``\\frac{dz}{dx} = 2xy, \\frac{dz}{dy} = x^2``."""
     if [token.text for token in tokens].count("=") < 2 or len(tokens) > _LONGEST_LIST:
         return tokens
-    kept: list[Token] = []
+    shortened: list[Token] = []
     start = depth = 0
     for place, token in enumerate([*tokens, Token("sign", ",", False)]):
         name = str(token)
@@ -525,10 +526,10 @@ def _without_left_sides(tokens: list[Token]) -> list[Token]:
         if depth == 0 and (name == "," or name.casefold() == "and"):
             part = tokens[start:place]
             sign = _first_equals([str(each) for each in part])
-            kept += part[sign + 1 :] if sign and phrases.is_left_side(part[:sign]) else part
-            kept += tokens[place : place + 1]
+            shortened += part[sign + 1 :] if sign and phrases.is_left_side(part[:sign]) else part
+            shortened += tokens[place : place + 1]
             start = place + 1
-    return kept
+    return shortened
 
 
 def _first_equals(names: list[str]) -> int:
@@ -541,7 +542,7 @@ def _first_equals(names: list[str]) -> int:
     return 0
 
 
-def _is_told(tokens: list[Token]) -> bool:
+def _has_word_before_colon(tokens: list[Token]) -> bool:
     """Whether a word stands before a colon."""
     return any(len(token.text.rstrip(": ")) > _LONGEST_PRODUCT for token in tokens)
 
@@ -552,14 +553,14 @@ def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] 
     if max(len(gold), len(answer)) > _LONGEST_NUMERAL or not (_has_base(answer) or _has_base(gold)):
         return None
     asked = next((base for base, words in _BASES if words.search(question)), "")
-    found = []
+    numerals = []
     for text in (gold, answer):
         digits, _, base = _OF_NUMERALS.sub("", text.rpartition("=")[2]).partition("_")
         base = BASES.get(base, base)
         if (prefix := digits[:2].lower()) in _PREFIXES and len(digits) > len(prefix):
             digits, base = digits[2:], _PREFIXES[prefix]
-        found.append((digits.upper(), base or asked))
-    (own, base), (said, other) = found
+        numerals.append((digits.upper(), base or asked))
+    (own, base), (said, other) = numerals
     if not _has_base(answer) and own.isdigit():  # as mathematics, 101 and 101_2
         return None
     is_bare = own == _OF_NUMERALS.sub("", answer).upper() and not _has_base(gold)
@@ -586,7 +587,7 @@ def _numeral(text: str) -> tuple[bool, str, str] | None:
     return text.startswith("-") and bool(whole or decimals), whole, decimals
 
 
-def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
+def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether words, or letters of a choice, are the same; None where one is no words."""
     if len(gold) > 1 and gold[0].text.casefold() in _LEAD_WORDS:  # The answer is C
         gold = gold[_lead(gold) or 0 :] or gold
@@ -599,20 +600,20 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
         others = _options(question).keys() - {choice}
         if others & {word.strip(",.;()") for token in answer for word in token.text.split()}:
             return False
-    if phrases.says_empty(gold) and phrases.says_empty(answer):
+    if phrases.means_empty_set(gold) and phrases.means_empty_set(answer):
         return True
     if "".join(map(str, gold)) == "0" and asked.asks_for_number(question):
         rest = answer[len(gold) :] if answer[: len(gold)] == gold else answer
-        if phrases.says_empty(rest):  # 0 (no solutions)
+        if phrases.means_empty_set(rest):  # 0 (no solutions)
             return True
     if phrases.with_sets(gold) is not gold:
         return None
     if (verdict := _yes_or_no(gold, answer)) is not None:
         return verdict
-    first = _said(gold)
+    first = _plain_words_without_article(gold)
     if not first:
         return None
-    second, led = map(_said, (answer, answer[_lead(answer) or 0 :]))
+    second, led = map(_plain_words_without_article, (answer, answer[_lead(answer) or 0 :]))
     if not second and not led:
         return None
     if _may_be_variables(gold) and not _is_short_word(gold):
@@ -620,7 +621,7 @@ def _words(gold: list[Token], answer: list[Token], question: str) -> bool | None
     return first in (second, led) or (None if _may_be_variables(gold) else False)
 
 
-def _said(tokens: list[Token]) -> list[str] | None:
+def _plain_words_without_article(tokens: list[Token]) -> list[str] | None:
     """The words of an answer that is nothing but words, without an article before them, the month
     first."""
     words = _by_month(_plain_words(tokens))
@@ -658,11 +659,11 @@ def _by_month(words: list[str] | None) -> list[str] | None:
 def is_date(gold: str, question: str) -> bool:
     """Whether it is a date, ``2024-01-05``, or a time, ``02:15``, and no difference or ratio;
     ``2:15`` is a time where the question asks for one."""
-    if (found := _date(gold)) is None:
+    if (match := _date(gold)) is None:
         return False
     is_time = bool(_TIMES & words_of(question)) or "what time" in question.lower()
-    is_marked = bool(found[1] or found[6] or found[7])
-    return is_marked or "0" in (found[0][0], found[0][-2]) or is_time
+    is_marked = bool(match[1] or match[6] or match[7])
+    return is_marked or "0" in (match[0][0], match[0][-2]) or is_time
 
 
 def _is_same_date(gold: str, answer: str, question: str) -> bool:
@@ -676,7 +677,7 @@ def _is_same_date(gold: str, answer: str, question: str) -> bool:
         is_asked = not first[7] and second[7] in words_of(question)
         if second[7] in (None, first[7]) or is_asked:
             return True
-    hours = [_of_the_day(found) for found in (first, second)]
+    hours = [_time_of_day(match) for match in (first, second)]
     return None not in hours and hours[0] == hours[1]
 
 
@@ -685,8 +686,8 @@ def _numeric_date(text: str) -> list[int] | None:
     """The numbers of ``02/11/1987``, which is a date and no quotient; None of another text."""
     if len(text) > _LONGEST_DATE:
         return None
-    found = _NUMERIC_DATE.fullmatch("".join(map(str, tokens_of(text))).replace(" ", "").strip("{}"))
-    numbers = [int(found[place]) for place in (1, 3, 4)] if found else []
+    match = _NUMERIC_DATE.fullmatch("".join(map(str, tokens_of(text))).replace(" ", "").strip("{}"))
+    numbers = [int(match[place]) for place in (1, 3, 4)] if match else []
     is_date = bool(numbers) and 1 <= min(numbers[:2]) <= 12 and max(numbers[:2]) <= 31
     return numbers if is_date else None
 
@@ -701,20 +702,20 @@ def _is_numeric_date(gold: list[int], answer: str, question: str) -> bool:
     return len(months) == 1 and _date_in_any_form(answer, question) == months[0]
 
 
-def _of_the_day(time: re.Match[str] | None) -> list[int] | None:
+def _time_of_day(time: re.Match[str] | None) -> list[int] | None:
     """Hour, minute and seconds on a clock of 24 hours; None for what is no time."""
     if time is None or not time[4]:
         return None
     hour = int(time[4])
     if time[7]:
         hour = hour % 12 + 12 * (time[7] == "pm") if hour <= 12 else hour
-    return [hour, *(int(each or 0) for each in (time[5], time[6]))]
+    return [hour, *(int(part or 0) for part in (time[5], time[6]))]
 
 
 def _numbers_of_date(text: str) -> list[int] | None:
     """The numbers of a date or a time; None where it is neither."""
-    found = _date(text)
-    return [int(number) for number in found.groups()[:6] if number] if found else None
+    match = _date(text)
+    return [int(number) for number in match.groups()[:6] if number] if match else None
 
 
 def _date_in_any_form(text: str, question: str) -> list[int] | None:
@@ -747,7 +748,7 @@ def _date(text: str) -> re.Match[str] | None:
     shown, _, remark = text.partition("(")
     if shown.strip() and ("day" in remark or ":" in remark):  # (the day before), (4:05 PM)
         hours = [
-            _of_the_day(_date(part)) for part in (shown, remark.rstrip("} ").removesuffix(")"))
+            _time_of_day(_date(part)) for part in (shown, remark.rstrip("} ").removesuffix(")"))
         ]
         is_same = None not in hours and hours[0] == hours[1]
         text = shown if is_same or ("day" in remark and " or " not in remark) else text
@@ -787,8 +788,8 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
         ):
             words.append(token.text)
         elif token.text in ("'", "-"):
-            around = [each.text for each in tokens[max(0, index - 1) : index + 2]]
-            if len(around) < 3 or not all(each.isalpha() for each in (around[0], around[2])):
+            around = [neighbor.text for neighbor in tokens[max(0, index - 1) : index + 2]]
+            if len(around) < 3 or not all(text.isalpha() for text in (around[0], around[2])):
                 return None
             if max(map(len, around)) <= _LONGEST_PRODUCT:
                 return None
@@ -796,6 +797,7 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
             token.text == "^" and ORDINALS & {t.text for t in tokens[index + 1 : index + 3]}
         ):
             return None
+    # Single letters are variables, unless they are capitals of choices or come from ``\text{}``.
     if any(len(word) > 1 for word in words if word != "and") or len(words) == 1:
         return words
     is_choices = all(token.text.isupper() or token.text in (",", "and") for token in tokens)
@@ -856,22 +858,23 @@ def _letters(tokens: list[Token], question: str) -> set[str]:
         for token in _without_braces_of_letters(tokens)
         for inner in (tokenize(token.text) if token.kind == "text" else [token])
     ]
-    found: dict[str, list[Token]] = {}
+    chosen: dict[str, list[Token]] = {}
     for token in tokens:
         name = token.text
-        if len(name) > 1 and not found and name.casefold().rstrip("s") in _LEAD_WORDS:
+        if len(name) > 1 and not chosen and name.casefold().rstrip("s") in _LEAD_WORDS:
             continue
         is_letters = name.isupper() and set(name) <= options.keys()
-        if is_letters and not (found.keys() & set(name)):
-            found |= {letter: [] for letter in name}
+        if is_letters and not (chosen.keys() & set(name)):
+            chosen |= {letter: [] for letter in name}
         elif name not in (",", ";", ".", ")", "(", "and", "\\{", "\\}", "{", "}"):
-            if not found:
+            if not chosen:
                 return set()
-            list(found.values())[-1].append(token)
+            list(chosen.values())[-1].append(token)
+    # A letter next to another option's text contradicts itself.
     is_right = all(
-        not text or _is_option_text(letter, text, question) for letter, text in found.items()
+        not text or _is_option_text(letter, text, question) for letter, text in chosen.items()
     )
-    return set(found) if len(found) > 1 and is_right else set()
+    return set(chosen) if len(chosen) > 1 and is_right else set()
 
 
 def as_option(gold: str, question: str) -> tuple[str, ...] | None:
@@ -911,7 +914,7 @@ def without_formulas(gold: str, answer: str) -> str:
     first, *between, last = answer.split("=")
     if len(first.strip(" $")) > 1:
         return answer
-    has_letter = [any(token.kind == "letters" for token in tokenize(each)) for each in between]
+    has_letter = [any(token.kind == "letters" for token in tokenize(part)) for part in between]
     return f"{first}={last}" if all(has_letter) else answer
 
 
@@ -923,7 +926,7 @@ def without_words(answer: str, question: str) -> str:
     left, sign, right = answer.rpartition("=")
     if not sign:
         left, sign, right = answer.rpartition("\\times")
-    named = [found.strip() for found in _TEXT_IN_FORMULA.findall(left)]
+    named = [text.strip() for text in _TEXT_IN_FORMULA.findall(left)]
     plain = _TEXT_IN_FORMULA.sub("", left).replace("\\$", "")
     if not (named and _CALCULATION.fullmatch(plain)):
         return answer
@@ -936,18 +939,18 @@ def without_words(answer: str, question: str) -> str:
 def with_text_unit(gold: str, question: str) -> str:
     """``44.1\\text{ m}`` of ``44.1 m``, where the letter is no variable of the question, and
     ``12\\text{ men}`` of ``12 men``, where the question has the word."""
-    found = _WITH_UNIT.fullmatch(unwrapped(gold))
-    if found is None:
+    match = _WITH_UNIT.fullmatch(unwrapped(gold))
+    if match is None:
         return gold
-    parts = found[3].split("/")
-    letters = "".join(each for each in parts if len(each) == 1)
-    is_word = len(found[3]) > 2 and f" {found[3]} " in _END.sub(" ", question)
-    is_open = bool(letters or found[2]) or found[3].lower() in FUNCTIONS  # 45 sec
+    parts = match[3].split("/")
+    letters = "".join(part for part in parts if len(part) == 1)
+    is_word = len(match[3]) > 2 and f" {match[3]} " in _END.sub(" ", question)
+    is_open = bool(letters or match[2]) or match[3].lower() in FUNCTIONS  # 45 sec
     if not is_word and not (is_open and all(map(is_unit, parts))):
         return gold
     if letters and re.search(rf"(?<![^\W_])(?<!\d )(?<!/)[{letters}](?![\w/²³^])", question):
         return gold
-    return f"{found[1]}\\text{{ {found[3]}}}{found[4]}"
+    return f"{match[1]}\\text{{ {match[3]}}}{match[4]}"
 
 
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
@@ -980,8 +983,8 @@ def _is_read_alike(option: str, tokens: list[Token]) -> bool:
     marks = _choice_marks(own, anywhere=True)
     try:
         trees = [
-            read(each, letters_are_units=False).tree
-            for each in (own[: marks[0][1]] if marks else own, list(tokens))
+            read(formula, letters_are_units=False).tree
+            for formula in (own[: marks[0][1]] if marks else own, list(tokens))
         ]
     except UnreadableError:
         return False
@@ -1019,7 +1022,7 @@ def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str
     return marks
 
 
-def _says_less(gold: Reading, answer: Reading, question: str) -> bool:
+def _is_less_exact(gold: Reading, answer: Reading, question: str) -> bool:
     """Whether the answer is about a number, or a list with it, where the gold one is the number."""
     is_exact = not asked.asks_to_round(question)
     is_exact &= not gold.is_rounded and not variables(gold.tree)

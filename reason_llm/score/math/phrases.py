@@ -123,7 +123,7 @@ def _is_of_sets(name: str) -> bool:
     return name in _OF_SETS or (name.isalpha() and name.isupper())
 
 
-def says_empty(tokens: Sequence[Token]) -> bool:
+def means_empty_set(tokens: Sequence[Token]) -> bool:
     """Whether words say that there is nothing: ``no solution exists``, ``the empty set``."""
     if not tokens or not any(len(token.text) > 1 for token in tokens[:2]):
         return False
@@ -145,6 +145,7 @@ def says_empty(tokens: Sequence[Token]) -> bool:
     if "empty" in words:
         known = {"the", "empty", "set", "solution", "is", "a", "an"}
         return set(words) <= known and words[-1] in ("set", "empty")
+    # Two denials, as in ``not without solutions``, say the opposite.
     num_denied = sum(word in _NONE for word in words)
     names_nothing = _SOLUTIONS & set(words) or ("such" in words and words[-1].startswith("exist"))
     return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(names_nothing)
@@ -174,7 +175,7 @@ def with_base(tokens: list[Token]) -> list[Token]:
         start -= 1
     if not start or tokens[start - 1].kind != "number":
         return shown
-    under, first, last = (Token("sign", each, False) for each in "_{}")
+    under, first, last = (Token("sign", sign, False) for sign in "_{}")
     return [*tokens[:start], under, first, tokens[end - 1], last]
 
 
@@ -214,6 +215,7 @@ def with_sets(tokens: list[Token]) -> list[Token]:
     named = [name for name in _SETS if f"{text[len(start) :]} ".startswith(f"{name} ")]
     if not named or (not start and len(named[-1].split()) < 2):
         return tokens
+    # ``real`` also begins ``real numbers``, whose longer name leaves the right rest.
     name = max(named, key=len)
     rest = text[len(start) + len(name) :].strip().removeprefix("of x").strip(" ,")
     shown = tokenize(_SETS[name])
@@ -234,7 +236,7 @@ def with_sets(tokens: list[Token]) -> list[Token]:
         for index, token in enumerate(tokens[end:last], end)
         if not (token.text in ("x", "=") and "=" in [t.text for t in tokens[index : index + 2]])
     ]
-    first, second = (Token("command", each, False) for each in ("{", "}"))
+    first, second = (Token("command", brace, False) for brace in ("{", "}"))
     return [*shown, Token("command", "setminus", True), first, *points, second, *tokens[last:]]
 
 
@@ -248,6 +250,7 @@ def without_remark(tokens: list[Token]) -> list[Token]:
             break
     else:
         return tokens
+    # A remark with mathematics in it may restrict the answer, so only these words are dropped.
     words: set[str] = set()
     for place in range(start, len(tokens)):
         token = tokens[place]
@@ -292,8 +295,8 @@ def _with_domain(tokens: list[Token]) -> list[Token]:
         start -= 1
     if shown in _ALL_INTEGERS:
         domain = [domain[0], *tokenize("\\in\\mathbb{Z}")]
-    found = [*tokens[:start], Token("sign", ",", False), *domain]
-    return tokens if found == tokens else found
+    replaced = [*tokens[:start], Token("sign", ",", False), *domain]
+    return tokens if replaced == tokens else replaced
 
 
 def _with_exclusion(tokens: list[Token]) -> list[Token]:
@@ -319,7 +322,8 @@ def _with_other_form(tokens: list[Token]) -> list[Token]:
     words = [token.text.casefold() for token in tokens]
     plain = [word.strip("( ,") or word for word in words]
     for start in range(1, len(words)):
-        shown = next((each for each in _THAT_IS if plain[start : start + len(each)] == each), None)
+        phrases = (words for words in _THAT_IS if plain[start : start + len(words)] == words)
+        shown = next(phrases, None)
         if shown is None:
             continue
         before = start - (words[start - 1] in (",", ";", "("))
