@@ -76,18 +76,19 @@ def _run_tests(
         with contextlib.suppress(ImportError):
             module = importlib.import_module(of)
             namespace[name] = getattr(module, name) if name in tests.helpers else module
-    namespace |= _asked(program, {name: name for name in tests.asked} | tests.renamed)
+    namespace |= _program_values(program, {name: name for name in tests.asked} | tests.renamed)
     if tests.asks_for_candidate:
         namespace["candidate"] = _candidate(program, tests, builtin)
     exec(tests.code, namespace)
     for name in tests.functions.keys() - entered:
         if name != "check":
-            _ended(namespace[name]())
+            _wait_for(namespace[name]())
         elif tests.entry_point is not None:
-            _ended(namespace[name](_candidate(program, tests, builtin)))
+            _wait_for(namespace[name](_candidate(program, tests, builtin)))
     program.sync()
     if (error := lost.first()) is not None:
         return f"an error that the tests lost: {type(error).__name__}: {error}"
+    # A program can end its tests early or keep them from running: no failure is not yet a pass.
     has_skipped = any(not numbers & counts.ran.keys() for numbers in tests.tests)
     if (
         tests.certain - counts.ran.keys()
@@ -106,7 +107,7 @@ class _LostErrors:
     def __init__(self, has_futures: bool) -> None:
         self._found: list[BaseException | None] = []
         self._unheard: set[Any] = set()
-        threading.excepthook = lambda given: self._found.append(given.exc_value)
+        threading.excepthook = lambda arguments: self._found.append(arguments.exc_value)
         if has_futures:
             self._look_at_futures()
 
@@ -146,16 +147,16 @@ class _LostErrors:
         return next((error for error in errors if error is not None), None)
 
 
-def _ended(result: Any) -> None:
+def _wait_for(result: Any) -> None:
     """Wait for a test that is a coroutine, or for those of a test with several cases."""
-    for each in result if isinstance(result, list) else [result]:
-        if inspect.iscoroutine(each):
-            importlib.import_module("asyncio").run(each)
-        elif isinstance(each, list):
-            _ended(each)
+    for test in result if isinstance(result, list) else [result]:
+        if inspect.iscoroutine(test):
+            importlib.import_module("asyncio").run(test)
+        elif isinstance(test, list):
+            _wait_for(test)
 
 
-def _asked(program: Program, names: dict[str, str]) -> dict[str, Any]:
+def _program_values(program: Program, names: dict[str, str]) -> dict[str, Any]:
     """Values of the program by the tests' names; those that it did not define are missing."""
     values = {}
     for key, name in names.items():
@@ -167,11 +168,11 @@ def _asked(program: Program, names: dict[str, str]) -> dict[str, Any]:
 def _candidate(program: Program, tests: TestsSource, builtin: dict[str, Any]) -> Any:
     """Object that the entry point names; evaluating it is no call by the tests."""
     entry_point = str(tests.entry_point)
-    found = _asked(program, {name: name for name in tests.asked_by_entry})
+    namespace = _program_values(program, {name: name for name in tests.asked_by_entry})
     # If the program defines no ``sum``, the built-in one does not replace it.
-    found["__builtins__"] = {} if entry_point.isidentifier() else builtin
+    namespace["__builtins__"] = {} if entry_point.isidentifier() else builtin
     num_calls = program.num_calls
-    candidate = eval(entry_point, found)
+    candidate = eval(entry_point, namespace)
     program.num_calls = num_calls
     return candidate
 
@@ -239,7 +240,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     program.timeout_seconds = request["timeout_seconds"]
     # What the program gave may be slow to compare or to print: CPU time between two of its answers.
-    program.heard = lambda: signal.setitimer(signal.ITIMER_PROF, request["timeout_seconds"])
+    program.on_answer = lambda: signal.setitimer(signal.ITIMER_PROF, request["timeout_seconds"])
 
     answers = _answers(program, request) if "calls" in request else _verdict(program, request)
     try:

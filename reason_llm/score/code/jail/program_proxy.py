@@ -55,23 +55,22 @@ def _public(name: Any) -> str:
     return name
 
 
-def _set_data(given: Any, name: Any, value: Any) -> None:
+def _set_data(target: Any, name: Any, value: Any) -> None:
     """Set an attribute, but nothing that is called: that is the tests' own."""
-    if callable(getattr(given, _public(name), None)):
+    if callable(getattr(target, _public(name), None)):
         raise AttributeError(f"{name} is a method")
-    setattr(given, name, value)
+    setattr(target, name, value)
 
 
+_OPERATORS = "getitem setitem delitem contains eq lt le gt ge add sub mul"
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "getattr": lambda given, name: getattr(given, _public(name)),
+    "getattr": lambda target, name: getattr(target, _public(name)),
     "setattr": _set_data,
-    "call": lambda given, *arguments, **named: given(*arguments, **named),
-    "list": lambda given: list(islice(given, MAX_ITEMS)),
+    "call": lambda target, /, *arguments, **named: target(*arguments, **named),
+    "list": lambda target: list(islice(target, MAX_ITEMS)),
     **{f.__name__: f for f in (len, next, bool, str, repr, hash, copy.copy, copy.deepcopy)},
-    **{name: getattr(operator, name) for name in ("getitem", "setitem", "delitem", "contains",
-                                                  "eq", "lt", "le", "gt", "ge", "add", "sub",
-                                                  "mul")},
-}  # fmt: skip
+    **{name: getattr(operator, name) for name in _OPERATORS.split()},
+}
 """What a program may do with an object of a class that the tests define."""
 
 Json = dict[str, Any]
@@ -108,7 +107,7 @@ class Program:
         self.gives_all_numbers = True
         """Whether NaN and infinities come as what they are; if not, as ``NotFinite``."""
         self.exceptions: dict[str, type[Exception]] = {}
-        self.heard: Callable[[], object] = lambda: None
+        self.on_answer: Callable[[], object] = lambda: None
         """Called with each answer."""
         self._asking = Lock()
         self._is_asked: ContextVar[bool] = ContextVar("is_asked", default=False)
@@ -126,10 +125,10 @@ class Program:
 
     def get(self, name: str) -> Any:
         """The program's object of this name; NameError if nothing."""
-        found = self._asked("get", (name,))
+        value = self._asked("get", (name,))
         self.num_names += 1
-        is_class = isinstance(found, StandIn) and name.lstrip("_")[:1].isupper()
-        return StandIn(self, found._number, is_class=True) if is_class else found
+        is_class = isinstance(value, StandIn) and name.lstrip("_")[:1].isupper()
+        return StandIn(self, value._number, is_class=True) if is_class else value
 
     def call(self, function: str, /, *arguments: Any, **named: Any) -> Any:
         """A function that ``program_server`` knows, in the program's process."""
@@ -189,18 +188,18 @@ class Program:
 
     def _call_back(self, number: str, message: Json) -> None:
         """The program calls a function of the tests, or does something with an object of theirs."""
-        given = [self._value(item) for item in message["arguments"]]
+        arguments = [self._value(item) for item in message["arguments"]]
         named = {name: self._value(item) for name, item in message["named"].items()}
         if "callback" in message:
             function = self.callbacks[message["callback"]]
         else:
             function = OPERATIONS[message["operation"]]
-            if not given or not (_is_own(given[0]) or isinstance(given[0], Iterator)):
+            if not arguments or not (_is_own(arguments[0]) or isinstance(arguments[0], Iterator)):
                 self._end("the program broke the protocol: an operation on no object of the tests")
         if message.get("operation") in ("next", "list"):
-            self.shared.shortened[id(given[0])] = given[0]
+            self.shared.shortened[id(arguments[0])] = arguments[0]
         try:
-            value = function(*given, **named)
+            value = function(*arguments, **named)
             is_awaited = inspect.iscoroutine(value)
             if is_awaited:
                 run = importlib.import_module("asyncio").run
@@ -283,7 +282,7 @@ class Program:
                 self._end("time limit")
         line = bytes(self.unread[:end])
         del self.unread[: end + 1]
-        self.heard()
+        self.on_answer()
         return line
 
     def _end(self, why: str) -> NoReturn:
@@ -348,9 +347,9 @@ class Program:
             value = self._value(content[1])
             if type(value) not in _DERIVED:  # not a number
                 return value
-            made = _DERIVED[type(value)](value)
-            made._stand_in, made._given = StandIn(self, int(content[0])), value
-            return made
+            derived = _DERIVED[type(value)](value)
+            derived._stand_in, derived._given = StandIn(self, int(content[0])), value
+            return derived
         if kind not in ("object", "generator", "coroutine") or type(content) is not int:
             raise ValueError(f"a value of the unknown kind {kind!r}")
         stand_in = (GeneratorStandIn if kind == "generator" else StandIn)(self, content)
@@ -383,11 +382,11 @@ def _is_own(value: Any) -> bool:
     return not isinstance(value, type) and type(value).__module__ == "__main__"
 
 
-def _number_of(value: Any, kept: list[Any]) -> int:
+def _number_of(value: Any, objects: list[Any]) -> int:
     """Place of what stays with the tests."""
-    number = next((n for n, each in enumerate(kept) if each is value), len(kept))
-    if number == len(kept):
-        kept.append(value)
+    number = next((n for n, item in enumerate(objects) if item is value), len(objects))
+    if number == len(objects):
+        objects.append(value)
     return number
 
 
@@ -412,10 +411,10 @@ class StandIn:
     def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         """Call it in the program's process."""
         function = "make" if self._is_class else "call"
-        made = self._program.call(function, self, *arguments, **named)
-        if isinstance(made, StandIn) and self._is_class:
-            object.__setattr__(made, "_is_tested", True)
-        return made
+        result = self._program.call(function, self, *arguments, **named)
+        if isinstance(result, StandIn) and self._is_class:
+            object.__setattr__(result, "_is_tested", True)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in SPECIAL_ATTRIBUTES:
@@ -435,30 +434,32 @@ class StandIn:
         return self._program.call("getattr", self, "__enter__")()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._goes_on(error, self._program.call("leave", self, "__exit__", *_told(error)))
+        is_swallowed = self._program.call("leave", self, "__exit__", *_visible_error(error))
+        self._check_not_swallowed(error, is_swallowed)
 
     async def __aenter__(self) -> Any:
         return await self._program.call("getattr", self, "__aenter__")()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._goes_on(error, await self._program.call("leave", self, "__aexit__", *_told(error)))
+        is_swallowed = await self._program.call("leave", self, "__aexit__", *_visible_error(error))
+        self._check_not_swallowed(error, is_swallowed)
 
-    def _goes_on(self, error: BaseException | None, is_swallowed: Any) -> None:
+    def _check_not_swallowed(self, error: BaseException | None, is_swallowed: Any) -> None:
         """An error of the tests propagates; a program that would swallow it is ended."""
-        if _told(error)[0] and is_swallowed:
+        if _visible_error(error)[0] and is_swallowed:
             self._program._end("a context of the program swallows the error of its body")
 
     async def __anext__(self) -> Any:
         return self._program.call("anext", self)
 
 
-def _told(error: BaseException | None) -> tuple[list[str], str]:
+def _visible_error(error: BaseException | None) -> tuple[list[str], str]:
     """Error that a context manager of the program sees: never one that ends tests."""
-    is_told = isinstance(error, Exception) and not isinstance(error, AssertionError | ProgramEnded)
-    return [kind.__name__ for kind in type(error).__mro__] if is_told else [], str(error)
+    is_hidden = not isinstance(error, Exception) or isinstance(error, AssertionError | ProgramEnded)
+    return [] if is_hidden else [kind.__name__ for kind in type(error).__mro__], str(error)
 
 
-def _asks(function: str, result: Callable[[Any], Any] = lambda found: found) -> Callable[..., Any]:
+def _asks(function: str, result: Callable[[Any], Any] = lambda value: value) -> Callable[..., Any]:
     of_plain: dict[str, Callable[[Any], Any]] = {"len": len, "bool": bool, "iter": iter}
 
     def ask(own: StandIn, *arguments: Any) -> Any:
@@ -472,7 +473,7 @@ def _asks(function: str, result: Callable[[Any], Any] = lambda found: found) -> 
 def _contains(own: Any, item: Any) -> bool:
     if own._is_tested and not own._is_container:  # else its class's word counts nothing
         return bool(own._program.call("contains", own, item))
-    return any(each is item or each == item for each in own)
+    return any(member is item or member == item for member in own)
 
 
 def _compares(function: str) -> Callable[..., Any]:
@@ -491,24 +492,25 @@ def _computes(function: str, is_reflected: bool = False) -> Callable[..., Any]:
             raise TypeError(f"bad operand type for {function}: an object of the program")
         if not own._is_tested and not isinstance(others[0], StandIn):
             return NotImplemented
-        made = own._program.call(function, *((*others, own) if is_reflected else (own, *others)))
-        if isinstance(made, StandIn):
-            object.__setattr__(made, "_is_tested", own._is_tested)
-        return made
+        result = own._program.call(function, *((*others, own) if is_reflected else (own, *others)))
+        if isinstance(result, StandIn):
+            object.__setattr__(result, "_is_tested", own._is_tested)
+        return result
 
     return compute
 
 
 def _copies(function: str) -> Callable[..., Any]:
     def copied(own: StandIn, *memo: Any) -> Any:
-        made = own._program.call(function, own)
+        duplicate = own._program.call(function, own)
         for flag in ("_is_tested", "_is_container"):
-            object.__setattr__(made, flag, getattr(own, flag))
-        return made
+            object.__setattr__(duplicate, flag, getattr(own, flag))
+        return duplicate
 
     return copied
 
 
+_ARITHMETIC = "add sub mul truediv floordiv mod matmul pow neg abs and or xor"
 _METHODS = {
     "len": _asks("len", int),
     "bool": _asks("bool", bool),
@@ -518,11 +520,10 @@ _METHODS = {
     "contains": _contains,
     **{name: _asks(name) for name in ("getitem", "setitem", "delitem", "iter", "next", "aiter")},
     **{name: _compares(name) for name in ("eq", "lt", "le", "gt", "ge")},
-    **{name: _computes(name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod",
-                                          "matmul", "pow", "neg", "abs", "and", "or", "xor")},
+    **{name: _computes(name) for name in _ARITHMETIC.split()},
     **{name: _copies(name) for name in ("copy", "deepcopy")},
     **{f"r{name}": _computes(name, is_reflected=True) for name in ("add", "sub", "mul", "matmul")},
-}  # fmt: skip
+}
 for _name, _method in _METHODS.items():
     setattr(StandIn, f"__{_name}__", _method)
 
