@@ -23,7 +23,7 @@ from reason_llm.data import forms as row_forms
 from reason_llm.data.golds import ANSWER_COLUMNS
 from reason_llm.rollout import ROW, Completion, Group, Prompt
 from reason_llm.score import Scorer
-from reason_llm.score.code.cases import BESIDE, read_tests
+from reason_llm.score.code.cases import EXTRA_COLUMNS, read_tests
 from slices import installed, is_gone
 
 YAML, PYTHON, ROWS = (
@@ -152,7 +152,7 @@ def test_the_rows_of_the_docs_are_read() -> None:
     for block in ROWS:
         for line in block.text.splitlines():
             row = json.loads(line)
-            has_tests = bool({"test_cases", "test", "test_list", *BESIDE} & row.keys())
+            has_tests = bool({"test_cases", "test", "test_list", *EXTRA_COLUMNS} & row.keys())
             has_answer = has_tests or bool(set(ANSWER_COLUMNS) & row.keys())
             is_talk = bool({*row_forms.CHAT_COLUMNS} & row.keys()) and not has_answer
             if "label" in row:

@@ -13,7 +13,7 @@ from reason_llm.data.messages import shown
 from reason_llm.data.rows import check_made
 from reason_llm.errors import DataError
 from reason_llm.score.code import (
-    BESIDE,
+    EXTRA_COLUMNS,
     answer_of_row,
     check_runs,
     column_of_tests,
@@ -306,7 +306,7 @@ def read_tests(cells: Cells, prompt: str = "") -> str:
     if named is not None:
         column = cells.column(named, (), "data.columns.answer")
         row = {
-            **{name: row[name] for name in (*BESIDE, "metadata") if name in row},
+            **{name: row[name] for name in (*EXTRA_COLUMNS, "metadata") if name in row},
             "tests": cells[column],
         }
     try:
@@ -318,7 +318,7 @@ def read_tests(cells: Cells, prompt: str = "") -> str:
             f"{cells.where}: {problem}; fix the row, or set data.columns.answer to the column of "
             "the tests"
         ) from error
-    for name in (column_of_tests(row), *BESIDE, "metadata"):
+    for name in (column_of_tests(row), *EXTRA_COLUMNS, "metadata"):
         if name in cells and (name != "metadata" or "func_name" in (row[name] or ())):
             cells[name]
     if private_tests(row):

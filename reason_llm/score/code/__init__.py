@@ -3,7 +3,7 @@ which are called there. Stands alone: of the rest of the
 package it imports ``errors`` and ``files``."""
 
 from reason_llm.score.code.cases import (
-    BESIDE,
+    EXTRA_COLUMNS,
     answer_of_row,
     check_runs,
     column_of_tests,
@@ -22,8 +22,8 @@ from reason_llm.score.code.code_tests import TIMEOUT_SECONDS, CodeTests, Outcome
 from reason_llm.score.code.sandbox import Mode, Sandbox
 
 __all__ = [
-    "BESIDE",
     "CHECK_SECONDS",
+    "EXTRA_COLUMNS",
     "TIMEOUT_SECONDS",
     "CheckerError",
     "Checkers",

@@ -79,7 +79,7 @@ def read_tests(text: str) -> Tests:
 _TEST_KEYS = {"inputs", "outputs", "assert_code"}
 _COLUMNS = ("test_cases", "tests", "input_output", "test", "test_list", "assert_code",
             "verification_info", "reward_model", "ground_truth", "public_test_cases")  # fmt: skip
-BESIDE = (
+EXTRA_COLUMNS = (
     "entry_point", "atol", "tolerance", "checker", "fn_name", "test_setup_code", "test_imports",
 )  # fmt: skip
 """Columns that change the meaning of a row's tests."""
@@ -89,8 +89,8 @@ def answer_of_row(row: Mapping[str, Any]) -> str:
     """``Prompt.answer`` of a row with tests: the row's test columns as JSON; ValueError as
     ``tests_of_row``, so that a run stops before it starts."""
     tests_of_row(row)
-    named = {name: row[name] for name in (column_of_tests(row), *BESIDE) if name in row}
-    return json.dumps(named | _of_livecodebench(row))
+    named = {name: row[name] for name in (column_of_tests(row), *EXTRA_COLUMNS) if name in row}
+    return json.dumps(named | _livecodebench_columns(row))
 
 
 def private_tests(row: Mapping[str, Any]) -> list[Any]:
@@ -102,7 +102,7 @@ def private_tests(row: Mapping[str, Any]) -> list[Any]:
     return tests if isinstance(tests, list) else []
 
 
-def _of_livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
+def _livecodebench_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """The function that LiveCodeBench's functional tests call, whose name is in ``metadata``, and
     all tests, if the private ones can be read."""
     columns: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
         raise ValueError(
             f"the row lacks tests{empty}; it needs any of the columns {', '.join(_COLUMNS)}"
         )
-    row = {**row, **_of_livecodebench(row)}
+    row = {**row, **_livecodebench_columns(row)}
     value = _parsed(row[column], column)
     language = value.get("language") if isinstance(value, dict) else None
     if isinstance(language, str) and not language.casefold().startswith(("py", "cpython")):
@@ -160,9 +160,9 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
         return tests_of_row({**others, **value})
     options = {**row, **value} if isinstance(value, dict) else dict(row)
     if isinstance(value, str):
-        return _asserts(value, options, column)
+        return _assert_tests(value, options, column)
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        return _asserts("\n".join(value), options, column)
+        return _assert_tests("\n".join(value), options, column)
     if isinstance(value, list):
         calls = [isinstance(c, dict) and c.get("testtype") == "functional" for c in value]
         value = _from_list(value, column)
@@ -175,7 +175,7 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
     if not isinstance(value, dict):
         raise ValueError(f"{column!r} is {_shown(value)}; expected an object with inputs, outputs")
     if "assert_code" in value:
-        return _asserts(value["assert_code"], options, "assert_code")
+        return _assert_tests(value["assert_code"], options, "assert_code")
     return _inputs_and_outputs(value, options, column)
 
 
@@ -194,7 +194,7 @@ def _from_json(text: str, what: str) -> Any:
     return value
 
 
-def _asserts(source: Any, options: Mapping[str, Any], column: str) -> AssertTests:
+def _assert_tests(source: Any, options: Mapping[str, Any], column: str) -> AssertTests:
     entry_point = options.get("entry_point")
     for name in ("test_imports", "test_setup_code"):  # MBPP's
         before = options.get(name) or ""
@@ -277,9 +277,9 @@ def check_runs(answer: str, prompt: str = "") -> None:
 def _signatures(text: str) -> dict[str, list[ast.arguments]]:
     """Parameters of the functions whose first lines are in a text, by name."""
     signatures: dict[str, list[ast.arguments]] = {}
-    for start in islice(_DEF.finditer(text), MOST_SIGNATURES):
+    for start in islice(_DEF.finditer(text), MAX_SIGNATURES):
         end, depth = start.end(), 1
-        while depth and end < min(len(text), start.end() + MOST_SIGNATURE):
+        while depth and end < min(len(text), start.end() + MAX_SIGNATURE_CHARACTERS):
             depth += {"(": 1, ")": -1}.get(text[end], 0)
             end += 1
         try:
@@ -292,7 +292,7 @@ def _signatures(text: str) -> dict[str, list[ast.arguments]]:
 
 
 _DEF = re.compile(r"\bdef ([A-Za-z_]\w{0,99})\(")
-MOST_SIGNATURES, MOST_SIGNATURE = 64, 2000
+MAX_SIGNATURES, MAX_SIGNATURE_CHARACTERS = 64, 2000
 """Functions of a prompt, and characters of a function's parameters, that are read."""
 
 
@@ -407,7 +407,7 @@ def _inputs_and_outputs(
     if function is not None:
         if not isinstance(function, str) or not function.isidentifier():
             raise ValueError(f"{column!r}: 'fn_name' is {_shown(function)}; expected a name")
-        return _calls(function, inputs, outputs, tolerance, column)
+        return _call_tests(function, inputs, outputs, tolerance, column)
     stdins, stdouts = (_texts(value[n], f"{column!r}: {n!r}") for n in ("inputs", "outputs"))
     ignore_case = str(options.get("checker", "")).startswith("case-insensitive")
     return ProgramTests(stdins, stdouts, tolerance, ignore_case)
@@ -426,7 +426,7 @@ def _texts(cases: list[Any], where: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _calls(
+def _call_tests(
     function: str, inputs: list[Any], outputs: list[Any], tolerance: float | None, column: str
 ) -> CallTests:
     """Text holds one JSON argument a line (LiveCodeBench's form). Outputs that are all lists of
