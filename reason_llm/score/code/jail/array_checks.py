@@ -154,7 +154,7 @@ def equal(is_equal: bool, from_program: Sequence[bool], first: Any, second: Any)
     return verdict if verdict.ndim == 0 else _whole_truth(verdict, all if is_equal else any)
 
 
-def looped(
+def checked_loop(
     shortened: Container[int], values: Iterable[Any], watched: Sequence[Any]
 ) -> Iterator[Any]:
     """The items of a loop over ``watched``; AssertionError if the program emptied or shortened it
@@ -176,7 +176,7 @@ def _whole_truth(values: Any, truth: Callable[[Any], bool]) -> Any:
     return values.view(type("Truths", (numpy.ndarray,), methods))
 
 
-def minus(from_program: Sequence[bool], first: Any, second: Any) -> Any:
+def subtract(from_program: Sequence[bool], first: Any, second: Any) -> Any:
     """``first - second``; ValueError if what the program gave would be repeated."""
     pair = (first, second)
     if any(map(_is_array, pair)) and not _fits(from_program, pair):
@@ -184,7 +184,7 @@ def minus(from_program: Sequence[bool], first: Any, second: Any) -> Any:
     return first - second
 
 
-def compares(
+def compare(
     function: Callable[..., Any], from_program: Sequence[bool], /, *pair: Any, **named: Any
 ) -> Any:
     """A function of ``ARRAY_COMPARISONS``, or one of that name; AssertionError if it raises where
@@ -198,7 +198,7 @@ def compares(
     return function(*pair, **named)
 
 
-def zipped(from_program: Sequence[bool], *parts: Any) -> Iterator[tuple[Any, ...]]:
+def strict_zip(from_program: Sequence[bool], *parts: Any) -> Iterator[tuple[Any, ...]]:
     """``zip``; ValueError if the program gave fewer values than the tests hold."""
     own = [part for part, is_given in zip(parts, from_program, strict=True) if not is_given]
     is_sized = all(hasattr(part, "__len__") for part in own)
@@ -211,4 +211,4 @@ def zipped(from_program: Sequence[bool], *parts: Any) -> Iterator[tuple[Any, ...
         raise ValueError("the program gave fewer values than the tests hold")
 
 
-CHECKS: dict[str, Any] = {_EQUAL: equal, _MINUS: minus, _COMPARES: compares, _ZIP: zipped}
+CHECKS: dict[str, Any] = {_EQUAL: equal, _MINUS: subtract, _COMPARES: compare, _ZIP: strict_zip}

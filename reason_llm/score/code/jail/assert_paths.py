@@ -105,7 +105,7 @@ class Taint:
                 self.names |= {(_GLOBAL, a.asname or a.name) for a in names if a.name == "solution"}
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for decorator in node.decorator_list:
-                    self._hand(last_name(decorator), 0, node.name)
+                    self._note_handed(last_name(decorator), 0, node.name)
                 returned = {(_GLOBAL, node.name), (-1, node.name)}
                 for child in ast.walk(node):
                     if isinstance(child, ast.Return | ast.Yield | ast.YieldFrom) and child.value:
@@ -123,7 +123,7 @@ class Taint:
             names = [a.arg for a in [*function.args.posonlyargs, *function.args.args]]
             names = names[1:] if isinstance(call.func, ast.Attribute) else names
             if any(isinstance(value, ast.Starred) for value in values):
-                self._into(function, values)
+                self._flow_into(function, values)
             else:
                 pairs = [*zip(names, call.args, strict=False)]
                 pairs += [(str(keyword.arg), keyword.value) for keyword in call.keywords]
@@ -131,18 +131,18 @@ class Taint:
                     self._edges.append(({(id(function), parameter)}, self._used(value)))
         for place, argument in enumerate(values):
             if isinstance(argument, ast.Name) and argument.id in self.functions:
-                self._hand(name, place, argument.id)
-                self._into(self.functions[argument.id], [call])
+                self._note_handed(name, place, argument.id)
+                self._flow_into(self.functions[argument.id], [call])
         if isinstance(call.func, ast.Attribute) and call.func.attr in _ADDS:
             for value in values:
                 self._bind(call.func.value, value)
 
-    def _hand(self, to: str, place: int, name: str) -> None:
+    def _note_handed(self, to: str, place: int, name: str) -> None:
         parameters = self.functions[to].args.args if to in self.functions else []
         if place < len(parameters):
             self.handed.setdefault(name, set()).add(parameters[place].arg)
 
-    def _into(self, function: FunctionNode, values: Sequence[ast.AST]) -> None:
+    def _flow_into(self, function: FunctionNode, values: Sequence[ast.AST]) -> None:
         names = {(id(function), n.arg) for n in ast.walk(function.args) if isinstance(n, ast.arg)}
         self._edges.append((names, set().union(*map(self._used, values))))
 
@@ -350,9 +350,9 @@ class Ways:
         """Rewrite in place."""
         tree.body = self._block(tree.body, _Way())
 
-    def due(self, body: Sequence[ast.stmt]) -> bool:
+    def reaches(self, body: Sequence[ast.stmt]) -> bool:
         """Whether statements come to an assertion, unless the program decides otherwise."""
-        return any(map(self._is_due, body))
+        return any(map(self._node_reaches, body))
 
     def _asserts(self, node: ast.stmt) -> bool:
         if isinstance(node, ast.Assert):
@@ -365,24 +365,24 @@ class Ways:
             isinstance(n, ast.Call) and last_name(n.func) in self.asserting for n in ast.walk(node)
         )
 
-    def _is_due(self, node: ast.stmt) -> bool:
+    def _node_reaches(self, node: ast.stmt) -> bool:
         match node:
             case ast.If(test=test, body=body, orelse=orelse):
-                first, second = self.due(body), self.due(orelse)
+                first, second = self.reaches(body), self.reaches(orelse)
                 return first or second if self.taint.holds(test) else first and second
             case ast.Match(subject=subject, cases=cases):
-                return self.taint.holds(subject) and any(self.due(case.body) for case in cases)
+                return self.taint.holds(subject) and any(self.reaches(c.body) for c in cases)
             case ast.Try(body=body, orelse=orelse, finalbody=last):
-                is_due = self.due(body) and not any(map(must_fail, body))
-                return is_due or self.due(orelse) or self.due(last)
+                is_due = self.reaches(body) and not any(map(must_fail, body))
+                return is_due or self.reaches(orelse) or self.reaches(last)
             case ast.For() | ast.AsyncFor() | ast.While() | ast.With() | ast.AsyncWith():
-                return is_raises(node) or self.due(node.body)
+                return is_raises(node) or self.reaches(node.body)
         return self._asserts(node)
 
     def _block(self, body: Sequence[ast.stmt], way: _Way) -> list[ast.stmt]:
         statements: list[ast.stmt] = []
         for place, node in enumerate(body):
-            rest = self.due(body[place + 1 :])
+            rest = self.reaches(body[place + 1 :])
             after, after_loop = way.after or rest, way.after_loop or rest
             inner = replace(way, after=after, after_loop=after_loop, siblings=body)
             statements += self._statement(node, inner)
@@ -422,7 +422,7 @@ class Ways:
     def _branches(
         self, node: ast.stmt, deciding: ast.expr, bodies: list[list[ast.stmt]], way: _Way
     ) -> list[ast.stmt]:
-        dues = [self.due(body) for body in bodies]
+        dues = [self.reaches(body) for body in bodies]
         name = self._name()
         if not self.taint.holds(deciding):
             for body in bodies:
@@ -442,7 +442,7 @@ class Ways:
 
     def _loop(self, node: LoopNode, way: _Way) -> list[ast.stmt]:
         values = node.test if isinstance(node, ast.While) else node.iter
-        has = self.due(node.body)
+        has = self.reaches(node.body)
         is_checked = self._is_checked_by_sibling(values, way.siblings)
         name = self._name()
         is_endless = isinstance(node, ast.While) and isinstance(values, ast.Constant)
@@ -459,11 +459,13 @@ class Ways:
     def _try(self, node: ast.Try, way: _Way) -> list[ast.stmt]:
         is_decided = self.taint.holds(*node.body) and bool(node.handlers or _jumps(node.finalbody))
         must_raise = any(map(must_fail, node.body))
-        has = (self.due(node.body) and not must_raise) or self.due(node.orelse)
+        has = (self.reaches(node.body) and not must_raise) or self.reaches(node.orelse)
         name, done = self._name(), self._name()
         if is_decided and has:
-            self._mark(node.orelse if self.due(node.orelse) else node.body, done)
-        node.body = self._block(node.body, replace(way, after=way.after or self.due(node.orelse)))
+            self._mark(node.orelse if self.reaches(node.orelse) else node.body, done)
+        node.body = self._block(
+            node.body, replace(way, after=way.after or self.reaches(node.orelse))
+        )
         node.orelse = self._block(node.orelse, way)
         if not is_decided:
             for handler in node.handlers:
@@ -482,7 +484,7 @@ class Ways:
 
     def _with(self, node: WithNode, way: _Way) -> list[ast.stmt]:
         """A context may swallow what its body raises."""
-        is_decided = self.taint.holds(*node.body) and self.due(node.body)
+        is_decided = self.taint.holds(*node.body) and self.reaches(node.body)
         done = self._name()
         if is_decided:
             self._mark(node.body, done)
@@ -494,9 +496,9 @@ class Ways:
     def _mark(self, body: list[ast.stmt], done: str) -> None:
         """Note behind the last assertion that none was passed over; ``raise`` at the end of a
         context leaves those around it, too."""
-        last = max(i for i, statement in enumerate(body) if self._is_due(statement))
+        last = max(i for i, statement in enumerate(body) if self._node_reaches(statement))
         match body[last]:
-            case ast.With(body=[*_, ast.Raise()] as inner) if self.due(inner):
+            case ast.With(body=[*_, ast.Raise()] as inner) if self.reaches(inner):
                 self._mark(inner, done)
             case _:
                 body.insert(last + 1, _set(done, ast.Constant(True)))

@@ -30,8 +30,8 @@ from itertools import islice
 from opcode import opmap
 from typing import Any, NoReturn, SupportsFloat
 
-MOST_ANSWER_BYTES = 1 << 20
-MOST_NUMBERS = 1 << 16
+MAX_ANSWER_BYTES = 1 << 20
+MAX_NUMBERS = 1 << 16
 GRACE_SECONDS = 1.0
 OF_IMPORT, OF_TEXT = b"i", b"t"
 PATIENCE = 10
@@ -61,7 +61,7 @@ def main() -> None:
             if caller is not None:
                 caller.end()
                 caller = None
-            answer = _prepared(subjects, request)
+            answer = _prepare(subjects, request)
             gc.collect()
             gc.freeze()  # forks share these pages
         else:
@@ -73,7 +73,7 @@ def main() -> None:
         _write(answers, answer)
 
 
-def _prepared(subjects: dict[str, Any], request: Json) -> Json:
+def _prepare(subjects: dict[str, Any], request: Json) -> Json:
     try:
         subject = pickle.loads(base64.b64decode(request["subject"]))
         subjects[request["prepare"]] = subject() if request["is_maker"] else subject
@@ -186,7 +186,7 @@ def _answer(function: Any, arguments: Any, named: Any) -> Json:
             result = asyncio.run(_awaited(result))
         return {"value": _plain(result)}
     except BaseException as error:  # noqa: BLE001 - the trainer hears of it
-        return {"problem": _described(error), "of_walls": _is_of_walls(error)}
+        return {"problem": _described(error), "of_walls": _is_caused_by_walls(error)}
 
 
 def _limit(seconds: float) -> None:
@@ -208,9 +208,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SupportsFloat):
         return float(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in islice(value.items(), MOST_NUMBERS)}
+        return {str(name): _plain(item) for name, item in islice(value.items(), MAX_NUMBERS)}
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        return [_plain(item) for item in islice(value, MOST_NUMBERS)]
+        return [_plain(item) for item in islice(value, MAX_NUMBERS)]
     raise ValueError(f"it gave {str(value)[:60]!r}, which is no number")
 
 
@@ -218,7 +218,7 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
-def _is_of_walls(error: BaseException | None) -> bool:
+def _is_caused_by_walls(error: BaseException | None) -> bool:
     """Whether it comes of what is missing in here: the network, files, packages."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -242,7 +242,7 @@ def _read(descriptor: int, deadline: float) -> Json | None:
     if len(head) < 8:
         return None
     size = struct.unpack("<Q", head)[0]
-    if deadline < math.inf and size > MOST_ANSWER_BYTES:
+    if deadline < math.inf and size > MAX_ANSWER_BYTES:
         raise ValueError
     body = _read_exactly(descriptor, size, deadline)
     message: Json | None = json.loads(body) if len(body) == size else None

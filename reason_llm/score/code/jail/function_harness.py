@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import like_pytest
-from .array_checks import EACH, looped
+from .array_checks import EACH, checked_loop
 from .assert_source import HELPERS, PROGRAM_NAME, AssertionCounts, Stop, TestsSource, namespace_of
 from .program_proxy import Program
 from .program_server import LEETCODE_MARK, ProgramServer, builtin_names
@@ -36,7 +36,7 @@ from .values import as_json, write_line
 _PR_SET_DUMPABLE = 4
 
 
-def _verdict(program: Program, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _assert_verdict(program: Program, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     source = request["asserts"]
     builtin = builtin_names(LEETCODE_MARK.removeprefix("class ") in source)
     tests = TestsSource(source, request["entry_point"], builtin)
@@ -68,7 +68,7 @@ def _run_tests(
     namespace = {
         "__name__": "__main__",
         "__builtins__": builtin,
-        EACH: functools.partial(looped, program.shared.shortened),
+        EACH: functools.partial(checked_loop, program.shared.shortened),
         **namespace_of(counts, entered),
     }
     for name in tests.modules | tests.helpers:
@@ -193,7 +193,7 @@ class _ProgramModule(types.ModuleType):
             raise AttributeError(str(error)) from None
 
 
-def _answers(program: Program, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _call_answers(program: Program, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     name, inputs = request["calls"]
     program.load()
     for arguments in inputs:
@@ -242,9 +242,9 @@ def main() -> None:
     # What the program gave may be slow to compare or to print: CPU time between two of its answers.
     program.on_answer = lambda: signal.setitimer(signal.ITIMER_PROF, request["timeout_seconds"])
 
-    answers = _answers(program, request) if "calls" in request else _verdict(program, request)
+    answers = _call_answers if "calls" in request else _assert_verdict
     try:
-        for answer in answers:
+        for answer in answers(program, request):
             write_line(verdicts, answer)
     except Exception as error:  # noqa: BLE001 - the program did not load
         write_line(verdicts, {"error": f"{type(error).__name__}: {error}"})

@@ -194,7 +194,7 @@ class Program:
             function = self.callbacks[message["callback"]]
         else:
             function = OPERATIONS[message["operation"]]
-            if not arguments or not (_is_own(arguments[0]) or isinstance(arguments[0], Iterator)):
+            if not any(_is_of_tests(item) or isinstance(item, Iterator) for item in arguments[:1]):
                 self._end("the program broke the protocol: an operation on no object of the tests")
         if message.get("operation") in ("next", "list"):
             self.shared.shortened[id(arguments[0])] = arguments[0]
@@ -296,9 +296,9 @@ class Program:
     def _first(self, value: Any) -> Any:
         if isinstance(value, Derived) and value == value._given:  # the tests did not change it
             return {"object": value._stand_in._number}
-        if isinstance(value, tuple) and _is_own(value) and hasattr(value, "_fields"):
+        if isinstance(value, tuple) and _is_of_tests(value) and hasattr(value, "_fields"):
             items = [self._encoded(item) for item in value]
-            number = _number_of(value, self.given)
+            number = _place_of(value, self.given)
             return {"record": [number, type(value).__name__, value._fields, items]}
         return None if kind_of(value) is None else self.shared.refer(value)
 
@@ -314,12 +314,12 @@ class Program:
         if isinstance(value, KeysView | ValuesView | ItemsView):
             return self._encoded(list(value))
         is_iterator = isinstance(value, Iterator)
-        if is_iterator or _is_own(value):
-            return {"iterator" if is_iterator else "given": _number_of(value, self.given)}
+        if is_iterator or _is_of_tests(value):
+            return {"iterator" if is_iterator else "given": _place_of(value, self.given)}
         if not callable(value):
             raise TypeError(f"{type(value).__name__} cannot be given to the program")
         about = getattr(value, "__name__", "callback"), getattr(value, "__doc__", None)
-        return {"callback": [_number_of(value, self.callbacks), *about]}
+        return {"callback": [_place_of(value, self.callbacks), *about]}
 
     def _value(self, encoded: Any, function: str = "") -> Any:
         """The program's value, made of built-in types and stand-ins."""
@@ -377,12 +377,12 @@ def _is_plain(name: str) -> bool:
     return name.isidentifier() and not name.startswith("_")
 
 
-def _is_own(value: Any) -> bool:
+def _is_of_tests(value: Any) -> bool:
     """Whether this is an object of a class that the tests define."""
     return not isinstance(value, type) and type(value).__module__ == "__main__"
 
 
-def _number_of(value: Any, objects: list[Any]) -> int:
+def _place_of(value: Any, objects: list[Any]) -> int:
     """Place of what stays with the tests."""
     number = next((n for n, item in enumerate(objects) if item is value), len(objects))
     if number == len(objects):
@@ -459,7 +459,9 @@ def _visible_error(error: BaseException | None) -> tuple[list[str], str]:
     return [] if is_hidden else [kind.__name__ for kind in type(error).__mro__], str(error)
 
 
-def _asks(function: str, result: Callable[[Any], Any] = lambda value: value) -> Callable[..., Any]:
+def _query_method(
+    function: str, result: Callable[[Any], Any] = lambda value: value
+) -> Callable[..., Any]:
     of_plain: dict[str, Callable[[Any], Any]] = {"len": len, "bool": bool, "iter": iter}
 
     def ask(own: StandIn, *arguments: Any) -> Any:
@@ -476,7 +478,7 @@ def _contains(own: Any, item: Any) -> bool:
     return any(member is item or member == item for member in own)
 
 
-def _compares(function: str) -> Callable[..., Any]:
+def _comparison_method(function: str) -> Callable[..., Any]:
     def compare(own: StandIn, other: Any) -> Any:
         if own._is_container:
             return getattr(operator, function)(own._program.plain(own), other)
@@ -486,7 +488,7 @@ def _compares(function: str) -> Callable[..., Any]:
     return compare
 
 
-def _computes(function: str, is_reflected: bool = False) -> Callable[..., Any]:
+def _arithmetic_method(function: str, is_reflected: bool = False) -> Callable[..., Any]:
     def compute(own: StandIn, *others: Any) -> Any:
         if not own._is_tested and not others:
             raise TypeError(f"bad operand type for {function}: an object of the program")
@@ -500,7 +502,7 @@ def _computes(function: str, is_reflected: bool = False) -> Callable[..., Any]:
     return compute
 
 
-def _copies(function: str) -> Callable[..., Any]:
+def _copy_method(function: str) -> Callable[..., Any]:
     def copied(own: StandIn, *memo: Any) -> Any:
         duplicate = own._program.call(function, own)
         for flag in ("_is_tested", "_is_container"):
@@ -510,19 +512,20 @@ def _copies(function: str) -> Callable[..., Any]:
     return copied
 
 
+_QUERIES = "getitem setitem delitem iter next aiter"
 _ARITHMETIC = "add sub mul truediv floordiv mod matmul pow neg abs and or xor"
 _METHODS = {
-    "len": _asks("len", int),
-    "bool": _asks("bool", bool),
-    "str": _asks("str", str),
-    "repr": _asks("repr", str),
-    "hash": _asks("hash", int),
+    "len": _query_method("len", int),
+    "bool": _query_method("bool", bool),
+    "str": _query_method("str", str),
+    "repr": _query_method("repr", str),
+    "hash": _query_method("hash", int),
     "contains": _contains,
-    **{name: _asks(name) for name in ("getitem", "setitem", "delitem", "iter", "next", "aiter")},
-    **{name: _compares(name) for name in ("eq", "lt", "le", "gt", "ge")},
-    **{name: _computes(name) for name in _ARITHMETIC.split()},
-    **{name: _copies(name) for name in ("copy", "deepcopy")},
-    **{f"r{name}": _computes(name, is_reflected=True) for name in ("add", "sub", "mul", "matmul")},
+    **{name: _query_method(name) for name in _QUERIES.split()},
+    **{name: _comparison_method(name) for name in ("eq", "lt", "le", "gt", "ge")},
+    **{name: _arithmetic_method(name) for name in _ARITHMETIC.split()},
+    **{name: _copy_method(name) for name in ("copy", "deepcopy")},
+    **{f"r{name}": _arithmetic_method(name, True) for name in ("add", "sub", "mul", "matmul")},
 }
 for _name, _method in _METHODS.items():
     setattr(StandIn, f"__{_name}__", _method)
