@@ -52,9 +52,9 @@ OF_TRAINER = {"log_extra", "log_metric", *(side.ARGUMENT for side in rollout_sid
 """Arguments that TRL's trainer passes besides columns."""
 NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt", "trainer_state"}
 """What a function of TRL's form is not given here."""
-MOST_LOGGED, MOST_NAME = 64, 64
+MAX_LOGGED, MAX_NAME_CHARACTERS = 64, 64
 """Metrics of one function, and characters of their names."""
-MOST_COLUMNS, MOST_VALUE = 16, 1000
+MAX_COLUMNS, MAX_VALUE_CHARACTERS = 16, 1000
 """Columns of ``log_extra``, and characters of a value."""
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class CustomReward:
         }
         count, extra = len(group.completions), dict[str, list[Any]]()
         if self.is_trl:
-            arguments = self._of_trl(group, partial(self._log_extra, extra, count))
+            arguments = self._trl_arguments(group, partial(self._log_extra, extra, count))
         else:
             arguments = self._arguments(group.prompt, values)
 
@@ -169,7 +169,7 @@ class CustomReward:
                 self._extra[id(group)] = dict(extra)
         return rewards
 
-    def _of_trl(self, group: Group, log_extra: Callable[[str, Any], None]) -> dict[str, Any]:
+    def _trl_arguments(self, group: Group, log_extra: Callable[[str, Any], None]) -> dict[str, Any]:
         """Arguments of a function of TRL's form."""
         row, count = group.prompt.extra.get(ROW), len(group.completions)
         if not isinstance(row, Mapping):
@@ -218,9 +218,9 @@ class CustomReward:
         """TRL's function of this name: a metric whose values are averaged over a step."""
         number = _number(value, f"log_metric({name!r:.40}) of {self.where}")
         with self._lock:
-            values = self._logged.setdefault(str(name)[:MOST_NAME], [])
-            if len(self._logged) > MOST_LOGGED:
-                raise ValueError(f"{self.where} logs more than {MOST_LOGGED} metrics")
+            values = self._logged.setdefault(str(name)[:MAX_NAME_CHARACTERS], [])
+            if len(self._logged) > MAX_LOGGED:
+                raise ValueError(f"{self.where} logs more than {MAX_LOGGED} metrics")
             values.append(number)
 
     def take_extra(self, group: Group) -> dict[str, list[Any]]:
@@ -237,9 +237,9 @@ class CustomReward:
                 f"{self.where} gave log_extra({column!r:.40}) another number of values than the "
                 f"{count} completions have; give one for each"
             )
-        extra[str(column)[:MOST_NAME]] = [_logged(value) for value in listed]
-        if len(extra) > MOST_COLUMNS:
-            raise ValueError(f"{self.where} gives log_extra more than {MOST_COLUMNS} columns")
+        extra[str(column)[:MAX_NAME_CHARACTERS]] = [_loggable(value) for value in listed]
+        if len(extra) > MAX_COLUMNS:
+            raise ValueError(f"{self.where} gives log_extra more than {MAX_COLUMNS} columns")
 
     def _result(self, arguments: dict[str, Any]) -> Any:
         result = self._function(**arguments)
@@ -256,7 +256,7 @@ class CustomReward:
         return within(self.timeout_seconds, self.where, guarded)
 
 
-def _logged(value: Any) -> Any:
+def _loggable(value: Any) -> Any:
     """A value as JSON keeps it: a number or a truth value, any other as the beginning of its
     text."""
     if value is None or isinstance(value, bool):
@@ -265,7 +265,7 @@ def _logged(value: Any) -> Any:
         number = float(value)
         if math.isfinite(number):
             return int(number) if isinstance(value, int) and int(number) == value else number
-    return str(value)[:MOST_VALUE].encode(errors="replace").decode()
+    return str(value)[:MAX_VALUE_CHARACTERS].encode(errors="replace").decode()
 
 
 async def _awaited(result: Any) -> Any:

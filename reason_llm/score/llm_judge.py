@@ -151,7 +151,7 @@ class LanguageModelJudge:
             RewardError: none came too often in a row.
         """
         text = f"{_conversation(prompt)}\n\n{_marked('answer', completion.answer)}"
-        return self._known("score", text, lambda: self._digit(text) / HIGHEST)
+        return self._cached_answer("score", text, lambda: self._digit(text) / HIGHEST)
 
     def compare(self, group: Group) -> list[float]:
         """Share of the group's others that each completion beats; a tie counts half. Pairs of which
@@ -167,13 +167,13 @@ class LanguageModelJudge:
         answers = [completion.answer for completion in group.completions]
         # Samples of one prompt often repeat: each pair of distinct texts is asked about once.
         asked = {
-            pair: self._pairs.submit(self._first_of, group.prompt, *pair)
+            pair: self._pairs.submit(self._first_score, group.prompt, *pair)
             for pair in permutations(dict.fromkeys(answers), 2)
         }
         points: list[list[float]] = [[] for _ in range(count)]
         try:
             for i, j in combinations(range(count), 2):
-                gained = _gained(asked, answers[i], answers[j])
+                gained = _pair_score(asked, answers[i], answers[j])
                 if not math.isnan(gained):
                     points[i].append(gained)
                     points[j].append(1 - gained)
@@ -182,12 +182,12 @@ class LanguageModelJudge:
                 question.cancel()
         return [sum(point) / len(point) if point else math.nan for point in points]
 
-    def _first_of(self, prompt: Prompt, first: str, second: str) -> float:
+    def _first_score(self, prompt: Prompt, first: str, second: str) -> float:
         answers = [_marked("answer A", first), _marked("answer B", second)]
         text = "\n\n".join([_conversation(prompt), *answers])
-        return self._known("pairwise", text, lambda: self._verdict(text))
+        return self._cached_answer("pairwise", text, lambda: self._verdict(text))
 
-    def _known(self, mode: str, text: str, ask: Callable[[], float]) -> float:
+    def _cached_answer(self, mode: str, text: str, ask: Callable[[], float]) -> float:
         """The answer to this text, from the cache where it is there; NaN, told once, for one that
         is no judgement."""
         options = self.options
@@ -243,7 +243,7 @@ class LanguageModelJudge:
         return _first_choice(self._service.ask(body, MAX_ANSWER_BYTES))
 
 
-def _gained(asked: Mapping[tuple[str, str], Future[float]], one: str, other: str) -> float:
+def _pair_score(asked: Mapping[tuple[str, str], Future[float]], one: str, other: str) -> float:
     """Score of the first one against the other: 1, 1/2 or 0; NaN without a judgement."""
     if one == other:
         return GAINS["TIE"]

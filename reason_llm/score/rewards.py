@@ -64,7 +64,7 @@ from reason_llm.score.math import (
 
 log = logging.getLogger(__name__)
 CUSTOM_SECONDS = 60.0
-MOST_WAITING_SECONDS = 3600.0
+MAX_WAITING_SECONDS = 3600.0
 """Of a call that has its own limit of processor time."""
 PATTERN_SECONDS = 1.0
 """Seconds of one search of the regex reward, whose pattern and text are not trusted."""
@@ -82,8 +82,8 @@ _STEP = re.compile(
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
-OfOne = Callable[[Prompt, Completion], float]
-OfGroup = Callable[[Group, list[float]], list[float]]
+CompletionFunction = Callable[[Prompt, Completion], float]
+GroupFunction = Callable[[Group, list[float]], list[float]]
 """Takes a group and the first reward's value of each of its completions, empty unless the reward is
 ``after_first``."""
 
@@ -251,8 +251,8 @@ class Context:
 class Reward:
     """A row: one of the two functions is there, or a model is asked, or no program may be run."""
 
-    of_one: OfOne | None = None
-    of_group: OfGroup | None = None
+    of_one: CompletionFunction | None = None
+    of_group: GroupFunction | None = None
     after_first: bool = False
     """Whether ``of_group`` needs the first reward's values, which the others do not wait for."""
     threads: ThreadPoolExecutor | None = None
@@ -312,7 +312,9 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
     return make(options, context)
 
 
-def _answer(find: Callable[[str], str | None], options: AnswerOptions, context: Context) -> Reward:
+def _answer_reward(
+    find: Callable[[str], str | None], options: AnswerOptions, context: Context
+) -> Reward:
     seconds = context.score.timeout_seconds or COMPARISON_SECONDS
 
     def of_one(prompt: Prompt, completion: Completion) -> float:
@@ -367,22 +369,24 @@ def _code(context: Context, is_fraction: bool) -> Reward:
     return Reward(of_one, program=last_code_block, description=code.sandbox.description)
 
 
-def _of_text(value: Callable[..., float], *options: Any) -> Reward:
+def _text_reward(value: Callable[..., float], *options: Any) -> Reward:
     return Reward(lambda prompt, completion: value(prompt.continued_by(completion), *options))
 
 
 def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
-    most = context.max_new_tokens
-    cache = options.cache_tokens or max(1, min(1024, most // 4))
-    if cache > most:
+    max_tokens = context.max_new_tokens
+    cache = options.cache_tokens or max(1, min(1024, max_tokens // 4))
+    if cache > max_tokens:
         raise ConfigError(
             f"score.rewards: soft_overlong's cache_tokens={cache} is more than "
-            f"sample.max_new_tokens={most}; lower it"
+            f"sample.max_new_tokens={max_tokens}; lower it"
         )
-    return Reward(lambda p, c: soft_overlong(len(c.sampled_ids), most, cache))
+    return Reward(lambda p, c: soft_overlong(len(c.sampled_ids), max_tokens, cache))
 
 
-def _of_lengths(values: Callable[[list[int], list[bool]], list[float]], context: Context) -> Reward:
+def _length_reward(
+    values: Callable[[list[int], list[bool]], list[float]], context: Context
+) -> Reward:
     """Rewards from the lengths of a group and its right answers; none without a first reward."""
     kind = context.score.rewards[0].kind
 
@@ -396,7 +400,7 @@ def _of_lengths(values: Callable[[list[int], list[bool]], list[float]], context:
 
 def _cosine(options: CosineOptions, context: Context) -> Reward:
     ends = (context.max_new_tokens, options.correct, options.wrong)
-    return _of_lengths(
+    return _length_reward(
         lambda lengths, are_right: [
             cosine(length, right, *ends) for length, right in zip(lengths, are_right, strict=True)
         ],
@@ -448,7 +452,7 @@ def _judge(options: JudgeOptions, context: Context) -> Reward:
     return Reward(judge.score, threads=judge.threads, columns=(CHAT,))
 
 
-def _played(side: RolloutSide) -> Row:
+def _player_row(side: RolloutSide) -> Row:
     """The row of the reward that a player pays itself."""
     return side.RewardOptions, lambda options, context: Reward(
         lambda prompt, completion: side.reward(options, completion), columns=(ROW,)
@@ -459,7 +463,7 @@ def _custom(spec: RewardSpec, context: Context) -> Reward:
     where, seconds = str(spec.custom), context.score.timeout_seconds or CUSTOM_SECONDS
     user_function = load_reward(where) if spec.function is None else spec.function
     if is_published(user_function):
-        user_function, seconds = _published(where, user_function, context), MOST_WAITING_SECONDS
+        user_function, seconds = _sandboxed(where, user_function, context), MAX_WAITING_SECONDS
     function = CustomReward(where, seconds, user_function)
     columns = function.columns
     if function.takes_group:
@@ -473,7 +477,7 @@ def _custom(spec: RewardSpec, context: Context) -> Reward:
     return Reward(function.one, is_custom=True, columns=columns)
 
 
-def _published(where: str, function: Callable[..., Any], context: Context) -> Callable[..., Any]:
+def _sandboxed(where: str, function: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """A function of an installed package, called in the sandbox. A group on which it fails is asked
     of it one by one, and what it fails on earns 0."""
     try:
@@ -528,27 +532,27 @@ def _published(where: str, function: Callable[..., Any], context: Context) -> Ca
 
 
 REWARDS: dict[str, Row] = {
-    "boxed": (AnswerOptions, lambda o, c: _answer(final_boxed, o, c)),
-    "think_answer_tags": (AnswerOptions, lambda o, c: _answer(last_answer_tags, o, c)),
+    "boxed": (AnswerOptions, lambda o, c: _answer_reward(final_boxed, o, c)),
+    "think_answer_tags": (AnswerOptions, lambda o, c: _answer_reward(last_answer_tags, o, c)),
     "exact": (
         NoOptions,
         lambda o, c: Reward(_exact, answer=stated_label, vote=most_frequent_label),
     ),
     "code_tests": (NoOptions, lambda o, c: _code(c, is_fraction=False)),
     "code_tests_fraction": (NoOptions, lambda o, c: _code(c, is_fraction=True)),
-    "format": (NoOptions, lambda o, c: _of_text(think_answer_format)),
-    "tag_count": (NoOptions, lambda o, c: _of_text(tag_count)),
+    "format": (NoOptions, lambda o, c: _text_reward(think_answer_format)),
+    "tag_count": (NoOptions, lambda o, c: _text_reward(tag_count)),
     "regex": (RegexOptions, _regex),
-    "reasoning_steps": (StepsOptions, lambda o, c: _of_text(reasoning_steps, o.wanted)),
+    "reasoning_steps": (StepsOptions, lambda o, c: _text_reward(reasoning_steps, o.wanted)),
     "soft_overlong": (SoftOverlongOptions, _soft_overlong),
     "cosine": (CosineOptions, _cosine),
-    "length": (NoOptions, lambda o, c: _of_lengths(length_in_group, c)),
+    "length": (NoOptions, lambda o, c: _length_reward(length_in_group, c)),
     "repetition_penalty": (
         RepetitionOptions,
         lambda o, c: Reward(lambda p, c: repetition_penalty(c.sampled_ids, o.ngram, o.penalty)),
     ),
     "gym": (NoOptions, _gym),
-    **{side.REWARD: _played(side) for side in rollout_sides()},
+    **{side.REWARD: _player_row(side) for side in rollout_sides()},
     **{  # a separate model has its own template, which takes messages
         name: (options, lambda o, c: Reward(of_model=True, columns=(CHAT,) if o.is_outside else ()))
         for name, options in READER_REWARDS.items()

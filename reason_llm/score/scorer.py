@@ -33,20 +33,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Calls = list[Future[Any]]
 """Calls of one reward for one group: one of each completion, or one of the whole group."""
-MOST_THREADS = 32
-MOST_ERROR_CHARACTERS = 500
+MAX_THREADS = 32
+MAX_ERROR_CHARACTERS = 500
 """Longest text of a reward's own error that a message quotes."""
-MOST_ANSWER_CHARACTERS = 1000
+MAX_ANSWER_CHARACTERS = 1000
 """Longest gold answer in a made-up completion: the tests of a code row may be long."""
-MOST_READ, MOST_TRIED = 10_000, 16
+MAX_READ, MAX_TRIED = 10_000, 16
 """Prompts that are looked through for a try-out of the user's functions, and those of them with
 which the functions are called."""
 NO_SIGNALS = "signal only works in main thread"
 """Text of Python's error where a thread sets a signal's handler, as math_verify's time limits
 do."""
-OF_TEXTS = ("string indices must be integers", "string index out of range")
+TEXT_ERRORS = ("string indices must be integers", "string index out of range")
 """Texts of Python's errors where a string is read as a list of messages."""
-OF_MESSAGES = ("'list' object has no attribute", "bytes-like object, got 'list'",
+LIST_ERRORS = ("'list' object has no attribute", "bytes-like object, got 'list'",
                'concatenate str (not "list")', 'concatenate list (not "str")')  # fmt: skip
 """Texts of Python's errors where a list of messages is read as a string."""
 
@@ -101,10 +101,10 @@ class Scorer:
                         raise
                     mistakes.append(error)
             self._resources = until_made.pop_all()
-        threads = min(MOST_THREADS, 4 * (os.cpu_count() or 1))
+        threads = min(MAX_THREADS, 4 * (os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="score")
         self._errors = 0
-        self._before = _faults()
+        self._before = _num_faults()
 
     def __enter__(self) -> Self:
         return self
@@ -187,7 +187,7 @@ class Scorer:
         for number, reward in enumerate(rewards):
             of_groups = self._values(reward, groups, [calls[number] for _, calls in begun], first)
             of_reward = [
-                [_of_whole(c, value) for c, value in zip(group.completions, of, strict=True)]
+                [_nan_if_failed(c, value) for c, value in zip(group.completions, of, strict=True)]
                 for group, of in zip(groups, of_groups, strict=True)
             ]
             if only_first:  # a missing judgement counts as wrong
@@ -226,10 +226,10 @@ class Scorer:
         if not any(weighted.reward.is_custom for weighted in self.rewards):
             return
         kinds: dict[frozenset[str], Prompt] = {}
-        for prompt in islice(prompts, MOST_READ):
+        for prompt in islice(prompts, MAX_READ):
             missing = frozenset(name for name, value in prompt.extra.items() if value is None)
             kinds.setdefault(missing, prompt)
-            if len(kinds) == MOST_TRIED:
+            if len(kinds) == MAX_TRIED:
                 break
         for missing, prompt in kinds.items():
             self._try_with(prompt, missing, tokenizer, only_first)
@@ -243,7 +243,7 @@ class Scorer:
     ) -> None:
         """Call the user's functions with two completions of a prompt, a plain text and the gold
         answer in ``<answer>`` tags and a box."""
-        answer = prompt.answer[:MOST_ANSWER_CHARACTERS] or "42"
+        answer = prompt.answer[:MAX_ANSWER_CHARACTERS] or "42"
         texts = (
             "This is a completion without an answer.",
             f"<think>This is made up.</think>\n<answer>{answer}</answer>\n\\boxed{{{answer}}}",
@@ -292,7 +292,7 @@ class Scorer:
                 )
             self._errors, value = self._errors + 1, 0.0
             log.warning("%s, which counts 0", problem)
-        rewards = {**completion.rewards, name: _of_whole(completion, value)}
+        rewards = {**completion.rewards, name: _nan_if_failed(completion, value)}
         if len(rewards) < len(self.rewards):
             return replace(completion, rewards=rewards)
         in_order = {reward.name: rewards[reward.name] for reward in self.rewards}
@@ -302,7 +302,7 @@ class Scorer:
         """Number of errors, and of comparisons and checkers that timed out, since the last call;
         and of each metric that a function logged the sum and the number of values, of which
         ``metrics.with_means`` makes its mean."""
-        (failed, late), (failed_before, late_before) = (now := _faults()), self._before
+        (failed, late), (failed_before, late_before) = (now := _num_faults()), self._before
         counts = {
             "score/errors": float(self._errors + failed - failed_before),
             "score/timeouts": float(late - late_before),
@@ -376,7 +376,7 @@ class Scorer:
             return zero
 
 
-def _faults() -> tuple[int, int]:
+def _num_faults() -> tuple[int, int]:
     """Numbers of checkers that failed, and of checkers and comparisons that timed out."""
     failed, late = checker_faults()
     return failed, late + default_judge().num_timed_out
@@ -390,25 +390,26 @@ def _problem_and_fix(error: Exception) -> tuple[str, str]:
             "pass parsing_timeout=None to math_verify's parse and timeout_seconds=None to its "
             "verify, or use no signal; score.timeout_seconds limits each call"
         )
-    if isinstance(error, TypeError | IndexError) and any(text in str(error) for text in OF_TEXTS):
+    is_of_index = isinstance(error, TypeError | IndexError)
+    if is_of_index and any(text in str(error) for text in TEXT_ERRORS):
         return problem, (
             "with prompts of text, completions are strings; they are lists of messages, as in "
             "completion[0]['content'], only if the row's prompt is a list of messages, as in TRL: "
             "fix it"
         )
     is_of_types = isinstance(error, TypeError | AttributeError)
-    if is_of_types and any(text in str(error) for text in OF_MESSAGES):
+    if is_of_types and any(text in str(error) for text in LIST_ERRORS):
         return problem, (
             "with prompts of messages, prompts and completions are lists of messages, as in TRL; "
             "their text is completion[0]['content']: fix it"
         )
-    if len(problem) > MOST_ERROR_CHARACTERS:
-        cut = problem[:MOST_ERROR_CHARACTERS]
+    if len(problem) > MAX_ERROR_CHARACTERS:
+        cut = problem[:MAX_ERROR_CHARACTERS]
         problem = f"{cut.rpartition(' ')[0] or cut} …"
     return problem, "fix it"
 
 
-def _of_whole(completion: Completion, value: float) -> float:
+def _nan_if_failed(completion: Completion, value: float) -> float:
     """The reward; NaN of a rollout that its environment broke off, which teaches nothing."""
     return math.nan if completion.finish_reason == "error" else value
 

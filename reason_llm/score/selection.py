@@ -75,7 +75,7 @@ def best_worst_pair(group: Group, reward: str | None = None) -> Pair | None:
     if not rewards:
         return None
     pair = (max(rewards, key=rewards.__getitem__), min(rewards, key=rewards.__getitem__))
-    return pair if _teaches(group, pair) else None
+    return pair if _differs(group, pair) else None
 
 
 def right_wrong_pairs(group: Group, minimum: float, reward: str | None = None) -> list[Pair]:
@@ -88,13 +88,13 @@ def right_wrong_pairs(group: Group, minimum: float, reward: str | None = None) -
     right = [i for i, value in rewards.items() if reaches(value, minimum)]
     wrong = [i for i in rewards if i not in right]
     pairs = [(i, j) for i in right for j in wrong]
-    return [pair for pair in pairs if _teaches(group, pair)]
+    return [pair for pair in pairs if _differs(group, pair)]
 
 
 def _best_first(rewards: dict[int, float]) -> list[int]:
     return sorted(rewards, key=lambda i: (-rewards[i], i))
 
 
-def _teaches(group: Group, pair: Pair) -> bool:
+def _differs(group: Group, pair: Pair) -> bool:
     chosen, rejected = (group.completions[i].token_ids for i in pair)
     return chosen != rejected

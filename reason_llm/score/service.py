@@ -58,7 +58,7 @@ class Service:
         self._num_unanswered = 0
         self.close = self._client.close
 
-    def ask(self, body: Mapping[str, Any], most_bytes: int) -> bytes:
+    def ask(self, body: Mapping[str, Any], max_bytes: int) -> bytes:
         """The answer to one request, at most so long.
 
         Raises:
@@ -71,7 +71,7 @@ class Service:
             self._check_silence()
             try:
                 answer = within(
-                    options.timeout_seconds, self.url, lambda: self._post(content, most_bytes)
+                    options.timeout_seconds, self.url, lambda: self._post(content, max_bytes)
                 )
                 break
             except (_Again, TimeoutError) as error:
@@ -94,7 +94,7 @@ class Service:
                 "was sampled and judged is kept"
             )
 
-    def _post(self, content: bytes, most_bytes: int) -> bytes:
+    def _post(self, content: bytes, max_bytes: int) -> bytes:
         """The body of the answer to one request; raises _Again where it may come the next time."""
         # Not packed: a packed answer could be a thousand times as large as what comes.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
@@ -105,10 +105,8 @@ class Service:
             with self._client.stream("POST", self.url, content=content, headers=headers) as answer:
                 for chunk in answer.iter_raw():
                     body += chunk
-                    if len(body) > most_bytes:
-                        raise ValueError(
-                            f"{self._what}'s answer exceeds {most_bytes / MIB:.3g} MiB"
-                        )
+                    if len(body) > max_bytes:
+                        raise ValueError(f"{self._what}'s answer exceeds {max_bytes / MIB:.3g} MiB")
                     if time.monotonic() > until:  # httpx bounds each chunk, not the whole
                         raise _Again(f"{self.url} answers too slowly")
                 status = answer.status_code

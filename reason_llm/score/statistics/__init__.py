@@ -81,11 +81,11 @@ def proportion(values: Sequence[float], trials_each: int = 1) -> Estimate:
     """
     mean, count = fmean(values), len(values)
     error = stdev(values) / math.sqrt(count) if count > 1 else 0.0
-    most = count * trials_each
-    effective = mean * (1 - mean) / error**2 if error > 0 else most
+    upper = count * trials_each
+    effective = mean * (1 - mean) / error**2 if error > 0 else upper
     if mean in (0.0, 1.0) or count == 1:
         effective = count  # neither trials that all agree nor one problem tell of independence
-    return wilson(mean, min(max(effective, count), most))
+    return wilson(mean, min(max(effective, count), upper))
 
 
 def mean(values: Sequence[float]) -> Estimate:
