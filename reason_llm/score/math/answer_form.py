@@ -108,15 +108,15 @@ def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozense
     if unknown and (gold[0] == "rel" or not holds(answer, "rel")):
         return frozenset(["another variable"])
     of_gold, form = form_of(gold), form_of(answer)
-    allowed = of_gold.steps | of_gold.operations | FREE | _allowed(gold, of_gold)
+    allowed = of_gold.steps | of_gold.operations | FREE | _allowed_steps(gold, of_gold)
     if may_have_root and "root" in of_gold.operations and has_one_root(answer):
         allowed |= {"a radical", "a product of roots", "a product of powers", "fraction"}
-    if "logarithm" in of_gold.operations and _is_taken_apart(gold, answer):
+    if "logarithm" in of_gold.operations and _is_expanded_logarithm(gold, answer):
         allowed |= {"sum of constants", "fraction"}
     return (form.steps | form.operations) - allowed
 
 
-def _is_taken_apart(gold: Tree, answer: Tree) -> bool:
+def _is_expanded_logarithm(gold: Tree, answer: Tree) -> bool:
     """Whether a sum has one term that is no number of digits, ``1 + \\log_3 2`` for
     ``\\log_3 6``, or has only logarithms of coprime numbers, ``\\ln 3 - \\ln 2`` for
     ``\\ln\\frac32``."""
@@ -153,7 +153,7 @@ def has_one_root(tree: Tree) -> bool:
     )
 
 
-def _allowed(tree: Tree, form: Form) -> set[str]:
+def _allowed_steps(tree: Tree, form: Form) -> set[str]:
     """Operations that an answer may have beyond the gold one's: another way to write the same."""
     allowed: set[str] = set()
     has_power_below = any(part[0] == "pow" and part[2][0] == "neg" for part in subtrees(tree))

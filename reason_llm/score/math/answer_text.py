@@ -21,9 +21,9 @@ from reason_llm.score.math.answer_tree import (
 )
 from reason_llm.score.math.latex_tokens import Token, tokenize, whole_numerals
 from reason_llm.score.math.naming import as_asked
-from reason_llm.score.math.numeric import are_apart
+from reason_llm.score.math.numeric import are_far_apart
 from reason_llm.score.math.question import read_question, words_of
-from reason_llm.score.math.units import canonical, is_unit, times, word_set
+from reason_llm.score.math.units import canonical, conversion_factor, is_unit, word_set
 
 _LEAD_WORDS = word_set(
     """
@@ -179,7 +179,7 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     gold_tokens, tokens = tokens_of(gold), tokens_of(answer)
     if not gold_tokens or not tokens:
         return False
-    if spelling(gold_tokens) in (spelling(tokens), spelling(tokens[_lead(tokens) or 0 :])):
+    if spelling(gold_tokens) in (spelling(tokens), spelling(tokens[_answer_start(tokens) or 0 :])):
         return True
     if (verdict := _same_words(gold_tokens, tokens, question)) is not None:
         return verdict
@@ -189,7 +189,7 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     if _is_less_exact(*readings, question):
         return False
     trees = trees_as_asked(gold, answer, question)
-    if trees is None or are_apart(*trees):
+    if trees is None or are_far_apart(*trees):
         return False
     if not asked.ratio_fits(*trees, question):
         return False
@@ -223,7 +223,7 @@ def is_bare_word(gold: str) -> bool:
 
 def is_choice(gold: str) -> bool:
     """Whether a gold answer is the letter of a choice."""
-    return bool(_choice(tokens_of(unwrapped(gold))))
+    return bool(_choice_letter(tokens_of(unwrapped(gold))))
 
 
 def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
@@ -249,7 +249,9 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     if not units and is_sum:
         units = parts[0].unit
     elif not units and len(parts[0].unit) == 1:  # 120 minutes for 2, where hours are spoken of
-        units = tuple((unit, "1") for unit in spoken if times(parts[0].unit[0], (unit, "1")))
+        units = tuple(
+            (unit, "1") for unit in spoken if conversion_factor(parts[0].unit[0], (unit, "1"))
+        )
     if len(units) != 1:
         return None
     named = asked.asked_units(question).named
@@ -259,7 +261,7 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     total = Fraction(0)
     for measure in parts:
         tree = measure.tree[-1] if measure.tree[0] == "rel" else measure.tree
-        scale = times(measure.unit[0], units[0]) if len(measure.unit) == 1 else None
+        scale = conversion_factor(measure.unit[0], units[0]) if len(measure.unit) == 1 else None
         if scale is None or not is_plain(tree):
             return None
         total += dict(form_of(tree).value).get((), Fraction(0)) * scale
@@ -306,7 +308,7 @@ def _measures(tokens: list[Token]) -> list[list[Token]]:
     return parts
 
 
-def is_dressed(gold: str, answer: str) -> bool:
+def is_embellished(gold: str, answer: str) -> bool:
     """Whether an answer of the same form as the gold one has more around it: brackets, braces, a
     remark, an integral, ``or`` and the same again."""
     tokens, own = tokens_of(answer), tokens_of(gold)
@@ -330,7 +332,7 @@ def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
     return gold.replace(",", ", "), answer.replace(",", ", ")
 
 
-def are_words(gold: str, answer: str, question: str = "") -> bool:
+def words_decide(gold: str, answer: str, question: str = "") -> bool:
     """Whether words or letters of a choice decide about the answer, or a date does, and no
     mathematics."""
     gold, answer = unwrapped(gold), unwrapped(answer)
@@ -388,7 +390,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
     tokens = phrases.with_base(phrases.with_remainder(_without_left_sides(tokens)))
     try:
-        reading = read(phrases.with_sets(tokens[_lead(tokens) or 0 :]), letters_are_units)
+        reading = read(phrases.with_sets(tokens[_answer_start(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
         return None
     return replace(reading, tree=["mod", reading.tree, ["num", modulus]]) if modulus else reading
@@ -491,7 +493,7 @@ def _normalised(answer: str) -> str:
     return spelling(tokens_of(answer))
 
 
-def _lead(tokens: list[Token]) -> int | None:
+def _answer_start(tokens: list[Token]) -> int | None:
     """Start of the answer behind words that lead to it; None without such words."""
     start = None
     if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
@@ -590,11 +592,11 @@ def _numeral(text: str) -> tuple[bool, str, str] | None:
 def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether words, or letters of a choice, are the same; None where one is no words."""
     if len(gold) > 1 and gold[0].text.casefold() in _LEAD_WORDS:  # The answer is C
-        gold = gold[_lead(gold) or 0 :] or gold
-    if (letters := _letters(gold, question)) and (said := _letters(answer, question)):
+        gold = gold[_answer_start(gold) or 0 :] or gold
+    if (letters := _chosen_letters(gold, question)) and (said := _chosen_letters(answer, question)):
         return said == letters
-    if choice := _choice(gold):
-        chosen = _chosen(answer, question)
+    if choice := _choice_letter(gold):
+        chosen = _chosen_letter(answer, question)
         if chosen is not None:
             return chosen == choice
         others = _options(question).keys() - {choice}
@@ -613,7 +615,7 @@ def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool |
     first = _plain_words_without_article(gold)
     if not first:
         return None
-    second, led = map(_plain_words_without_article, (answer, answer[_lead(answer) or 0 :]))
+    second, led = map(_plain_words_without_article, (answer, answer[_answer_start(answer) or 0 :]))
     if not second and not led:
         return None
     if _may_be_variables(gold) and not _is_short_word(gold):
@@ -624,7 +626,7 @@ def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool |
 def _plain_words_without_article(tokens: list[Token]) -> list[str] | None:
     """The words of an answer that is nothing but words, without an article before them, the month
     first."""
-    words = _by_month(_plain_words(tokens))
+    words = _month_first(_plain_words(tokens))
     return words[1:] if words and len(words) > 1 and words[0] in _ARTICLES else words
 
 
@@ -647,7 +649,7 @@ def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
     return said == asked and not words & (contrary | {"or", "maybe", "perhaps", "but", "wait"})
 
 
-def _by_month(words: list[str] | None) -> list[str] | None:
+def _month_first(words: list[str] | None) -> list[str] | None:
     """The words of a date with its month first: ``the 4th of April`` as ``april 4``."""
     month = next((word for word in words or () if word in _MONTHS), None)
     if words is None or month is None:
@@ -733,7 +735,7 @@ def _named_date(text: str) -> list[int] | None:
     text."""
     if len(text) > _LONGEST_DATE:
         return None
-    month, *numbers = _by_month(_plain_words(tokens_of(text))) or [""]
+    month, *numbers = _month_first(_plain_words(tokens_of(text))) or [""]
     if month not in _MONTHS or len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
         return None
     day, year = sorted(numbers, key=len)
@@ -805,7 +807,7 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
     return [word for word in words if word != "and"] if is_choices or is_text else None
 
 
-def _choice(tokens: list[Token]) -> str:
+def _choice_letter(tokens: list[Token]) -> str:
     """The letter of ``C``, ``(C)``, ``C.``, ``Option C``; empty if it is none."""
     is_led = len(tokens) > 1 and tokens[0].text.casefold() in ("option", "choice")
     tokens = tokens[is_led:]
@@ -818,14 +820,14 @@ def _choice(tokens: list[Token]) -> str:
     return letter if len(text) <= len("(C).") and letter in _CHOICES else ""
 
 
-def _chosen(tokens: list[Token], question: str) -> str | None:
+def _chosen_letter(tokens: list[Token], question: str) -> str | None:
     """The one letter that an answer chooses, with nothing behind it but the option's own text;
     empty for more; None for no letter."""
     tokens = _without_braces_of_letters(tokens)
     if tokens and tokens[0].kind == "text":
         tokens = [*tokenize(tokens[0].text), *tokens[1:]]
-    tokens = tokens[_lead(tokens) or 0 :]
-    if alone := _choice([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
+    tokens = tokens[_answer_start(tokens) or 0 :]
+    if alone := _choice_letter([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
         is_variable = alone.lower() in "".join(t.text for t in tokens) and question
         return "" if is_variable and read_question(question).has_variable(alone.lower()) else alone
     if not _choice_marks(tokens):
@@ -848,7 +850,7 @@ def _marked(tokens: list[Token], question: str) -> tuple[str, list[Token]] | Non
     return (letter, tokens[:start]) if end == len(tokens) and _options(question) else None
 
 
-def _letters(tokens: list[Token], question: str) -> set[str]:
+def _chosen_letters(tokens: list[Token], question: str) -> set[str]:
     """Several letters of the question's options, each perhaps with its own text behind it:
     ``A and C``, ``AC``, ``A (2) and C (4)``; empty for anything else."""
     if not (options := _options(question)) or len(tokens) > _MAX_LEAD_TOKENS:

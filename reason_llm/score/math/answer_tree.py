@@ -172,11 +172,11 @@ class _TreeReader:
             return name
         return ""
 
-    def need(self, name: str) -> None:
+    def expect(self, name: str) -> None:
         if not self.take(name):
             raise UnreadableError(f"{name} expected")
 
-    def deeper(self, read: Callable[[], Tree]) -> Tree:
+    def nested(self, read: Callable[[], Tree]) -> Tree:
         self.nesting += 1
         if self.nesting > _MAX_NESTING:
             raise UnreadableError("nested too deeply")
@@ -418,7 +418,7 @@ class _TreeReader:
     def argument(self, of_fraction: bool = False) -> Tree:
         """A group in braces, or one token; a fraction takes one digit of a number."""
         if self.name() == "{":
-            return self.deeper(self.group)
+            return self.nested(self.group)
         if of_fraction and self.kind() == "number" and len(self.name()) > 1:
             digit, rest = self.name()[0], self.name()[1:]
             if not self.name().isdigit():
@@ -431,15 +431,15 @@ class _TreeReader:
             letter, rest = self.name()[0], self.name()[1:]
             self.tokens[self.index] = Token("letters", rest, False)
             return ["var", letter]
-        return self.deeper(self.primary)
+        return self.nested(self.primary)
 
     def group(self) -> Tree:
-        self.need("{")
+        self.expect("{")
         if self.take("\\circ", "\\degree"):
-            self.need("}")
+            self.expect("}")
             return ["circ"]
         items = self.items(within_bars=False)
-        self.need("}")
+        self.expect("}")
         return _listed(items)
 
     def items(self, within_bars: bool) -> list[Tree]:
@@ -458,11 +458,11 @@ class _TreeReader:
         if not name:
             raise UnreadableError("it ends too soon")
         if name == "{" and kind == "sign":
-            return self.deeper(self.group)
+            return self.nested(self.group)
         if (name in _CLOSING or name == "]") and kind != "text":
-            return self.deeper(self.bracketed)
+            return self.nested(self.bracketed)
         if self.take_currency():
-            return _signed(self.take("-"), self.deeper(self.primary))
+            return _signed(self.take("-"), self.nested(self.primary))
         self.index += 1
         match kind:
             case "number":
@@ -473,7 +473,7 @@ class _TreeReader:
                 name = name.rstrip(".")
                 return self.call(name) if name in FUNCTIONS else self.variable(name)
             case "command":
-                return self.deeper(lambda: self.command(name[1:]))
+                return self.nested(lambda: self.command(name[1:]))
         raise UnreadableError(f"{name} not expected")
 
     def take_currency(self) -> bool:
@@ -554,7 +554,7 @@ class _TreeReader:
         is_argument = self.kind(1) == "letters" and len(self.name(1)) == 1
         is_function |= is_argument and [*map(self.name, (0, 2, 3))] == ["(", ")", "="]  # a(n) =
         if self.name() == "(" and is_function:
-            return ["call", f"?{name}", self.deeper(self.primary)]
+            return ["call", f"?{name}", self.nested(self.primary)]
         if is_plain and name in ("e", "i"):
             return ["const", name]
         return ["var", name]
@@ -605,8 +605,8 @@ class _TreeReader:
     def root(self) -> Tree:
         index: Tree = ["num", "2"]
         if self.take("["):
-            index = self.deeper(self.relation)
-            self.need("]")
+            index = self.nested(self.relation)
+            self.expect("]")
         return ["root", self.argument(), index]
 
     def call(self, name: str) -> Tree:
@@ -618,9 +618,9 @@ class _TreeReader:
             elif self.take("^"):
                 power = self.exponent()
         if self.name() in ("(", "{", "[", "\\{") and self.kind() != "text":
-            argument = self.deeper(self.primary)
+            argument = self.nested(self.primary)
         else:
-            argument = self.deeper(lambda: self.bare_argument(name in ("ln", "log")))
+            argument = self.nested(lambda: self.bare_argument(name in ("ln", "log")))
         if power == ["neg", ["num", "1"]] and name in _ARC:
             name, power = f"arc{name}", None
         tree = ["call", name, argument, *([base] if base else [])]
@@ -687,7 +687,7 @@ class _TreeReader:
         while self.name() != "\\}":
             joins.append(self.separator())
             relations.append(self.relation())
-        self.need("\\}")
+        self.expect("\\}")
         relations = _with_exclusions(relations)
         condition = _joined(relations, joins) if joins else relations[0]
         return condition if domain == ["const", "set R"] else ["cap", condition, domain]
@@ -724,7 +724,7 @@ class _TreeReader:
     def end(self, kind: str) -> None:
         """Take ``\\end{kind}``."""
         for name in ("\\end", "{", kind, "}"):
-            self.need(name)
+            self.expect(name)
 
     def cases(self, rows: list[list[Token]]) -> Tree | None:
         """Rows of a value and its condition, ``x & \\text{if } x > 0``, each as a pair; None where
@@ -752,10 +752,10 @@ class _TreeReader:
 
     def matrix(self) -> Tree:
         """``\\begin{...}`` rows ``\\end{...}``."""
-        self.need("{")
+        self.expect("{")
         kind = self.name()
         self.index += 1
-        self.need("}")
+        self.expect("}")
         if kind in _SYSTEMS:
             return self.system(kind)
         if kind not in _MATRICES:

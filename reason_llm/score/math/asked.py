@@ -227,17 +227,17 @@ def asked_units(question: str) -> AskedUnits:
     """The units that a question asks for, in the sentences that ask."""
     named = set[Unit]()
     allowed: frozenset[Unit] | None = None
-    for words in asking(question):
+    for words in asking_sentences(question):
         for place, word in enumerate(words):
             if word in _BEFORE_UNIT:
                 named |= _units_at(words, place + 1, is_counted=word == "many")
         is_about_form = words[0] not in ("what", "how") and "answer" in words[:4]
-        units = None if is_about_form else _quantity(words)
+        units = None if is_about_form else _quantity_units(words)
         allowed = units if units is not None else allowed
     return AskedUnits(frozenset(named), allowed)
 
 
-def asking(question: str) -> Iterator[list[str]]:
+def asking_sentences(question: str) -> Iterator[list[str]]:
     """The words of each sentence that asks, from its first asking word on; of several questions the
     last one and what follows it."""
     *parts, end = _SENTENCE.split(_TEX.sub(" ", question[-MAX_CHARACTERS:]).lower())
@@ -292,7 +292,7 @@ def _without_power(word: str) -> tuple[str, str]:
     return word.removesuffix(power), _RAISED.get(power, "")
 
 
-def _quantity(words: list[str]) -> frozenset[Unit] | None:
+def _quantity_units(words: list[str]) -> frozenset[Unit] | None:
     """Units of what is asked for: of its first word that names a quantity, or none for a number of
     things that are no unit."""
     for place, word in enumerate(words):
@@ -334,7 +334,7 @@ def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
 def _asks_for_order(question: str) -> bool:
     if _ORDER.search(_plain(question)) is not None:
         return True
-    listed = (words for words in asking(question) if words[0] in _LISTING)
+    listed = (words for words in asking_sentences(question) if words[0] in _LISTING)
     return any(
         ("then" in words and "if" not in words) or {"first", "second"} <= set(words)
         for words in listed
@@ -395,7 +395,7 @@ def asks_for_number(question: str) -> bool:
     """Whether a number of things is asked for."""
     return any(
         words[at : at + 2] in (["how", "many"], ["number", "of"])
-        for words in asking(question)
+        for words in asking_sentences(question)
         for at in range(len(words))
     )
 
@@ -437,7 +437,7 @@ def asks_for_percent(question: str) -> bool:
     """Whether a percentage is asked for: ``what percent``, but not ``What is 20 percent of``."""
     if "percent" not in question.lower() and "%" not in question:
         return False
-    for words in asking(question):
+    for words in asking_sentences(question):
         for before, word in zip(["", *words], words, strict=False):
             is_of_number = before[-1:].isdigit()
             if (word in _PERCENTAGES and not is_of_number) or word in ("rate", "interest"):

@@ -78,7 +78,7 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
     for wanted in golds:
         if prose.contradicts(answer, question):
             continue
-        if not prose.orders(wanted, answer, question):
+        if not prose.has_labelled_order(wanted, answer, question):
             yield wanted, answer
         if (option := answer_text.as_option(answer, question)) and len(option) > 1:  # (B) 56 for 56
             yield wanted, option[1]
@@ -226,8 +226,8 @@ def _finals(gold: Tree, answer: Tree) -> list[Tree]:
     answer is one."""
     is_decimal = answer[0] == "approx" and gold[0] == "num" and "." in gold[1]
     if answer[0] in ("list", "tuple"):
-        answer = [answer[0], *map(naming.shown, answer[1:])]
-    return [naming.shown(answer), *([answer[2]] if is_decimal else [])]
+        answer = [answer[0], *map(naming.last_value, answer[1:])]
+    return [naming.last_value(answer), *([answer[2]] if is_decimal else [])]
 
 
 def is_quoted(gold: str, answer: str, question: str) -> bool:
@@ -262,29 +262,29 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
         compared = answer_text.trees_as_asked(unwrapped(gold), unwrapped(answer), question)
     if compared is None:
         return False
-    gold_part, part = naming.shown(compared[0]), _finals(*compared)[-1]
+    gold_part, part = naming.last_value(compared[0]), _finals(*compared)[-1]
     is_named = tree[0] == "rel" != gold_tree[0]
-    if is_named and read_question(question).holds(tree):
+    if is_named and read_question(question).states(tree):
         return True
     stated = read_question(question)
     if answer_form.form_of(gold_part).is_same(answer_form.form_of(part)):
         has_more = (
-            is_named or tree[0] == "rel" != gold_tree[0] or answer_text.is_dressed(gold, answer)
+            is_named or tree[0] == "rel" != gold_tree[0] or answer_text.is_embellished(gold, answer)
         )
-        if answer_form.is_plain(gold_part) or not has_more or not stated.holds(gold_part):
+        if answer_form.is_plain(gold_part) or not has_more or not stated.states(gold_part):
             return False
         return not (is_named and stated.asks_for(tree[2]))
     if asked.asks_for_fraction(question) and answer_form.are_one_fraction(gold_part, part):
-        return stated.holds(part)
+        return stated.states(part)
     is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")
     if answer_form.has_one_root(part) and not asked.asks_for_simplest(question):
-        return stated.holds(part)
+        return stated.states(part)
     return is_one_kind and stated.asks_for_form(gold_part, part)
 
 
 def _read(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
     """Both as trees; None where they are written alike, or words decide."""
-    if normalise(gold) == normalise(answer) or answer_text.are_words(gold, answer, question):
+    if normalise(gold) == normalise(answer) or answer_text.words_decide(gold, answer, question):
         return None
     readings = read_both(unwrapped(gold), unwrapped(answer))
     return None if readings is None else (readings[0].tree, readings[1].tree)

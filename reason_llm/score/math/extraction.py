@@ -205,7 +205,8 @@ def _boxes_of_statement(text: str, closed: list[Box]) -> list[Box]:
     statement = [closed[-1]]
     for box in reversed(closed[:-1]):
         if box.end <= statement[0].start:  # else it holds the later one
-            if _begins_anew(text[box.end : statement[0].start]) or len(statement) > _MAX_RIVALS + 1:
+            between = text[box.end : statement[0].start]
+            if _begins_statement(between) or len(statement) > _MAX_RIVALS + 1:
                 break
             statement.insert(0, box)
     return statement
@@ -220,7 +221,7 @@ def _distinct(contents: list[str]) -> list[str]:
     return distinct
 
 
-def _begins_anew(between: str) -> bool:
+def _begins_statement(between: str) -> bool:
     """Whether another statement begins between two boxes."""
     if _EMPTY_LINE.search(between):
         return True

@@ -93,10 +93,10 @@ def same(gold: Tree, answer: Tree) -> bool:
     if gold[0] == answer[0] == "cases":
         return _same_functions(gold, answer)
     if answer[0] == "approx" and _decimals(gold):
-        exact, answer = _settled(answer), answer[2]
+        exact, answer = _resolved(answer), answer[2]
         if same(gold, exact):
             return True
-    gold, answer = _settled(gold), _settled(answer)
+    gold, answer = _resolved(gold), _resolved(answer)
     if ["set"] in (gold, answer) or _is_set(gold) or (_is_set(answer) and gold[0] in _FINITE):
         return _same_sets(gold, answer)
     if gold[0] in _FINITE or answer[0] in _FINITE:
@@ -116,23 +116,23 @@ def same(gold: Tree, answer: Tree) -> bool:
     return _same_scalars(gold, answer)
 
 
-def _settled(tree: Tree) -> Tree:
+def _resolved(tree: Tree) -> Tree:
     """Without what must only agree, with both signs of a plus-minus as a list; UnknownError if what
     must agree does not."""
     if tree[0] == "chain":
-        last = _settled(tree[-1])
+        last = _resolved(tree[-1])
         others = (same, _is_angle, _is_proportion)
         if not all(any(are_one(member, last) for are_one in others) for member in tree[1:-1]):
             raise UnknownError("a false equation")
         return last
     if tree[0] == "approx":
-        exact = _settled(tree[1])
+        exact = _resolved(tree[1])
         first, shown = value(exact), value(tree[2])
         if not abs(sympy.N(first - shown)) < Rational(1, 10 ** _decimals(tree[2])):
             raise UnknownError("a false approximation")
         return exact
     if tree[0] in ("list", "set"):
-        items = [_settled(member) for member in tree[1:]]
+        items = [_resolved(member) for member in tree[1:]]
         is_flat = any(item[0] == "list" and len(item) > 2 and item[1][0] != "rel" for item in items)
         flat = [i for item in items for i in (item[1:] if item[0] == "list" else [item])]
         return [tree[0], *(flat if is_flat else items)]
@@ -316,7 +316,7 @@ def as_set(tree: Tree) -> Set:
             if interval != sympy.S.EmptySet:
                 return interval
         case ["set" | "list", *members]:
-            return sympy.FiniteSet(*map(value, _settled(["list", *members])[1:]))
+            return sympy.FiniteSet(*map(value, _resolved(["list", *members])[1:]))
         case ["cup", first, second]:
             return sympy.Union(as_set(first), as_set(second))
         case ["cap", first, second]:
@@ -344,7 +344,7 @@ def _solutions(tree: Tree) -> Set:
         left, right = members[index : index + 2]
         # Of ``x \neq \pm 2`` both points are excluded; any other relation needs a single end.
         if sign == "!=" and left[0] == "var" and holds(right, "pm", "mp"):
-            points = [value(point) for point in _settled(right)[1:]]
+            points = [value(point) for point in _resolved(right)[1:]]
             numbers = sympy.Intersection(numbers, sympy.S.Reals - sympy.FiniteSet(*points))
             continue
         if left[0] == "var":
@@ -563,10 +563,10 @@ def _with_base_ten(tree: Tree) -> Tree:
 def main() -> None:
     """Answer until the input ends."""
     _limit_this_process()
-    serve(compared)
+    serve(compare)
 
 
-def compared(question: tuple[Tree, Tree, float] | None) -> bool:
+def compare(question: tuple[Tree, Tree, float] | None) -> bool:
     """The verdict on a question; True for None. The kernel's signal at the limit ends this process,
     in C code too."""
     if question is None:

@@ -13,7 +13,7 @@ from itertools import permutations
 from reason_llm.score.math import asked
 from reason_llm.score.math.answer_form import form_of, work_left
 from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
-from reason_llm.score.math.numeric import TOLERANCE, is_near, is_one, value_of
+from reason_llm.score.math.numeric import TOLERANCE, is_near, is_scalar, value_of
 from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import word_set
 
@@ -103,7 +103,7 @@ def _congruent(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | N
     if all(moduli) and gold[2] != answer[2]:
         return None
     gold_residue, answer_residue = _residue(gold), _residue(answer)
-    first, second = _whole(gold_residue), _whole(answer_residue)
+    first, second = _whole_number(gold_residue), _whole_number(answer_residue)
     if all(moduli) and first is not None and second is not None:
         size = int(gold[2][1]) if gold[2][1].isdigit() else 0
         return (gold_residue, gold_residue) if size and (first - second) % size == 0 else None
@@ -128,16 +128,16 @@ def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None
     if answer[0] == "same":  # all reals but 2, i.e. x \\neq 2
         answer = ["chain", *answer[1:]]
     if answer[0] == "either":  # 7/2 or 3.5: one value in two forms, or two values
-        is_one = gold[0] not in (*_SETS, "rel") and not holds(gold, "pm", "mp")
-        answer = ["chain" if is_one else "list", *answer[1:]]
+        is_single = gold[0] not in (*_SETS, "rel") and not holds(gold, "pm", "mp")
+        answer = ["chain" if is_single else "list", *answer[1:]]
     if gold[0] == "rel":
         return gold, answer
     if answer[0] == "rel":
-        return _right_of(gold, answer, question)
+        return _right_of_relation(gold, answer, question)
     return _members_of(gold, answer, question)
 
 
-def _right_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
+def _right_of_relation(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
     """The gold value, and that of the answer's relation."""
     is_comparison = answer[1] in ("<", ">") and not variables(answer)
     if is_comparison and (sign := asked.asks_for_larger(question)):
@@ -153,7 +153,7 @@ def _right_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | No
         pairs = sorted(zip(map(str, answer[2][1:]), value[1:], strict=False))
         return _unnamed(gold, ["tuple", *(coordinate for _, coordinate in pairs)], question)
     if gold[0] in ("list", "set") and holds(value, "pm", "mp"):
-        return _unnamed(gold, shown(value), question)
+        return _unnamed(gold, last_value(value), question)
     value = _as_rounded(gold, value) if asked.asks_to_round(question) else value
     return gold, _with_constant_of(gold, value, question)
 
@@ -175,7 +175,7 @@ def _members_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | 
     return gold, _with_constant_of(gold, answer, question)
 
 
-def _whole(tree: Tree) -> int | None:
+def _whole_number(tree: Tree) -> int | None:
     """The number of a whole numeral, perhaps with a minus sign; None for anything else."""
     sign, tree = (-1, tree[1]) if tree[0] == "neg" else (1, tree)
     is_whole = tree[0] == "num" and tree[1].isdigit() and len(tree[1]) < _LONGEST_RESIDUE
@@ -186,10 +186,10 @@ def _as_rounded(gold: Tree, answer: Tree) -> Tree:
     """67 of ``\\frac{200}{3} \\approx 67``, if that is the exact value to as many places."""
     if answer[0] != "approx" or gold[0] != "num" or answer[2][0] != "num":
         return answer
-    exact, near = value_of(shown(answer[1])), value_of(answer[2])
+    exact, near = value_of(last_value(answer[1])), value_of(answer[2])
     whole, _, decimals = answer[2][1].partition(".")
     place = -len(decimals) or len(whole) - len(whole.rstrip("0"))
-    if not (is_one(exact) and is_one(near)) or abs(exact - near) > 0.5001 * 10.0**place:
+    if not (is_scalar(exact) and is_scalar(near)) or abs(exact - near) > 0.5001 * 10.0**place:
         return answer
     return list(answer[2])
 
@@ -235,7 +235,7 @@ def _line(tree: Tree) -> list[tuple[complex, complex]] | None:
 def _progression(tree: Tree, name: str) -> tuple[complex, complex] | None:
     """Start and step of a formula that is linear in a variable."""
     first, second, third = (value_of(_renamed(tree, name, ["num", str(at)])) for at in (0, 1, 2))
-    if not (is_one(first) and is_one(second) and is_one(third)):
+    if not (is_scalar(first) and is_scalar(second) and is_scalar(third)):
         return None
     if abs(third - 2 * second + first) > TOLERANCE * max(1.0, abs(third)):
         return None
@@ -329,7 +329,7 @@ def _is_part(tree: Tree) -> bool:
 def _with_names_of(gold: Tree, answer: Tree, question: str) -> Tree:
     """The answer with the gold one's names of constants and parameters, those that the question
     does not have: ``A\\cos x + B\\sin x`` as ``C_1\\cos x + C_2\\sin x``."""
-    names = variables(_right(gold)), variables(_right(answer))
+    names = variables(_right_side(gold)), variables(_right_side(answer))
     missing, added = names[0] - names[1], names[1] - names[0]
     is_numbered = holds(gold, "rel") and ["const", "set Z"] in subtrees(gold)
     if is_numbered and ["const", "set Z"] not in subtrees(answer):
@@ -339,17 +339,17 @@ def _with_names_of(gold: Tree, answer: Tree, question: str) -> Tree:
     known = read_question(question).letters | _GRAPH_NAMES
     if any(name.partition("_")[0] in known or name.startswith("?") for name in missing | added):
         return answer
-    wanted = value_of(_right(gold))
+    wanted = value_of(_right_side(gold))
     for order in permutations(sorted(missing)):
         renamed = answer
         for name, own in zip(sorted(added), order, strict=True):
             renamed = _renamed(renamed, name, ["var", own])
-        if is_near(wanted, value_of(_right(renamed))):
+        if is_near(wanted, value_of(_right_side(renamed))):
             return renamed
     return answer
 
 
-def _right(tree: Tree) -> Tree:
+def _right_side(tree: Tree) -> Tree:
     """The right side of an equation, without what is said of its parameters."""
     tree = list(tree[1]) if tree[0] == "list" else tree
     return list(tree[-1]) if tree[0] == "rel" else tree
@@ -372,7 +372,7 @@ def _intercepts(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
 def _in_radians(tree: Tree, other: Tree, question: str) -> Tree:
     """``45^\\circ`` as ``\\pi/4``, where the question leaves the unit of an angle open and the
     other answer is in radians."""
-    right = _right(other)
+    right = _right_side(other)
     if tree[0] != "deg" or not question or holds(right, "deg") or _PI not in subtrees(right):
         return tree
     is_open = not {"deg", "rad"} & words_of(question)
@@ -383,7 +383,7 @@ def _with_unit_last(gold: Tree, answer: Tree) -> Tree:
     """``60^\\circ = \\pi/3`` for ``\\pi/3 = 60^\\circ``, where the gold answer is in radians."""
     if not (answer[0] in ("either", "same") or is_equality(answer)) or answer[-1][0] == "var":
         return answer
-    is_degree = _right(gold)[0] == "deg"
+    is_degree = _right_side(gold)[0] == "deg"
     members = [member for member in answer if isinstance(member, list)]
     same_unit = [member for member in members if (member[0] == "deg") == is_degree]
     if not same_unit or same_unit[-1] is answer[-1] or variables(same_unit[-1]):
@@ -462,7 +462,7 @@ def _is_class(congruence: Tree, family: Tree) -> bool:
     if value is None or len(names) != 1 or not (name or names <= _PARAMETERS):
         return False
     line = _progression(value, next(iter(names)))
-    if line is None or not is_one(residue) or not is_one(modulus) or modulus == 0:
+    if line is None or not is_scalar(residue) or not is_scalar(modulus) or modulus == 0:
         return False
     is_step = abs(abs(line[1]) - abs(modulus)) < TOLERANCE
     return is_step and _is_whole((line[0] - residue) / modulus)
@@ -520,9 +520,9 @@ def _members(tree: Tree, name: str) -> list[complex]:
         for sign in (True, False)[: 1 + num_signs]:
             signed = _with_sign(value, sign)
             numbers = [value_of(_renamed(signed, name, _integer(n))) for n in _INTEGERS]
-            if not all(map(is_one, numbers)):
+            if not all(map(is_scalar, numbers)):
                 return []
-            solutions.extend(number for number in numbers if is_one(number))
+            solutions.extend(number for number in numbers if is_scalar(number))
     return solutions
 
 
@@ -653,7 +653,7 @@ def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
                 for divisor in divisors
                 if name in variables(divisor)
             ]
-            if any(is_one(value) and abs(value) < TOLERANCE for value in values):
+            if any(is_scalar(value) and abs(value) < TOLERANCE for value in values):
                 return list(first)
     return answer
 
@@ -707,10 +707,10 @@ def is_equality(tree: Tree) -> bool:
     return tree[0] == "rel" and set(tree[1].split()) <= _EQUALITIES
 
 
-def shown(tree: Tree) -> Tree:
+def last_value(tree: Tree) -> Tree:
     """The last of several values that are equal, or nearly: ``\\frac{3}{4} = 0.75``."""
     if tree[0] == "approx":
-        return shown(tree[1])
+        return last_value(tree[1])
     return list(tree[-1]) if tree[0] == "chain" else tree
 
 
@@ -815,7 +815,7 @@ def _with_constant_of(gold: Tree, answer: Tree, question: str) -> Tree:
     is_integral = "\\int" in question or "antiderivative" in question
     if is_integral and any(term[0] == "var" and term in gold for term in answer[1:]):
         pairs = [(value_of(gold, point), value_of(answer, point)) for point in ("", "1", "2")]
-        differences = [a - b for a, b in pairs if is_one(a) and is_one(b)]
+        differences = [a - b for a, b in pairs if is_scalar(a) and is_scalar(b)]
         are_equal = len(differences) == 3 and all(is_near(differences[0], d) for d in differences)
         if are_equal and abs(differences[0]) > TOLERANCE and not work_left(gold, answer):
             return gold
@@ -835,7 +835,7 @@ def _plain_approximation(tree: Tree) -> Tree:
     return [tree[0], tree[1].replace("~", "="), *tree[2:]]
 
 
-def _named(items: Sequence[Tree]) -> dict[str, Tree] | None:
+def _values_by_name(items: Sequence[Tree]) -> dict[str, Tree] | None:
     """The values by their names; None where one has none or two have the same."""
     values: dict[str, Tree] = {}
     for item in items:
@@ -848,7 +848,7 @@ def _named(items: Sequence[Tree]) -> dict[str, Tree] | None:
 
 def _in_order_of_names(several: Tree) -> Tree | None:
     """``y = 1, x = 2`` becomes ``(2, 1)``."""
-    values = _named(several[1:])
+    values = _values_by_name(several[1:])
     return None if values is None else ["tuple", *(values[name] for name in sorted(values))]
 
 
@@ -862,7 +862,7 @@ def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
         values = [value_named(item) if item[0] == "rel" else item for item in answer[1:]]
         return None if None in values else (gold, [answer[0], *values])
     labels = [item[2][1] for item in gold[1:] if item[0] == "rel" and item[2][0] == "var"]
-    names = _named(answer[1:]) or {}
+    names = _values_by_name(answer[1:]) or {}
     are_labels = set(labels) <= LABELS and len(labels) == len(gold) - 1
     if are_labels and names.keys() != {str(["var", label]) for label in labels}:  # as written
         golds, answers = (

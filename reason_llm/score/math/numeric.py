@@ -49,24 +49,24 @@ def is_near(first: Value | None, second: Value | None) -> bool:
     """Whether two values are the same but for rounding."""
     if isinstance(first, tuple) and isinstance(second, tuple):
         return len(first) == len(second) and all(map(is_near, first, second))
-    if not (is_one(first) and is_one(second)):
+    if not (is_scalar(first) and is_scalar(second)):
         return False
     return cmath.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-300)
 
 
-def is_one(value: Value | None) -> TypeGuard[complex]:
+def is_scalar(value: Value | None) -> TypeGuard[complex]:
     """Whether it is one number."""
     return value is not None and not isinstance(value, tuple)
 
 
-def are_apart(first: Tree, second: Tree) -> bool:
+def are_far_apart(first: Tree, second: Tree) -> bool:
     """Whether two expressions have values too far apart for any rounding."""
     if any(holds(tree, "pct", "pm", "mp") for tree in (first, second)):
         return False
     if any(part[:2] == ["call", "log"] for part in subtrees(second)):  # of which base?
         return False
     one, other = value_of(first), value_of(second)
-    if not (is_one(one) and is_one(other)):
+    if not (is_scalar(one) and is_scalar(other)):
         return False
     return abs(one - other) > _APART * max(abs(one), abs(other))
 
@@ -77,7 +77,7 @@ def direction_of(relation: Tree) -> Value | None:
     differences = []
     for point in ("", "another"):
         left, right = (value_of(side, point) for side in relation[2:4])
-        if not (is_one(left) and is_one(right)):
+        if not (is_scalar(left) and is_scalar(right)):
             return None
         differences.append(left - right)
     return differences[0] / differences[1] if abs(differences[1]) > TOLERANCE else None

@@ -20,7 +20,7 @@ from reason_llm.score.math.answer_text import (
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
-from reason_llm.score.math.asked import asking, asks_to_round
+from reason_llm.score.math.asked import asking_sentences, asks_to_round
 from reason_llm.score.math.question import AUXILIARIES, words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
 
@@ -501,7 +501,7 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
     gold_tree = reading.tree if reading else None
     is_rounded = asks_to_round(question)
     for prose in _candidates(stated, question, bool(wanted)):
-        if _changes(prose, question, is_rounded) or not prose.values:
+        if _alters_values(prose, question, is_rounded) or not prose.values:
             continue
         yield from _paired(gold, wanted, prose, gold_tree, question)
 
@@ -535,7 +535,7 @@ def _plain_text(text: str) -> str:
     return _LATEX_TEXT.sub(" ", text).lower()
 
 
-def orders(gold: str, answer: str, question: str) -> bool:
+def has_labelled_order(gold: str, answer: str, question: str) -> bool:
     """Whether an answer names its values in words of the question, whose order is theirs: ``4 boys,
     3 girls``. A gold answer without names has them in this order."""
     if not question or len(answer) > MAX_CHARACTERS or "," not in gold:
@@ -543,8 +543,10 @@ def orders(gold: str, answer: str, question: str) -> bool:
     named = _named_values(unwrapped(answer), question)
     if named is not None and has_words(gold) and (wanted := prose_of(unwrapped(gold), question)):
         labels = _labels(wanted), _labels(named)
-        return len(wanted.values) > 1 and _pairs(*labels) is not None
-    return named is not None and _by_question(named.values, _labels(named), question) is not None
+        return len(wanted.values) > 1 and _matching_places(*labels) is not None
+    return (
+        named is not None and _in_question_order(named.values, _labels(named), question) is not None
+    )
 
 
 def _named_values(text: str, question: str) -> Prose | None:
@@ -690,7 +692,7 @@ def _candidates(prose: Prose, question: str, has_words: bool) -> Iterator[Prose]
         i
         for i, gap in enumerate(prose.gaps[:-1])
         if (is_stated[i] and (i < verb or (i and gap and gap[-1] in _ABOUT)))
-        or _is_in_next(prose.values, i)
+        or _is_subject_of_next(prose.values, i)
     }
     *_, before, _ = prose.gaps  # 40 ordered pairs (a, b)
     has_letter = any(map(str.isalpha, shown[-1])) and "=" not in shown[-1]
@@ -708,14 +710,14 @@ def _candidates(prose: Prose, question: str, has_words: bool) -> Iterator[Prose]
                 yield Prose(prose.values[:place], [*prose.gaps[:place], []])
 
 
-def _is_in_next(values: list[str], place: int) -> bool:
+def _is_subject_of_next(values: list[str], place: int) -> bool:
     """Whether the next value, a relation, is about this variable."""
     after = values[place + 1] if place + 1 < len(values) else ""
     is_letter = values[place].isalpha() and len(values[place]) == 1
     return is_letter and values[place] in after and any(sign in after for sign in _RELATION_SIGNS)
 
 
-def _changes(prose: Prose, question: str, is_rounded: bool) -> bool:
+def _alters_values(prose: Prose, question: str, is_rounded: bool) -> bool:
     """Whether a word may change or deny one of the values."""
     asked = words_of(question)
     asked |= _DENIALS if asked & _DENIALS else frozenset()
@@ -781,7 +783,7 @@ def _paired(
     if len(values) == 2:
         between = prose.gaps[1]
         if "to" in between and (kind == "ratio" or "ratio" in question):
-            yield gold, ":".join(_by_question(values, labels, question) or values)
+            yield gold, ":".join(_in_question_order(values, labels, question) or values)
             return
         if between == ["by"] and kind in ("mul", "list"):
             yield gold, (" \\times " if kind == "mul" else ", ").join(values)
@@ -796,7 +798,7 @@ def _paired(
             yield gold, f"\\frac{{{values[0]}}}{{{values[1]}}}"
             return
     if wanted is None or len(wanted.values) != len(values):
-        ordered = _by_question(values, labels, question)
+        ordered = _in_question_order(values, labels, question)
         is_open = any("or" in gap for gap in prose.gaps)
         if ordered is not None and is_open:
             return
@@ -811,7 +813,7 @@ def _paired(
         yield gold, joined
         return
     own = _labels(wanted)
-    if (order := _pairs(own, labels)) is not None:
+    if (order := _matching_places(own, labels)) is not None:
         values = [values[place] for place in order]
     elif any(own) and any(labels):
         return
@@ -821,13 +823,13 @@ def _paired(
         yield f"({', '.join(wanted.values)})", f"({', '.join(values)})"
 
 
-def _pairs(own: list[frozenset[str]], labels: list[frozenset[str]]) -> list[int] | None:
+def _matching_places(own: list[frozenset[str]], labels: list[frozenset[str]]) -> list[int] | None:
     """The place of the one value with each of the gold answer's labels; None for another number."""
     order = [[i for i, label in enumerate(labels) if label & wanted] for wanted in own]
     return [places[0] for places in order] if all(len(places) == 1 for places in order) else None
 
 
-def _by_question(
+def _in_question_order(
     values: list[str], labels: list[frozenset[str]], question: str
 ) -> list[str] | None:
     """Values in the order in which the question names their labels; None where it does not."""
@@ -835,7 +837,7 @@ def _by_question(
         return None
     asked = [canonical(word) for word in _WORD.findall(question.lower())]
     last = {word: place for place, word in enumerate(asked)}
-    asked = [canonical(word) for words in asking(question) for word in words]
+    asked = [canonical(word) for words in asking_sentences(question) for word in words]
     first = {word: place for place, word in reversed([*enumerate(asked)])}
     distinct = [
         label - frozenset().union(*(other for other in labels if other is not label))

@@ -80,14 +80,14 @@ class QuestionPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class QuestionFormulas:
     """The formulas that a question states."""
 
     parts: tuple[QuestionPart, ...]
     letters: frozenset[str] = frozenset()
     """Single letters that stand in it."""
 
-    def like(self, tree: Tree) -> Iterator[QuestionPart]:
+    def similar(self, tree: Tree) -> Iterator[QuestionPart]:
         """The parts that may be the same as an expression, or a relation, in some form."""
         value, is_relation = _value(tree), tree[0] == "rel"
         for part in self.parts:
@@ -98,21 +98,23 @@ class Stated:
         """Whether a letter is a whole formula."""
         return any(part.tree in (["var", name], ["const", name]) for part in self.parts)
 
-    def holds(self, tree: Tree) -> bool:
+    def states(self, tree: Tree) -> bool:
         """Whether it states an expression, or a relation, in this form."""
         form = form_of(tree)
-        return any(form_of(part.tree) == form for part in self.like(tree))
+        return any(form_of(part.tree) == form for part in self.similar(tree))
 
     def asks_for(self, tree: Tree) -> bool:
         """Whether an expression is a whole formula of the question."""
         form = form_of(tree)
-        return any(part.is_whole and form_of(part.tree).is_same(form) for part in self.like(tree))
+        return any(
+            part.is_whole and form_of(part.tree).is_same(form) for part in self.similar(tree)
+        )
 
     def asks_for_form(self, gold: Tree, answer: Tree) -> bool:
         """Whether it states what the gold answer is in another form, so that the form is what is
         asked for, and the answer does not have it. Its numbers may be written in a third way."""
         wanted, form = form_of(gold), form_of(answer)
-        others = [form_of(part.tree) for part in self.like(gold)]
+        others = [form_of(part.tree) for part in self.similar(gold)]
         others = [other for other in others if not other.is_same(wanted)]
         is_alike = form.value == wanted.value and not (form.steps ^ wanted.steps) - _ALIKE
         if not variables(gold) and not any(other.is_same(form) for other in others):  # 3(√3 - 1)
@@ -154,7 +156,7 @@ def last_question(prompt: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def read_question(text: str) -> Stated:
+def read_question(text: str) -> QuestionFormulas:
     """The formulas of a question's last ``MAX_CHARACTERS`` characters, with their parts."""
     parts = (
         QuestionPart(part, _value(part), part is tree)
@@ -163,7 +165,7 @@ def read_question(text: str) -> Stated:
         if part is tree or part[0] in _WRITTEN
     )
     letters = frozenset(_LETTER.findall(text[-MAX_CHARACTERS:]))
-    return Stated(tuple(islice(parts, _MAX_PARTS)), letters)
+    return QuestionFormulas(tuple(islice(parts, _MAX_PARTS)), letters)
 
 
 @functools.lru_cache(maxsize=1024)

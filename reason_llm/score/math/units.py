@@ -178,7 +178,7 @@ def _fits(word: str, asked: Collection[str], is_allowed: bool) -> bool:
     )
 
 
-def times(unit: tuple[str, str], other: tuple[str, str]) -> Fraction | None:
+def conversion_factor(unit: tuple[str, str], other: tuple[str, str]) -> Fraction | None:
     """Size of a unit in another one, 1000 meters a kilometer; None if they measure something
     else."""
     sizes = [_size(*measure) for measure in (unit, other)]
