@@ -41,7 +41,7 @@ _LITERALS = frozenset(["num", "rep", "mixed"])
 FREE = frozenset(
     ["decimal", "percent", "mixed number", "repeating decimal", "power of ten", "reducible"]
 )
-"""Another way to write a number is no work."""
+"""Steps that only write a number in another way; they are not work."""
 _WRITTEN_AS_FRACTIONS = frozenset([
     "decimal", "percent", "mixed number", "repeating decimal", "fraction of variables", "logarithm",
     "ratio",
@@ -134,8 +134,8 @@ def _is_expanded_logarithm(gold: Tree, answer: Tree) -> bool:
 
 
 def has_one_root(tree: Tree) -> bool:
-    """Whether it is a number with at most one root, one fraction and one factor, or several such
-    numbers."""
+    """Whether a tree is a number with at most one root, one fraction and one factor, or several of
+    these."""
     if tree[0] in ("pm", "neg", "list", "set", "tuple", "interval"):
         return all(has_one_root(member) for member in tree[1:] if isinstance(member, list))
     parts = list(subtrees(tree))
@@ -176,7 +176,7 @@ def _allowed_steps(tree: Tree, form: Form) -> set[str]:
 
 
 class _Normalising:
-    """One walk over a tree, with what it found on the way."""
+    """One walk over a tree, which collects steps and operations."""
 
     def __init__(self) -> None:
         self.steps: set[str] = set()
@@ -430,7 +430,7 @@ class _Normalising:
         return self.radical(radicand, 1 / index)
 
     def radical(self, base: Sum, exponent: Fraction) -> Sum:
-        """A root, or a power with a fraction as exponent: what can be taken out of it is."""
+        """A root, or a power with a fractional exponent, with all possible factors taken out."""
         number, index = _rational(base), exponent.denominator
         if number is not None:
             inner = self.whole_power(base, Fraction(exponent.numerator))
@@ -525,7 +525,7 @@ def _atom(base: Frozen) -> Sum:
 
 
 def _rational(terms: Sum) -> Fraction | None:
-    """The number that a sum is; None if it is more."""
+    """The number that a sum is equal to; None if the sum has variables or bases."""
     if not terms:
         return Fraction(0)
     return terms[()] if terms.keys() == {()} else None
@@ -575,7 +575,7 @@ def _distributed(terms: Sum) -> Sum:
 
 
 def _expanded(terms: Sum, max_terms: int) -> Sum:
-    """With products of sums multiplied out, where that stays small; else as it is."""
+    """Multiply out the products of sums, unless the result has more than ``max_terms`` terms."""
     total: Sum = {}
     for monomial, coefficient in terms.items():
         product: Sum = {(): coefficient}
@@ -605,7 +605,7 @@ def _multiplied(first: Sum, second: Sum) -> Sum:
 
 
 def variables_of(terms: Any) -> bool:
-    """Whether a variable stands anywhere in a normal form."""
+    """Whether a normal form has a variable."""
     if isinstance(terms, dict):
         terms = tuple(terms.items())
     if not isinstance(terms, tuple):
@@ -617,7 +617,7 @@ def variables_of(terms: Any) -> bool:
 
 
 def _terms(tree: Tree, sign: int = 1) -> Iterator[tuple[int, Tree]]:
-    """The terms of a sum with their signs, those of sums in it too."""
+    """The terms of a sum and of nested sums, with their signs."""
     for member in tree[1:]:
         inner, own = (member[1], -sign) if member[0] == "neg" else (member, sign)
         if inner[0] == "add":
@@ -672,18 +672,18 @@ def is_scientific(tree: Tree) -> bool:
 
 
 def _is_rational(tree: Tree) -> bool:
-    """Whether it is a literal, or a fraction of two."""
+    """Whether a tree is a literal or a fraction of two."""
     tree = _unsigned(tree)
     return _is_literal(tree) or (tree[0] == "frac" and all(map(_is_rational, tree[1:])))
 
 
 def is_plain(tree: Tree) -> bool:
-    """Whether it is a number, which a question may hold by chance."""
+    """Whether a tree is a plain number, which a question may contain by chance."""
     return _is_rational(tree[1] if tree[0] == "deg" else tree)
 
 
 def _is_domain(tree: Tree) -> bool:
-    """Whether it is all numbers but a few, or but those of an interval with two ends."""
+    """Whether a set excludes single numbers or a bounded interval from all numbers."""
     _, whole, excluded = tree
     is_interval = excluded[0] == "interval" or (excluded[0] == "tuple" and len(excluded) == 3)
     is_interval &= ["const", "oo"] not in subtrees(excluded)
@@ -691,7 +691,7 @@ def _is_domain(tree: Tree) -> bool:
 
 
 def _is_condition(tree: Tree) -> bool:
-    """Whether it is a relation and another one, or several that exclude numbers."""
+    """Whether an intersection is a relation and further relations that exclude numbers."""
     if tree[0] == "cap" and tree[1][0] == "cap":
         return tree[2][:2] == ["rel", "!="] and _is_condition(tree[1])
     return bool(tree[1][0] == "rel")
@@ -729,7 +729,7 @@ def _digits(number: Fraction) -> int:
 
 
 def _taken_out(number: int, index: int) -> tuple[int, int]:
-    """``(2, 3)`` for the square root of 12: what can be taken out of a root, and what stays."""
+    """The factor that can be taken out of a root, and the rest: ``(2, 3)`` for the root of 12."""
     outside, divisor = 1, 2
     if index > 64:
         return 1, number

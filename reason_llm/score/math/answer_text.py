@@ -320,9 +320,9 @@ def is_embellished(gold: str, answer: str) -> bool:
 
 
 def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
-    """Both with space behind commas, where one may be several numbers of three digits,
-    ``121,484``; the answer in brackets, too, where the gold one is a list in square brackets of
-    three or more; None for others."""
+    """Write spaces behind commas, if one answer may be several numbers of three digits, ``121,484``,
+    or brackets around the answer, if the gold one is a list of three or more in square brackets;
+    None for others."""
     gold_list, answer_list = unwrapped(gold), unwrapped(answer)
     is_list = "," in answer_list and not has_brackets(answer_list)
     if is_list and gold_list[:1] == "[" and gold_list.count(",") > 1:
@@ -356,7 +356,7 @@ def is_only_text(gold: str) -> bool:
 
 
 def read_both(gold: str, answer: str) -> tuple[Reading, Reading] | None:
-    """Both read to their end; None if one cannot be."""
+    """Read both answers to their end; None if one cannot be read."""
     if _has_euler(gold) != _has_euler(answer):
         gold, answer = (_EXPONENT.sub(" e", text) for text in (gold, answer))
     if (gold_reading := reading_of(gold, letters_are_units=False)) is None:
@@ -373,7 +373,7 @@ def _has_euler(text: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def trees_as_asked(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
-    """Both answers, read to their end, without their names; None where they cannot be the same."""
+    """Read both answers and remove their names; None if they cannot be equal."""
     readings = read_both(gold, answer)
     return None if readings is None else as_asked(readings[0].tree, readings[1].tree, question)
 
@@ -432,7 +432,7 @@ def _groups_around(tokens: list[Token]) -> int:
 
 
 def unwrapped(text: str) -> str:
-    """Without spaces, Markdown's marks, a box or dollar signs around all of it; a set in Python's
+    """Strip spaces, Markdown's marks, a box and dollar signs around a text; write a set in Python's
     braces, ``{1, 2}``, with LaTeX's."""
     return text.strip() if len(text) > MAX_CHARACTERS else _unwrapped(text)
 

@@ -1,4 +1,4 @@
-"""An answer as a tree: what is written, read to its end or not at all, with no value worked out.
+"""Parser of an answer into a tree of what is written. No value is computed.
 
 A tree is a list ``[kind, member, ...]`` that can go to the comparison worker as JSON. Whatever the
 reader does not know is refused: numbers side by side are no product, and words are no variables.
@@ -14,7 +14,7 @@ from reason_llm.score.math.units import AREAS, CURRENCIES, canonical, is_unit, u
 
 Tree = list[Any]
 MAX_CHARACTERS = 2000
-"""Longer answers are compared as they stand."""
+"""Longer answers are compared as plain strings."""
 _MAX_NESTING, _MAX_DEPTH = 30, 100
 _MAX_EXPONENT = 400
 """Largest exponent of a number like ``1e400``."""
@@ -146,14 +146,14 @@ class _TreeReader:
         """Ids of the trees that stand alone in square brackets."""
         self.units: list[tuple[str, str]] = []
 
-    # where it is
+    # position
 
     def token(self, ahead: int = 0) -> Token | None:
         place = self.index + ahead
         return self.tokens[place] if place < len(self.tokens) else None
 
     def name(self, ahead: int = 0) -> str:
-        """The token here as text; empty behind the last."""
+        """The next token as text; empty at the end."""
         return str(self.token(ahead) or "")
 
     def kind(self, ahead: int = 0) -> str:
@@ -165,7 +165,7 @@ class _TreeReader:
         return token is not None and token.is_spaced
 
     def take(self, *names: str) -> str:
-        """The token here if it is one of these, and past it; else empty."""
+        """Consume the next token if it is one of these, and return it; else return nothing."""
         name = self.name()
         if name and name in names and self.kind() != "text":
             self.index += 1
@@ -243,7 +243,7 @@ class _TreeReader:
         return tree
 
     def unit(self) -> None:
-        """Read what follows an item up to the next: words of a unit or a remark, or nothing."""
+        """Read the unit or the remark between an item and the next one."""
         pieces: list[str] = []
         may_follow = True
         while self.index < len(self.tokens):
@@ -336,7 +336,7 @@ class _TreeReader:
         return self.take(*_TIMES)
 
     def starts_a_factor(self) -> bool:
-        """Whether what stands here, with no sign before it, is another factor."""
+        """Whether another factor starts here, without a sign before it."""
         name, kind, after = self.name(), self.kind(), self.name(1)
         if kind == "text":
             return name in FUNCTIONS and not is_unit(name)
@@ -363,7 +363,7 @@ class _TreeReader:
         return kind == "number" or name in ("(", "[", "{") or is_bar
 
     def starts_a_unit(self) -> bool:
-        """Whether a unit stands in the braces here: of ``\\mathrm{cm^2}``."""
+        """Whether the braces here hold a unit, as in ``\\mathrm{cm^2}``."""
         if self.kind(1) != "letters" or not (len(self.name(1)) > 1 or self.letters_are_units):
             return False
         depth = 1
@@ -387,7 +387,7 @@ class _TreeReader:
         return tree
 
     def postfixes(self, tree: Tree) -> Tree:
-        """Read what is written behind a factor: powers, factorials, percent signs, a base."""
+        """Read the postfixes of a factor: powers, factorials, percent signs, a base."""
         while True:
             if self.take("!"):
                 tree = ["call", "factorial", tree]
@@ -451,7 +451,7 @@ class _TreeReader:
         self.bars = bars
         return items
 
-    # the smallest things
+    # primaries
 
     def primary(self) -> Tree:
         name, kind = self.name(), self.kind()
@@ -535,7 +535,7 @@ class _TreeReader:
         return self.variable(name[0])
 
     def variable(self, name: str) -> Tree:
-        """A variable with what belongs to its name: subscripts and primes."""
+        """A variable, with the subscripts and primes of its name."""
         is_plain = True
         while True:
             if self.take("_"):
@@ -560,7 +560,7 @@ class _TreeReader:
         return ["var", name]
 
     def label(self) -> str:
-        """A subscript, or what a decoration stands on: part of a name, whatever it says."""
+        """Read a subscript or the argument of a decoration, which is part of a name, as text."""
         start, depth = self.index, 0
         while self.name():
             depth += {"{": 1, "}": -1}.get(self.name(), 0)
@@ -595,7 +595,7 @@ class _TreeReader:
         raise UnreadableError(f"\\{name}")
 
     def signs_of_set(self) -> str:
-        """``+`` of ``\\mathbb{Z}^+``, where it stands; else nothing."""
+        """The ``+`` of ``\\mathbb{Z}^+``, or nothing."""
         for shown in (["^", "+"], ["^", "{", "+", "}"], ["_", "+"], ["_", "{", "+", "}"]):
             if [self.name(ahead) for ahead in range(len(shown))] == shown:
                 self.index += len(shown)
@@ -866,7 +866,7 @@ def _product(sign: str, left: Tree, right: Tree) -> Tree:
 
 
 def _juxtaposed(left: Tree, right: Tree, has_brackets: bool) -> Tree:
-    """Two things side by side: a product, a mixed number, or, of two numbers, nothing."""
+    """Two adjacent factors as a product or a mixed number; adjacent numbers are an error."""
     if left[0] == "ratio":
         return [*left[:-1], _juxtaposed(left[-1], right, has_brackets)]
     if right[0] in ("pct", "deg") and left[0] == "num" and right[1][0] == "frac":
@@ -883,7 +883,7 @@ def _juxtaposed(left: Tree, right: Tree, has_brackets: bool) -> Tree:
 
 
 def is_number(tree: Tree) -> bool:
-    """Whether it is a numeral, or a fraction of two."""
+    """Whether a tree is a numeral or a fraction of two."""
     if tree[0] == "frac":
         return bool(tree[1][0] == "num" and tree[2][0] == "num")
     return tree[0] in ("num", "rep", "mixed")

@@ -1,4 +1,4 @@
-"""Unit, currency, order and form that a question fixes for its answer.
+"""The unit, currency, order and form that a question demands of its answer.
 
 Each rule reads the words of the question and the gold answer. A form or an order is asked for only
 where the gold answer has it too; where the question fixes nothing, the value counts.
@@ -39,7 +39,7 @@ _ASKING = word_set(
 )
 _BEFORE_UNIT = word_set("in into to of many much answer")
 _SKIPPED = word_set("more total full whole extra additional fewer less us all other the")
-"""Words that may stand between ``how many`` and what is counted."""
+"""Words that may stand between ``how many`` and the counted noun."""
 _SPANS = word_set("d week month yr")
 _MAX_UNIT_WORDS = 8
 _RAISED = {"squared": "2", "cubed": "3", "^2": "2", "^3": "3", "²": "2", "³": "3"}
@@ -88,7 +88,7 @@ _QUANTITIES = {
     ]
     for word in words.split()
 }
-"""Units that an answer may have, by the first of these words in what is asked."""
+"""Units that an answer may have, by the first of these words in the asking sentence."""
 _MONEY = word_set(
     """
     cost price pay paid earn money profit spend spent worth salary revenue bill fee income sell
@@ -102,7 +102,7 @@ _COUNTED = word_set(
     element digit term point total people person animal object thing item piece member individual
     """
 )
-"""Words that a number of things may be followed by."""
+"""Nouns that may follow a number of things."""
 _PERCENTAGES = word_set("percent percentage percents percentages %")
 _RATIOS = word_set("ratio odd scale proportion proportional rate")
 
@@ -159,7 +159,7 @@ _SIMPLEST = (
 
 @dataclass(frozen=True, slots=True)
 class AskedUnits:
-    """Units that a question allows in an answer; None: it fixes none."""
+    """The units that a question allows in an answer; None allows any."""
 
     named: frozenset[Unit]
     """Units that it asks for by name: ``in feet``, ``how many square inches``."""
@@ -293,8 +293,8 @@ def _without_power(word: str) -> tuple[str, str]:
 
 
 def _quantity_units(words: list[str]) -> frozenset[Unit] | None:
-    """Units of what is asked for: of its first word that names a quantity, or none for a number of
-    things that are no unit."""
+    """Units of the first word that names a quantity; empty for a number of things without a unit;
+    None if no word names a quantity."""
     for place, word in enumerate(words):
         if words[place : place + 2] in (["how", "many"], ["number", "of"]):
             return frozenset(_units_at(words, place + 2, is_counted=True))
@@ -316,7 +316,7 @@ def ratio_fits(gold: Tree, answer: Tree, question: str) -> bool:
 
 
 def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
-    """Several values as tuples where the question asks for an order, so that it counts."""
+    """Turn both lists into tuples, whose order counts, if the question asks for an order."""
     factors = gold[1:] + answer[1:]
     if gold[0] == answer[0] == "mul" and all(factor[0] == "num" for factor in factors):
         is_size = bool(words_of(question) & _MATRICES) or _asks_for_order(question)  # 2 \times 3
@@ -402,7 +402,7 @@ def asks_for_number(question: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def asks_for_remainder(question: str, modulus: str = "") -> bool:
-    """Whether a remainder is asked for, ``modulo 7``, by this number if it is given."""
+    """Whether the question asks for a remainder, by ``modulus`` if given."""
     text = question.lower()
     moduli = _MODULUS.findall(text)
     if "digit" in text and not moduli:
@@ -506,10 +506,9 @@ _FORMS = (
     (("power", "form"), _POWER, lambda gold, answer: gold[0] == answer[0] == "pow"),
     (("positive", "negative"), _POSITIVE, _has_positive_powers),
 )
-"""Each form with how it is asked for, and words one of which stands there then: they are found
-much faster."""
+"""For each form: words of which the question has one, for speed; its pattern; and its check."""
 
 
 def _plain(question: str) -> str:
-    """The question in small letters, one space between two words."""
+    """The question in lower case with single spaces."""
     return " ".join(question[-MAX_CHARACTERS:].lower().split())

@@ -32,7 +32,7 @@ _ORDER = re.compile(
 _SAME_WORDS = {"true": "Yes", "false": "No", "yes": "True", "no": "False"}
 _SEVERAL = ("list", "either", "same", "cup", "cap")
 _QUOTED_WORDS = 8
-"""Words in a row that an answer takes from the question only by copying."""
+"""Number of consecutive words that an answer can only have copied from the question."""
 Equality = Literal["form", "value"]
 
 
@@ -69,9 +69,9 @@ def matches(
 
 
 def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
-    """Both as they stand, as lists, with the value of a sentence, and in the gold answer's unit. A
-    gold answer that is an option of the question, ``(D) 9``, is its letter and its text; ``True``
-    answers a question for yes or no as ``Yes`` does."""
+    """Pairs of both answers, unchanged, as lists, as values of a sentence, and in the gold answer's
+    unit. An option of the question as the gold answer, ``(D) 9``, is read as its letter and as its
+    text; ``True`` also as ``Yes`` if the question asks for yes or no."""
     golds = answer_text.as_option(gold, question) or (answer_text.with_text_unit(gold, question),)
     if (word := same_word(gold, question)) is not None:
         golds = (gold, word)
@@ -94,7 +94,7 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
 
 
 def are_joined_otherwise(gold: str, answer: str) -> bool:
-    """Whether one joins its inequalities by ``and`` where the other joins them by ``or``."""
+    """Whether one answer joins its inequalities by ``and`` and the other by ``or``."""
     joins = [
         {word for word in ("and", "or") if word in re.split(r"[^A-Za-z]+", text)}
         if len(text) <= MAX_CHARACTERS and len(_INEQUALITY.findall(text)) > 1
@@ -164,7 +164,7 @@ def equivalent(gold: str, answer: str, timeout_seconds: float = TIMEOUT_SECONDS)
 def _equal_as_asked(
     gold: str, answer: str, question: str, is_percent: bool, seconds: float
 ) -> bool:
-    """Whether they are equal; ``50`` is ``50\\%`` only where the question asks for percent."""
+    """Whether the answers are equal; ``50`` is ``50\\%`` only if the question asks for percent."""
     gold, answer = gold.strip(), answer.strip()
     if _equal(gold, answer, question, seconds):
         return True
@@ -283,7 +283,7 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
 
 
 def _read(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
-    """Both as trees; None where they are written alike, or words decide."""
+    """Read both answers as trees; None if their text is the same, or words decide."""
     if normalise(gold) == normalise(answer) or answer_text.words_decide(gold, answer, question):
         return None
     readings = read_both(unwrapped(gold), unwrapped(answer))

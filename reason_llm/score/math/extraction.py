@@ -89,7 +89,7 @@ _FALSE_BEFORE = re.compile(rf"\b{_FALSE} \Z", re.IGNORECASE)
 _PREDICATE = re.compile(r" (?:is|are) (?:not )?+(?:an? )?+[a-z]{3}")
 """Words behind a formula that a sentence is about."""
 _INSTEAD = re.compile(r"(?<=\s)(?:not|instead|rather)\b", re.IGNORECASE)
-"""Words behind which stands what the answer is not."""
+"""Words before text that the answer is not."""
 _NOT = re.compile(r"(?<=[\d$)}*]), not (?=[\d$\\\\(*-])")
 _DENIED_LATER = re.compile(
     r"\b(?:(?:above|previous|earlier|first|boxed) (?:answer|result|value|solution)"
@@ -114,7 +114,7 @@ _MAX_STATED = 100
 _MAX_RIVALS = 8
 """Spellings of one answer in the boxes of one statement."""
 _MAX_CHARACTERS = 200_000
-"""Longer outputs are looked at from their end."""
+"""Only so many characters from the end of an output are read."""
 _MAX_SENTENCE = 20_000
 
 
@@ -293,7 +293,7 @@ def _is_withdrawn(answer: str, tail: str) -> bool:
 
 
 def _is_restated(answer: str, stated: str, is_sure: bool = False) -> bool:
-    """Whether what is said behind a box is the same answer, or, unless ``is_sure``, none."""
+    """Whether the text behind a box repeats the answer or, unless ``is_sure``, gives none."""
     if decide(answer, stated) is not False:
         return True
     if is_sure:
@@ -344,7 +344,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def _marked_answer(text: str) -> str | None:
-    """The answer that a text marks; None if it marks none, or not as it should be."""
+    """The answer that a text marks; None without a valid mark."""
     if has_box(text):
         return final_boxed(text)
     tagged = last_answer_tags(text)

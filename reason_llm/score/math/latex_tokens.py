@@ -1,6 +1,6 @@
 """Answers as tokens: characters brought to LaTeX's, layout dropped. Linear in the length.
 
-Only atomic patterns search the text here: none of them can take back what it has taken.
+All patterns are atomic, so that none of them backtracks.
 """
 
 import re
@@ -45,7 +45,7 @@ _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]++")
 _INCHES = re.compile("(?<=[0-9}])(?:[\"”]|'')\\Z")
 _MARK = r"\s*+(?:\\(?:prime|star|ast)(?![A-Za-z])|['*+])"
 _PRIME = re.compile(rf"\^(?:{_MARK}|\s*+\{{{_MARK}\s*+\}})")
-"""A mark that makes another name, and no power: ``f^{\\prime}``, ``x^*``."""
+"""A superscript that is part of a name and not a power: ``f^{\\prime}``, ``x^*``."""
 
 _TOKEN = re.compile(
     r"(?P<number>[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+|\.[0-9]++)"
@@ -125,7 +125,7 @@ class Token:
 
 
 def to_latex(text: str) -> str:
-    """The text with the characters that stand for LaTeX written as such."""
+    """The text with Unicode characters written as LaTeX commands."""
     text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
     text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
     for before, after in _PLAIN:

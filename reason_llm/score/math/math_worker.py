@@ -117,8 +117,8 @@ def same(gold: Tree, answer: Tree) -> bool:
 
 
 def _resolved(tree: Tree) -> Tree:
-    """Without what must only agree, with both signs of a plus-minus as a list; UnknownError if what
-    must agree does not."""
+    """The tree without chains and approximations, and with plus-minus as a list of both signs;
+    UnknownError if the members of a chain differ."""
     if tree[0] == "chain":
         last = _resolved(tree[-1])
         others = (same, _is_angle, _is_proportion)
@@ -212,8 +212,8 @@ def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:
 
 
 def _same_items(gold: Tree, answer: Tree) -> bool:
-    """Lists and sets in any order; a tuple for a list, but not for a set; one item for a set of
-    it."""
+    """Whether lists or sets have the same items in any order. A tuple may stand for a list, but not
+    for a set; a single item may stand for a set of one."""
     golds, answers = (_items(tree) for tree in (gold, answer))
     if gold[0] == "set" and answer[0] == "tuple":
         answers = [answer]  # of \\{(1, 2)\\}, its one point
@@ -433,7 +433,7 @@ def _number(expression: Expr, point: dict[Symbol, Rational] | None = None) -> Ex
 
 
 def _is_close(first: Expr, second: Expr, tolerance: float | Rational) -> bool:
-    """Relative to the larger one."""
+    """Whether two numbers differ by at most ``tolerance``, relative to the larger one."""
     return bool(abs(first - second) <= tolerance * max(abs(first), abs(second)))
 
 
@@ -555,7 +555,7 @@ def _has_bare_logarithm(tree: Tree) -> bool:
 
 
 def _with_base_ten(tree: Tree) -> Tree:
-    """With ``\\log``, which has no base, as the logarithm to base ten."""
+    """Read ``\\log`` without a base as the logarithm to base ten."""
     tree = [_with_base_ten(member) if isinstance(member, list) else member for member in tree]
     return [*tree, ["num", "10"]] if tree[:2] == ["call", "log"] and len(tree) == 3 else tree
 

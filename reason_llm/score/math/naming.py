@@ -1,7 +1,7 @@
-"""Names of answers, and answers without them: ``x = 5`` answers 5, and 5 answers ``x = 5``.
+"""Removal of names from answers: ``x = 5`` answers 5, and 5 answers ``x = 5``.
 
-A name is a variable, a function of variables, or what the question asks for. An equation with
-another left side is an equation: ``x + 100 = 25`` is no 25.
+A name is a variable, a function of variables, or the expression that the question asks for. An
+equation with any other left side stays an equation: ``x + 100 = 25`` does not answer 25.
 """
 
 from collections import Counter
@@ -41,8 +41,8 @@ _MAX_LETTERS = 4
 
 
 def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] | None:
-    """Both without their names, of which one may be a whole formula of the question; None where
-    they cannot be the same."""
+    """Remove the names of both answers; a name may be a whole formula of the question. None if they
+    cannot be equal."""
     answer = _with_names_of(gold, _with_unit_last(gold, answer), question)
     gold = _without_point_names(answer, gold)
     if gold[0] == "rel" and gold[2][:2] == ["call", "abs"] and not holds(answer, "call"):
@@ -89,7 +89,7 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
 
 
 def _congruent(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
-    """Both without their modulus, where one has one or the answer is a congruence."""
+    """Remove the modulus of both answers, where one has a modulus or the answer is a congruence."""
     moduli = gold[0] == "mod", answer[0] == "mod"
     if moduli[0] != moduli[1] and answer[:2] != ["rel", "equiv"]:
         congruence, family = (gold, answer) if moduli[0] else (answer, gold)
@@ -111,7 +111,7 @@ def _congruent(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | N
 
 
 def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
-    """Both without the name before ``=``, where that is the same name or only one has one."""
+    """Remove the name before ``=``, if both names agree or only one answer has a name."""
     if gold[0] == "rel" and answer[0] == "rel":
         if _are_one_name(gold, answer):
             return _unnamed(list(gold[3]), list(answer[3]), question)
@@ -138,7 +138,7 @@ def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None
 
 
 def _right_of_relation(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
-    """The gold value, and that of the answer's relation."""
+    """The gold value and the value of the answer's relation."""
     is_comparison = answer[1] in ("<", ">") and not variables(answer)
     if is_comparison and (sign := asked.asks_for_larger(question)):
         return gold, list(answer[2] if answer[1] == sign else answer[3])
@@ -159,7 +159,7 @@ def _right_of_relation(gold: Tree, answer: Tree, question: str) -> tuple[Tree, T
 
 
 def _members_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
-    """Both without the names of points and of several values."""
+    """Remove the names of points and of several values."""
     answer = _without_point_names(gold, answer)
     if gold[0] in ("tuple", "interval") and answer[0] in _SEVERAL:
         is_named = any(member[0] == "rel" for member in answer[1:])
@@ -176,7 +176,7 @@ def _members_of(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | 
 
 
 def _whole_number(tree: Tree) -> int | None:
-    """The number of a whole numeral, perhaps with a minus sign; None for anything else."""
+    """The integer that a numeral with an optional minus sign shows; None for any other tree."""
     sign, tree = (-1, tree[1]) if tree[0] == "neg" else (1, tree)
     is_whole = tree[0] == "num" and tree[1].isdigit() and len(tree[1]) < _LONGEST_RESIDUE
     return sign * int(tree[1]) if is_whole else None
@@ -213,8 +213,8 @@ def _proportional(pairs: list[tuple[complex, complex]]) -> bool:
 
 
 def _line(tree: Tree) -> list[tuple[complex, complex]] | None:
-    """Each coordinate's start and step of a point that moves with one variable; None for anything
-    else."""
+    """Start and step of each coordinate of a point that moves with one variable; None for any other
+    tree."""
     match tree:
         case ["mul", ["var", _] as scale, ["matrix", *rows]]:
             members: list[Tree] = [["mul", scale, row[0]] for row in rows if len(row) == 1]
@@ -318,7 +318,7 @@ def _direction(angle: Tree) -> Tree:
 
 
 def _is_part(tree: Tree) -> bool:
-    """Whether it can be a part of a union."""
+    """Whether a tree can be a part of a union."""
     return (
         tree[0] == "interval"
         or (tree[0] == "tuple" and len(tree) == 3)
@@ -350,13 +350,13 @@ def _with_names_of(gold: Tree, answer: Tree, question: str) -> Tree:
 
 
 def _right_side(tree: Tree) -> Tree:
-    """The right side of an equation, without what is said of its parameters."""
+    """The right side of an equation, without the domain of its parameters."""
     tree = list(tree[1]) if tree[0] == "list" else tree
     return list(tree[-1]) if tree[0] == "rel" else tree
 
 
 def _intercepts(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
-    """Both as numbers, where an intercept is asked for and one is a point of the axis."""
+    """Turn points of an axis into numbers, if the question asks for an intercept."""
     if "-intercept" not in question.replace("$", "") or (gold[0] == "tuple") == (
         answer[0] == "tuple"
     ):
@@ -616,8 +616,8 @@ def _are_one_name(gold: Tree, answer: Tree) -> bool:
 
 
 def _without_domain(tree: Tree) -> tuple[Tree, Tree | None, str]:
-    """``x = k\\pi, k \\in \\mathbb{Z}`` without what is said of its parameter, that, and the
-    parameter; of several families, too."""
+    """Split ``x = k\\pi, k \\in \\mathbb{Z}``, or several such families, into the equations, the
+    domain and the parameter."""
     match tree:
         case ["list", *families] if all(family[0] == "list" for family in families):
             parts = [_without_domain(family) for family in families]
@@ -636,7 +636,7 @@ def _without_domain(tree: Tree) -> tuple[Tree, Tree | None, str]:
 
 
 def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
-    """``x + 3`` of ``x + 3, x \\neq 3``, where the question divides by what is 0 there."""
+    """``x + 3`` of ``x + 3, x \\neq 3``, if the question has a denominator that is 0 at 3."""
     match answer:
         case ["list", first, ["rel", ">=" | ">", ["var", name], ["num", "0" | "1"]]] if (
             name in _PARAMETERS and name in variables(first) and gold[0] not in _SETS
@@ -680,7 +680,7 @@ def _mapped(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
 
 
 def _set_named(tree: Tree) -> Tree:
-    """The set of ``x \\in \\{-7, 7\\}``."""
+    """The set in ``x \\in \\{-7, 7\\}``."""
     is_in = tree[0] == "rel" and tree[1] == "in" and _is_plain_name(tree[2])
     return list(tree[3]) if is_in and (tree[3][0] in _SETS or tree[3][0] == "const") else tree
 
@@ -703,7 +703,7 @@ def _without_point_names(gold: Tree, answer: Tree) -> Tree:
 
 
 def is_equality(tree: Tree) -> bool:
-    """Whether all its signs say that two sides are equal, or nearly."""
+    """Whether all its signs are those of equality or approximation."""
     return tree[0] == "rel" and set(tree[1].split()) <= _EQUALITIES
 
 
@@ -715,8 +715,8 @@ def last_value(tree: Tree) -> Tree:
 
 
 def value_named(tree: Tree, question: str = "") -> Tree | None:
-    """Value that an equation gives a name to; None if it does not. Members between without other
-    variables are kept, since they must be equal: ``["chain", number, ..., last]``."""
+    """The value that an equation names; None if it names none. Members before the value stay if
+    they have no other variables, and must be equal: ``["chain", number, ..., last]``."""
     if not is_equality(tree):
         return None
     members = _without_names(tree, question)
@@ -747,7 +747,7 @@ def _without_names(tree: Tree, question: str) -> list[Tree]:
 
 
 def is_name(tree: Tree, question: str = "") -> bool:
-    """Whether it can be the name of a value."""
+    """Whether a tree can be the name of a value."""
     if tree[0] == "var" or tree == ["const", "e"]:  # the eccentricity
         return True
     if tree[0] == "call":
@@ -774,7 +774,7 @@ def is_name(tree: Tree, question: str = "") -> bool:
 
 
 def _is_foreign(tree: Tree, question: str) -> bool:
-    """Whether it is a formula without numbers of letters that the question does not have."""
+    """Whether a tree has no numbers, and only letters that the question does not have."""
     names = variables(tree)
     known = read_question(question).letters
     return (
@@ -801,15 +801,15 @@ def _is_plain_name(tree: Tree) -> bool:
 
 
 def solved_for(tree: Tree) -> set[str]:
-    """The variables that stand alone on a side of a relation, and on no other."""
+    """The variables that are alone on one side of a relation and occur nowhere else in it."""
     alone = [member[1] for member in tree[2:] if member[0] == "var"]
     names = [part[1] for part in subtrees(tree) if part[0] == "var"]
     return {name for name in alone if names.count(name) == 1}
 
 
 def _with_constant_of(gold: Tree, answer: Tree, question: str) -> Tree:
-    """``x^2 + K`` as ``x^2 + C``: a constant of integration has any of its names. The gold answer
-    for an antiderivative that differs from it by a number."""
+    """``x^2 + K`` as ``x^2 + C``, as constants of integration have several names. An antiderivative
+    that differs from the gold answer by a number becomes the gold answer."""
     if gold[0] != answer[0] or gold[0] not in ("add", "mul"):
         return answer
     is_integral = "\\int" in question or "antiderivative" in question
@@ -836,7 +836,7 @@ def _plain_approximation(tree: Tree) -> Tree:
 
 
 def _values_by_name(items: Sequence[Tree]) -> dict[str, Tree] | None:
-    """The values by their names; None where one has none or two have the same."""
+    """The values by name; None if a value has no name or two have the same one."""
     values: dict[str, Tree] = {}
     for item in items:
         value = value_named(item) if item[0] == "rel" else None
@@ -853,7 +853,7 @@ def _in_order_of_names(several: Tree) -> Tree | None:
 
 
 def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
-    """Two lists. If the gold one names its values, values without names are in the same order."""
+    """Remove the names in two lists. Unnamed values are in the order of the gold answer's names."""
     if any(item[0] == "tuple" for item in gold[1:]):
         points = [_in_order_of_names(item) if item[0] == "list" else item for item in answer[1:]]
         answer = answer if None in points else [answer[0], *points]

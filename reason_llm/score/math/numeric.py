@@ -55,7 +55,7 @@ def is_near(first: Value | None, second: Value | None) -> bool:
 
 
 def is_scalar(value: Value | None) -> TypeGuard[complex]:
-    """Whether it is one number."""
+    """Whether a value is a single number."""
     return value is not None and not isinstance(value, tuple)
 
 

@@ -1,5 +1,4 @@
-"""Words that stand for mathematics: for the empty set, for all numbers of a kind, for remarks about
-a constant."""
+"""Words with a mathematical meaning: the empty set, sets of numbers, remarks about constants."""
 
 from collections.abc import Sequence
 
@@ -124,7 +123,7 @@ def _is_of_sets(name: str) -> bool:
 
 
 def means_empty_set(tokens: Sequence[Token]) -> bool:
-    """Whether words say that there is nothing: ``no solution exists``, ``the empty set``."""
+    """Whether words mean the empty set: ``no solution exists``, ``the empty set``."""
     if not tokens or not any(len(token.text) > 1 for token in tokens[:2]):
         return False
     words: list[str] = []
@@ -201,7 +200,7 @@ def without_modulus(tokens: list[Token]) -> tuple[list[Token], str]:
 
 
 def with_sets(tokens: list[Token]) -> list[Token]:
-    """With the words at the start that say a set, ``all real numbers except 2``, as mathematics;
+    """Write the words of a set at the start, ``all real numbers except 2``, as mathematics;
     else the same list."""
     if not tokens or tokens[0].kind not in ("text", "letters"):
         return tokens
@@ -241,7 +240,7 @@ def with_sets(tokens: list[Token]) -> list[Token]:
 
 
 def without_remark(tokens: list[Token]) -> list[Token]:
-    """Without ``, where C is a constant`` behind an answer, which says nothing of its value. What
+    """Remove ``, where C is a constant`` behind an answer, which does not change its value. What
     stands in brackets, ``(C \\in \\mathbb{R})`` or ``(or 0.625)``, is a further item."""
     tokens = _with_alternative(_with_domain(_with_exclusion(_with_other_form(tokens))))
     for start, token in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""The values of an answer that is written in prose, compared with the gold answer's.
+"""Values of an answer in prose, to be compared with the values of the gold answer.
 
 ``\\text{There are } 20 \\text{ boys and } 16 \\text{ girls}`` says 20 and 16. Words around values
 say nothing of them, except for those that change a value, deny it or doubt it: with one of these
@@ -190,7 +190,7 @@ class Prose:
     gaps: list[list[str]] = field(default_factory=lambda: [[]])
 
     def without(self, places: set[int]) -> "Prose":
-        """Without some values, whose words stay."""
+        """Remove the values at these places; their words stay."""
         values, gaps = list[str](), [list(self.gaps[0])]
         for place, (value, gap) in enumerate(zip(self.values, self.gaps[1:], strict=True)):
             if place in places:
@@ -202,7 +202,7 @@ class Prose:
 
 
 class _Splitter:
-    """Splits a text in words and mathematics."""
+    """Splits a text into words and mathematics."""
 
     def __init__(self, asked: frozenset[str]) -> None:
         self.asked = asked
@@ -306,7 +306,7 @@ def has_words(text: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def prose_of(text: str, question: str) -> Prose | None:
-    """A text as prose; None where no word or no value stands in it."""
+    """Parse a text as prose; None if it has no word or no value."""
     if len(text) > MAX_CHARACTERS or not has_words(text):
         return None
     splitter = _Splitter(words_of(question))
@@ -354,7 +354,7 @@ def _is_unit_word(word: str) -> bool:
 
 
 def _stripped(text: str) -> str:
-    """Without spaces and marks around it."""
+    """Strip spaces and punctuation from both ends."""
     if text.count("$") == 1 and _PRICE.match(text.strip()):
         text = text.replace("$", "\\$")
     start = _EDGE.match(text)
@@ -373,7 +373,7 @@ def _right_side(text: str) -> str:
 
 
 def _with_number_words(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
-    """With ``twenty-one`` as 21 and ``one sixth`` as a fraction, where no other value stands."""
+    """Write ``twenty-one`` as 21 and ``one sixth`` as a fraction, if there is no other value."""
     if any(not is_word and _stripped(item) for is_word, item in items):
         return items
     text = " ".join(item.lower() for _, item in items if item != ".")
@@ -401,7 +401,7 @@ def _parts_of_word(word: str) -> list[str]:
 
 
 def _with_relations(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
-    """With ``greater than 2`` and ``between 2 and 3`` as inequalities, ``3 out of 8`` as 3/8."""
+    """Write ``greater than 2`` and ``between 2 and 3`` as inequalities, ``3 out of 8`` as 3/8."""
     merged = list[tuple[bool, str]]()
     for is_word, item in items:
         words = list[str]()
@@ -469,7 +469,7 @@ def _number_at(words: list[str]) -> tuple[str, int]:
 
 
 def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]:
-    """Both as the values that prose says, where it says some."""
+    """Pairs of both answers as the values that prose states."""
     if not question or len(answer) > MAX_CHARACTERS:
         return
     if "quadrant" in question.lower():
@@ -571,8 +571,8 @@ def _symbols(text: str, question: str) -> Prose | None:
 
 
 def _words_of(text: str, question: str) -> list[str]:
-    """The words of a text that has nothing else, but for formulas of the question; empty for
-    another."""
+    """The words of a text that has only words and formulas of the question; empty for any other
+    text."""
     splitter = _Splitter(words_of(question))
     splitter.split(text, True)
     known = _BLANKS.sub("", question)
@@ -591,7 +591,7 @@ def _words_of(text: str, question: str) -> list[str]:
 
 
 def _states_gold_words(gold: list[str], words: list[str], question: str) -> bool:
-    """Whether words say the gold answer's, and else only what the question says, without an
+    """Whether words contain the gold answer, and otherwise only words of the question without an
     alternative to it: ``It is an odd function``."""
     own = [_stem(word) for word in gold]
     stems = [_stem(word) for word in words]
@@ -662,7 +662,7 @@ def _stem(word: str) -> str:
 
 
 def _candidates(prose: Prose, question: str, has_words: bool) -> Iterator[Prose]:
-    """An answer without its reasons, and without what it is about."""
+    """The answer without its reasons, and without the values that it is about."""
     for place, gap in enumerate(prose.gaps):
         reason = next((i for i, word in enumerate(gap) if word in _REASONS), -1)
         if place and reason >= 0:
@@ -760,7 +760,7 @@ def _is_about_value(words: list[str], value: str, place: int) -> bool:
 
 
 def _labels(prose: Prose) -> list[frozenset[str]]:
-    """The words of each value that are about it."""
+    """The words that label each value."""
     contents = [
         frozenset(canonical(part) for word in gap for part in word.split("-") if part not in _SMALL)
         for gap in prose.gaps

@@ -85,7 +85,7 @@ class QuestionFormulas:
 
     parts: tuple[QuestionPart, ...]
     letters: frozenset[str] = frozenset()
-    """Single letters that stand in it."""
+    """The single letters in it."""
 
     def similar(self, tree: Tree) -> Iterator[QuestionPart]:
         """The parts that may be the same as an expression, or a relation, in some form."""
@@ -111,8 +111,8 @@ class QuestionFormulas:
         )
 
     def asks_for_form(self, gold: Tree, answer: Tree) -> bool:
-        """Whether it states what the gold answer is in another form, so that the form is what is
-        asked for, and the answer does not have it. Its numbers may be written in a third way."""
+        """Whether it states the gold answer in another form, so that it asks for the form, and the
+        answer does not have that form. The answer's numbers may be written in a third way."""
         wanted, form = form_of(gold), form_of(answer)
         others = [form_of(part.tree) for part in self.similar(gold)]
         others = [other for other in others if not other.is_same(wanted)]
@@ -220,8 +220,8 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _runs(tokens: list[Token], is_mathematics: bool) -> Iterator[list[Token]]:
-    """The tokens of a formula as a whole, and cut where words, or commas outside of brackets,
-    separate them; those of plain text only cut."""
+    """The tokens of a formula as a whole, and split at words and at commas outside of brackets; of
+    plain text only the parts."""
     runs: list[list[Token]] = [[]]
     depth = 0
     for index, token in enumerate(tokens):

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of a text, for tables of them."""
+    """The set of the words in a text, to write tables of words."""
     return frozenset(text.split())
 
 
@@ -32,7 +32,7 @@ _SPELLINGS = {
 }  # fmt: skip
 _CANONICAL = {spelling: unit for unit, known in _SPELLINGS.items() for spelling in known.split()}
 _LETTERS = frozenset("mgslhLNJWVCFK")
-"""Units of one letter; where the gold answer has variables they are variables."""
+"""Units of one letter, which are variables if the gold answer has variables."""
 CURRENCIES = word_set("usd cent eur gbp jpy cny inr")
 _DERIVED = {
     ("kg", "1", "m/s", "2"): "n", ("n", "1", "m", "1"): "j", ("j/s", "1"): "w", ("n/m", "2"): "pa",
@@ -52,7 +52,7 @@ KINDS = (
     word_set("c f k"),
     SPEEDS,
 )
-"""Units of one kind: one of them says another value than the next."""
+"""Units of one quantity, of which each says another value."""
 _SIZES = {
     unit: (system, Fraction(size))
     for system, units in [
@@ -74,7 +74,7 @@ _SIZES = {
 _ALSO = {"gbp": "lb", "lb": "gbp", "jpy": "cny", "cny": "jpy"}
 """Units that share a word or a sign."""
 _NEED_SUPPORT = word_set("n j w v pa c f k a am pm")
-"""Which may say something else where the question does not speak of them."""
+"""Units that are ambiguous unless the question mentions them."""
 _NEUTRAL = frozenset(["unit", "per"])
 _SPEAKING = word_set(
     """
@@ -88,7 +88,7 @@ _SPEAKING = word_set(
     thousand million billion trillion thousands millions
     """
 )
-"""Words behind a number that say another number, or that it is none."""
+"""Words behind a number that change the number or deny it."""
 _MAX_WORDS = 8
 
 
@@ -131,7 +131,7 @@ def unit_words(text: str) -> list[tuple[str, str]] | None:
 
 
 def _slashed(text: str) -> str:
-    """With ``m / s`` as one word, and without brackets and points."""
+    """Write ``m / s`` as one word, and remove brackets and points."""
     for mark in "{}()^:,~":
         text = text.replace(mark, " ")
     text = text.replace("a.m.", "am").replace("p.m.", "pm").replace(".", " ")
