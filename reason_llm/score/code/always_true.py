@@ -20,7 +20,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda one, other: one in other,
     ast.NotIn: lambda one, other: one not in other,
 }  # fmt: skip
-"""Comparisons of what is written out."""
+"""Comparisons of literals."""
 _SAME = (ast.Eq, ast.Is, ast.LtE, ast.GtE)
 """Comparisons that hold between a value and itself."""
 _WRITTEN_OUT = (ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.USub,
@@ -78,7 +78,7 @@ class _Uses:
         return f"compares nothing: {ast.unparse(node.msg)} is its message"
 
     def _true(self, node: ast.expr) -> str | None:
-        """Why a value is true, whatever the program gives."""
+        """The reason why a value is true, whatever the program gives; None if it may be false."""
         # Only what is true without being run: a doubtful rule would refuse a row with good tests.
         match node:
             case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
@@ -117,7 +117,7 @@ class _Uses:
         return self._true_function(node)
 
     def _true_function(self, node: ast.expr) -> str | None:
-        """Why a call, or a function that is not called, is true."""
+        """The reason why a call, or a function that is not called, is true."""
         match node:
             case ast.Name(id=name) if name in self.defined or (
                 name not in self.assigned
@@ -189,7 +189,7 @@ def _compares_nothing(left: ast.expr, how: ast.cmpop, right: ast.expr) -> bool:
 
 
 def _is_literal(node: ast.expr) -> bool:
-    """Whether this is written out: numbers, text, and lists, tuples, sets or dicts of such."""
+    """Whether a node is a literal: numbers, text, and lists, tuples, sets or dicts of these."""
     if not all(isinstance(part, _WRITTEN_OUT) for part in ast.walk(node)):
         return False
     try:

@@ -58,7 +58,7 @@ class AssertTests:
 
     source: str
     entry_point: str | None = None
-    """What ``check(candidate)`` is given where the source defines but does not call it."""
+    """The name to pass to ``check(candidate)`` if the source defines it without calling it."""
 
 
 Tests = ProgramTests | CallTests | AssertTests
@@ -137,7 +137,7 @@ def tests_of_row(row: Mapping[str, Any]) -> Tests:
     list of ``{"input", "output"}``. An input or output of a program is text or a list of lines.
 
     Raises:
-        ValueError: one line that names what is wrong.
+        ValueError: in one line, the problem.
     """
     column = column_of_tests(row)
     if not column:
@@ -349,7 +349,7 @@ def _allows(signature: ast.arguments, count: int, keywords: AbstractSet[str | No
 
 
 def _imported(tree: ast.Module) -> set[str]:
-    """The modules that every run of the tests imports, without what is in them."""
+    """The top-level packages that the tests import in any case."""
     names = []
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -437,7 +437,7 @@ def _call_tests(
         is_text = isinstance(case_input, str)
         try:
             values = map(json.loads, case_input.splitlines()) if is_text else case_input
-            arguments.append(tuple(values))
+            arguments.append((*values,))
             is_json = is_text and isinstance(case_output, str)
             results.append(json.loads(case_output) if is_json else case_output)
         except (ValueError, TypeError) as error:

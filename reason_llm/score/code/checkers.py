@@ -40,7 +40,7 @@ CHECK_SECONDS = 5.0
 IMPORT_SECONDS = 120.0
 MAX_WORKERS = 8
 _LIMITS = Limits(cpu_seconds=1 << 30, memory_bytes=4 << 30, file_bytes=1 << 20)
-"""Of a worker with all its calls. Each call has its own limit of time."""
+"""Limits of a worker over all its calls. Each call has a time limit of its own."""
 _PACKAGES = ("site-packages", "dist-packages")
 
 
@@ -58,7 +58,7 @@ class Checkers:
             ``MAX_WORKERS``.
 
     Raises:
-        ConfigError: with ``auto``, where isolation cannot be had.
+        ConfigError: isolation is not available, and ``mode`` is ``auto``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Checkers:
 
         Args:
             read: takes a number, None, or a list or mapping of these, and raises ValueError where
-                it is not what is wanted.
+                the result has another form.
             method: of the subject, which is called; empty: it is called itself.
 
         Raises:
@@ -148,7 +148,7 @@ class _Pickler(pickle.Pickler):
     """Writes classes that pydantic made of a generic one, which no module holds, by their parts."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Print such a class as it is written; all else as usual."""
+        """Reduce such a class to its origin and arguments; reduce other values as usual."""
         generic = getattr(value, "__pydantic_generic_metadata__", None)
         if isinstance(value, type) and generic and generic["origin"] is not None:
             return generic["origin"].__class_getitem__, (generic["args"],)

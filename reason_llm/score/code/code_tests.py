@@ -1,6 +1,6 @@
-"""Does the program in a completion pass the tests of its problem? Programs run in the sandbox only,
+"""Runs the program of a completion on the tests of its problem. Programs run in the sandbox only,
 and expected outputs never enter their process. A whole program passes a test if it ends with exit
-code 0 within its limits and prints what is expected.
+code 0 within its limits and prints the expected output.
 """
 
 import json
@@ -83,7 +83,7 @@ class CodeTests:
         num_workers: programs at once; None: one per core.
 
     Raises:
-        ConfigError: isolation cannot be had and ``mode`` demands it.
+        ConfigError: ``mode`` demands isolation, which is not available.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ Limit = Literal["time", "cpu", "memory", "processes", "output"]
 
 PACKAGES = ("numpy", "numpy.libs", "scipy", "scipy.libs", "sympy", "mpmath", "networkx",
             "sortedcontainers")  # fmt: skip
-"""Of the installed packages, these are visible to programs, where they are installed."""
+"""Packages that are visible to programs, if they are installed."""
 
 WARM = (
     *("array", "bisect", "collections.abc", "contextlib", "copy", "dataclasses", "datetime"),
@@ -48,7 +48,7 @@ class Limits:
     cpu_seconds: int = 6
     """CPU time of one process, in whole seconds."""
     wall_seconds: float = 12.0
-    """From start to end."""
+    """Wall-clock time from start to end."""
     memory_bytes: int = 1 << 30
     """Address space of one process, and resident memory of all together."""
     processes: int = 32
@@ -66,7 +66,7 @@ class Finished:
     status: int
     """Exit code; the negative number of the signal that ended it."""
     stdout: str
-    """What is not UTF-8 is replaced by U+FFFD."""
+    """Invalid UTF-8 is replaced by U+FFFD."""
     stderr: str
     """Its last 64 KiB."""
     limit: Limit | None
@@ -83,7 +83,7 @@ class Sandbox:
     ``with Sandbox("auto") as sandbox: sandbox.run("print(1)").stdout == "1\\n"``
 
     Raises:
-        ConfigError: with ``auto``, where isolation cannot be had.
+        ConfigError: isolation is not available, and ``mode`` is ``auto``.
     """
 
     def __init__(self, mode: Mode = "auto", num_workers: int | None = None) -> None:
@@ -144,7 +144,7 @@ class Sandbox:
         return f"code sandbox: namespaces, {filtered}, {self.num_workers} workers"
 
     def _problem(self) -> str | None:
-        """Why a first program does not run; None if it does."""
+        """The reason why a first program does not run; None if it does."""
         if not sys.platform.startswith("linux"):
             return f"this is {sys.platform}, not Linux"
         try:
@@ -158,7 +158,7 @@ class Sandbox:
 
 
 def refusal(mode: Mode, what: str, problem: str) -> ConfigError:
-    """The error where nothing can be isolated, or run, here."""
+    """The error if programs cannot be isolated, or cannot run, on this machine."""
     advice = (
         f"isolated here ({problem}); allow user namespaces (sysctl -a | grep userns; Linux "
         "5.12 or later), or set score.sandbox=limits_only if every program is trusted"
@@ -219,7 +219,7 @@ def _packages() -> dict[str, Path]:
 
 
 class Launcher(Worker):
-    """One launcher process: ``jail`` alone, without what is above it in the package.
+    """A launcher process, which imports ``jail`` and nothing else of the package.
 
     Args:
         setup: its first message, of ``setup_of``.

@@ -35,8 +35,8 @@ class StrictArrays(ast.NodeTransformer):
         self.aliases = set(ARRAY_COMPARISONS)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
-                names = {a.asname for a in node.names if a.name in ARRAY_COMPARISONS}
-                self.aliases |= {name for name in names if name}
+                aliases = [alias for alias in node.names if alias.name in ARRAY_COMPARISONS]
+                self.aliases |= {alias.asname for alias in aliases if alias.asname}
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
                 names = {n.id for n in node.targets if isinstance(n, ast.Name)}
                 self.aliases |= names if node.value.attr in ARRAY_COMPARISONS else set()

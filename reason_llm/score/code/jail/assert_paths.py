@@ -1,4 +1,4 @@
-"""Which way tests go, and what of it the program decides.
+"""Finds the branches of tests that the program decides.
 
 The rule: wherever a value or an error of the program decides which way the tests go, the way taken
 comes to an assertion, if another way would have. ``Ways`` notes before a decision how many
@@ -34,7 +34,7 @@ class Taint:
         self._edges: list[tuple[set[Key], set[Key]]] = []
         self.functions = {n.name: n for n in ast.walk(tree) if isinstance(n, FunctionNode)}
         self.handed: dict[str, set[str]] = {}
-        """By a function's name, those of the parameters that it is given as."""
+        """For each function's name, the parameters as which it is passed on."""
         self._name_scopes(tree, [(_GLOBAL, set())])
         self.names: set[Key] = {(_GLOBAL, name) for name in asked} | {(_GLOBAL, "candidate")}
         for node in ast.walk(tree):
@@ -208,7 +208,7 @@ def last_name(function: ast.expr) -> str:
 
 
 def must_fail(node: ast.AST) -> bool:
-    """``assert False``, ``raise`` and ``pytest.fail()``: this must not be come to."""
+    """Whether a statement must not be reached: ``assert False``, ``raise``, ``pytest.fail()``."""
     match node:
         case ast.Assert(test=ast.Constant(value=value)):
             return not value
@@ -351,7 +351,7 @@ class Ways:
         tree.body = self._block(tree.body, _Way())
 
     def reaches(self, body: Sequence[ast.stmt]) -> bool:
-        """Whether statements come to an assertion, unless the program decides otherwise."""
+        """Whether statements reach an assertion, unless the program decides otherwise."""
         return any(map(self._node_reaches, body))
 
     def _asserts(self, node: ast.stmt) -> bool:
@@ -574,5 +574,5 @@ def _set(name: str, value: ast.expr) -> ast.stmt:
 
 
 def call(function: str, *arguments: ast.expr) -> ast.Call:
-    """A call of what the rewritten tests are given by that name."""
+    """A call of a function in the namespace of the rewritten tests."""
     return ast.Call(ast.Name(function, ast.Load()), [*arguments], [])

@@ -38,10 +38,10 @@ MODULES = {"array", "asyncio", "bisect", "calendar", "cmath", "collections", "co
 HELPERS = {"isclose": "math", "inf": "math", "Counter": "collections", "defaultdict": "collections",
            "OrderedDict": "collections", "deepcopy": "copy", "allclose": "numpy",
            "array_equal": "numpy"}  # fmt: skip
-"""What tests may use of a module without importing it, and which: where something else is tested,
-these are not the program's, which would then say what equals."""
+"""Names that tests may use without importing them, by module. If something else is tested, they are
+not the program's, which could otherwise decide what is equal."""
 NOT_FINITE = {"nan", "inf", "infinity", "isnan", "isinf", "isfinite"}
-"""Words by which tests say that a number of the program's may be none."""
+"""Words by which tests allow NaN and infinity as a number of the program."""
 PROGRAM_NAME = "solution"
 """The module as which tests may import the program."""
 
@@ -100,7 +100,7 @@ class TestsSource:
             for node in self.functions.values()
             if (numbers_of := {numbers[id(n)] for n in _assertions(node) if not must_fail(n)})
         ]
-        """Assertions of each test: where none of them ran, it has tested nothing."""
+        """Assertions of each test function; a test of which none ran has tested nothing."""
         taint = Taint(self.tree, self.asked | {name.id for name in under_test})
         tops = [self.tree.body, *(node.body for node in (*self.functions.values(), *methods))]
         certain = [node for body in tops for node in _certain(body)]
@@ -219,7 +219,7 @@ def _assertions(tree: ast.AST) -> Iterator[ast.stmt]:
 
 def _certain(body: Sequence[ast.stmt], is_helper: bool = False) -> Iterator[ast.stmt]:
     """Statements under no condition: assertions, contexts that wait for an error, and other
-    statements without a body, but for those that must not be come to. A helper may be called for
+    statements without a body, except those that must not be reached. A helper may be called for
     other cases alone, and then leaves before its end."""
     for node in body:
         if isinstance(node, LoopNode | WithNode) and not is_raises(node):
@@ -338,7 +338,7 @@ def _assertion_names(tree: ast.Module) -> set[str]:
 
 
 def _handed_over(tree: ast.Module, functions: Container[str]) -> Iterator[ast.Name]:
-    """``sum`` in ``check(sum)``, a statement of the tests that calls a test of theirs."""
+    """The names that statements pass to test functions: ``sum`` in ``check(sum)``."""
     for node in tree.body:
         call = node.value if isinstance(node, ast.Expr) else None
         if isinstance(call, ast.Call) and _is_use(call.func) and call.func.id in functions:

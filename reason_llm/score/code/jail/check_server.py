@@ -118,7 +118,7 @@ class _Caller:
         return answer
 
     def end(self, seconds: float = 0.0) -> int:
-        """Kill it, unless it ends within these seconds; how it ended."""
+        """Kill the process unless it ends within these seconds, and return its exit code."""
         if not self.process:
             return 0
         until = time.monotonic() + seconds
@@ -219,7 +219,7 @@ def _described(error: BaseException) -> str:
 
 
 def _is_caused_by_walls(error: BaseException | None) -> bool:
-    """Whether it comes of what is missing in here: the network, files, packages."""
+    """Whether an error comes from the jail: no network, no files, no packages."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError | ImportError):

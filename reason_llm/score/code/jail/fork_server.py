@@ -19,7 +19,7 @@ from typing import Any
 from . import isolation, seccomp
 
 NUM_STREAMS = 5
-"""Of a program: stdin, stdout, stderr, and what only its init has: its report and its orders."""
+"""Streams of a program: stdin, stdout, stderr and, for its init only, report and orders."""
 _REPORT, _ORDERS = 3, 4
 
 Json = dict[str, Any]

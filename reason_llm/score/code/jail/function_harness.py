@@ -57,7 +57,7 @@ def _assert_verdict(program: Program, request: dict[str, Any]) -> Iterator[dict[
 def _run_tests(
     program: Program, tests: TestsSource, counts: AssertionCounts, builtin: dict[str, Any]
 ) -> str | None:
-    """Why the tests as a whole have failed, apart from assertions that do not hold."""
+    """Run the tests; return the reason if they fail as a whole, apart from single assertions."""
     if tests.is_unittest:
         return "classes of unittest are not run"
     entered: set[str] = set()
@@ -148,7 +148,7 @@ class _LostErrors:
 
 
 def _wait_for(result: Any) -> None:
-    """Wait for a test that is a coroutine, or for those of a test with several cases."""
+    """Run the coroutines that a test, or each case of a parametrized test, has returned."""
     for test in result if isinstance(result, list) else [result]:
         if inspect.iscoroutine(test):
             importlib.import_module("asyncio").run(test)

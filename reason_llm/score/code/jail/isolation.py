@@ -25,13 +25,13 @@ _CAPABILITY_VERSION_3, _CAP_DAC_READ_SEARCH = 0x20080522, 2
 _CAP_SETPCAP, _CAP_SYS_ADMIN = 8, 21
 
 ROOT = Path("/sys")
-"""Where the new root is built, seen by the launcher only: exists everywhere, and no Python is in
+"""Mount point of the new root, seen by the launcher only: it exists everywhere, and no Python is in
 it."""
 SCRATCH = Path("/tmp")
 PYTHON = Path("/python")
-"""Where programs see the Python installation, wherever it lies on the host."""
+"""The path of the Python installation as programs see it."""
 PACKAGES = Path("/packages")
-"""Where programs see the installed packages."""
+"""The path of the installed packages as programs see it."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SHARED_MEMORY = Path("/dev/shm")
 _STREAMS = (Path("/dev/stdin"), Path("/dev/stdout"), Path("/dev/stderr"))
@@ -158,7 +158,7 @@ def enter_scratch(scratch_bytes: int) -> None:
 
 
 def drop_bounding_set(may_read_all: bool = False) -> None:
-    """No capability can be had by an exec, but perhaps that to read every file."""
+    """No exec can gain a capability, except, on request, that to read every file."""
     for capability in range(64):
         if may_read_all and capability == _CAP_DAC_READ_SEARCH:
             continue

@@ -38,7 +38,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 _CODE = Path(__file__).parents[1]
-"""Where the fork server finds this package."""
+"""The folder in which the fork server finds this package."""
 _FORK = """
 with __import__("jail.fork_server", fromlist=["main"]).main() as _program:
     exec(compile(*globals().pop("_program")))
@@ -193,7 +193,7 @@ class _Supervisor:
         return {"status": ended["status"], "stdout": out, "stderr": error, "limit": limit}
 
     def _watch(self) -> tuple[str | None, bytes]:
-        """Which limit was hit, if any, and what init reported."""
+        """The limit that was hit, if any, and the report of init."""
         poller = select.poll()
         for descriptor in (self.stdout, self.stderr, self.status):
             poller.register(descriptor, select.POLLIN)

@@ -46,7 +46,7 @@ PREDICATES = {
 """Methods by which tests ask a plain value yes or no; an object may say yes to all."""
 
 MAX_ITEMS = 1 << 16
-"""Of an object that the other side goes through: an iterator need not end."""
+"""Limit for iterating over an object of the other side: an iterator need not end."""
 
 
 def _public(name: Any) -> str:
@@ -71,7 +71,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     **{f.__name__: f for f in (len, next, bool, str, repr, hash, copy.copy, copy.deepcopy)},
     **{name: getattr(operator, name) for name in _OPERATORS.split()},
 }
-"""What a program may do with an object of a class that the tests define."""
+"""Operations of a program on an object of a class that the tests define."""
 
 Json = dict[str, Any]
 
@@ -187,7 +187,7 @@ class Program:
         return self._value(message["value"], function)
 
     def _call_back(self, number: str, message: Json) -> None:
-        """The program calls a function of the tests, or does something with an object of theirs."""
+        """Serve a call of a function of the tests, or an operation on one of their objects."""
         arguments = [self._value(item) for item in message["arguments"]]
         named = {name: self._value(item) for name, item in message["named"].items()}
         if "callback" in message:
@@ -383,7 +383,7 @@ def _is_of_tests(value: Any) -> bool:
 
 
 def _place_of(value: Any, objects: list[Any]) -> int:
-    """Place of what stays with the tests."""
+    """The index of an object in a list, to which it is added if it is new."""
     number = next((n for n, item in enumerate(objects) if item is value), len(objects))
     if number == len(objects):
         objects.append(value)
@@ -454,7 +454,7 @@ class StandIn:
 
 
 def _visible_error(error: BaseException | None) -> tuple[list[str], str]:
-    """Error that a context manager of the program sees: never one that ends tests."""
+    """The error as a context manager of the program sees it; empty for one that ends the tests."""
     is_hidden = not isinstance(error, Exception) or isinstance(error, AssertionError | ProgramEnded)
     return [] if is_hidden else [kind.__name__ for kind in type(error).__mro__], str(error)
 

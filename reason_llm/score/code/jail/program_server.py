@@ -125,8 +125,8 @@ def _lineage(kind: type) -> list[str]:
 
 
 class Given:
-    """An object of a class that the tests define, or an iterator of theirs. It stays with them;
-    what is done to it is."""
+    """Proxy of an object of the tests: an instance of a class that they define, or an iterator.
+    Every operation on it is sent to the tester."""
 
     __slots__ = ("_ask", "_number")
 
@@ -301,7 +301,7 @@ class ProgramServer:
         return {"derived": [self._keep(value)["object"], self._encoded(plain(value))]}
 
     def _shared(self, value: Any) -> Any:
-        """The same within such a list: what the program puts there is the tests', too."""
+        """The form of an item of a shared list: mutable items are shared, too."""
         is_new = kind_of(value) is not None and not is_array(value) and _base(value) is None
         return self.shared.refer(value) if is_new else self._first(value)
 

@@ -66,7 +66,7 @@ def encode(
     first: Callable[[Any], Any] = lambda value: None,
 ) -> Any:
     """Plain data as JSON: ``(1, {2}) -> {"tuple": [1, {"set": [2]}]}``; ``other`` gives the form of
-    anything else, and ``first`` that of what is not to be taken as plain data."""
+    any other value, and ``first`` that of values which must not be sent as plain data."""
     if value is None or isinstance(value, bool):
         return value
     if type(value) not in (int, float, str) and (form := first(value)) is not None:
@@ -127,8 +127,8 @@ def _int(number: int) -> Any:
 def decode(
     value: Any, other: Callable[[str | None, Any], Any], types: Mapping[str, type] = TYPES
 ) -> Any:
-    """The opposite; ``other`` is given the kind and content of what ``encode``'s ``other`` made,
-    and None and the number where one is not finite, and ``"ndarray"`` and an array.
+    """Inverse of ``encode``; ``other`` gets the kind and content that ``encode``'s ``other`` made,
+    None and a number that is not finite, or ``"ndarray"`` and an array.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError: the other
