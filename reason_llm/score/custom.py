@@ -51,7 +51,7 @@ OF_TRL = {"prompts", "completions", "completion_ids"}
 OF_TRAINER = {"log_extra", "log_metric", *(side.ARGUMENT for side in rollout_sides())}
 """Arguments that TRL's trainer passes besides columns."""
 NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt", "trainer_state"}
-"""What a function of TRL's form is not given here."""
+"""Arguments that a function of TRL's form does not get here."""
 MAX_LOGGED, MAX_NAME_CHARACTERS = 64, 64
 """Metrics of one function, and characters of their names."""
 MAX_COLUMNS, MAX_VALUE_CHARACTERS = 16, 1000
@@ -146,7 +146,7 @@ class CustomReward:
             arguments = self._arguments(group.prompt, values)
 
         def listed() -> list[Any]:
-            """Its values, one too many at most. A generator runs here."""
+            """At most one value more than expected. A generator runs within the time limit here."""
             result = self._result(arguments)
             if isinstance(result, str | Mapping) or not isinstance(result, Iterable):
                 what = "the number " if isinstance(result, SupportsFloat) else ""

@@ -144,7 +144,7 @@ class LanguageModelJudge:
         self._service.close()
 
     def score(self, prompt: Prompt, completion: Completion) -> float:
-        """From 0 to 1; NaN where the judge's answer has no score.
+        """The judge's score from 0 to 1; NaN if its answer has none.
 
         Raises:
             ValueError: what came is no answer. ConnectionError, TimeoutError: none came.
@@ -188,7 +188,7 @@ class LanguageModelJudge:
         return self._cached_answer("pairwise", text, lambda: self._verdict(text))
 
     def _cached_answer(self, mode: str, text: str, ask: Callable[[], float]) -> float:
-        """The answer to this text, from the cache where it is there; NaN, told once, for one that
+        """The cached or new answer to this text; NaN, with one warning in all, for an answer that
         is no judgement."""
         options = self.options
         settings = (self._url, options.model, options.max_tokens, options.logprobs)
@@ -282,7 +282,7 @@ _CONTROL = re.compile(
     r"<(?=[|｜][^<>\n]{1,64}+>|[^<>|｜\n]{1,64}+[|｜]>|/?s>|(?:bos|eos|(?:start|end)_of_turn)>)"
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS)\])"
 )
-"""Where a control token begins: ``<|im_end|>``, ``<｜User｜>``, ``</s>``, ``[INST]``."""
+"""The start of a control token: ``<|im_end|>``, ``<｜User｜>``, ``</s>``, ``[INST]``."""
 JOINER = "\u2060"
 """An invisible character."""
 

@@ -65,7 +65,7 @@ from reason_llm.score.math import (
 log = logging.getLogger(__name__)
 CUSTOM_SECONDS = 60.0
 MAX_WAITING_SECONDS = 3600.0
-"""Of a call that has its own limit of processor time."""
+"""Limit of a call that has its own limit of processor time."""
 PATTERN_SECONDS = 1.0
 """Seconds of one search of the regex reward, whose pattern and text are not trusted."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -78,7 +78,7 @@ _STEP = re.compile(
     r"|next\b|then\b|finally\b)",
     re.IGNORECASE,
 )
-"""How a line of a step begins."""
+"""Start of a line that begins a step."""
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -104,7 +104,7 @@ def cosine(
     correct: tuple[float, float],
     wrong: tuple[float, float],
 ) -> float:
-    """From the first value at length 0 to the second at ``max_tokens``, along half a cosine.
+    """Falls from the first value at length 0 to the second at ``max_tokens``, along half a cosine.
 
     Args:
         correct: values of a right answer, short and long: short ones earn more.

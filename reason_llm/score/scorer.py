@@ -39,8 +39,7 @@ MAX_ERROR_CHARACTERS = 500
 MAX_ANSWER_CHARACTERS = 1000
 """Longest gold answer in a made-up completion: the tests of a code row may be long."""
 MAX_READ, MAX_TRIED = 10_000, 16
-"""Prompts that are looked through for a try-out of the user's functions, and those of them with
-which the functions are called."""
+"""Prompts that are searched to try the user's functions, and prompts that they are called with."""
 NO_SIGNALS = "signal only works in main thread"
 """Text of Python's error where a thread sets a signal's handler, as math_verify's time limits
 do."""
@@ -67,7 +66,7 @@ class Scorer:
         max_new_tokens: of a completion, for rewards of length.
         runs_programs: False to look at the rewards alone: no sandbox is started or needed.
         answers: file that keeps what judges answered; None keeps it in memory.
-        mistakes: is given what is wrong with rewards, and the scorer is without them.
+        mistakes: collects the errors of rewards, which the scorer then leaves out.
 
     Raises:
         ConfigError: a reward that the config names wrongly, or that cannot run here.

@@ -23,7 +23,7 @@ TRIES = 3
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 """Status codes of a server that may answer the next time."""
 MAX_UNANSWERED = 8
-"""Requests one after another, each with all its tries; then the service is asked no more."""
+"""Consecutive requests without an answer, after which the service is not asked again."""
 
 
 class _Again(Exception):
