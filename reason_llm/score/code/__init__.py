@@ -20,24 +20,3 @@ from reason_llm.score.code.checkers import (
 )
 from reason_llm.score.code.code_tests import TIMEOUT_SECONDS, CodeTests, Outcome, last_code_block
 from reason_llm.score.code.sandbox import Mode, Sandbox
-
-__all__ = [
-    "CHECK_SECONDS",
-    "EXTRA_COLUMNS",
-    "TIMEOUT_SECONDS",
-    "CheckerError",
-    "Checkers",
-    "CodeTests",
-    "Mode",
-    "Outcome",
-    "Sandbox",
-    "Subject",
-    "answer_of_row",
-    "check_runs",
-    "checker_faults",
-    "checkers_of",
-    "column_of_tests",
-    "finite",
-    "last_code_block",
-    "private_tests",
-]

@@ -15,26 +15,3 @@ from reason_llm.score.math.extraction import (
 )
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.labels import is_same_label, most_frequent_label, stated_label
-
-__all__ = [
-    "TIMEOUT_SECONDS",
-    "Equality",
-    "default_judge",
-    "equivalent",
-    "extract_answer",
-    "final_boxed",
-    "gold_answer",
-    "has_box",
-    "hashed_answer",
-    "is_only_text",
-    "is_same_label",
-    "last_answer_tags",
-    "last_boxed",
-    "last_boxes",
-    "majority",
-    "matches",
-    "most_frequent_label",
-    "outside_thinking",
-    "same_word",
-    "stated_label",
-]

@@ -320,7 +320,7 @@ def is_embellished(gold: str, answer: str) -> bool:
 
 
 def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
-    """Write spaces behind commas, if one answer may be several numbers of three digits, ``121,484``,
+    """Write spaces behind commas, if an answer may be several numbers of three digits, ``121,484``,
     or brackets around the answer, if the gold one is a list of three or more in square brackets;
     None for others."""
     gold_list, answer_list = unwrapped(gold), unwrapped(answer)
