@@ -72,10 +72,8 @@ class AnswerCache:
                 for line in lines:
                     values |= _parsed(line)
                 if len(values) < len(lines):
-                    log.warning(
-                        "%s has damaged or duplicate lines; what is missing is asked again",
-                        self.path,
-                    )
+                    problem = "has damaged or duplicate lines; what is missing is asked again"
+                    log.warning(f"{self.path} {problem}")
             self._known = values
         return self._known
 

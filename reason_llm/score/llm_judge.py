@@ -202,10 +202,8 @@ class LanguageModelJudge:
                 is_first, self._has_warned = not self._has_warned, True
             if is_first:
                 log.warning(
-                    "the judge at %s: %s; such an answer gives no reward; others are not shown "
-                    "(raise the judge's max_tokens if it is cut short)",
-                    self._url,
-                    error,
+                    f"the judge at {self._url}: {error}; such an answer gives no reward; others "
+                    "are not shown (raise the judge's max_tokens if it is cut short)"
                 )
             return math.nan
 

@@ -230,6 +230,7 @@ class RegexOptions(Section):
     0."""
 
 
+Finder = Callable[[str], str | None]
 Vote = Callable[[Sequence[str | None]], str | None]
 
 
@@ -261,11 +262,11 @@ class Reward:
     """Whether a reward model gives it, after all of the step is sampled."""
     is_custom: bool = False
     """Whether it is a function of the user's."""
-    answer: Callable[[str], str | None] | None = None
+    answer: Finder | None = None
     """Finds the answer in a completion for a majority vote; None: there is none."""
     vote: Vote = majority
     """Finds the most frequent of such answers."""
-    program: Callable[[str], str | None] | None = None
+    program: Finder | None = None
     """Finds the program in a completion; None for rewards that run none."""
     columns: tuple[str, ...] = ()
     """Extra columns of the data that the reward reads."""
@@ -312,9 +313,7 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
     return make(options, context)
 
 
-def _answer_reward(
-    find: Callable[[str], str | None], options: AnswerOptions, context: Context
-) -> Reward:
+def _answer_reward(find: Finder, options: AnswerOptions, context: Context) -> Reward:
     seconds = context.score.timeout_seconds or COMPARISON_SECONDS
 
     def of_one(prompt: Prompt, completion: Completion) -> float:
@@ -384,9 +383,7 @@ def _soft_overlong(options: SoftOverlongOptions, context: Context) -> Reward:
     return Reward(lambda p, c: soft_overlong(len(c.sampled_ids), max_tokens, cache))
 
 
-def _length_reward(
-    values: Callable[[list[int], list[bool]], list[float]], context: Context
-) -> Reward:
+def _by_lengths(values: Callable[[list[int], list[bool]], list[float]], context: Context) -> Reward:
     """Rewards from the lengths of a group and its right answers; none without a first reward."""
     kind = context.score.rewards[0].kind
 
@@ -400,12 +397,12 @@ def _length_reward(
 
 def _cosine(options: CosineOptions, context: Context) -> Reward:
     ends = (context.max_new_tokens, options.correct, options.wrong)
-    return _length_reward(
-        lambda lengths, are_right: [
-            cosine(length, right, *ends) for length, right in zip(lengths, are_right, strict=True)
-        ],
-        context,
-    )
+
+    def values(lengths: list[int], are_right: list[bool]) -> list[float]:
+        pairs = zip(lengths, are_right, strict=True)
+        return [cosine(length, is_right, *ends) for length, is_right in pairs]
+
+    return _by_lengths(values, context)
 
 
 def _regex(options: RegexOptions, context: Context) -> Reward:
@@ -431,11 +428,8 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
             )
         except TimeoutError:
             log.warning(
-                "the pattern %r took more than %g seconds on a completion of %d characters, which "
-                "counts 0; write one that does not backtrack",
-                options.pattern,
-                seconds,
-                len(text),
+                f"the pattern {options.pattern!r} took more than {seconds:g} seconds on a completion"
+                f" of {len(text)} characters, which counts 0; write one that does not backtrack"
             )
             return 0.0
 
@@ -518,13 +512,9 @@ def _sandboxed(where: str, function: Callable[..., Any], context: Context) -> Ca
         count = len(texts)
         if count == 1 or (values := ask(named, count)) is None:
             values = []
-            for number in range(count):
-                one = {
-                    name: column[number : number + 1]
-                    if isinstance(column, list) and len(column) == count
-                    else column
-                    for name, column in named.items()
-                }
+            columns = {n for n, v in named.items() if isinstance(v, list) and len(v) == count}
+            for i in range(count):
+                one = {n: v[i : i + 1] if n in columns else v for n, v in named.items()}
                 values += ask(one, 1) or [0.0]
         return values
 
@@ -546,7 +536,7 @@ REWARDS: dict[str, Row] = {
     "reasoning_steps": (StepsOptions, lambda o, c: _text_reward(reasoning_steps, o.wanted)),
     "soft_overlong": (SoftOverlongOptions, _soft_overlong),
     "cosine": (CosineOptions, _cosine),
-    "length": (NoOptions, lambda o, c: _length_reward(length_in_group, c)),
+    "length": (NoOptions, lambda o, c: _by_lengths(length_in_group, c)),
     "repetition_penalty": (
         RepetitionOptions,
         lambda o, c: Reward(lambda p, c: repetition_penalty(c.sampled_ids, o.ngram, o.penalty)),

@@ -334,12 +334,10 @@ class Scorer:
         """One reward of every completion, by group."""
         name, of_group = weighted.name, weighted.reward.of_group
         if of_group is None:
+            ids = [group.prompt.id for group in groups]
             return [
-                [
-                    self._result(call, name, f"{group.prompt.id}#{i}", 0.0)
-                    for i, call in enumerate(calls)
-                ]
-                for calls, group in zip(begun, groups, strict=True)
+                [self._result(call, name, f"{prompt}#{i}", 0.0) for i, call in enumerate(calls)]
+                for calls, prompt in zip(begun, ids, strict=True)
             ]
         if weighted.reward.after_first:
             pairs = zip(groups, first, strict=True)
@@ -358,20 +356,14 @@ class Scorer:
         except Exception as error:  # whatever a reward does
             at = f" at {place}" if (place := place_of(error)) else ""  # in the user's own code
             problem, fix = _problem_and_fix(error)
+            problem += at
             if self.config.on_error == "stop":
                 raise RewardError(
-                    f"the reward {name} failed on {rollout} ({problem}{at}); {fix}, or set "
+                    f"the reward {name} failed on {rollout} ({problem}); {fix}, or set "
                     "score.on_error to zero"
                 ) from error
             self._errors += 1
-            log.warning(
-                "the reward %s failed on %s and counts 0 (%s%s); %s",
-                name,
-                rollout,
-                problem,
-                at,
-                fix,
-            )
+            log.warning(f"the reward {name} failed on {rollout} and counts 0 ({problem}); {fix}")
             return zero
 
 
@@ -437,19 +429,13 @@ def _warn_of_unscored(groups: Sequence[Group], in_evaluation: bool) -> None:
     if in_evaluation and problems:
         ((problem, _),) = Counter(problems.values()).most_common(1)
         log.warning(
-            "%s failed in %d completions, such as %s, which count as wrong; %.500s",
-            problem.partition(":")[0],
-            len(problems),
-            next(iter(problems)),
-            problem,
+            f"{problem.partition(':')[0]} failed in {len(problems)} completions, such as "
+            f"{next(iter(problems))}, which count as wrong; {problem:.500}"
         )
     elif unscored and not in_evaluation:
         known = Counter(problems[name] for name in unscored if name in problems)
         example = "".join(f"; {cause}" for cause, _ in known.most_common(1))
         log.warning(
-            "every reward gave None for %d completions, such as %s; their advantage is 0, so they "
-            "teach nothing%.500s",
-            len(unscored),
-            unscored[0],
-            example,
+            f"every reward gave None for {len(unscored)} completions, such as {unscored[0]}; their "
+            f"advantage is 0, so they teach nothing{example:.500}"
         )

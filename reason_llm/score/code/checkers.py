@@ -118,9 +118,8 @@ class Checkers:
             self.num_failed += "problem" in answer
         if is_first:
             log.warning(
-                "a checker failed on what the model wrote (%.200s); this counts 0, as score/errors "
-                "and score/timeouts count all such answers",
-                printable(str(problem)),
+                f"a checker failed on what the model wrote ({printable(str(problem)):.200}); this "
+                "counts 0, as score/errors and score/timeouts count all such answers"
             )
         return None
 

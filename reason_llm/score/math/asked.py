@@ -46,6 +46,9 @@ _RAISED = {"squared": "2", "cubed": "3", "^2": "2", "^3": "3", "²": "2", "³": 
 
 _LENGTH, _AREA, _VOLUME = ({(unit, power) for unit in LENGTHS} for power in "123")
 _TIME = {(unit, "1") for unit in word_set("s min h d week month yr am pm")}
+_UNITS_OF_NOUNS = (
+    "force n, energy j, power w, voltage v, pressure pa, frequency hz, resistance ohm, current a"
+)
 _QUANTITIES = {
     word: frozenset(units)
     for words, units in [
@@ -70,19 +73,7 @@ _QUANTITIES = {
             {(unit, "1") for unit in CURRENCIES},
         ),
         ("angle \\angle argument", {("deg", "1"), ("rad", "1")}),
-        *(
-            (noun, {(unit, "1")})
-            for noun, unit in [
-                ("force", "n"),
-                ("energy", "j"),
-                ("power", "w"),
-                ("voltage", "v"),
-                ("pressure", "pa"),
-                ("frequency", "hz"),
-                ("resistance", "ohm"),
-                ("current", "a"),
-            ]
-        ),
+        *((noun, {(unit, "1")}) for noun, unit in map(str.split, _UNITS_OF_NOUNS.split(", "))),
         ("temperature", {(unit, "1") for unit in word_set("deg c f k")}),
         ("probability ratio fraction", set[Unit]()),
     ]

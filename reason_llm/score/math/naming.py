@@ -859,25 +859,30 @@ def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
         answer = answer if None in points else [answer[0], *points]
     has_names = gold[0] in ("list", "set") and any(item[0] == "rel" for item in gold[1:])
     if not has_names:
-        values = [value_named(item) if item[0] == "rel" else item for item in answer[1:]]
-        return None if None in values else (gold, [answer[0], *values])
+        values = _item_values(answer)
+        return None if values is None else (gold, [answer[0], *values])
     labels = [item[2][1] for item in gold[1:] if item[0] == "rel" and item[2][0] == "var"]
     names = _values_by_name(answer[1:]) or {}
     are_labels = set(labels) <= LABELS and len(labels) == len(gold) - 1
     if are_labels and names.keys() != {str(["var", label]) for label in labels}:  # as written
-        golds, answers = (
-            [value_named(item) if item[0] == "rel" else item for item in tree[1:]]
-            for tree in (gold, answer)
-        )
-        return None if None in answers else (["tuple", *golds], ["tuple", *answers])
+        golds, answers = _item_values(gold), _item_values(answer)
+        if golds is None or answers is None:
+            return None
+        return ["tuple", *golds], ["tuple", *answers]
     values_of_gold = _in_order_of_names(gold)
     if any(item[0] in ("rel", "list") for item in answer[1:]):
         are_one = values_of_gold is None and not any(item[0] == "list" for item in gold[1:])
-        values = [value_named(item) if item[0] == "rel" else item for item in gold[1:]]
-        if are_one and None not in values:  # of one unknown: x = 1, x = 2
+        values = _item_values(gold) if are_one else None
+        if values is not None:  # of one unknown: x = 1, x = 2
             return _several([gold[0], *values], answer)
         return gold, answer
     if values_of_gold is not None:
         return values_of_gold, ["tuple", *answer[1:]]
-    stripped = [value_named(member) if member[0] == "rel" else member for member in gold[1:]]
-    return None if None in stripped else ([gold[0], *stripped], answer)
+    values = _item_values(gold)
+    return None if values is None else ([gold[0], *values], answer)
+
+
+def _item_values(several: Tree) -> list[Tree] | None:
+    """The items without their names; None if one is a relation that names no value."""
+    values = [value_named(item) if item[0] == "rel" else item for item in several[1:]]
+    return None if None in values else values
