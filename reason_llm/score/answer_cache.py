@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class AnswerCache:
-    """Numbers by key, from any thread, in a file that is made with the first answer; without a
-    path in memory alone."""
+    """Numbers by key in a file, or without a path in memory. Usable from several threads."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path

@@ -257,8 +257,7 @@ class CustomReward:
 
 
 def _loggable(value: Any) -> Any:
-    """A value as JSON keeps it: a number or a truth value, any other as the beginning of its
-    text."""
+    """A value for JSON: a number, a truth value, or the beginning of any other value's text."""
     if value is None or isinstance(value, bool):
         return value
     if not isinstance(value, str) and isinstance(value, SupportsFloat):

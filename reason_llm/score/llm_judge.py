@@ -188,8 +188,7 @@ class LanguageModelJudge:
         return self._cached_answer("pairwise", text, lambda: self._verdict(text))
 
     def _cached_answer(self, mode: str, text: str, ask: Callable[[], float]) -> float:
-        """The cached or new answer to this text; NaN, with one warning in all, for an answer that
-        is no judgement."""
+        """The cached or new answer to this text; NaN, with one warning, for an invalid one."""
         options = self.options
         settings = (self._url, options.model, options.max_tokens, options.logprobs)
         form = SCORE_FORM if mode == "score" else PAIR_FORM

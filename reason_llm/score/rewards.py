@@ -84,8 +84,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 CompletionFunction = Callable[[Prompt, Completion], float]
 GroupFunction = Callable[[Group, list[float]], list[float]]
-"""Takes a group and the first reward's value of each of its completions, empty unless the reward is
-``after_first``."""
+"""Takes a group and, if ``after_first``, the first reward's values of its completions."""
 
 
 def soft_overlong(length: int, max_tokens: int, cache_tokens: int) -> float:
@@ -427,9 +426,10 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
                 any({pair[1] for pair in _EMPTY_PAIR.finditer(t)} <= may_be_empty for t in texts)
             )
         except TimeoutError:
+            size = f"a completion of {len(text)} characters, which counts 0"
             log.warning(
-                f"the pattern {options.pattern!r} took more than {seconds:g} seconds on a completion"
-                f" of {len(text)} characters, which counts 0; write one that does not backtrack"
+                f"the pattern {options.pattern!r} took more than {seconds:g} seconds on {size}; "
+                "write one that does not backtrack"
             )
             return 0.0
 

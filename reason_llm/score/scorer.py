@@ -41,8 +41,7 @@ MAX_ANSWER_CHARACTERS = 1000
 MAX_READ, MAX_TRIED = 10_000, 16
 """Prompts that are searched to try the user's functions, and prompts that they are called with."""
 NO_SIGNALS = "signal only works in main thread"
-"""Text of Python's error where a thread sets a signal's handler, as math_verify's time limits
-do."""
+"""Python's error if a thread sets a signal's handler, as time limits of math_verify do."""
 TEXT_ERRORS = ("string indices must be integers", "string index out of range")
 """Texts of Python's errors where a string is read as a list of messages."""
 LIST_ERRORS = ("'list' object has no attribute", "bytes-like object, got 'list'",
@@ -124,8 +123,7 @@ class Scorer:
 
     @property
     def finds(self) -> Callable[[str], str | None] | None:
-        """Finds the answer or the program that the first reward judges; None where it judges
-        something else."""
+        """Finds the answer or the program that the first reward judges; None for other rewards."""
         first = self.rewards[0].reward
         return first.answer or first.program
 
@@ -316,8 +314,7 @@ class Scorer:
         return counts
 
     def _begin(self, reward: Reward, group: Group) -> Calls:
-        """The calls of the reward's function for the group; none yet of one that needs the first
-        reward's values."""
+        """Begin the calls of a reward for a group; none yet for one that is ``after_first``."""
         submit = (reward.threads or self._threads).submit
         if reward.of_one is not None:
             return [submit(reward.of_one, group.prompt, c) for c in group.completions]

@@ -297,8 +297,7 @@ MAX_SIGNATURES, MAX_SIGNATURE_CHARACTERS = 64, 2000
 
 
 def _check_calls(tree: ast.Module, asked: dict[str, list[ast.arguments]]) -> None:
-    """Check the calls in assertions of functions of the prompt and of the tests, but for those that
-    are expected to fail."""
+    """Check all calls of functions of the prompt and the tests that are not expected to fail."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     own = {func.name: [] if func.decorator_list else [func.args] for func in functions}
     todo: list[ast.AST] = [tree]

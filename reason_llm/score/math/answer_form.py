@@ -89,8 +89,7 @@ def _form_of(tree: str) -> Form:
 
 
 def are_one_fraction(gold: Tree, answer: Tree) -> bool:
-    """Whether two fractions differ only in what is multiplied out: ``(2x - 4)/(x + 3)`` and
-    ``2(x - 2)/(x + 3)``."""
+    """Whether two fractions are equal once expanded: ``2(x - 2)/x`` and ``(2x - 4)/x``."""
     return gold[0] == answer[0] == "frac" and all(
         _expanded(dict(form_of(one).value), _MAX_EXPANDED)
         == _expanded(dict(form_of(other).value), _MAX_EXPANDED)
@@ -99,9 +98,8 @@ def are_one_fraction(gold: Tree, answer: Tree) -> bool:
 
 
 def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozenset[str]:
-    """The steps and operations of ``answer`` that the form of ``gold`` does not have. With
-    ``may_have_root`` any number with one root will do for another: ``\\sqrt{50}`` for
-    ``5\\sqrt{2}``."""
+    """Steps and operations of ``answer`` that the form of ``gold`` lacks. If ``may_have_root``, any
+    number with one root will do for another: ``\\sqrt{50}`` for ``5\\sqrt{2}``."""
     if gold[0] == answer[0] == "cases":
         return frozenset()
     unknown = variables(answer) - variables(gold)
@@ -117,9 +115,8 @@ def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozense
 
 
 def _is_expanded_logarithm(gold: Tree, answer: Tree) -> bool:
-    """Whether a sum has one term that is no number of digits, ``1 + \\log_3 2`` for
-    ``\\log_3 6``, or has only logarithms of coprime numbers, ``\\ln 3 - \\ln 2`` for
-    ``\\ln\\frac32``."""
+    """Whether a sum has one irrational term, ``1 + \\log_3 2`` for ``\\log_3 6``, or only logarithms
+    of coprime numbers, ``\\ln 3 - \\ln 2`` for ``\\ln\\frac32``."""
     terms = [(sign, term) for sign, term in _terms(["add", answer]) if not _is_rational(term)]
     if len(terms) < 2:
         return bool(answer[0] == "add")
@@ -134,8 +131,7 @@ def _is_expanded_logarithm(gold: Tree, answer: Tree) -> bool:
 
 
 def has_one_root(tree: Tree) -> bool:
-    """Whether a tree is a number with at most one root, one fraction and one factor, or several of
-    these."""
+    """Whether a tree, or each item, is a number with at most one root, fraction and factor."""
     if tree[0] in ("pm", "neg", "list", "set", "tuple", "interval"):
         return all(has_one_root(member) for member in tree[1:] if isinstance(member, list))
     parts = list(subtrees(tree))
@@ -544,8 +540,7 @@ def _monomial(powers: dict[Frozen, Sum]) -> Frozen:
 
 
 def _as_factor(terms: Sum) -> tuple[Fraction, Frozen]:
-    """A number and the bases of a product: a sum of several terms is one base, its first term
-    positive."""
+    """Coefficient and bases of a product; a sum is one base, its first term positive."""
     if len(terms) == 1:
         ((monomial, coefficient),) = terms.items()
         return coefficient, monomial

@@ -333,8 +333,7 @@ def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
 
 
 def words_decide(gold: str, answer: str, question: str = "") -> bool:
-    """Whether words or letters of a choice decide about the answer, or a date does, and no
-    mathematics."""
+    """Whether words, letters of a choice or a date decide about the answer."""
     gold, answer = unwrapped(gold), unwrapped(answer)
     if is_date(gold, question) or _numerals_of_base(gold, answer, question) is not None:
         return True
@@ -624,15 +623,13 @@ def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool |
 
 
 def _plain_words_without_article(tokens: list[Token]) -> list[str] | None:
-    """The words of an answer that is nothing but words, without an article before them, the month
-    first."""
+    """The words of an answer of words alone, without a leading article, the month first."""
     words = _month_first(_plain_words(tokens))
     return words[1:] if words and len(words) > 1 and words[0] in _ARTICLES else words
 
 
 def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
-    """Whether ``No, 91 is not prime`` says the same as ``No``; None where neither word is asked for
-    or said."""
+    """Whether ``No, 91 is not prime`` means ``No``; None if either answer has no such word."""
     asked = gold[0].text.casefold().strip() if len(gold) == 1 else ""
     if asked not in _OPPOSITES:
         return None
@@ -731,8 +728,7 @@ def _date_in_any_form(text: str, question: str) -> list[int] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _named_date(text: str) -> list[int] | None:
-    """Year, month and day of a date with the name of its month: ``March 5, 2024``; None of another
-    text."""
+    """Year, month and day of a date such as ``March 5, 2024``; None for any other text."""
     if len(text) > _LONGEST_DATE:
         return None
     month, *numbers = _month_first(_plain_words(tokens_of(text))) or [""]
@@ -908,8 +904,7 @@ def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:
 
 
 def without_formulas(gold: str, answer: str) -> str:
-    """``h = 44.1`` of ``h = \\frac12 gt^2 = 44.1`` for a number: a formula between has no value to
-    compare."""
+    """Drop a formula before a number: ``h = \\frac12 gt^2 = 44.1`` becomes ``h = 44.1``."""
     reading = reading_of(gold, letters_are_units=False) if answer.count("=") > 1 else None
     if reading is None or variables(reading.tree) or len(answer) > MAX_CHARACTERS:
         return answer
@@ -956,8 +951,7 @@ def with_text_unit(gold: str, question: str) -> str:
 
 
 def _is_option_text(letter: str, tokens: list[Token], question: str) -> bool:
-    """Whether it can be an option's text: one of the question's, or a number if it has no
-    options."""
+    """Whether tokens can be the text of an option; a number, if the question has no options."""
     options, tokens = _options(question), whole_numerals(_without_brackets(tokens))
     if letter in options:
         shown = spelling(tokens).rstrip(".")
@@ -1011,8 +1005,7 @@ def _options(question: str) -> dict[str, str]:
 
 
 def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str, int, int]]:
-    """Letters marked as choices: ``(C)``, or at the start ``C)``, ``C.``, ``C:``; with where each
-    begins and ends."""
+    """Letters marked as choices and their places: ``(C)``, or at the start ``C)``, ``C.``, ``C:``."""
     marks: list[tuple[str, int, int]] = []
     for index, token in enumerate(tokens):
         after = tokens[index + 1].text if index + 1 < len(tokens) else ""

@@ -212,8 +212,7 @@ class _TreeReader:
         return _listed([_listed(group) for group in groups])
 
     def separator(self) -> str:
-        """``,``, ``;``, ``and``, ``or``, ``i.e.``, perhaps with a comma before it; empty for
-        none."""
+        """Read ``,``, ``;``, ``and``, ``or`` or ``i.e.``, also behind a comma; empty for others."""
         separator = self.take(",", ";")
         if self.name().lower() in (*_JOINS, "i.e.") and self.kind() in ("text", "letters"):
             separator = self.name().lower()
@@ -727,8 +726,7 @@ class _TreeReader:
             self.expect(name)
 
     def cases(self, rows: list[list[Token]]) -> Tree | None:
-        """Rows of a value and its condition, ``x & \\text{if } x > 0``, each as a pair; None where
-        they are none."""
+        """Pairs of value and condition, ``x & \\text{if } x > 0``; None for other rows."""
         pairs: list[Tree] = []
         for row in filter(None, rows):
             names = [str(token).casefold().strip() for token in row]

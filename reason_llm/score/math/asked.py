@@ -191,8 +191,7 @@ def units_fit(gold: Reading, answer: Reading, question: str) -> bool:
 
 
 def _without_rate(units: list[Unit], words: frozenset[str]) -> list[Unit]:
-    """``\\$18`` of ``\\$18 per day`` and ``m`` of ``m per week``, where the question speaks of days
-    or weeks."""
+    """Drop the question's rate: ``\\$18`` of ``\\$18 per day``, ``m`` of ``m per week``."""
     names = [unit for unit, _ in units]
     if len(names) == 3 and names[0] in CURRENCIES and names[1] == "per" and names[2] in words:
         return units[:1]

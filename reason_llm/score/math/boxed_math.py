@@ -105,8 +105,7 @@ def are_joined_otherwise(gold: str, answer: str) -> bool:
 
 
 def _are_same_words(gold: str, answer: str, question: str) -> bool:
-    """Whether two lists of words have the same items, in any order unless the question speaks of
-    one."""
+    """Whether two lists of words are equal, in any order unless the question asks for one."""
     items, own = _items_of_words(gold), _items_of_words(answer)
     if items is None or own is None or items == own:
         return items is not None and items == own
@@ -222,8 +221,7 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
 
 
 def _finals(gold: Tree, answer: Tree) -> list[Tree]:
-    """Candidates among several equal values: the last one, and a decimal near it where the gold
-    answer is one."""
+    """The last of several equal values, and a decimal near it if the gold answer is a decimal."""
     is_decimal = answer[0] == "approx" and gold[0] == "num" and "." in gold[1]
     if answer[0] in ("list", "tuple"):
         answer = [answer[0], *map(naming.last_value, answer[1:])]
@@ -291,9 +289,8 @@ def _read(gold: str, answer: str, question: str) -> tuple[Tree, Tree] | None:
 
 
 def majority(answers: Sequence[str | None]) -> str | None:
-    """The answer that most of the samples gave, for maj@k, in its first spelling: votes are counted
-    by equivalence, and None does not vote. Of classes of equal size the one that came first; None
-    without a vote."""
+    """The most frequent answer, for maj@k, in its first spelling; the earliest of several. Votes
+    are counted by equivalence; None does not vote, and is the result without a vote."""
     stated = [answer for answer in answers if answer is not None and answer.strip()]
     spellings: dict[str, str] = {}
     for answer in stated:

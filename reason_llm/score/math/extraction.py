@@ -363,8 +363,7 @@ def _marked_answer(text: str) -> str | None:
 
 
 def _last_statement(text: str) -> str:
-    """The last sentence of a text, or the formulas that its last lines are, with commas between
-    them: ``x = 3, y = 2``."""
+    """The last sentence, or the formulas of the last lines, joined by commas: ``x = 3, y = 2``."""
     text = text.strip()
     for mark, end in _MATHEMATICS[::3]:  # displayed formulas
         start = text.rfind(mark, 0, -len(end)) if text.endswith(end) else -1
@@ -452,9 +451,8 @@ def gold_answer(text: str) -> str:
 
 
 def last_boxes(text: str) -> list[str]:
-    """Contents of the boxes in the statement that ends with the last box, without those that a
-    later one has the value of; none where the last box is not closed. ``final_boxed`` says where a
-    statement begins."""
+    """Distinct contents of the boxes in the last statement, as in ``final_boxed``; none if the last
+    box is not closed."""
     if last_boxed(text) is None:
         return []
     statement = _boxes_of_statement(text, boxes(text))[-_MAX_RIVALS - 1 :]

@@ -112,8 +112,7 @@ _BARE = word_set("< > | [ ] * i :")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token; ``text`` is a command's name without its backslash, and what stands in the braces
-    of ``\\text{}``."""
+    """A token; ``text`` is a command without its backslash, or the content of ``\\text{}``."""
 
     kind: Kind
     text: str

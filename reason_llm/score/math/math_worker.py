@@ -37,8 +37,7 @@ _POINTS = 5
 _MAX_ITEMS = 100
 _NOT_COMPUTED = (MemoryError, RuntimeError, ArithmeticError, ValueError, TypeError, AttributeError,
                  LookupError)  # fmt: skip
-"""Errors of sympy, of deep recursion and of the memory limit: what cannot be computed is not
-equal."""
+"""Errors of sympy, deep recursion and the memory limit, after which answers count as different."""
 Value = Any
 """A sympy expression or matrix."""
 
@@ -331,8 +330,7 @@ def as_set(tree: Tree) -> Set:
 
 
 def _solutions(tree: Tree) -> Set:
-    """The numbers that the variable of a solved relation may be: it stands alone on one side, or
-    between two."""
+    """Solutions of a relation whose variable is alone on one side, or between two."""
     signs, members = tree[1].split(), tree[2:]
     alone = [index for index, member in enumerate(members) if member[0] == "var"]
     if len(alone) != 1 or len(_symbols_of(tree)) != 1 or len(signs) > 2:
@@ -567,8 +565,7 @@ def main() -> None:
 
 
 def compare(question: tuple[Tree, Tree, float] | None) -> bool:
-    """The verdict on a question; True for None. The kernel's signal at the limit ends this process,
-    in C code too."""
+    """The verdict on a question; True for None. The kernel ends the process at the time limit."""
     if question is None:
         return True
     gold, answer, timeout_seconds = question

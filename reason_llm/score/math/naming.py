@@ -41,8 +41,7 @@ _MAX_LETTERS = 4
 
 
 def as_asked(gold: Tree, answer: Tree, question: str = "") -> tuple[Tree, Tree] | None:
-    """Remove the names of both answers; a name may be a whole formula of the question. None if they
-    cannot be equal."""
+    """Remove names, which may be formulas of the question; None if the answers cannot be equal."""
     answer = _with_names_of(gold, _with_unit_last(gold, answer), question)
     gold = _without_point_names(answer, gold)
     if gold[0] == "rel" and gold[2][:2] == ["call", "abs"] and not holds(answer, "call"):
@@ -213,8 +212,7 @@ def _proportional(pairs: list[tuple[complex, complex]]) -> bool:
 
 
 def _line(tree: Tree) -> list[tuple[complex, complex]] | None:
-    """Start and step of each coordinate of a point that moves with one variable; None for any other
-    tree."""
+    """Start and step of each coordinate on a line with one parameter; None for other trees."""
     match tree:
         case ["mul", ["var", _] as scale, ["matrix", *rows]]:
             members: list[Tree] = [["mul", scale, row[0]] for row in rows if len(row) == 1]
@@ -885,4 +883,5 @@ def _several(gold: Tree, answer: Tree) -> tuple[Tree, Tree] | None:
 def _item_values(several: Tree) -> list[Tree] | None:
     """The items without their names; None if one is a relation that names no value."""
     values = [value_named(item) if item[0] == "rel" else item for item in several[1:]]
-    return None if None in values else values
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None

@@ -179,8 +179,7 @@ def with_base(tokens: list[Token]) -> list[Token]:
 
 
 def without_modulus(tokens: list[Token]) -> tuple[list[Token], str]:
-    """``1 \\pmod{5}`` and ``6 \\bmod 5 = 1`` as ``1`` and the modulus; without one nothing and the
-    same list."""
+    """``1 \\pmod{5}`` and ``6 \\bmod 5 = 1`` as 1 and the modulus; empty without one."""
     names = [str(token) for token in tokens]
     names = ["\\bmod" if name == "\\mod" else name for name in names]
     if "\\bmod" in names and names.count("=") == 1 and names.index("=") > 2:
@@ -200,8 +199,7 @@ def without_modulus(tokens: list[Token]) -> tuple[list[Token], str]:
 
 
 def with_sets(tokens: list[Token]) -> list[Token]:
-    """Write the words of a set at the start, ``all real numbers except 2``, as mathematics;
-    else the same list."""
+    """Write a set in words at the start, ``all real numbers except 2``, as mathematics."""
     if not tokens or tokens[0].kind not in ("text", "letters"):
         return tokens
     words: list[str] = []

@@ -183,8 +183,7 @@ _ROUNDING = word_set("about around approximately approx roughly")
 
 @dataclass(slots=True)
 class Prose:
-    """Values with the words around them, in lower case: ``gaps[i]`` stand before value ``i``, the
-    last ones behind all."""
+    """Values and the lower-case words around them: ``gaps[i]`` precedes value ``i``."""
 
     values: list[str] = field(default_factory=list)
     gaps: list[list[str]] = field(default_factory=lambda: [[]])
@@ -571,8 +570,7 @@ def _symbols(text: str, question: str) -> Prose | None:
 
 
 def _words_of(text: str, question: str) -> list[str]:
-    """The words of a text that has only words and formulas of the question; empty for any other
-    text."""
+    """The words of a text that has only words and formulas of the question; empty for others."""
     splitter = _Splitter(words_of(question))
     splitter.split(text, True)
     known = _BLANKS.sub("", question)
@@ -622,8 +620,7 @@ def _states_gold_words(gold: list[str], words: list[str], question: str) -> bool
 
 
 def _predicate(words: list[str], question: str) -> bool | None:
-    """Whether ``It is not a function`` says yes to ``Is the relation a function?``; None where it
-    says neither."""
+    """Whether ``It is not a function`` affirms ``Is the relation a function?``; None if unclear."""
     *_, last = re.split(r"[.!:]\s", question.strip().lower())
     plain = [word.strip("?.,") for word in last.split()]
     asked = [_stem(word) for word in plain if word.isalpha()]

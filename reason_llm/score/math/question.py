@@ -170,9 +170,8 @@ def read_question(text: str) -> QuestionFormulas:
 
 @functools.lru_cache(maxsize=1024)
 def words_of(text: str) -> frozenset[str]:
-    """The words of a question, each in one spelling, ``km/h`` also in its parts, ``km per hour``
-    also as ``km/h``, and the currencies of its signs. Without ``in``, which is hardly ever the
-    unit; ``inches`` is."""
+    """The words of a question in one spelling each, ``km/h`` also in parts, ``km per hour`` also as
+    ``km/h``, and its currencies. Not ``in``, which is rarely the unit; ``inches`` is."""
     matches = _WORD.findall(text[-MAX_CHARACTERS:].lower())
     words = {part for word in matches for part in (word, *word.split("/"))} - {"in"}
     threes = zip(matches, matches[1:], matches[2:], strict=False)

@@ -179,8 +179,7 @@ def _fits(word: str, asked: Collection[str], is_allowed: bool) -> bool:
 
 
 def conversion_factor(unit: tuple[str, str], other: tuple[str, str]) -> Fraction | None:
-    """Size of a unit in another one, 1000 meters a kilometer; None if they measure something
-    else."""
+    """The size of a unit in another, 1000 of kilometers in meters; None for other quantities."""
     sizes = [_size(*measure) for measure in (unit, other)]
     if None in sizes or sizes[0][0] != sizes[1][0]:  # type: ignore[index]
         return None

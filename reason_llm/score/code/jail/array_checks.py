@@ -122,8 +122,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _fits(from_program: Sequence[bool], pair: Sequence[Any]) -> bool:
-    """Whether no value of the program, ``given`` says which, is repeated, and both are of one
-    kind."""
+    """Whether both values are of one kind, and no value ``from_program`` would be repeated."""
     numpy = importlib.import_module("numpy")
     arrays = [numpy.asarray(side) for side in pair]
     shapes = [array.shape for array in arrays]

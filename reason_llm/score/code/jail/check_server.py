@@ -236,8 +236,7 @@ def _is_ready(descriptor: int, seconds: float) -> bool:
 
 
 def _read(descriptor: int, deadline: float) -> Json | None:
-    """A message; None at the end of the input; TimeoutError if it did not come in time, ValueError
-    if it is none."""
+    """A message; None at the end. TimeoutError if it is late, ValueError if it is invalid."""
     head = _read_exactly(descriptor, 8, deadline)
     if len(head) < 8:
         return None

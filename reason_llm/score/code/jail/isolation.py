@@ -25,8 +25,7 @@ _CAPABILITY_VERSION_3, _CAP_DAC_READ_SEARCH = 0x20080522, 2
 _CAP_SETPCAP, _CAP_SYS_ADMIN = 8, 21
 
 ROOT = Path("/sys")
-"""Mount point of the new root, seen by the launcher only: it exists everywhere, and no Python is in
-it."""
+"""Mount point of the new root, seen by the launcher only. It exists everywhere, without Python."""
 SCRATCH = Path("/tmp")
 PYTHON = Path("/python")
 """The path of the Python installation as programs see it."""

@@ -52,8 +52,7 @@ class Shared:
         return id(value) in self._numbers
 
     def message(self, is_end: bool = False) -> Json:
-        """Changes here since the last message, and dropped objects, also at the end of a call that
-        is within no other."""
+        """Changes and drops since the last message; ``is_end``: of an outermost call."""
         if is_end or self._size() <= MAX_ITEMS:
             changed = (n for n in self._seen if not _same(self._seen[n], _items(self.copies[n])))
             self._unsent += changed
