@@ -29,8 +29,7 @@ _PLAIN = (ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Load, ast.Un
 
 
 def always_true(tree: ast.Module) -> tuple[ast.Assert, str] | None:
-    """The first assertion that holds for every program, or for every result that is true, and what
-    is wrong with it; None where there is none."""
+    """The first assertion that any program or any true result passes, and its fault; or None."""
     uses = _Uses(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert) and not is_mark(node) and (why := uses.why(node)):
