@@ -67,8 +67,7 @@ _FAILING = ("assert", "expect", "raises", "fail", "exit", "quit", "unittest", "d
 
 
 def read_tests(text: str) -> Tests:
-    """Tests in a JSON string, in any form of ``tests_of_row``, or as an object with ``test_cases``
-    and the other columns; ValueError as there."""
+    """Tests in a JSON string: a form of ``tests_of_row`` or a row; raises as there."""
     value = _from_json(text, "the tests are")
     if isinstance(value, dict) and not _TEST_KEYS & value.keys():
         return tests_of_row(value)
@@ -103,8 +102,7 @@ def private_tests(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _livecodebench_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The function that LiveCodeBench's functional tests call, whose name is in ``metadata``, and
-    all tests, if the private ones can be read."""
+    """LiveCodeBench's function, from ``metadata``, and all tests, if the private ones are JSON."""
     columns: dict[str, Any] = {}
     if more := private_tests(row):
         public = _parsed(row["public_test_cases"], "public_test_cases")
