@@ -114,8 +114,7 @@ class Taint:
                     self.names |= {(id(node), a.arg) for a in node.args.args}
 
     def _collect_call(self, call: ast.Call) -> None:
-        """The value flows into parameters and into what it is added to; a function that is
-        given takes its neighbors."""
+        """Values flow into parameters and collections, and calls into functions passed to them."""
         values = [*call.args, *(keyword.value for keyword in call.keywords)]
         name = last_name(call.func)
         if name in self.functions:
