@@ -238,8 +238,7 @@ def _certain(body: Sequence[ast.stmt], is_helper: bool = False) -> Iterator[ast.
 
 
 def _handed_out(tree: ast.Module, certain: Sequence[ast.stmt], taint: Taint) -> Iterator[ast.stmt]:
-    """The same of functions that these statements call, hand to the program, or let it decorate,
-    and of the functions that those use in turn."""
+    """The same of functions that these statements call, pass to the program or have it decorate."""
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     functions: dict[str, list[FunctionNode]] = {}
     for definition in ast.walk(tree):
