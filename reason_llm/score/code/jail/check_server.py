@@ -42,8 +42,7 @@ EVALUATES = {
 }  # fmt: skip
 """Audit events without which no text is run as code; those of ctypes count, too."""
 HARMLESS = {"Integer", "Float", "Rational", "Symbol", "sympy", "*"}
-"""Names in the code that sympy's parser makes of sums. Code of no other names, which stores none,
-changes nothing for later calls."""
+"""Names in code that sympy's parser makes of sums, which, storing nothing, changes nothing."""
 STORES = {op for name, op in opmap.items() if name.startswith(("STORE_", "DELETE_"))}
 
 Json = dict[str, Any]
