@@ -224,8 +224,7 @@ def num_tasks_of_user() -> int:
 
 
 def limit_fork_server() -> None:
-    """Set the limits that count when an interpreter starts: the C library gives each thread as much
-    stack as the first one had then."""
+    """Set limits before an interpreter starts, as all threads get its first stack limit."""
     _limit({resource.RLIMIT_STACK: _STACK_BYTES, resource.RLIMIT_NOFILE: MAX_FILES})
 
 
