@@ -125,8 +125,7 @@ def _lineage(kind: type) -> list[str]:
 
 
 class Given:
-    """Proxy of an object of the tests: an instance of a class that they define, or an iterator.
-    Every operation on it is sent to the tester."""
+    """Proxy of an iterator or an instance of the tests' classes; the tester does all operations."""
 
     __slots__ = ("_ask", "_number")
 
