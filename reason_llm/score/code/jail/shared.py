@@ -81,8 +81,7 @@ class Shared:
         return {name: numbers for name, numbers in message.items() if numbers}
 
     def take(self, message: Json) -> None:
-        """Change the copies here as the other side's message says; ValueError, TypeError or
-        KeyError if it is nonsense."""
+        """Apply the other side's message; ValueError, TypeError or KeyError if it is invalid."""
         sent = message.get("shared", ())
         for number, kind, content in sent:
             if number not in self.copies:
