@@ -41,8 +41,7 @@ _LIBRARY = {"Fraction": "fractions", "Decimal": "decimal", "date": "datetime",
 
 
 class NotFinite:
-    """NaN or infinity where the tests speak of none: it raises wherever it would be compared or
-    counted with, so that no bound holds for it."""
+    """NaN or infinity that the tests do not mention; it raises when compared or counted with."""
 
     def __init__(self, number: Any) -> None:
         self.number = number
