@@ -95,8 +95,7 @@ class CustomReward:
         """Whether it has the form of TRL's rewards."""
         self.takes_group = self.is_trl or bool(OF_GROUP & named.keys())
         self.columns: tuple[str, ...]
-        """Extra columns of the data that it asks for; with a ``?`` those that rows may lack, and
-        ``ALL`` for ``**kwargs``."""
+        """Extra data columns to pass; with ``?`` optional ones, and ``ALL`` for ``**kwargs``."""
         usual = OF_ONE | OF_GROUP | OF_BOTH
         self._optional = {n for n, p in named.items() if p.default is not p.empty} - usual
         if self.is_trl:
@@ -224,8 +223,7 @@ class CustomReward:
             values.append(number)
 
     def take_extra(self, group: Group) -> dict[str, list[Any]]:
-        """Columns that the function gave ``log_extra`` for this very group, each with a value of
-        every completion, and forget them."""
+        """Remove and return the columns that ``log_extra`` got for this very group."""
         with self._lock:
             return self._extra.pop(id(group), {})
 
