@@ -115,8 +115,8 @@ def work_left(gold: Tree, answer: Tree, may_have_root: bool = False) -> frozense
 
 
 def _is_expanded_logarithm(gold: Tree, answer: Tree) -> bool:
-    """Whether a sum has one irrational term, ``1 + \\log_3 2`` for ``\\log_3 6``, or only logarithms
-    of coprime numbers, ``\\ln 3 - \\ln 2`` for ``\\ln\\frac32``."""
+    """Whether a sum has one irrational term, ``1 + \\log_3 2`` for ``\\log_3 6``, or consists of
+    logarithms of coprime numbers, ``\\ln 3 - \\ln 2`` for ``\\ln\\frac32``."""
     terms = [(sign, term) for sign, term in _terms(["add", answer]) if not _is_rational(term)]
     if len(terms) < 2:
         return bool(answer[0] == "add")
@@ -693,8 +693,7 @@ def _is_condition(tree: Tree) -> bool:
 
 
 def _has_plain_value(tree: Tree) -> bool:
-    """Whether a function of a number has a value that is simpler: ``\\sin 30^\\circ``,
-    ``\\log_2 8``, ``\\ln e^3``."""
+    """Whether a function's value is simpler: ``\\sin 30^\\circ``, ``\\log_2 8``, ``\\ln e^3``."""
     name, value = tree[1], value_of(tree)
     if not isinstance(value, (int, float, complex)):
         return False
