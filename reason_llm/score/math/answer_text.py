@@ -309,8 +309,7 @@ def _measures(tokens: list[Token]) -> list[list[Token]]:
 
 
 def is_embellished(gold: str, answer: str) -> bool:
-    """Whether an answer of the same form as the gold one has more around it: brackets, braces, a
-    remark, an integral, ``or`` and the same again."""
+    """Whether an equal answer has additions: brackets, braces, a remark, an integral, ``or``."""
     tokens, own = tokens_of(answer), tokens_of(gold)
     added = {str(token) for token in tokens} - {str(token) for token in own}
     has_more = (
@@ -344,8 +343,7 @@ def words_decide(gold: str, answer: str, question: str = "") -> bool:
 
 
 def is_only_text(gold: str) -> bool:
-    """Whether a gold answer with digits can be read neither as mathematics nor as a date, so that
-    only an answer with the same words is right."""
+    """Whether a gold answer with digits is neither mathematics nor a date: only its words match."""
     dates = (is_date(gold, ""), _named_date(gold) is not None, _numeric_date(gold) is not None)
     if not any(map(str.isdecimal, gold)) or any(dates):
         return False
@@ -549,8 +547,7 @@ def _has_word_before_colon(tokens: list[Token]) -> bool:
 
 
 def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] | None:
-    """The digits of two numerals of one base, ``FF`` and ``FF_{16}`` or ``0xFF``; None where one is
-    none, or says no base and the question none."""
+    """Digits of two numerals of one base, ``FF`` and ``FF_{16}`` or ``0xFF``; None for others."""
     if max(len(gold), len(answer)) > _LONGEST_NUMERAL or not (_has_base(answer) or _has_base(gold)):
         return None
     asked = next((base for base, words in _BASES if words.search(question)), "")
@@ -692,8 +689,7 @@ def _numeric_date(text: str) -> list[int] | None:
 
 
 def _is_numeric_date(gold: list[int], answer: str, question: str) -> bool:
-    """Whether the answer is the same date, its numbers in the same order; with the name of its
-    month where only one of them can be the month."""
+    """Whether the dates are equal, also by the month's name if only one number can be the month."""
     if (numbers := _numeric_date(answer)) is not None:
         return numbers == gold
     first, second, year = gold
@@ -718,8 +714,7 @@ def _numbers_of_date(text: str) -> list[int] | None:
 
 
 def _date_in_any_form(text: str, question: str) -> list[int] | None:
-    """The numbers of a date or a time, also of a date with the name of its month unless the
-    question asks for a form; None of another text."""
+    """Numbers of a date or time, also with a month's name unless the question asks for a form."""
     numbers = _numbers_of_date(text)
     if numbers is not None or _FORMS_OF_DATES & words_of(question):
         return numbers
@@ -817,8 +812,7 @@ def _choice_letter(tokens: list[Token]) -> str:
 
 
 def _chosen_letter(tokens: list[Token], question: str) -> str | None:
-    """The one letter that an answer chooses, with nothing behind it but the option's own text;
-    empty for more; None for no letter."""
+    """The one letter that an answer chooses; empty for several or a wrong text; None for none."""
     tokens = _without_braces_of_letters(tokens)
     if tokens and tokens[0].kind == "text":
         tokens = [*tokenize(tokens[0].text), *tokens[1:]]
@@ -835,8 +829,7 @@ def _chosen_letter(tokens: list[Token], question: str) -> str | None:
 
 
 def _marked(tokens: list[Token], question: str) -> tuple[str, list[Token]] | None:
-    """The one letter before a text, or, where the question has options, behind it, ``12 (B)``, and
-    the text; None for others."""
+    """The one letter before a text, or behind an option's, ``12 (B)``, and the text; or None."""
     marks = _choice_marks(tokens)
     if len(marks) != 1:
         return None
@@ -989,8 +982,7 @@ def _is_read_alike(option: str, tokens: list[Token]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _options(question: str) -> dict[str, str]:
-    """The spelling of what stands behind each letter of the question's options, ``(A) …`` or
-    ``A) … B) …``; empty where it has none."""
+    """The text of each of the question's options, ``(A) …`` or ``A) … B) …``, by letter."""
     if not any(f"A{mark}" in question for mark in _CHOICE_MARKS):
         return {}
     tokens = _without_braces_of_letters(tokenize(question[-MAX_CHARACTERS:]))
@@ -1005,7 +997,7 @@ def _options(question: str) -> dict[str, str]:
 
 
 def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str, int, int]]:
-    """Letters marked as choices and their places: ``(C)``, or at the start ``C)``, ``C.``, ``C:``."""
+    """Places of letters marked as choices: ``(C)``, or at the start ``C)``, ``C.``, ``C:``."""
     marks: list[tuple[str, int, int]] = []
     for index, token in enumerate(tokens):
         after = tokens[index + 1].text if index + 1 < len(tokens) else ""
