@@ -672,8 +672,7 @@ class _TreeReader:
         return ["interval", opening != "[", closing != "]", *items]
 
     def set_builder(self) -> Tree | None:
-        """``x \\in \\mathbb{Z} \\mid x > 2 \\}``: the numbers of its condition in its domain; None
-        where no condition stands here."""
+        """Read ``x \\in \\mathbb{Z} \\mid x > 2 \\}`` after a brace; None without a condition."""
         start = self.index
         if self.kind() != "letters" or len(self.name()) > 1:
             return None
@@ -831,8 +830,7 @@ def _joined(relations: list[Tree], joins: list[str]) -> Tree:
 
 
 def _period(text: str) -> tuple[str, str, str] | None:
-    """``0.1666...`` as the whole part, what comes first, and the period, which must be shown twice,
-    and a single digit three times."""
+    """Whole part, start and period of ``0.1666...``; shown are two periods, of one digit three."""
     whole, _, decimals = text.partition(".")
     for length in range(1, 13):
         shown, period = 0, decimals[-length:]
