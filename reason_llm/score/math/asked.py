@@ -228,8 +228,7 @@ def asked_units(question: str) -> AskedUnits:
 
 
 def asking_sentences(question: str) -> Iterator[list[str]]:
-    """The words of each sentence that asks, from its first asking word on; of several questions the
-    last one and what follows it."""
+    """Words of the sentences that ask, from the asking word on; of several questions, the last."""
     *parts, end = _SENTENCE.split(_TEX.sub(" ", question[-MAX_CHARACTERS:]).lower())
     sentences, marks = [*parts[::2], end], parts[1::2]
     first = max((place for place, mark in enumerate(marks) if mark == "?"), default=0)
