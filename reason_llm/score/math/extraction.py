@@ -200,8 +200,7 @@ def final_boxed(text: str) -> str | None:
 
 
 def _boxes_of_statement(text: str, closed: list[Box]) -> list[Box]:
-    """The boxes of the statement that ends with the last one, without those that hold another; one
-    more than ``_MAX_RIVALS`` allows at most."""
+    """The innermost boxes of the last statement, at most one more than ``_MAX_RIVALS`` allows."""
     statement = [closed[-1]]
     for box in reversed(closed[:-1]):
         if box.end <= statement[0].start:  # else it holds the later one
