@@ -178,8 +178,7 @@ def _same_functions(gold: Tree, answer: Tree) -> bool:
 
 
 def _domains(cases: Tree) -> list[tuple[Tree, Set]]:
-    """The values of a function by cases with the numbers that each is for; UnknownError if the
-    conditions are about more than one variable."""
+    """Values and domains of a function by cases; UnknownError for several variables."""
     domains: list[tuple[Tree, Set]] = []
     names = {name for case in cases[1:] for name in _symbols_of(case[2])}
     if len(names) != 1:
