@@ -194,8 +194,7 @@ def _as_rounded(gold: Tree, answer: Tree) -> Tree:
 
 
 def _are_parallel(gold: Tree, answer: Tree) -> bool:
-    """Whether ``t(2, 1)`` and ``t(-4, -2)``, or ``(1 + t, 2t)`` and ``(2 + t, 2 + 2t)``, are the
-    same line, with any real t."""
+    """Whether ``t(2, 1)`` and ``t(-4, -2)`` are one line, with any real t; also with offsets."""
     lines = [_line(tree) for tree in (gold, answer)]
     if None in lines or len(lines[0] or ()) != len(lines[1] or ()):
         return False
@@ -241,8 +240,7 @@ def _progression(tree: Tree, name: str) -> tuple[complex, complex] | None:
 
 
 def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
-    """``2^3 \\cdot 5^1`` as ``2^3 \\cdot 5``, where the gold answer has powers, and ``0 - 1i`` as
-    ``-i``, where it is complex."""
+    """The answer in the notation of the gold one: ``2^3 \\cdot 5^1`` as ``2^3 \\cdot 5``."""
     match answer:
         case ["pow", ["num", digits], ["num", "1"]] if holds(gold, "pow"):
             return ["num", digits]
@@ -368,8 +366,7 @@ def _intercepts(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
 
 
 def _in_radians(tree: Tree, other: Tree, question: str) -> Tree:
-    """``45^\\circ`` as ``\\pi/4``, where the question leaves the unit of an angle open and the
-    other answer is in radians."""
+    """``45^\\circ`` as ``\\pi/4``, if the question names no unit and ``other`` is in radians."""
     right = _right_side(other)
     if tree[0] != "deg" or not question or holds(right, "deg") or _PI not in subtrees(right):
         return tree
@@ -490,8 +487,7 @@ def _with_sign(tree: Tree, is_upper: bool) -> Tree:
 
 
 def is_same_family(gold: Tree, answer: Tree) -> bool:
-    """Whether two answers number the same solutions: ``13\\pi/6 + 2k\\pi`` for
-    ``\\pi/6 + 2k\\pi``, with any integer k."""
+    """Whether ``13\\pi/6 + 2k\\pi`` and ``\\pi/6 + 2k\\pi`` have the same values for all k."""
     names = [name for name in variables(gold) & variables(answer) if name in _PARAMETERS]
     if len(names) != 1 or form_of(answer).steps - form_of(gold).steps - _OF_FAMILIES:
         return False
@@ -533,8 +529,7 @@ def _is_whole(number: complex) -> bool:
 
 
 def _as_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
-    """A matrix of one column and ``2i - 3j`` as a tuple, where the other one is a tuple; of a
-    tuple times a number, both as columns."""
+    """Columns and ``2i - 3j`` as tuples, if ``other`` is one; multiples of a tuple as columns."""
     gold, answer = (
         (_from_unit_vectors(tree) or _rows_of(tree, other) or tree)
         if other[0] in ("tuple", "matrix")
@@ -614,8 +609,7 @@ def _are_one_name(gold: Tree, answer: Tree) -> bool:
 
 
 def _without_domain(tree: Tree) -> tuple[Tree, Tree | None, str]:
-    """Split ``x = k\\pi, k \\in \\mathbb{Z}``, or several such families, into the equations, the
-    domain and the parameter."""
+    """Equations, domain, parameter of ``x = k\\pi, k \\in \\mathbb{Z}`` or several families."""
     match tree:
         case ["list", *families] if all(family[0] == "list" for family in families):
             parts = [_without_domain(family) for family in families]
