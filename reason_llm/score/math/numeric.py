@@ -72,8 +72,7 @@ def are_far_apart(first: Tree, second: Tree) -> bool:
 
 
 def direction_of(relation: Tree) -> Value | None:
-    """Number that a relation of two sides shares with all its multiples: the quotient of its sides'
-    difference at two points."""
+    """A number that is the same for all multiples of a relation with two sides."""
     differences = []
     for point in ("", "another"):
         left, right = (value_of(side, point) for side in relation[2:4])
