@@ -268,8 +268,7 @@ def without_remark(tokens: list[Token]) -> list[Token]:
 
 
 def _with_domain(tokens: list[Token]) -> list[Token]:
-    """``(C \\in \\mathbb{R})``, ``where C \\in \\mathbb{R}`` or ``n = 0, \\pm 1, \\ldots`` at the
-    end as ``, C \\in \\mathbb{R}``."""
+    """``(C \\in \\mathbb{R})`` or ``n = 0, \\pm 1, \\ldots`` at the end as a further item."""
     is_set = bool(tokens) and (str(tokens[0]), str(tokens[-1])) == ("\\{", "\\}")
     end = len(tokens) - (is_set or str(tokens[-1]) == ")") if tokens else 0
     for length in _LENGTHS_OF_DOMAIN:
