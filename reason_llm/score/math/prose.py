@@ -589,8 +589,7 @@ def _words_of(text: str, question: str) -> list[str]:
 
 
 def _states_gold_words(gold: list[str], words: list[str], question: str) -> bool:
-    """Whether words contain the gold answer, and otherwise only words of the question without an
-    alternative to it: ``It is an odd function``."""
+    """Whether words are the gold answer's and the question's: ``It is an odd function``."""
     own = [_stem(word) for word in gold]
     stems = [_stem(word) for word in words]
     if own in (["yes"], ["no"]) and (is_so := _predicate(words, question)) is not None:
