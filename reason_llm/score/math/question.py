@@ -219,8 +219,7 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _runs(tokens: list[Token], is_mathematics: bool) -> Iterator[list[Token]]:
-    """The tokens of a formula as a whole, and split at words and at commas outside of brackets; of
-    plain text only the parts."""
+    """A formula, and its parts between words and outer commas; of plain text only the parts."""
     runs: list[list[Token]] = [[]]
     depth = 0
     for index, token in enumerate(tokens):
