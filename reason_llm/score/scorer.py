@@ -238,8 +238,7 @@ class Scorer:
         tokenizer: "PreTrainedTokenizerBase",
         only_first: bool,
     ) -> None:
-        """Call the user's functions with two completions of a prompt, a plain text and the gold
-        answer in ``<answer>`` tags and a box."""
+        """Call the user's functions with two completions: plain text, and a marked gold answer."""
         answer = prompt.answer[:MAX_ANSWER_CHARACTERS] or "42"
         texts = (
             "This is a completion without an answer.",
