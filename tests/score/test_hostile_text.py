@@ -23,8 +23,8 @@ from reason_llm.score.math.answer_text import (
     tokens_of,
     trees_as_asked,
 )
-from reason_llm.score.math.asked import asked_units
 from reason_llm.score.math.boxed_math import is_copied, is_worked_out, majority
+from reason_llm.score.math.constraints import asked_units
 from reason_llm.score.math.extraction import (
     candidates,
     extract_answer,

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from reason_llm.score.math import asked, phrases
+from reason_llm.score.math import constraints, phrases
 from reason_llm.score.math.answer_form import form_of, is_plain
 from reason_llm.score.math.answer_tree import (
     BASES,
@@ -184,16 +184,16 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     if (verdict := _same_words(gold_tokens, tokens, question)) is not None:
         return verdict
     readings = read_both(gold, answer)
-    if readings is None or not asked.units_fit(*readings, question):
+    if readings is None or not constraints.units_fit(*readings, question):
         return False
     if _is_less_exact(*readings, question):
         return False
     trees = trees_as_asked(gold, answer, question)
     if trees is None or are_far_apart(*trees):
         return False
-    if not asked.ratio_fits(*trees, question):
+    if not constraints.ratio_fits(*trees, question):
         return False
-    trees = asked.as_ordered(*trees, question)
+    trees = constraints.as_ordered(*trees, question)
     first, second = map(form_of, trees)
     if first.value == second.value and trees[0][0] == trees[1][0]:
         return True
@@ -254,7 +254,7 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
         )
     if len(units) != 1:
         return None
-    named = asked.asked_units(question).named
+    named = constraints.asked_units(question).named
     is_known = bool(reading.unit) or units[0][0] in words_of(question)
     if (named and not (is_sum and named == {units[0]} == {parts[0].unit[0]})) or not is_known:
         return None
@@ -600,7 +600,7 @@ def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool |
             return False
     if phrases.means_empty_set(gold) and phrases.means_empty_set(answer):
         return True
-    if "".join(map(str, gold)) == "0" and asked.asks_for_number(question):
+    if "".join(map(str, gold)) == "0" and constraints.asks_for_number(question):
         rest = answer[len(gold) :] if answer[: len(gold)] == gold else answer
         if phrases.means_empty_set(rest):  # 0 (no solutions)
             return True
@@ -1011,7 +1011,7 @@ def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str
 
 def _is_less_exact(gold: Reading, answer: Reading, question: str) -> bool:
     """Whether the answer is about a number, or a list with it, where the gold one is the number."""
-    is_exact = not asked.asks_to_round(question)
+    is_exact = not constraints.asks_to_round(question)
     is_exact &= not gold.is_rounded and not variables(gold.tree)
     is_exact &= not any(part[0] == "num" and "." in part[1] for part in subtrees(gold.tree))
     return (answer.is_rounded and is_exact) or (

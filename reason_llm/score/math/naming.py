@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import reduce
 from itertools import permutations
 
-from reason_llm.score.math import asked
+from reason_llm.score.math import constraints
 from reason_llm.score.math.answer_form import form_of, work_left
 from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
 from reason_llm.score.math.numeric import TOLERANCE, is_near, is_scalar, value_of
@@ -68,7 +68,11 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if is_numbered:
         answer = _with_parameter(gold, name, answer, answer_name)
     is_numbered |= "integer" in question.lower()
-    if is_numbered and (domain or asked.asks_for_all(question)) and is_same_family(gold, answer):
+    if (
+        is_numbered
+        and (domain or constraints.asks_for_all(question))
+        and is_same_family(gold, answer)
+    ):
         shared = value_named(gold) if gold[0] == "rel" else gold
         return None if shared is None else (shared, shared)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
@@ -97,7 +101,7 @@ def _congruent(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | N
     if not any(moduli) and answer[2][0] != "var":
         return _unnamed(gold, ["rel", "=", *answer[2:]], question)
     modulus = answer[2][1] if moduli == (False, True) else ""
-    if moduli == (True, False) or not asked.asks_for_remainder(question, modulus):
+    if moduli == (True, False) or not constraints.asks_for_remainder(question, modulus):
         return None if any(moduli) else (gold, answer)
     if all(moduli) and gold[2] != answer[2]:
         return None
@@ -139,7 +143,7 @@ def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None
 def _right_of_relation(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
     """The gold value and the value of the answer's relation."""
     is_comparison = answer[1] in ("<", ">") and not variables(answer)
-    if is_comparison and (sign := asked.asks_for_larger(question)):
+    if is_comparison and (sign := constraints.asks_for_larger(question)):
         return gold, list(answer[2] if answer[1] == sign else answer[3])
     if not is_equality(answer):
         return gold, answer
@@ -153,7 +157,7 @@ def _right_of_relation(gold: Tree, answer: Tree, question: str) -> tuple[Tree, T
         return _unnamed(gold, ["tuple", *(coordinate for _, coordinate in pairs)], question)
     if gold[0] in ("list", "set") and holds(value, "pm", "mp"):
         return _unnamed(gold, last_value(value), question)
-    value = _as_rounded(gold, value) if asked.asks_to_round(question) else value
+    value = _as_rounded(gold, value) if constraints.asks_to_round(question) else value
     return gold, _with_constant_of(gold, value, question)
 
 

@@ -20,7 +20,7 @@ from reason_llm.score.math.answer_text import (
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
-from reason_llm.score.math.asked import asking_sentences, asks_to_round
+from reason_llm.score.math.constraints import asking_sentences, asks_to_round
 from reason_llm.score.math.question import AUXILIARIES, words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
 

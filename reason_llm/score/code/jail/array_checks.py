@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence, S
 from typing import Any
 
 from .assert_paths import Taint, call
-from .like_pytest import approx
+from .pytest_substitute import approx
 
 ARRAY_COMPARISONS = ("allclose", "isclose", "array_equal", "array_equiv", "assert_allclose",
                      "assert_equal", "assert_almost_equal", "assert_array_equal",

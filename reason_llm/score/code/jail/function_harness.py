@@ -26,7 +26,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import like_pytest
+from . import pytest_substitute
 from .array_checks import EACH, checked_loop
 from .assert_source import HELPERS, PROGRAM_NAME, AssertionCounts, Stop, TestsSource, namespace_of
 from .program_proxy import Program
@@ -62,7 +62,7 @@ def _run_tests(
         return "classes of unittest are not run"
     entered: set[str] = set()
     sys.modules[PROGRAM_NAME] = _ProgramModule(program)
-    sys.modules["pytest"] = like_pytest.module()
+    sys.modules["pytest"] = pytest_substitute.module()
     program.gives_arrays, program.gives_all_numbers = tests.uses_numpy, tests.speaks_of_infinity
     lost = _LostErrors(tests.has_futures)
     namespace = {
