@@ -150,8 +150,8 @@ class _Uses:
                 return "all its items are true" if all(reasons) else None
             case "all", [ast.GeneratorExp(elt=item)] if why := self._true(item):
                 return why
-            case "all", [ast.GeneratorExp(generators=[ast.comprehension(iter=of), *_])] if (
-                _is_literal(of) and not ast.literal_eval(of)
+            case "all", [ast.GeneratorExp(generators=[ast.comprehension(iter=values), *_])] if (
+                _is_literal(values) and not ast.literal_eval(values)
             ):
                 return "there is nothing to go through"
         return None
