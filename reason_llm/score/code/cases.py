@@ -229,17 +229,17 @@ def check_runs(answer: str, prompt: str = "") -> None:
     so that every program would earn nothing. The prompt's text may have the functions' signatures.
     """
     tests = read_tests(answer)
-    asked = _signatures(prompt)
+    signatures = _signatures(prompt)
     if isinstance(tests, CallTests):
         for number, arguments in enumerate(tests.inputs, start=1):
             try:
-                _check_call(tests.function, len(arguments), set(), asked, f"test {number}")
+                _check_call(tests.function, len(arguments), set(), signatures, f"test {number}")
             except ValueError as error:
                 raise ValueError(f"{error} (an argument that is a list: [[1, 2, 3]])") from error
     if not isinstance(tests, AssertTests):
         return
     tree = ast.parse(tests.source)
-    _check_calls(tree, asked)
+    _check_calls(tree, signatures)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     is_called = tests.entry_point is not None or "check" in used
     for name in _imported(tree) - {*sys.stdlib_module_names, *PACKAGES, "pytest", "solution"}:
@@ -294,10 +294,10 @@ MAX_SIGNATURES, MAX_SIGNATURE_CHARACTERS = 64, 2000
 """Functions of a prompt, and characters of a function's parameters, that are read."""
 
 
-def _check_calls(tree: ast.Module, asked: dict[str, list[ast.arguments]]) -> None:
+def _check_calls(tree: ast.Module, signatures: dict[str, list[ast.arguments]]) -> None:
     """Check all calls of functions of the prompt and the tests that are not expected to fail."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    own = {func.name: [] if func.decorator_list else [func.args] for func in functions}
+    defined = {func.name: [] if func.decorator_list else [func.args] for func in functions}
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
@@ -310,7 +310,7 @@ def _check_calls(tree: ast.Module, asked: dict[str, list[ast.arguments]]) -> Non
         if None in names or any(isinstance(argument, ast.Starred) for argument in node.args):
             continue
         place = f"the tests' line {node.lineno}"
-        _check_call(node.func.id, len(node.args), names, asked | own, place)
+        _check_call(node.func.id, len(node.args), names, signatures | defined, place)
 
 
 def _check_call(
