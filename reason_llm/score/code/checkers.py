@@ -229,9 +229,9 @@ def _setup(mode: Mode, modules: tuple[str, ...], folders: tuple[str, ...]) -> di
 
 
 def _package_folders() -> tuple[str, ...]:
-    own = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    installed = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
     shared = (path for path in sys.path if path.endswith(_PACKAGES))
-    return tuple(path for path in dict.fromkeys((*own, *shared)) if Path(path).is_dir())
+    return tuple(path for path in dict.fromkeys((*installed, *shared)) if Path(path).is_dir())
 
 
 def _path_of(module: str) -> Path | None:
