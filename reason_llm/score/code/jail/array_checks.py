@@ -84,8 +84,8 @@ class StrictArrays(ast.NodeTransformer):
         """A loop over what the tests may have handed to the program."""
         values = [node.iter]
         if isinstance(node.iter, ast.Call):  # of enumerate(xs), zip(xs, ys), d.items()
-            of = [node.iter.func.value] if isinstance(node.iter.func, ast.Attribute) else []
-            values += [*node.iter.args, *of]
+            owner = [node.iter.func.value] if isinstance(node.iter.func, ast.Attribute) else []
+            values += [*node.iter.args, *owner]
         watched: list[ast.expr] = [
             copy.deepcopy(value)
             for value in values
@@ -199,9 +199,10 @@ def compare(
 
 def strict_zip(from_program: Sequence[bool], *parts: Any) -> Iterator[tuple[Any, ...]]:
     """``zip``; ValueError if the program gave fewer values than the tests hold."""
-    own = [part for part, is_given in zip(parts, from_program, strict=True) if not is_given]
-    is_sized = all(hasattr(part, "__len__") for part in own)
-    wanted = min(map(len, own)) if is_sized and not all(type(p) is range for p in own) else 0
+    of_tests = [part for part, is_given in zip(parts, from_program, strict=True) if not is_given]
+    is_sized = all(hasattr(part, "__len__") for part in of_tests)
+    is_counted = is_sized and not all(type(part) is range for part in of_tests)
+    wanted = min(map(len, of_tests)) if is_counted else 0
     count = 0
     for values in zip(*parts, strict=False):
         yield values
