@@ -154,11 +154,11 @@ class Taint:
 
     def _bind(self, target: ast.AST, value: ast.AST) -> None:
         match target, value:
-            case ast.Tuple(elts=to), ast.Tuple(elts=of) if len(to) == len(of):
-                for one, other in zip(to, of, strict=True):
+            case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+                for one, other in zip(targets, values, strict=True):
                     self._bind(one, other)
-            case ((ast.Tuple(elts=to) | ast.List(elts=to)), _):
-                for one in to:
+            case ((ast.Tuple(elts=targets) | ast.List(elts=targets)), _):
+                for one in targets:
                     self._bind(one, value)
             case ((ast.Starred(value=inner) | ast.Subscript(value=inner)), _):
                 self._bind(inner, value)
@@ -167,20 +167,20 @@ class Taint:
             case ast.Name(), _:
                 self._edges.append(({self.keys[id(target)]}, self._used(value)))
 
-    def _bind_loop(self, target: ast.AST, values: ast.AST) -> None:
+    def _bind_loop(self, target: ast.AST, iterable: ast.AST) -> None:
         """A number that a loop counts is the tests' own, however often the loop runs."""
-        match target, values:
+        match target, iterable:
             case _, ast.Call(func=ast.Name(id="range")):
                 pass
-            case ast.Tuple(elts=[_, item]), ast.Call(func=ast.Name(id="enumerate"), args=[of, *_]):
-                self._bind_loop(item, of)
-            case ast.Tuple(elts=to), ast.Call(func=ast.Name(id="zip"), args=of) if len(to) == len(
-                of
-            ):
-                for one, other in zip(to, of, strict=True):
+            case ast.Tuple(elts=[_, item]), ast.Call(func=ast.Name("enumerate"), args=[values, *_]):
+                self._bind_loop(item, values)
+            case ast.Tuple(elts=targets), ast.Call(func=ast.Name("zip"), args=values) if len(
+                targets
+            ) == len(values):
+                for one, other in zip(targets, values, strict=True):
                     self._bind(one, other)
             case _:
-                self._bind(target, values)
+                self._bind(target, iterable)
 
 
 def _locals(function: FunctionNode | ast.Lambda) -> set[str]:
@@ -523,10 +523,10 @@ class Ways:
                     match side:
                         case ast.Name():
                             checked.add(self.taint.keys[id(side)])
-                        case ast.Call(func=ast.Name(id=name), args=[ast.Name() as of, *_]) if (
+                        case ast.Call(func=ast.Name(name), args=[ast.Name() as argument, *_]) if (
                             name in _WHOLE
                         ):
-                            checked.add(self.taint.keys[id(of)])
+                            checked.add(self.taint.keys[id(argument)])
         return names <= checked
 
     def _equality(self, test: ast.expr) -> bool | None:
