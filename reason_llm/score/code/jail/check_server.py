@@ -85,14 +85,14 @@ class _Caller:
     """The fork that makes calls."""
 
     def __init__(self, subjects: dict[str, Any]) -> None:
-        asked, self.ask_at = os.pipe()
-        self.answer_at, answered = os.pipe()
+        requests, self.ask_at = os.pipe()
+        self.answer_at, answers = os.pipe()
         self.spent_at, spent = os.pipe()
         self.is_spent = False
         self.process = os.fork()
         if self.process == 0:
-            _serve(subjects, asked, answered, spent)
-        for descriptor in (asked, answered, spent):
+            _serve(subjects, requests, answers, spent)
+        for descriptor in (requests, answers, spent):
             os.close(descriptor)
 
     def ask(self, request: Json) -> Json:
@@ -133,10 +133,10 @@ class _Caller:
         return os.waitstatus_to_exitcode(status)
 
 
-def _serve(subjects: dict[str, Any], asked: int, answered: int, spent: int) -> NoReturn:
+def _serve(subjects: dict[str, Any], requests: int, answers: int, spent: int) -> NoReturn:
     """Make calls until one may have evaluated text."""
     try:
-        first, second, third = sorted((asked, answered, spent))
+        first, second, third = sorted((requests, answers, spent))
         for low, high in ((3, first), (first + 1, second), (second + 1, third), (third + 1, 128)):
             os.closerange(low, high)
         os.dup2(2, 0)
@@ -156,7 +156,7 @@ def _serve(subjects: dict[str, Any], asked: int, answered: int, spent: int) -> N
                     os.write(spent, kind)
 
         sys.addaudithook(on_event)
-        while (request := _read(asked, math.inf)) is not None:
+        while (request := _read(requests, math.inf)) is not None:
             subject = subjects[request["call"]]
             function = getattr(subject, request["method"]) if request["method"] else subject
             arguments, named = pickle.loads(base64.b64decode(request["arguments"]))
@@ -165,7 +165,7 @@ def _serve(subjects: dict[str, Any], asked: int, answered: int, spent: int) -> N
             answer = _answer(function, arguments, named)
             is_calling = False
             signal.setitimer(signal.ITIMER_PROF, 0)
-            _write(answered, answer)
+            _write(answers, answer)
     finally:
         os._exit(0)
 
