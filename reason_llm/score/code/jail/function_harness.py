@@ -72,9 +72,9 @@ def _run_tests(
         **namespace_of(counts, entered),
     }
     for name in tests.modules | tests.helpers:
-        of = HELPERS.get(name, "numpy" if name == "np" else name)
+        source = HELPERS.get(name, "numpy" if name == "np" else name)
         with contextlib.suppress(ImportError):
-            module = importlib.import_module(of)
+            module = importlib.import_module(source)
             namespace[name] = getattr(module, name) if name in tests.helpers else module
     namespace |= _program_values(program, {name: name for name in tests.asked} | tests.renamed)
     if tests.asks_for_candidate:
