@@ -273,9 +273,9 @@ class ProgramServer:
             return {}
 
     def _result(self, request: Json) -> Any:
-        own = {f.__name__: f for f in (self.load, self.get, self.leave, self.solve)}
+        methods = {f.__name__: f for f in (self.load, self.get, self.leave, self.solve)}
         name = request["function"]
-        function = own[name] if name in own else _FUNCTIONS[name]
+        function = methods[name] if name in methods else _FUNCTIONS[name]
         self.shared.take(request)
         arguments = [decode(item, self._from_tester, TYPES) for item in request["arguments"]]
         named = {k: decode(v, self._from_tester, TYPES) for k, v in request["named"].items()}
