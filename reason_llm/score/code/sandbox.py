@@ -208,9 +208,9 @@ def setup_of(mode: Mode, packages: Mapping[str, Path], folders: int = 0) -> dict
 
 def _packages() -> dict[str, Path]:
     """Installed ``PACKAGES`` and their folders."""
-    own = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    installed = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
     shared = (path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
-    folders = [Path(path) for path in (*own, *shared)]
+    folders = [Path(path) for path in (*installed, *shared)]
     visible = {
         name: next((path / name for path in folders if (path / name).is_dir()), None)
         for name in PACKAGES
