@@ -113,8 +113,8 @@ class CustomReward:
                     f"in {wrong}=None"
                 )
         else:
-            asked = [n for n in self._names if n not in usual]
-            self.columns = tuple(f"{n}{MAY_LACK}" if n in self._optional else n for n in asked)
+            wanted = [n for n in self._names if n not in usual]
+            self.columns = tuple(f"{n}{MAY_LACK}" if n in self._optional else n for n in wanted)
             if self.takes_group == bool(OF_ONE & named.keys()):
                 raise ConfigError(
                     f"score.rewards: {where} must take either completion or token_ids, or "
