@@ -166,19 +166,19 @@ class LanguageModelJudge:
             raise ValueError("a pairwise judge compares the completions of a prompt; sample 2")
         answers = [completion.answer for completion in group.completions]
         # Samples of one prompt often repeat: each pair of distinct texts is asked about once.
-        asked = {
+        questions = {
             pair: self._pairs.submit(self._first_score, group.prompt, *pair)
             for pair in permutations(dict.fromkeys(answers), 2)
         }
         points: list[list[float]] = [[] for _ in range(count)]
         try:
             for i, j in combinations(range(count), 2):
-                gained = _pair_score(asked, answers[i], answers[j])
+                gained = _pair_score(questions, answers[i], answers[j])
                 if not math.isnan(gained):
                     points[i].append(gained)
                     points[j].append(1 - gained)
         finally:
-            for question in asked.values():
+            for question in questions.values():
                 question.cancel()
         return [sum(point) / len(point) if point else math.nan for point in points]
 
@@ -192,8 +192,8 @@ class LanguageModelJudge:
         options = self.options
         settings = (self._url, options.model, options.max_tokens, options.logprobs)
         form = SCORE_FORM if mode == "score" else PAIR_FORM
-        asked = [mode, *settings, form, self._rubric, text]
-        key = hashlib.sha256(orjson.dumps(asked)).hexdigest()
+        parts = [mode, *settings, form, self._rubric, text]
+        key = hashlib.sha256(orjson.dumps(parts)).hexdigest()
         try:
             return self._answers.answer(key, ask)
         except _NoJudgement as error:
@@ -240,13 +240,13 @@ class LanguageModelJudge:
         return _first_choice(self._service.ask(body, MAX_ANSWER_BYTES))
 
 
-def _pair_score(asked: Mapping[tuple[str, str], Future[float]], one: str, other: str) -> float:
+def _pair_score(questions: Mapping[tuple[str, str], Future[float]], one: str, other: str) -> float:
     """Score of the first one against the other: 1, 1/2 or 0; NaN without a judgement."""
     if one == other:
         return GAINS["TIE"]
-    there, back = asked[one, other].result(), 1 - asked[other, one].result()
-    is_judged = not math.isnan(there + back)
-    return (there if there == back else GAINS["TIE"]) if is_judged else math.nan
+    forward, backward = questions[one, other].result(), 1 - questions[other, one].result()
+    is_judged = not math.isnan(forward + backward)
+    return (forward if forward == backward else GAINS["TIE"]) if is_judged else math.nan
 
 
 def _rubric(options: JudgeOptions) -> str:
