@@ -238,7 +238,7 @@ class _Normalising:
     def addition(self, tree: Tree) -> Sum:
         terms = list(_terms(tree))
         sums = [(sign, self.sum(term)) for sign, term in terms]
-        parts = [_distributed({m: sign * c for m, c in of.items()}) for sign, of in sums]
+        parts = [_distributed({m: sign * c for m, c in inner.items()}) for sign, inner in sums]
         total: Sum = {}
         for part in parts:
             if not part:
@@ -407,8 +407,8 @@ class _Normalising:
         scale, bases = _as_factor(base)
         if scale != 1 or (len(base) == 1 and any(power != ONE for _, power in bases)):
             self.steps.add("power of a product")
-        powers = {factor: {m: c * exponent for m, c in of} for factor, of in bases}
-        exponents = [c for of in powers.values() for c in of.values()]
+        powers = {factor: {m: c * exponent for m, c in inner} for factor, inner in bases}
+        exponents = [c for inner in powers.values() for c in inner.values()]
         self.is_too_large |= any(abs(c) > _MAX_EXPONENT for c in exponents)
         if abs(exponent) * _digits(scale) > _MAX_MULTIPLIED_DIGITS:
             return _atom(("power", _frozen(base), exponent))
@@ -614,11 +614,11 @@ def variables_of(terms: Any) -> bool:
 def _terms(tree: Tree, sign: int = 1) -> Iterator[tuple[int, Tree]]:
     """The terms of a sum and of nested sums, with their signs."""
     for member in tree[1:]:
-        inner, own = (member[1], -sign) if member[0] == "neg" else (member, sign)
+        inner, member_sign = (member[1], -sign) if member[0] == "neg" else (member, sign)
         if inner[0] == "add":
-            yield from _terms(inner, own)
+            yield from _terms(inner, member_sign)
         else:
-            yield own, inner
+            yield member_sign, inner
 
 
 def _factors(tree: Tree, side: int = 1) -> Iterator[tuple[Tree, int]]:
