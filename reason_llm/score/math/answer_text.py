@@ -310,8 +310,8 @@ def _measures(tokens: list[Token]) -> list[list[Token]]:
 
 def is_embellished(gold: str, answer: str) -> bool:
     """Whether an equal answer has additions: brackets, braces, a remark, an integral, ``or``."""
-    tokens, own = tokens_of(answer), tokens_of(gold)
-    added = {str(token) for token in tokens} - {str(token) for token in own}
+    tokens, gold_tokens = tokens_of(answer), tokens_of(gold)
+    added = {str(token) for token in tokens} - {str(token) for token in gold_tokens}
     has_more = (
         added & {"or", "\\{", "\\int", "\\begin"} or phrases.without_remark(tokens) is not tokens
     )
@@ -550,22 +550,22 @@ def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] 
     """Digits of two numerals of one base, ``FF`` and ``FF_{16}`` or ``0xFF``; None for others."""
     if max(len(gold), len(answer)) > _LONGEST_NUMERAL or not (_has_base(answer) or _has_base(gold)):
         return None
-    asked = next((base for base, words in _BASES if words.search(question)), "")
+    asked_base = next((base for base, words in _BASES if words.search(question)), "")
     numerals = []
     for text in (gold, answer):
         digits, _, base = _OF_NUMERALS.sub("", text.rpartition("=")[2]).partition("_")
         base = BASES.get(base, base)
         if (prefix := digits[:2].lower()) in _PREFIXES and len(digits) > len(prefix):
             digits, base = digits[2:], _PREFIXES[prefix]
-        numerals.append((digits.upper(), base or asked))
-    (own, base), (said, other) = numerals
-    if not _has_base(answer) and own.isdigit():  # as mathematics, 101 and 101_2
+        numerals.append((digits.upper(), base or asked_base))
+    (gold_digits, base), (answer_digits, other) = numerals
+    if not _has_base(answer) and gold_digits.isdigit():  # as mathematics, 101 and 101_2
         return None
-    is_bare = own == _OF_NUMERALS.sub("", answer).upper() and not _has_base(gold)
+    is_bare = gold_digits == _OF_NUMERALS.sub("", answer).upper() and not _has_base(gold)
     if is_bare or not base.isdigit() or base != other:
         return None
-    is_hexadecimal = {own, said} <= {*filter(_HEXADECIMAL.fullmatch, (own, said))}
-    return (own, said) if is_hexadecimal else None
+    pair = gold_digits, answer_digits
+    return pair if all(map(_HEXADECIMAL.fullmatch, pair)) else None
 
 
 def _has_base(answer: str) -> bool:
@@ -589,8 +589,9 @@ def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool |
     """Whether words, or letters of a choice, are the same; None where one is no words."""
     if len(gold) > 1 and gold[0].text.casefold() in _LEAD_WORDS:  # The answer is C
         gold = gold[_answer_start(gold) or 0 :] or gold
-    if (letters := _chosen_letters(gold, question)) and (said := _chosen_letters(answer, question)):
-        return said == letters
+    letters = [_chosen_letters(tokens, question) for tokens in (gold, answer)]
+    if all(letters):
+        return letters[0] == letters[1]
     if choice := _choice_letter(gold):
         chosen = _chosen_letter(answer, question)
         if chosen is not None:
@@ -627,20 +628,20 @@ def _plain_words_without_article(tokens: list[Token]) -> list[str] | None:
 
 def _yes_or_no(gold: list[Token], answer: list[Token]) -> bool | None:
     """Whether ``No, 91 is not prime`` means ``No``; None if either answer has no such word."""
-    asked = gold[0].text.casefold().strip() if len(gold) == 1 else ""
-    if asked not in _OPPOSITES:
+    expected = gold[0].text.casefold().strip() if len(gold) == 1 else ""
+    if expected not in _OPPOSITES:
         return None
     if len(answer) == 1 == len(answer[0].text.split()):
         return None
     text = " ".join(token.text.casefold() for token in answer)
     first, _, rest = text.replace(" ,", ",").replace(" .", ".").partition(" ")
     words = {word.strip(".,;:!?()-") for word in rest.split()}
-    said, is_alone = first.strip(".,;:!"), first[-1:] in ".,;:!" or bool(words & _BECAUSE)
-    if said not in _OPPOSITES or not is_alone:
+    stated, is_alone = first.strip(".,;:!"), first[-1:] in ".,;:!" or bool(words & _BECAUSE)
+    if stated not in _OPPOSITES or not is_alone:
         return None
-    is_positive = said in ("yes", "true")
+    is_positive = stated in ("yes", "true")
     contrary = {"no", "false"} if is_positive else {"yes", *(() if "not" in words else ("true",))}
-    return said == asked and not words & (contrary | {"or", "maybe", "perhaps", "but", "wait"})
+    return stated == expected and not words & (contrary | {"or", "maybe", "perhaps", "but", "wait"})
 
 
 def _month_first(words: list[str] | None) -> list[str] | None:
@@ -968,12 +969,12 @@ def _without_brackets(tokens: list[Token]) -> list[Token]:
 
 def _is_read_alike(option: str, tokens: list[Token]) -> bool:
     """Whether an option's text, up to the next one, and another are one formula."""
-    own = tokenize(option.replace("\x00", " "))
-    marks = _choice_marks(own, anywhere=True)
+    option_tokens = tokenize(option.replace("\x00", " "))
+    marks = _choice_marks(option_tokens, anywhere=True)
     try:
         trees = [
             read(formula, letters_are_units=False).tree
-            for formula in (own[: marks[0][1]] if marks else own, list(tokens))
+            for formula in (option_tokens[: marks[0][1]] if marks else option_tokens, list(tokens))
         ]
     except UnreadableError:
         return False
