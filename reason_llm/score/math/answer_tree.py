@@ -309,9 +309,9 @@ class _TreeReader:
         while sign := self.take("-", "+", "\\pm", "\\mp"):
             terms.append(_signed(sign, self.product()))
         if len(terms) == 2 and terms[0][:1] == ["const"] and terms[1][:1] == ["neg"]:
-            of, without = terms[0], terms[1][1]
-            if str(of[1]).startswith("set ") and without[0] == "set":  # \mathbb{R} - \{2\}
-                return ["setminus", of, without]
+            whole, excluded = terms[0], terms[1][1]
+            if str(whole[1]).startswith("set ") and excluded[0] == "set":  # \mathbb{R} - \{2\}
+                return ["setminus", whole, excluded]
         return terms[0] if len(terms) == 1 else ["add", *terms]
 
     def product(self) -> Tree:
