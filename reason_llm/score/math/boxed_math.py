@@ -106,10 +106,10 @@ def are_joined_otherwise(gold: str, answer: str) -> bool:
 
 def _are_same_words(gold: str, answer: str, question: str) -> bool:
     """Whether two lists of words are equal, in any order unless the question asks for one."""
-    items, own = _items_of_words(gold), _items_of_words(answer)
-    if items is None or own is None or items == own:
-        return items is not None and items == own
-    return sorted(items) == sorted(own) and _ORDER.search(question.casefold()) is None
+    gold_items, answer_items = _items_of_words(gold), _items_of_words(answer)
+    if gold_items is None or answer_items is None or gold_items == answer_items:
+        return gold_items is not None and gold_items == answer_items
+    return sorted(gold_items) == sorted(answer_items) and _ORDER.search(question.casefold()) is None
 
 
 @functools.lru_cache(maxsize=1024)
