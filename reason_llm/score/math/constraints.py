@@ -195,9 +195,9 @@ def _without_rate(units: list[Unit], words: frozenset[str]) -> list[Unit]:
     names = [unit for unit, _ in units]
     if len(names) == 3 and names[0] in CURRENCIES and names[1] == "per" and names[2] in words:
         return units[:1]
-    of, _, per = names[0].partition("/")
-    is_rate = (of in CURRENCIES or per in _SPANS) and per in words and len(units) == 1
-    return [(of, "1")] if is_rate else units
+    above, _, below = names[0].partition("/")
+    is_rate = (above in CURRENCIES or below in _SPANS) and below in words and len(units) == 1
+    return [(above, "1")] if is_rate else units
 
 
 def _units_of(reading: Reading) -> list[Unit]:
@@ -254,13 +254,13 @@ def _units_at(words: list[str], place: int, is_counted: bool) -> set[Unit]:
         if word in AREAS:
             exponent = AREAS[word]
         elif word in ("per", "/") and units and place + 1 < end:
-            of, _ = units.pop()
+            above, _ = units.pop()
             place += 1
             below, power = _without_power(words[place])
-            rate = canonical(f"{of}/{canonical(below)}")
+            rate = canonical(f"{above}/{canonical(below)}")
             units |= {
                 (rate, power or "1"),
-                *([(of, "1")] if is_counted and rate not in SPEEDS else []),
+                *([(above, "1")] if is_counted and rate not in SPEEDS else []),
             }
         elif word in _RAISED and units:
             units = {(unit, _RAISED[word]) for unit, _ in units}
