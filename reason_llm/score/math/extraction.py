@@ -298,10 +298,10 @@ def _is_restated(answer: str, stated: str, is_sure: bool = False) -> bool:
     if is_sure:
         return False
     stated = _INSTEAD.split(stated, maxsplit=1)[0]
-    own, said = ("".join(text.split()).strip("$.*") for text in (answer, stated))
-    if own in _NUMBER.findall(stated) or (len(own) > 1 and own in said):
+    boxed, other = ("".join(text.split()).strip("$.*") for text in (answer, stated))
+    if boxed in _NUMBER.findall(stated) or (len(boxed) > 1 and boxed in other):
         return True
-    is_choice = len(said.strip("()")) == 1 and said.strip("()").isupper()
+    is_choice = len(other.strip("()")) == 1 and other.strip("()").isupper()
     return not (is_choice or any(map(str.isdigit, stated)))
 
 
