@@ -59,9 +59,9 @@ class _ComparisonWorker(Worker):
     def ask(self, question: Question, timeout_seconds: float) -> bool:
         """The worker's verdict; TimeoutError if it gave none in so much processor time, or in
         ``_PATIENCE`` times as long, Died if it ended in another way."""
-        asked = [question.gold, question.answer, timeout_seconds]
+        request = [question.gold, question.answer, timeout_seconds]
         try:
-            return bool(self.exchange(asked, _PATIENCE * timeout_seconds))
+            return bool(self.exchange(request, _PATIENCE * timeout_seconds))
         except Died as error:
             if error.is_late or error.code == -signal.SIGPROF:
                 raise TimeoutError from error
