@@ -68,11 +68,8 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if is_numbered:
         answer = _with_parameter(gold, name, answer, answer_name)
     is_numbered |= "integer" in question.lower()
-    if (
-        is_numbered
-        and (domain or constraints.asks_for_all(question))
-        and is_same_family(gold, answer)
-    ):
+    is_numbered &= bool(domain) or constraints.asks_for_all(question)
+    if is_numbered and is_same_family(gold, answer):
         shared = value_named(gold) if gold[0] == "rel" else gold
         return None if shared is None else (shared, shared)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
@@ -189,10 +186,10 @@ def _as_rounded(gold: Tree, answer: Tree) -> Tree:
     """67 of ``\\frac{200}{3} \\approx 67``, if that is the exact value to as many places."""
     if answer[0] != "approx" or gold[0] != "num" or answer[2][0] != "num":
         return answer
-    exact, near = value_of(last_value(answer[1])), value_of(answer[2])
+    exact, rounded = value_of(last_value(answer[1])), value_of(answer[2])
     whole, _, decimals = answer[2][1].partition(".")
     place = -len(decimals) or len(whole) - len(whole.rstrip("0"))
-    if not (is_scalar(exact) and is_scalar(near)) or abs(exact - near) > 0.5001 * 10.0**place:
+    if not (is_scalar(exact) and is_scalar(rounded)) or abs(exact - rounded) > 0.5001 * 10.0**place:
         return answer
     return list(answer[2])
 
@@ -342,8 +339,8 @@ def _with_names_of(gold: Tree, answer: Tree, question: str) -> Tree:
     wanted = value_of(_right_side(gold))
     for order in permutations(sorted(missing)):
         renamed = answer
-        for name, own in zip(sorted(added), order, strict=True):
-            renamed = _renamed(renamed, name, ["var", own])
+        for name, gold_name in zip(sorted(added), order, strict=True):
+            renamed = _renamed(renamed, name, ["var", gold_name])
         if is_near(wanted, value_of(_right_side(renamed))):
             return renamed
     return answer
@@ -502,8 +499,8 @@ def is_same_family(gold: Tree, answer: Tree) -> bool:
     first, second = ([number for number in family if abs(number) <= reach] for family in families)
     return len(first) > 2 and all(
         any(abs(a - b) < TOLERANCE * max(1, reach) for b in others)
-        for some, others in ((first, second), (second, first))
-        for a in some
+        for numbers, others in ((first, second), (second, first))
+        for a in numbers
     )
 
 
@@ -654,14 +651,15 @@ def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
     return answer
 
 
-def _with_parameter(gold: Tree, name: str, answer: Tree, own: str) -> Tree:
+def _with_parameter(gold: Tree, name: str, answer: Tree, answer_name: str) -> Tree:
     """``k\\pi`` as ``n\\pi``: the integer that numbers the solutions has any name. ``name`` and
     ``own`` are the gold answer's and the answer's, where they say what it is."""
     missing, added = (variables(a) - variables(b) for a, b in ((gold, answer), (answer, gold)))
-    name, own = name or "".join(missing & _PARAMETERS), own or "".join(added & _PARAMETERS)
-    if name not in missing or own not in added:
+    name = name or "".join(missing & _PARAMETERS)
+    answer_name = answer_name or "".join(added & _PARAMETERS)
+    if name not in missing or answer_name not in added:
         return answer
-    return _renamed(answer, own, ["var", name])
+    return _renamed(answer, answer_name, ["var", name])
 
 
 def _renamed(tree: Tree, name: str, new: Tree) -> Tree:
