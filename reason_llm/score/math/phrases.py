@@ -183,8 +183,8 @@ def without_modulus(tokens: list[Token]) -> tuple[list[Token], str]:
     names = [str(token) for token in tokens]
     names = ["\\bmod" if name == "\\mod" else name for name in names]
     if "\\bmod" in names and names.count("=") == 1 and names.index("=") > 2:
-        behind = names.index("=")
-        return tokens[behind + 1 :], without_modulus(tokens[:behind])[1]
+        equals = names.index("=")
+        return tokens[equals + 1 :], without_modulus(tokens[:equals])[1]
     end = len(tokens) - sum(str(token) in ("}", ")") for token in tokens[-2:])
     before = end - 1
     while before > 0 and str(tokens[before - 1]) in ("{", "("):
