@@ -462,8 +462,8 @@ def _number_at(words: list[str]) -> tuple[str, int]:
             break
     if place == start:
         return "", 0
-    if (of := _PARTS.get("".join(words[place : place + 1]).removesuffix("s"))) is not None:
-        return f"{sign}\\frac{{{total + part}}}{{{of}}}", place + 1
+    if (divisor := _PARTS.get("".join(words[place : place + 1]).removesuffix("s"))) is not None:
+        return f"{sign}\\frac{{{total + part}}}{{{divisor}}}", place + 1
     return f"{sign}{total + part}", place
 
 
@@ -487,10 +487,11 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
     # A gold answer without values is compared by its words.
     wanted = prose_of(unwrapped(gold), question)
     if wanted is None or is_bare_word(gold):
-        words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
-        said = _words_of(unwrapped(answer), question)
+        gold_words = [word for word in _words_of(unwrapped(gold), question) or () if word != "."]
+        answer_words = _words_of(unwrapped(answer), question)
         short = _words_of(_without_reason(unwrapped(answer)), question)
-        if words and any(_states_gold_words(words, spoken, question) for spoken in (said, short)):
+        spoken = (answer_words, short) if gold_words else ()
+        if any(_states_gold_words(gold_words, words, question) for words in spoken):
             yield gold, gold
             return
     stated = _named_values(unwrapped(answer), question)
@@ -519,15 +520,15 @@ def contradicts(answer: str, question: str) -> bool:
     if not question or len(answer) > MAX_CHARACTERS or not has_words(answer):
         return False
     text, asked = _plain_text(answer), words_of(question)
-    said = _WORD.findall(text)
-    opposites = [(one, other) for one, other in DIRECTIONS if not one.isdisjoint(said)]
+    words = _WORD.findall(text)
+    opposites = [(one, other) for one, other in DIRECTIONS if not one.isdisjoint(words)]
     if any(asked & other and not asked & one for one, other in opposites):
         return True
-    if (opening := _OPENING.match(text)) and (is_so := _predicate(said[1:], question)) is not None:
+    if (opening := _OPENING.match(text)) and (is_so := _predicate(words[1:], question)) is not None:
         return is_so != (opening[1] == "yes")
-    own = _RATIO.findall(text)
-    ratios = _RATIO.findall(_plain_text(question)) if own else []
-    return any((b, a) in ratios and (a, b) not in ratios for a, b in own)
+    ratios = _RATIO.findall(text)
+    question_ratios = _RATIO.findall(_plain_text(question)) if ratios else []
+    return any((b, a) in question_ratios and (a, b) not in question_ratios for a, b in ratios)
 
 
 def _plain_text(text: str) -> str:
@@ -590,16 +591,16 @@ def _words_of(text: str, question: str) -> list[str]:
 
 def _states_gold_words(gold: list[str], words: list[str], question: str) -> bool:
     """Whether words are the gold answer's and the question's: ``It is an odd function``."""
-    own = [_stem(word) for word in gold]
+    gold_stems = [_stem(word) for word in gold]
     stems = [_stem(word) for word in words]
-    if own in (["yes"], ["no"]) and (is_so := _predicate(words, question)) is not None:
-        return is_so == (own == ["yes"])
-    place = next((i for i in range(len(words)) if stems[i : i + len(own)] == own), -1)
-    rest = [*words[:place], *words[place + len(own) :]]
+    if gold_stems in (["yes"], ["no"]) and (is_so := _predicate(words, question)) is not None:
+        return is_so == (gold_stems == ["yes"])
+    place = next((i for i in range(len(words)) if stems[i : i + len(gold_stems)] == gold_stems), -1)
+    rest = [*words[:place], *words[place + len(gold_stems) :]]
     if place < 0 or len(rest) > _MOST_WORDS:
         return False
-    if _OPPOSITES & {*own}:
-        return own[0] in ("true", "false") and set(rest) <= _SMALL | {"statement", "claim"}
+    if _OPPOSITES & {*gold_stems}:
+        return gold_stems[0] in ("true", "false") and set(rest) <= _SMALL | {"statement", "claim"}
     asked = [word.strip("$.?!:;()") for word in question.lower().replace(",", " , ").split()]
     ends = {"or"} if (",", "or") not in pairwise(asked) else {"or", ","}
     alternatives = {
@@ -607,15 +608,15 @@ def _states_gold_words(gold: list[str], words: list[str], question: str) -> bool
         for before, word, after in zip(["", *asked], asked, [*asked[1:], ""], strict=False)
         if {before, after} & ends and "or" in asked
     }
-    alternatives = set() if own == ["neither"] else alternatives
-    known = ({"nor"} if own == ["neither"] else set()) | (
+    alternatives = set() if gold_stems == ["neither"] else alternatives
+    known = ({"nor"} if gold_stems == ["neither"] else set()) | (
         set(asked) | _SMALL | _NOUNS
     ) - alternatives - _DOUBTS - _CHANGES - {"and", "or"}
     names = {word.lower() for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]++", question)}
     is_compared = place == 0 and rest[:1] == ["is"] and "than" in rest  # Bob is taller than Ann
     known |= {"than"} if is_compared else set()
     known -= set() if is_compared else names - set(gold)
-    return set(rest) <= known - (_DENIALS - ({"nor"} if own == ["neither"] else set()))
+    return set(rest) <= known - (_DENIALS - ({"nor"} if gold_stems == ["neither"] else set()))
 
 
 def _predicate(words: list[str], question: str) -> bool | None:
@@ -627,13 +628,13 @@ def _predicate(words: list[str], question: str) -> bool | None:
         asked.pop()
     words = [part for word in words for part in _without_denial(word, asked)]
     num_denials = sum(word in _DENIALS for word in words)
-    said = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
-    said -= _NOUNS - {*asked}
-    while len(asked) > 1 and asked[-1] in _NOUNS - said:
+    stems = {_stem(word) for word in words if word not in _SMALL | _DENIALS}
+    stems -= _NOUNS - {*asked}
+    while len(asked) > 1 and asked[-1] in _NOUNS - stems:
         asked.pop()
     is_yes_or_no = bool(asked) and asked[0] in AUXILIARIES and not {*asked} & {"or", "not"}
     is_yes_or_no &= not (_OPPOSITES - {"no"}) & {*words}
-    if not is_yes_or_no or num_denials > 1 or not said <= {*asked} or asked[-1] not in said:
+    if not is_yes_or_no or num_denials > 1 or not stems <= {*asked} or asked[-1] not in stems:
         return None
     return not num_denials
 
@@ -808,10 +809,10 @@ def _paired(
             yield gold, f"({', '.join(values)})"
         yield gold, joined
         return
-    own = _labels(wanted)
-    if (order := _matching_places(own, labels)) is not None:
+    gold_labels = _labels(wanted)
+    if (order := _matching_places(gold_labels, labels)) is not None:
         values = [values[place] for place in order]
-    elif any(own) and any(labels):
+    elif any(gold_labels) and any(labels):
         return
     if len(values) == 1:
         yield wanted.values[0], values[0]
@@ -819,9 +820,9 @@ def _paired(
         yield f"({', '.join(wanted.values)})", f"({', '.join(values)})"
 
 
-def _matching_places(own: list[frozenset[str]], labels: list[frozenset[str]]) -> list[int] | None:
+def _matching_places(golds: list[frozenset[str]], labels: list[frozenset[str]]) -> list[int] | None:
     """The place of the one value with each of the gold answer's labels; None for another number."""
-    order = [[i for i, label in enumerate(labels) if label & wanted] for wanted in own]
+    order = [[i for i, label in enumerate(labels) if label & wanted] for wanted in golds]
     return [places[0] for places in order] if all(len(places) == 1 for places in order) else None
 
 
