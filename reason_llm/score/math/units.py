@@ -190,10 +190,10 @@ def _size(unit: str, power: str) -> tuple[list[tuple[str, str]], Fraction] | Non
     above, _, below = {"mph": "mi/h"}.get(unit, unit).partition("/")
     if not {above, below or above} <= _SIZES.keys() or power not in ("1", "2", "3"):
         return None
-    (measured, size), of = _SIZES[above], _SIZES.get(below)
-    if of is None:
+    (measured, size), divisor = _SIZES[above], _SIZES.get(below)
+    if divisor is None:
         return [(measured, power)], size ** int(power)
-    return [(measured, "1"), (of[0], power)], size / of[1] ** int(power)
+    return [(measured, "1"), (divisor[0], power)], size / divisor[1] ** int(power)
 
 
 def is_known(word: str) -> bool:
