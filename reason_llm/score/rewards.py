@@ -341,9 +341,11 @@ def _gym(options: Section, context: Context) -> Reward:
             raise ValueError("the reward gym judges rows of data.train=gym:NAME alone")
         subject = subjects.get(source) or Subject(gym_maker(source), is_maker=True)
         subjects[source] = subject
-        asked = find(prompt.continued_by(completion)), gym_tasks(source)[int(number) - 1]
+        arguments = find(prompt.continued_by(completion)), gym_tasks(source)[int(number) - 1]
         checkers = checkers_of(context.score.sandbox)
-        reward = checkers.call(subject, asked, method="score_answer", seconds=seconds, read=finite)
+        reward = checkers.call(
+            subject, arguments, method="score_answer", seconds=seconds, read=finite
+        )
         return 0.0 if reward is None else reward
 
     return Reward(of_one, answer=find)
