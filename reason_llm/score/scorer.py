@@ -184,11 +184,11 @@ class Scorer:
         for number, reward in enumerate(rewards):
             of_groups = self._values(reward, groups, [calls[number] for _, calls in begun], first)
             of_reward = [
-                [_nan_if_failed(c, value) for c, value in zip(group.completions, of, strict=True)]
-                for group, of in zip(groups, of_groups, strict=True)
+                [_nan_if_failed(c, v) for c, v in zip(group.completions, of_group, strict=True)]
+                for group, of_group in zip(groups, of_groups, strict=True)
             ]
             if only_first:  # a missing judgement counts as wrong
-                of_reward = [[0.0 if math.isnan(v) else v for v in of] for of in of_reward]
+                of_reward = [[0.0 if math.isnan(v) else v for v in row] for row in of_reward]
             first = first or of_reward
             values[reward.name] = of_reward
             for columns, group in zip(logged, groups, strict=True):
@@ -197,7 +197,7 @@ class Scorer:
         for g, group in enumerate(groups):
             completions = []
             for c, completion in enumerate(group.completions):
-                by_name = {name: of[g][c] for name, of in values.items()}
+                by_name = {name: by_group[g][c] for name, by_group in values.items()}
                 total = _total(rewards, by_name) if is_whole else None
                 extra = {name: of_group[c] for name, of_group in logged[g].items()}
                 completions.append(replace(completion, rewards=by_name, reward=total, logged=extra))
