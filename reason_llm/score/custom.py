@@ -190,6 +190,7 @@ class CustomReward:
         for side in rollout_sides():
             if (played := side.argument(group)) is not None:
                 values[side.ARGUMENT] = played
+        # Named here with the row, or Python's error would only show the function.
         missing = [n for n in self._names if n not in values and n not in self._optional]
         if missing:
             lacks = (s.ARGUMENT_LACKS for s in rollout_sides() if missing == [s.ARGUMENT])

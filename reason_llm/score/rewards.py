@@ -416,6 +416,7 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
             f"({error}); fix it"
         ) from error
 
+    # A pattern that matches nothing, or an empty pair of tags, would pay for every text.
     may_be_empty = {pair[1] for pair in _WRITTEN_EMPTY.finditer(options.pattern)}
     finds_nothing = pattern.search("", timeout=seconds) is not None
 

@@ -377,6 +377,7 @@ def _problem_and_fix(error: Exception) -> tuple[str, str]:
             "pass parsing_timeout=None to math_verify's parse and timeout_seconds=None to its "
             "verify, or use no signal; score.timeout_seconds limits each call"
         )
+    # Functions written for another trainer fail on the form of completions.
     is_of_index = isinstance(error, TypeError | IndexError)
     if is_of_index and any(text in str(error) for text in TEXT_ERRORS):
         return problem, (
@@ -410,6 +411,7 @@ def _total(rewards: Sequence[WeightedReward], values: Mapping[str, float]) -> fl
 def _warn_of_unscored(groups: Sequence[Group], in_evaluation: bool) -> None:
     """Warn of completions to which every reward gave None; in evaluation, where that counts 0, of
     those whose player failed."""
+    # One line with one example: a judge that fails would otherwise fill the log.
     rollouts = {
         f"{group.prompt.id}#{i}": completion
         for group in groups

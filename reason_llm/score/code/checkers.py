@@ -112,6 +112,7 @@ class Checkers:
             except (TypeError, ValueError) as error:
                 answer = {"problem": f"it gave {error}"}
         problem = answer.get("problem", f"it took longer than {seconds:g} s")
+        # Only the first failure is logged: a policy can fail in one way thousands of times.
         with self._lock:
             is_first = not self.num_timed_out + self.num_failed
             self.num_timed_out += "limit" in answer

@@ -524,7 +524,7 @@ def _without_left_sides(tokens: list[Token]) -> list[Token]:
         depth += (name in ("{", "(", "[")) - (name in ("}", ")", "]"))
         if depth == 0 and (name == "," or name.casefold() == "and"):
             part = tokens[start:place]
-            sign = _first_equals([str(each) for each in part])
+            sign = _first_equals([*map(str, part)])
             shortened += part[sign + 1 :] if sign and phrases.is_left_side(part[:sign]) else part
             shortened += tokens[place : place + 1]
             start = place + 1

@@ -409,7 +409,7 @@ def _with_relations(items: list[tuple[bool, str]]) -> list[tuple[bool, str]]:
             words.insert(0, merged[-1 - len(words)][1].lower())
         text = f" {' '.join(words)}"
         before = merged[len(merged) - len(words) - 1][1] if len(words) < len(merged) else ""
-        relation = next((each for each in _RELATIONS if text.endswith(f" {each[0]}")), None)
+        relation = next((pair for pair in _RELATIONS if text.endswith(f" {pair[0]}")), None)
         if relation is not None:
             rest = set(words[: -len(relation[0].split())])
             name = before.strip()

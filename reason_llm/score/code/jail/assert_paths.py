@@ -456,6 +456,7 @@ class Ways:
         return [self._noted(name), node, *([] if is_checked else [self._took(name, None)])]
 
     def _try(self, node: ast.Try, way: _Way) -> list[ast.stmt]:
+        # A handler, or a jump in ``finally``, can hide that an assertion did not run.
         is_decided = self.taint.holds(*node.body) and bool(node.handlers or _jumps(node.finalbody))
         must_raise = any(map(must_fail, node.body))
         has = (self.reaches(node.body) and not must_raise) or self.reaches(node.orelse)
