@@ -301,8 +301,8 @@ def test_what_does_not_fit_in_memory_is_refused_and_the_worker_goes_on(
         return True
 
     monkeypatch.setattr(math_worker, "same", fills_memory)
-    assert math_worker.compared(("1", "2", 9)) is False  # type: ignore[arg-type]
-    assert math_worker.compared(("x", "y", 9)) is True  # type: ignore[arg-type]
+    assert math_worker.compare(("1", "2", 9)) is False  # type: ignore[arg-type]
+    assert math_worker.compare(("x", "y", 9)) is True  # type: ignore[arg-type]
 
 
 def test_a_worker_loads_no_torch_and_nothing_of_ours_but_the_mathematics() -> None:
