@@ -214,7 +214,7 @@ class Scorer:
     ) -> None:
         """Call the user's functions with made-up completions, so that one that cannot work fails
         before a weight is read: of the first prompt, and of the first one with each set of columns
-        that are null, at most ``MOST_TRIED`` among the first ``MOST_READ`` prompts. Judges, reward
+        that are null, at most ``MAX_TRIED`` among the first ``MAX_READ`` prompts. Judges, reward
         models, programs and environments are not asked.
 
         Raises:

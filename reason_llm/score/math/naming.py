@@ -652,8 +652,8 @@ def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
 
 
 def _with_parameter(gold: Tree, name: str, answer: Tree, answer_name: str) -> Tree:
-    """``k\\pi`` as ``n\\pi``: the integer that numbers the solutions has any name. ``name`` and
-    ``own`` are the gold answer's and the answer's, where they say what it is."""
+    """``k\\pi`` as ``n\\pi``: any integer may number the solutions. ``name`` and ``answer_name`` are
+    the parameters of the gold answer and the answer, if they state one."""
     missing, added = (variables(a) - variables(b) for a, b in ((gold, answer), (answer, gold)))
     name = name or "".join(missing & _PARAMETERS)
     answer_name = answer_name or "".join(added & _PARAMETERS)
