@@ -212,7 +212,9 @@ def _pairwise(golds: Sequence[Tree], answers: Sequence[Tree]) -> bool:
 def _same_items(gold: Tree, answer: Tree) -> bool:
     """Whether lists or sets have the same items in any order. A tuple may stand for a list, but not
     for a set; a single item may stand for a set of one."""
-    golds, answers = (_items(tree) for tree in (gold, answer))
+    golds, answers = (
+        tree[1:] if tree[0] in ("list", "set", "tuple") else [tree] for tree in (gold, answer)
+    )
     if gold[0] == "set" and answer[0] == "tuple":
         answers = [answer]  # of \\{(1, 2)\\}, its one point
     if gold[0] == "tuple" or holds(gold, "dots"):
@@ -226,10 +228,6 @@ def _same_items(gold: Tree, answer: Tree) -> bool:
             return False
         del left[index]
     return True
-
-
-def _items(tree: Tree) -> list[Tree]:
-    return tree[1:] if tree[0] in ("list", "set", "tuple") else [tree]
 
 
 # relations and sets
