@@ -652,8 +652,8 @@ def _without_exclusion(gold: Tree, answer: Tree, question: str) -> Tree:
 
 
 def _with_parameter(gold: Tree, name: str, answer: Tree, answer_name: str) -> Tree:
-    """``k\\pi`` as ``n\\pi``: any integer may number solutions. ``name`` and ``answer_name`` are the
-    parameters that the gold answer and the answer state."""
+    """``k\\pi`` as ``n\\pi``: any integer may number solutions. ``name`` and ``answer_name`` are
+    the parameters that the gold answer and the answer state."""
     missing, added = (variables(a) - variables(b) for a, b in ((gold, answer), (answer, gold)))
     name = name or "".join(missing & _PARAMETERS)
     answer_name = answer_name or "".join(added & _PARAMETERS)
