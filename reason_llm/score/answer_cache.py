@@ -33,9 +33,9 @@ class AnswerCache:
         """Whether the file ends in the middle of a line."""
 
     def answer(self, key: str, ask: Callable[[], float]) -> float:
-        """The number of this key, or else what ``ask`` gives, which is kept. Of several threads
-        with one key, one asks. Raises what ``ask`` raises, and OSError if the file cannot be read
-        or written, or is larger than ``MAX_BYTES``."""
+        """The number of this key, else the result of ``ask``, which is stored. One of several
+        threads with a key asks. Raises what ``ask`` raises, and OSError for a bad or too large
+        file."""
         with self._lock:
             of_key = self._under_way.setdefault(key, Lock())
         with of_key:

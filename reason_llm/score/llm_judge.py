@@ -285,9 +285,9 @@ JOINER = "\u2060"
 
 
 def _marked(what: str, text: str) -> str:
-    """The text between two marks that it cannot hold itself: they bear its digest, which whoever
-    wrote it could not know. A server reads control tokens wherever they stand, and would let an
-    answer end its own message, so they are spelled with a character more."""
+    """The text between marks with its digest, which no author of the text could know. Control
+    tokens, which a server reads anywhere, get an invisible character, or they could end the
+    message."""
     text = _CONTROL.sub(lambda match: match[0] + JOINER, _utf8(text))
     tag = hashlib.sha256(text.encode()).hexdigest()[:12]
     return f"=== {what} {tag} begins ===\n{text}\n=== {what} {tag} ends ==="

@@ -150,9 +150,9 @@ class Scorer:
     def score_as_they_come(
         self, coming: Iterable[tuple[int, Group]], only_first: bool = False
     ) -> list[Group]:
-        """The groups as from ``score``, in the order of the places with which they come. A group's
-        rewards are asked for as soon as it comes. Raises as ``score``, and what ``coming`` raises;
-        calls that have not begun are dropped then."""
+        """Like ``score``, for groups that come with their places and are returned in that order.
+        Rewards begin as soon as a group comes. If ``coming`` or a reward raises, waiting calls are
+        dropped."""
         rewards = [weighted for weighted in self.rewards if not weighted.reward.of_model]
         rewards = rewards[:1] if only_first else rewards
         came: dict[int, tuple[Group, list[Calls]]] = {}
@@ -261,9 +261,8 @@ class Scorer:
     def with_model_reward(
         self, groups: Sequence[Group], name: str, values: Sequence[float]
     ) -> list[Group]:
-        """The groups with a reward model's reward, ``values`` of all completions in order, and with
-        the weighted sum when it is the last; RewardError if one is not finite, unless
-        ``score.on_error`` is zero."""
+        """Add a reward model's ``values`` of all completions in order, and the weighted sum with
+        the last model; RewardError if a value is not finite, unless ``score.on_error`` is zero."""
         rest = iter(values)
         return [
             replace(
@@ -295,9 +294,8 @@ class Scorer:
         return replace(completion, rewards=in_order, reward=_total(self.rewards, in_order))
 
     def take_counts(self) -> dict[str, float]:
-        """Number of errors, and of comparisons and checkers that timed out, since the last call;
-        and of each metric that a function logged the sum and the number of values, of which
-        ``metrics.with_means`` makes its mean."""
+        """Errors and time-outs since the last call, and for each logged metric the sum and the
+        number of its values, from which ``metrics.with_means`` makes the mean."""
         (failed, late), (failed_before, late_before) = (now := _num_faults()), self._before
         counts = {
             "score/errors": float(self._errors + failed - failed_before),

@@ -1,6 +1,5 @@
-"""Programs that a model wrote, run against tests in a sandbox, and checkers of other packages,
-which are called there. Stands alone: of the rest of the
-package it imports ``errors`` and ``files``."""
+"""Runs programs of models on tests, and checkers of other packages, in a sandbox. Stands alone: of
+the rest of the package it imports ``errors``, ``files`` and ``workers``."""
 
 from reason_llm.score.code.cases import (
     EXTRA_COLUMNS,

@@ -115,9 +115,8 @@ def _livecodebench_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def column_of_tests(row: Mapping[str, Any]) -> str:
-    """The column that holds the tests of a row; empty without one. Next to an ``entry_point``,
-    ``test`` is Python source that calls it, and comes first: LeetCode's rows have texts of
-    arguments in ``input_output``, too."""
+    """The column of a row's tests, or empty. Next to an ``entry_point``, ``test`` is Python source
+    and comes first, since LeetCode's rows also have texts of arguments in ``input_output``."""
     if row.get("entry_point") and isinstance(row.get("test"), str):
         return "test"
     return next((name for name in _COLUMNS if row.get(name) not in (None, "")), "")
@@ -225,9 +224,8 @@ def _assert_tests(source: Any, options: Mapping[str, Any], column: str) -> Asser
 
 
 def check_runs(answer: str, prompt: str = "") -> None:
-    """Check that tests, given as ``Prompt.answer``, can be run at all; ValueError if they cannot,
-    so that every program would earn nothing. The prompt's text may have the functions' signatures.
-    """
+    """Check that tests, given as ``Prompt.answer``, can pass at all; else raise ValueError. The
+    prompt's text may have the signatures of functions."""
     tests = read_tests(answer)
     signatures = _signatures(prompt)
     if isinstance(tests, CallTests):
@@ -489,9 +487,9 @@ def _number(word: str) -> float:
 
 
 def _within(expected: float, actual: float, tolerance: float) -> bool:
-    """Whether a number is near enough. A whole number that is expected is a count, for which no
-    other integer stands, and a float with nothing behind its point only by a tolerance of 1 or
-    more; otherwise a relative tolerance would forgive one in a million."""
+    """Whether a number is near enough. An expected integer is a count: no other integer equals it,
+    and no whole float does below a tolerance of 1, since a relative one would forgive 1 in a
+    million."""
     is_count = isinstance(expected, int)
     if is_count and (isinstance(actual, int) or (actual.is_integer() and tolerance < 1)):
         return expected == actual

@@ -227,9 +227,8 @@ def is_choice(gold: str) -> bool:
 
 
 def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
-    """The gold answer, and the answer as a number of its units, ``90`` of ``1 hour 30 minutes``;
-    both as numbers where both have the same units; None where the question names a unit, and where
-    they measure something else."""
+    """The gold answer, and the answer in its unit, ``90`` for ``1 hour 30 minutes``; both as
+    numbers if they share all units; None for other quantities, and if the question names a unit."""
     has_unit = any(character.isalpha() for character in answer)
     if not has_unit or not question:
         return None

@@ -126,9 +126,8 @@ def _items_of_words(text: str) -> list[str] | None:
 
 @functools.lru_cache(maxsize=1024)
 def same_word(gold: str, question: str) -> str | None:
-    """``Yes`` for ``True`` where the question can be answered by yes or no, and ``True`` for
-    ``Yes`` where it says ``true``; the numeral of a number in words; infinity for ``infinitely
-    many``, where a number is asked for; None for any other gold answer."""
+    """Another spelling of a gold answer: ``Yes`` for ``True`` and back, if the question allows
+    both; a number in words as a numeral; infinity for ``infinitely many``; None for others."""
     tokens = answer_text.tokens_of(gold) if len(gold) <= _LONGEST_ITEM else []
     words = " ".join(token.text for token in tokens).replace("-", " ").casefold().split()
     if (number := prose.as_number(words)) is not None:

@@ -140,9 +140,8 @@ _ALONE = re.compile(r" ?\$\^(?:([23])|\{([23])\})\$")
 
 @functools.lru_cache(maxsize=1024)
 def last_question(prompt: str) -> str:
-    """The question that a prompt ends with: of a rendered chat the user's last message, of
-    examples with the same label, ``Problem:``, what stands behind the last one; at most the last
-    ``MAX_CHARACTERS`` characters."""
+    """The last question of a prompt: the user's last message of a rendered chat, or the text behind
+    the last of equal labels, ``Problem:``; at most ``MAX_CHARACTERS`` characters."""
     prompt = prompt[-_MAX_PROMPT:]
     turns = list(_USER_TURN.finditer(prompt))
     if turns:

@@ -155,9 +155,8 @@ def leave_value_unchanged(
     asked: Collection[str],
     allowed: Collection[tuple[str, str]] = (),
 ) -> bool:
-    """Whether units and remarks behind a number leave its value as it is, the gold answer having
-    none. ``asked`` are words of the question, in one spelling each (none: it is not known), and
-    ``allowed`` units of the quantity that is asked for."""
+    """Whether units and remarks do not change a number, if the gold answer has none. ``asked`` are
+    words of the question (empty: unknown), ``allowed`` units of the quantity that it asks for."""
     return all(_fits(word, asked, (word, power) in allowed) for word, power in units)
 
 

@@ -119,9 +119,9 @@ class TestsSource:
         self.code = compile(ast.fix_missing_locations(self.tree), "tests.py", "exec")
 
     def _builtin_under_test(self, free: set[str], builtin: Container[str]) -> list[ast.Name]:
-        """The uses of a built-in name that mean the program's: what the tests hand to a function
-        of theirs (``check(sum)``), or, where the entry point or nothing else says what is tested,
-        what the innermost call of the first assertion calls."""
+        """Uses of a built-in name that mean the program's: arguments of test functions,
+        ``check(sum)``, or, if nothing else is tested, the function in the innermost call of the
+        first assertion."""
         uses = [node for node in ast.walk(self.tree) if _is_use(node)]
         candidates = {node.id for node in uses if node.id in free and node.id in builtin}
         if self.entry_point is not None:
@@ -218,9 +218,8 @@ def _assertions(tree: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _certain(body: Sequence[ast.stmt], is_helper: bool = False) -> Iterator[ast.stmt]:
-    """Statements under no condition: assertions, contexts that wait for an error, and other
-    statements without a body, except those that must not be reached. A helper may be called for
-    other cases alone, and then leaves before its end."""
+    """Unconditional statements without a body, except those that must not be reached. A helper that
+    may return early counts only up to there."""
     for node in body:
         if isinstance(node, LoopNode | WithNode) and not is_raises(node):
             yield from _certain(node.body, is_helper)
