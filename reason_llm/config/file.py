@@ -144,6 +144,8 @@ class Changes:
     """Changes that would make it another run."""
     warned: list[str]
     """Allowed changes that affect the result."""
+    free: list[str]
+    """Allowed changes that do not affect the adapter."""
 
 
 CONTENT = {
@@ -154,7 +156,7 @@ CONTENT = {
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
-    """Return the differences by the table ``CHANGES``, without the free ones.
+    """Return the differences by the table ``CHANGES``.
 
     ``run.steps`` is among the warned if the schedule depends on it.
     """
@@ -168,7 +170,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
             rule = "warn"
         values = f"{_shown(before.get(key))} -> {_shown(after.get(key))}"
         found[rule].append(f"{key:.200}: {CONTENT.get(key, values)}")
-    return Changes(found["never"], found["warn"])
+    return Changes(found["never"], found["warn"], found["free"])
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

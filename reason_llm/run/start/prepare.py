@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 MOST_SHOWN = 80
 """Characters of a system prompt in its line at the start."""
 
+OF_A_CALL = ("run.steps:", "run.resume:", "log.console:")
+"""Options of which a finished run has no use for another value."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -106,6 +109,11 @@ class Job:
             line = (
                 f"{self.folder} was ended early at step {self.state.step} by eval.patience: raise "
                 "it to continue, or start afresh with --run.resume never"
+            )
+        if changed := [each for each in self.state.changed if not each.startswith(OF_A_CALL)]:
+            line += (
+                f"; these options differ from those of the run: {'; '.join(changed)}; to use them, "
+                "give this run another --run.name"
             )
         watch.line(line)
         return summary
