@@ -711,8 +711,9 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     needed = getattr(total, phase)
     tenths = math.ceil(10 * needed / USABLE_FRACTION[machine.kind] / GIB)
     fixes.append(f"memory.budget_gib to {tenths / 10} or more, if there is as much")
+    where = " on the CPU of this machine, which has no GPU" if machine.kind == "cpu" else ""
     return (
-        f"memory.budget_gib={_gib(machine.budget_bytes)} is too little for {config.model.path}: "
-        f"{phase} needs {_gib(needed)} GiB of the {_gib(draft.usable)} GiB usable ({parts}) for "
+        f"memory.budget_gib={_gib(machine.budget_bytes)} is too little for {config.model.path}"
+        f"{where}: {phase} needs {_gib(needed)} GiB of the {_gib(draft.usable)} GiB usable ({parts}) for "
         f"one sequence of {draft.context} tokens; set {', or '.join(fixes)}"
     )
