@@ -19,8 +19,8 @@ from reason_llm.run.start import processes
 from reason_llm.score import Scorer
 
 ON_THIS_CPU = (
-    "planned for the CPU of this machine, which has no GPU: for a GPU, name its memory in GiB, such "
-    "as --memory.budget_gib 24"
+    "planned for the CPU of this machine, which has no GPU: for a GPU, name its memory in GiB, "
+    "such as --memory.budget_gib 24"
 )
 
 
