@@ -18,13 +18,18 @@ from reason_llm.model.plan import plan_only
 from reason_llm.run.start import processes
 from reason_llm.score import Scorer
 
+ON_THIS_CPU = (
+    "planned for the CPU of this machine, which has no GPU: for a GPU, name its memory in GiB, "
+    "such as --memory.budget_gib 24"
+)
+
 
 def check_options(
     config: Config, mistakes: list[ReasonError], is_plan: bool = False
 ) -> tuple[Config, set[str], list[str]]:
     """Add the mistakes in the options to ``mistakes``; return the config without wrong options, the
     columns that its rewards read, and the lines of the memory plan."""
-    data, score, table = config.data, config.score, list[str]()
+    data, score, table, is_whole = config.data, config.score, list[str](), not mistakes
     without: dict[str, Any] = {}
 
     def check(call: Callable[[], object], **usual: object) -> None:
@@ -55,5 +60,14 @@ def check_options(
     check(lambda: trackers.check_installed(config.log.trackers))
     check(lambda: processes.processes_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
-    check(lambda: table.extend(plan_only(config).table()))
+    check(lambda: table.extend(_planned(config, is_whole)))
     return config.with_options(without), columns, table
+
+
+def _planned(config: Config, is_whole: bool) -> list[str]:
+    """Lines of the memory plan. Of a config that lacks wrong options only the model is checked, on
+    a machine with any amount of memory: the memory may be too little for lack of an option."""
+    if not is_whole:
+        config = config.with_options({"memory.budget_gib": 4096, "memory.host_gib": 4096})
+    plan = plan_only(config)
+    return plan.table() + ([ON_THIS_CPU] if plan.machine.kind == "cpu" else [])

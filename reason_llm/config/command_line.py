@@ -147,7 +147,7 @@ def read_command_line(
             parser.add_argument(f"--{name}", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
     known, unknown = parser.parse_known_args(arguments)
     own_options = [*switches, *(values or {})] if with_config else None
-    raise_all(map(ConfigError, _unknown_arguments(unknown, own_options)))
+    raise_all(map(ConfigError, _unknown_arguments(unknown, own_options, arguments)))
     found = vars(known)
     first = found.pop("what")
     if with_config and first is not None and "=" in first and not Path(first).exists():
@@ -165,15 +165,19 @@ def read_command_line(
     return CommandLine(first, options_of(overrides), given, own)
 
 
-def _unknown_arguments(unknown: Sequence[str], own: Sequence[str] | None) -> Iterator[str]:
-    """Yield the message of each unknown argument; ``own`` are the command's own options, None for a
-    command without those of the config."""
+def _unknown_arguments(
+    unknown: Sequence[str], own: Sequence[str] | None, arguments: Sequence[str]
+) -> Iterator[str]:
+    """Yield the message of each unknown one of the ``arguments``; ``own`` are the command's own
+    options, None for a command without those of the config."""
     for word in [word for word in unknown if word.startswith("--")] or unknown[:1]:
-        problem, key = f"unknown argument {word!r}", word.lstrip("-").split("=")[0]
+        key, equals, value = word.lstrip("-").partition("=")
+        problem = f"unknown argument {word!r}"
         if own is None:
             yield f"{problem}; see --help for all options"
         else:
-            yield unknown_key(key, problem, "--", own)
+            after = arguments[arguments.index(word) + 1 :] if word in arguments else []
+            yield unknown_key(key, problem, "--", own, value if equals else next(iter(after), None))
 
 
 def _option_value(key: str, text: str) -> Any:
@@ -237,7 +241,8 @@ def _of_another_form(word: str) -> str:
     key, _, value = word.lstrip("+").partition("=")
     if any(key == name for name, _ in leaves(Config)):
         return f"{word:.200} is not a config file; write --{key} {value:.100}"
-    return unknown_key(key, f"{word:.200} is neither a config file nor an option", "--")
+    problem = f"{word:.200} is neither a config file nor an option"
+    return unknown_key(key, problem, "--", value=value)
 
 
 def _shown(value: Any) -> str:

@@ -144,6 +144,8 @@ class Changes:
     """Changes that would make it another run."""
     warned: list[str]
     """Allowed changes that affect the result."""
+    free: list[str]
+    """Allowed changes that do not affect the adapter."""
 
 
 CONTENT = {
@@ -154,7 +156,7 @@ CONTENT = {
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
-    """Return the differences by the table ``CHANGES``, without the free ones.
+    """Return the differences by the table ``CHANGES``.
 
     ``run.steps`` is among the warned if the schedule depends on it.
     """
@@ -168,7 +170,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
             rule = "warn"
         values = f"{_shown(before.get(key))} -> {_shown(after.get(key))}"
         found[rule].append(f"{key:.200}: {CONTENT.get(key, values)}")
-    return Changes(found["never"], found["warn"])
+    return Changes(found["never"], found["warn"], found["free"])
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -345,7 +347,7 @@ def _line(first: Mapping[str, Any], key: str, problem: str, path: str) -> str:
     )
     if first["type"] == "extra_forbidden":
         problem = f"{path}: unknown key {key!r}"
-        return f"{problem}{hint}" if option else unknown_key(key, problem)
+        return f"{problem}{hint}" if option else unknown_key(key, problem, value=first["input"])
     if first["type"] == "missing" and key == option:
         if path == COMMAND_LINE:
             return (
@@ -397,10 +399,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
 
 
-def unknown_key(key: str, problem: str, dashes: str = "", others: Iterable[str] = ()) -> str:
-    """Return ``problem`` with the option, or one of the ``others``, closest to ``key``."""
+def unknown_key(
+    key: str, problem: str, dashes: str = "", others: Iterable[str] = (), value: Any = None
+) -> str:
+    """Return ``problem`` with the option, or one of the ``others``, closest to ``key``, and with
+    ours for a ``value`` of another trainer's option."""
     keys = [*others, *(name for name, _ in leaves(Config))]
-    if same := other_names.equivalent(key, dashes, keys):
+    if same := other_names.equivalent(key, dashes, keys, value):
         return f"{problem}; {same}"
     inside = [name for name in keys if name.startswith(f"{key}.")]
     if dashes and inside:

@@ -295,6 +295,30 @@ def test_values_of_others_lead_to_values_that_exist() -> None:
                 load(None, {**options, option: theirs})
 
 
+@pytest.mark.filterwarnings("ignore")  # of TRL, for what is experimental
+def test_values_of_trl_are_written_as_options_that_exist() -> None:
+    """Each value of TRL's loss_type and scale_rewards has ours, and the page shows them."""
+    from trl import GRPOConfig
+
+    text = (ROOT / "docs" / "coming_from.md").read_text()
+    table = re.findall(r"^\| `(\w+): (\w+)` \| `(.+)` \|$", text, re.MULTILINE)
+    shown = {(name, value): ours.split("`, `") for name, value, ours in table}
+    for name, each in equivalents().items():
+        for theirs, ours in each.get("values", {}).items():
+            named = {key: 0.5 if value == "number" else value for key, value in ours.items()}
+            stage = "preference" if any(key.startswith("preference.") for key in ours) else "rl"
+            named = {key: 2 if key.startswith("sample.") else value for key, value in named.items()}
+            load(None, {"model.path": "x", "data.train": "x", "stage": stage, **named})
+            if theirs != "number":
+                assert shown.pop((name, theirs)) == [f"{k}: {v}" for k, v in ours.items()]
+    assert not shown
+    said = {field.name: field.metadata.get("help", "") for field in fields(GRPOConfig)}
+    losses = re.findall(
+        r"'(\w+)'", said["loss_type"].split("Supported values are")[1].split(". ")[0]
+    )
+    assert len(losses) == 8 and {*losses} <= equivalents()["loss_type"]["values"].keys()
+
+
 def test_the_schema_for_editors_is_current() -> None:
     """After a change of options: ``make schema``."""
     assert json.loads((ROOT / "configs" / "schema.json").read_text()) == json.loads(schema())

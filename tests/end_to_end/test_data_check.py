@@ -248,6 +248,39 @@ def test_ten_mistakes_are_told_in_one_run(tmp_path: Path, script: Call, switch: 
     assert shown == "" if switch == "--plan" else column in shown
 
 
+@pytest.mark.parametrize("wrong", [
+    ("--memory.budget_gib", "80GB"), ("--memory.budget_gib", "81920"),
+    ("--model.quantize", "nf5", "--memory.budget_gib", "48"),
+    ("--memory.host_gib", "4", "--train.optimizer", "adamx"),
+])  # fmt: skip
+def test_a_wrong_option_is_one_error_and_no_plan_without_it_is_refused(
+    wrong: tuple[str, ...], script: Call
+) -> None:
+    """32 billion parameters, of which no plan fits without the option."""
+    config = ROOT / "configs" / "dapo_qwen2.5-32b_80gb.yaml"
+    code, shown, errors = script("train.py", config, *wrong, "--plan")
+    assert (code, shown, len(errors.splitlines())) == (2, "", 1), errors
+    assert any(f"{key[2:]}=" in errors for key in wrong)
+
+
+def test_a_plan_of_a_machine_without_a_gpu_names_the_option_for_one(script: Call) -> None:
+    """Of all options here the engine alone is of a GPU."""
+    options = ["--model.path", "qwen2.5-1.5b-instruct", "--sample.engine", "vllm"]
+    line = (
+        "planned for the CPU of this machine, which has no GPU: for a GPU, name its memory in GiB, "
+        "such as --memory.budget_gib 24"
+    )
+    code, shown, errors = script("train.py", *options, "--plan")
+    assert (code, shown.splitlines()[-1]) == (0, line), errors
+    code, shown, errors = script("train.py", *options, "--plan", "--memory.budget_gib", "24")
+    assert code == 0 and "planned for the CPU" not in shown, errors
+    options[1] = "qwen2.5-32b-instruct"
+    code, shown, errors = script("train.py", *options, "--plan", "--memory.host_gib", "8")
+    assert (code, shown) == (2, "") and len(errors.splitlines()) == 1
+    where = "is too little for qwen2.5-32b-instruct on the CPU of this machine, which has no GPU: "
+    assert where in errors
+
+
 def test_wrong_options_are_one_line(tmp_path: Path, call: Call) -> None:
     train = lines(tmp_path / "a.jsonl", {"prompt": "Q", "chosen": "good one", "rejected": "bad"})
     for data, named in (

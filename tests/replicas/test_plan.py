@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+Call = Callable[..., tuple[int, str, str]]
 
-def test_cards_share_a_step(script: Callable[..., tuple[int, str, str]]) -> None:
+
+def test_cards_share_a_step(script: Call) -> None:
     """The default step is decoded in one wave, so that two cards sample hardly faster than one."""
     name = ["--model.path", "qwen2.5-7b-instruct", "--memory.budget_gib", "24"]
     _, one, _ = script("train.py", *name, "--plan")
@@ -23,3 +25,39 @@ def test_cards_share_a_step(script: Callable[..., tuple[int, str, str]]) -> None
     (sampling, learning), (sampled, learned) = phases(one), phases(two)
     assert learning == pytest.approx(2 * learned, rel=0.05)
     assert 0.8 * sampling < sampled < sampling
+
+
+def test_the_host_memory_of_all_processes_on_a_machine_is_added_up(script: Call) -> None:
+    """5 GiB each, and in the first one the learner's state before a step: an adapter of 0.30 GiB
+    and its moments of 0.60 GiB."""
+    options = ["--model.path", "qwen2.5-7b-instruct", "--memory.budget_gib", "24"]
+    options += ["--plan", "--memory.host_gib"]
+    team = ["--run.replicas", "2", "--run.samplers", "1"]
+    code, shown, error = script("train.py", *options, "64", *team)
+    assert code == 0 and "host memory: 3 processes on one machine need 15.9 of 64.0 GiB" in shown, (
+        shown + error
+    )
+    code, shown, error = script("train.py", *options, "64")
+    assert code == 0 and "host memory: needs 5.0 of 64.0 GiB" in shown
+    code, shown, error = script("train.py", *options, "64", "--run.replicas", "auto")
+    assert code == 0 and "host memory: each replica needs 5.9 of 64.0 GiB" in shown, shown + error
+    code, shown, error = script("train.py", *options, "12", *team)
+    assert code == 2 and error == (
+        "error: memory.host_gib=12.0 is less than the 15.9 GiB of host memory that 3 processes on "
+        "one machine need; raise it, or lower run.replicas or run.samplers\n"
+    )
+    code, shown, _ = script("train.py", *options, "12", *team, "--run.ray", "10.0.0.1:6379")
+    assert code == 0 and "3 processes on one machine need 15.9 of 12.0 GiB" in shown
+
+
+def test_without_a_gpu_the_table_is_of_one_replica_and_a_line_of_all(script: Call) -> None:
+    _, shown, error = script("train.py", "--plan", "--run.replicas", "2")
+    (whole,) = re.findall(r"memory on a CPU of ([\d.]+) GiB", script("train.py", "--plan")[1])
+    (part,) = re.findall(r"memory on a CPU of ([\d.]+) GiB", shown)
+    assert float(part) == pytest.approx(float(whole) / 8, abs=0.1), error
+    totals = re.findall(r"total +([\d.]+) GiB +([\d.]+) GiB", shown)[0]
+    (need, there) = re.findall(r"2 processes on one machine need ([\d.]+) of ([\d.]+) GiB", shown)[
+        0
+    ]
+    assert float(need) == pytest.approx(2 * max(map(float, totals)), abs=0.06)
+    assert there == whole

@@ -67,7 +67,8 @@ def test_a_finished_run_is_told_and_what_is_damaged_is_written_again(small_run: 
     assert job.finished(told) == summary
     assert told.lines[-1] == (
         f"{folder} is finished at step 1: raise --run.steps to continue, or start afresh with "
-        "--run.resume never"
+        "--run.resume never; these options differ from those of the run: eval.patience: 1 -> 0; "
+        "to use them, give this run another --run.name"
     )
     assert prepare(small_run(**JUDGED, run__steps=2), SILENT).finished(told) is None
     weights = "adapter_model.safetensors"
@@ -100,6 +101,28 @@ def test_a_finished_run_is_told_and_what_is_damaged_is_written_again(small_run: 
     assert train(small_run(**JUDGED, run__steps=2))["best"]["step"] == 0
     assert (folder / "adapter_best" / "best.json").read_bytes() == record
     assert (folder / "adapter_best" / weights).read_bytes() == before[f"adapter_best/{weights}"]
+
+
+def test_a_finished_run_names_the_options_that_it_was_not_run_with(
+    small_run: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is learned with them, so no line says that the run resumes with them."""
+    config = small_run(**JUDGED, run__steps=1)
+    summary, told = train(config), Lines()
+    other = {"train.learning_rate": 5e-3, "eval.limit": 1}
+    assert train(config.with_options(other), told) == summary
+    folder = config.run.directory / "small"
+    end = (
+        "; these options differ from those of the run: eval.limit: 2 -> 1; train.learning_rate: "
+        f"{config.train.learning_rate} -> 0.005; to use them, give this run another --run.name"
+    )
+    assert told.lines[-1] == (
+        f"{folder} is finished at step 1: raise --run.steps to continue, or start afresh with "
+        f"--run.resume never{end}"
+    )
+    assert not caplog.messages
+    train(config.with_options({**other, "run.steps": 2}))
+    assert [each for each in caplog.messages if "resumes with train.learning_rate" in each]
 
 
 def test_a_best_adapter_without_its_weights_is_no_longer_the_best(

@@ -47,7 +47,28 @@ def test_the_size_and_the_strength_of_a_step_are_said(said: Callable[..., list[s
         "train__learning_rate": 5e-6, "model__adapter__rank": 8, "model__adapter__alpha": 16,
         "algorithm": {"name": "grpo", "kl": "k3", "kl_coefficient": 0.04},
     }  # fmt: skip
-    told = "grpo: steps of 2 prompts x 4 completions, KL k3 x 0.04; learning rate 5e-06 (linear); "
-    assert told + "LoRA of rank 8, alpha 16" in said(**options)
-    options["algorithm"] = {"name": "grpo", "kl": "none"}
-    assert any(", no KL; " in each for each in said(**options))
+    steps = "grpo: steps of 2 prompts x 4 completions; KL k3 x 0.04; ratio clipped to 0.8 ... 1.2"
+    trained = "LoRA of rank 8, alpha 16, on all-linear; learning rate 5e-06 (linear)"
+    lines = said(**options)
+    assert lines[lines.index(steps) + 1] == trained
+    for row, told in (
+        ({"name": "grpo", "kl": "none"}, "; no KL; ratio clipped to 0.8 ... 1.2"),
+        ({"name": "dapo"}, "; no KL; ratio clipped to 0.8 ... 1.28"),
+        ({"name": "gmpo"}, "; no KL; log-ratio clipped to -0.4 ... 0.4"),
+        ({"name": "pg"}, " completions; no KL"),
+        ({"name": "gspo"}, "; no KL; sequence ratio clipped to 0.9997 ... 1.0004"),
+    ):
+        options["algorithm"] = row
+        (line,) = [each for each in said(**options) if each.startswith(f"{row['name']}: steps of")]
+        assert line.endswith(told) and len(line) <= 100
+    del options["algorithm"]
+    options |= {"model__adapter__targets": ["q_proj", "v_proj"], "model__adapter__rslora": True}
+    trained = "LoRA of rank 8, alpha 16 (rsLoRA), on q/v_proj; learning rate 5e-06 (linear)"
+    assert trained in said(**options)
+    every = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    options["model__adapter__targets"] = every
+    (line,) = [each for each in said(**options) if each.startswith("LoRA of")]
+    assert ", on q/k/v/o/gate/up/down_proj; " in line and len(line) <= 100
+    options["model__adapter__targets"] = r"model\.layers\.([0-9]|1[0-9])\.(self_attn|mlp)\..*_proj"
+    (line,) = [each for each in said(**options) if each.startswith("LoRA of")]
+    assert r", on model\.layers" in line and "…; learning" in line and len(line) <= 100

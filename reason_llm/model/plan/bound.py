@@ -86,19 +86,32 @@ class Phase:
         return max(self.flops / card.flops, self.read_bytes / card.bandwidth)
 
     def limit(self, card: Card) -> str:
-        """The limit that decides: matmul or memory."""
-        return "matmul" if self.seconds(card) == self.flops / card.flops else "memory"
+        """What limits it: arithmetic, that is the products, or memory bandwidth."""
+        is_busy = self.seconds(card) == self.flops / card.flops
+        return "arithmetic" if is_busy else "memory bandwidth"
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes that the plan chose, in tokens and sequences."""
+    """Sizes that the plan chose; tokens and sequences, unless said otherwise."""
 
     context: int
-    cache: int
+    pool_bytes: int
+    """Keys, values and recurrent states of all sequences that are decoded at once."""
     micro_batch: int
     at_once: int
+    """The most of these sequences."""
     skip_every: int = 0
+    state_bytes: int = 0
+    """Recurrent states of each of them."""
+    element_bytes: int = 2
+    """Of a key."""
+
+    def sequences(self, key_elements: float) -> float:
+        """Sequences that are decoded at once, each with so many elements of keys in the cache, as
+        many of values, and its states."""
+        each = 2 * self.element_bytes * key_elements + self.state_bytes
+        return min(self.at_once, self.pool_bytes / each) if each else self.at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +127,35 @@ class OutsideModel:
     """Its time in a step; None: it is not counted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """The evaluations of a run, and the least cost of each."""
+
+    count: int
+    sizes: str
+    """What each evaluates: ``500 problems``; empty where its size is not known."""
+    phases: tuple[Phase, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.count} evaluations of {self.sizes}"
+
+
 def line(
     phases: Sequence[Phase],
     cards: Sequence[Card],
-    steps: int,
+    steps: int | None,
     budget: float,
     team: TeamSizes = ALONE,
     alone: Phase | None = None,
+    evaluations: Evaluations | None = None,
 ) -> str:
     """One line: the least seconds of a step on the first card, its longest phase, and the hours of
-    so many steps; seconds and hours of the other cards; or that there are no numbers of the card.
+    so many steps with their evaluations; seconds and hours of the other cards; or that there are no
+    numbers of the card.
 
     Args:
         phases: the share of one card.
+        steps: None where their number is not known.
         budget: GiB that are planned for.
         team: cards that share a step.
         alone: sampling of the whole step on one card, where samplers sample ahead.
@@ -135,25 +164,35 @@ def line(
         names = ", ".join(each.name for each in CARDS)
         return f"step time unknown: data sheets are known for {names} only"
 
-    def times(card: Card) -> tuple[float, str, str]:
-        """Seconds of a step; these and the hours of the run as text."""
+    count, evaluated = (evaluations.count, evaluations.phases) if evaluations else (0, ())
+
+    def times(card: Card) -> list[str]:
+        """Seconds of a step and, where its steps are known, hours of the run."""
         total = _seconds(phases, card, team, alone)
-        told = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
-        return total, f"{told} s", f"{steps * total / 3600:,.1f} h"
+        told = [f"{total:,.0f} s" if total >= 10 else f"{total:.1f} s"]
+        if steps is not None:
+            total = steps * total + count * sum(phase.seconds(card) for phase in evaluated)
+            told.append(f"{total / 3600:,.1f} h")
+        return told
 
     card, *others = cards
-    _, told, hours = times(card)
+    told, *hours = times(card)
+    length = ""
+    if hours:
+        length = f"; {steps:,} steps{f' and {evaluations}' if evaluated else ''} {hours[0]}"
+        if count and not evaluated:
+            length += f" without the {count} evaluations, whose size is known if eval.limit is set"
     total = sum(phase.seconds(card) for phase in phases)
     longest = max(phases, key=lambda phase: phase.seconds(card))
     where = f"{'' if team.cards == 1 else f'{team.cards} times '}an {card.titled(budget)}"
     if team.samplers:
         where += f" and {team.samplers} more that sample"
         where += " at the same time" if team.samples_ahead else ""
-    more = "; ".join(f"{each.titled(budget)}: {', '.join(times(each)[1:])}" for each in others)
+    more = "; ".join(f"{each.titled(budget)}: {', '.join(times(each))}" for each in others)
     return (
         f"a step of full length takes at least {told} on {where}, {longest.name} "
         f"{longest.seconds(card) / total:.0%} of {'all work' if team.samples_ahead else 'it'} "
-        f"({longest.limit(card)}); {steps:,} steps {hours}{f' ({more})' if more else ''}"
+        f"(limited by {longest.limit(card)}){length}{f' ({more})' if more else ''}"
     )
 
 
@@ -187,16 +226,56 @@ def phases(
     ]
 
 
+def evaluations(
+    config: Config,
+    shape: Shape,
+    sizes: Sizes,
+    team: TeamSizes = ALONE,
+    held_out: tuple[int, int] | None = None,
+) -> Evaluations:
+    """The evaluations of a run: before the first step, every ``eval.every`` steps and after the
+    last. ``held_out`` is the number of held-out problems and rows; None where the data was not
+    read, and ``eval.limit`` is taken for each set.
+    """
+    of, steps = config.eval, config.run.steps
+    sets, has_rows = len(config.evaluation_sets), of.rows is not None
+    if not (sets or has_rows):
+        return Evaluations(0, "")
+    due = steps // of.every if of.every else 0
+    count = 1 + due + (not of.every or steps % of.every > 0)
+    if held_out is None and of.limit is None:
+        return Evaluations(count, "")
+    problems, rows = held_out or (sets * (of.limit or 0), has_rows * (of.limit or 0))
+    told, found, group = list[str](), list[Phase](), max(1, of.samples)
+    if problems:
+        told.append(f"{problems:,} problems{f' x {of.samples} completions' if of.samples else ''}")
+        part, new = problems / (team.cards + team.samplers), config.eval_max_new_tokens
+        found.append(_decoding("evaluation", config, shape, sizes, part, group, new))
+    if rows:
+        told.append(f"{rows:,} rows")
+        rows *= 2 if config.learns_pairs else 1
+        new = 0 if config.of_stage.scores else sizes.context
+        found.append(_reading("evaluation", config.model.quantize, shape, sizes, rows, new))
+    return Evaluations(count, " and ".join(told), tuple(found))
+
+
 def _sampling(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
-    """Each prompt is read once; then every decoded token reads the weights, together with as many
-    others as the cache holds, and the keys and values of its own rollout."""
-    sample, rollouts = config.sample, config.sample.rollouts_per_step / cards
-    prompts = sample.prompts_per_step / cards
-    new = min(sample.max_new_tokens, sizes.context)
+    """One card's part of a step's rollouts."""
+    sample = config.sample
+    prompts, group = sample.prompts_per_step / cards, sample.completions_per_prompt
+    return _decoding("sampling", config, shape, sizes, prompts, group, sample.max_new_tokens)
+
+
+def _decoding(
+    name: str, config: Config, shape: Shape, sizes: Sizes, prompts: float, group: int, most: int
+) -> Phase:
+    """Each prompt is read once; then every decoded token, ``most`` in each of a ``group`` of
+    completions, reads the weights, together with as many others as the cache holds, and the keys
+    and values of its own completion."""
+    rollouts, new = prompts * group, min(most, sizes.context)
     prompt = sizes.context - new
-    held = prompt / sample.completions_per_prompt + new / 2
-    in_cache = sizes.cache * shape.cached / max(1.0, shape.key_elements(held))
-    at_once = max(1.0, min(sizes.at_once, rollouts, in_cache))
+    held = shape.key_elements(prompt / group + new / 2)
+    at_once = max(1.0, min(rollouts, sizes.sequences(held)))
     base, head = _passed(shape), shape.vocabulary * shape.hidden
     flops = 2 * (base + shape.adapter) * (prompts * prompt + rollouts * new)
     flops += 2 * head * rollouts * new
@@ -207,14 +286,20 @@ def _sampling(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
     cached = 2 * 2 * shape.read_elements(new) * rollouts
     cached += 2 * shape.states.num_bytes(2) * rollouts * new  # read and written
     read = new * rollouts / at_once * weights + cached
-    return Phase("sampling", flops, read, prompts * prompt + rollouts * new)
+    return Phase(name, flops, read, prompts * prompt + rollouts * new)
 
 
 def reading(name: str, quantize: str, shape: Shape, config: Config, sizes: Sizes) -> Phase:
-    """One pass of an outside model over padded rows. Its way to the card and back is not
+    """One pass of an outside model over a step's rollouts. Its way to the card and back is not
     counted."""
-    rows, context = config.units_per_step, sizes.context
-    new, tokens = min(config.sample.max_new_tokens, context), rows * context
+    new = min(config.sample.max_new_tokens, sizes.context)
+    return _reading(name, quantize, shape, sizes, config.units_per_step, new)
+
+
+def _reading(name: str, quantize: str, shape: Shape, sizes: Sizes, rows: int, new: int) -> Phase:
+    """One pass over padded rows, with the logits of ``new`` tokens of each."""
+    context = sizes.context
+    tokens = rows * context
     total = 2.0 * _passed(shape) * tokens + 2 * shape.vocabulary * shape.hidden * rows * new
     total += 4 * shape.query * shape.attention_layers * rows * context**2 / 2
     batches = max(1.0, tokens / sizes.micro_batch)

@@ -100,7 +100,10 @@ class Plan:
     """None: without vLLM."""
     lines: tuple[Line, ...]
     host_bytes: int
-    """Planned host memory of a machine with a GPU; without one everything is in the ledger."""
+    """Planned host memory of this process on a machine with a GPU; without one everything is in the
+    ledger."""
+    team_host_bytes: int
+    """Host memory of all processes of the run, if they are on one machine."""
     checkpoint_bytes: int
     """Size on disk of each: adapter, optimizer state, and the best adapter."""
     sequence_bytes: int
@@ -111,6 +114,7 @@ class Plan:
     """The most sequences that are decoded at once; each has its recurrent states."""
     phases: tuple[bound.Phase, ...]
     """The least cost of one card's share of a step."""
+    evaluations: bound.Evaluations
     team: TeamSizes = ALONE
     """Cards that share a step."""
     alone: bound.Phase | None = None
@@ -163,16 +167,28 @@ class Plan:
         if self.config.samples and run.keep_buffers_gib:
             written += f", and rollouts of up to {run.keep_buffers_gib:g} GiB"
         rows.append(written)
+        there = f"of {_gib(self.machine.host_bytes)} GiB"
+        if self.team.processes > 1:
+            rows.append(
+                f"host memory: {self.team.processes} processes on one machine need "
+                f"{_gib(self.team_host_bytes)} {there}; the table is of one of them"
+            )
+        elif is_gpu:
+            each = "each replica needs" if self.config.run.replicas == "auto" else "needs"
+            rows.append(f"host memory: {each} {_gib(self.host_bytes)} {there}")
         if is_gpu:
-            there = _gib(self.machine.host_bytes)
-            rows.append(f"host memory: needs {_gib(self.host_bytes)} of {there} GiB")
             budget = self.machine.budget_bytes
             most = max(peak.sampling, peak.learning, peak.scoring)
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
             if self.phases:
                 kinds, gib = bound.cards_of(self.machine), budget / GIB
-                time = bound.line(self.phases, kinds, run.steps, gib, self.team, self.alone)
+                steps = run.steps if run.epochs is None else None
+                time = bound.line(
+                    self.phases, kinds, steps, gib, self.team, self.alone, self.evaluations
+                )
                 rows[-1] += f"; {time}"
+                if steps is None:
+                    rows[-1] += f"; the data decides how many steps run.epochs={run.epochs:g} has"
         return rows
 
     @property
@@ -205,6 +221,7 @@ def plan(
     longest_row: int = 0,
     outside: Sequence[OutsideModel] = (),
     attachments: AttachmentSizes | None = None,
+    held_out: tuple[int, int] | None = None,
 ) -> Plan:
     """Plan with the largest KV cache and micro-batches that fit.
 
@@ -217,12 +234,13 @@ def plan(
         learns: False: there is no learning phase, nor an optimizer.
         outside: models with weights of their own that read the rollouts.
         attachments: of the data; None without any.
+        held_out: numbers of held-out problems and rows; None if the data was not read.
 
     Raises:
         ConfigError: it does not fit; with what it needs and the nearest setting that does.
     """
     context = _context_tokens(config, limit, longest_prompt, longest_row)
-    draft = _Draft(config, shape, machine, context, learns, tuple(outside), attachments)
+    draft = _Draft(config, shape, machine, context, learns, tuple(outside), attachments, held_out)
     if draft.can_skip:  # no more than it takes, as each skipped input takes time
         ways = [replace(draft, skip_every=each) for each in (0, *SKIPS)]
         draft = next((each for each in ways if each.least() <= draft.usable), ways[-1])
@@ -246,13 +264,19 @@ def plan(
                 f"{_gib(draft.usable)} GiB is there; set it to {micro_batch} or to auto"
             )
         micro_batch = asked
-    needed, there = draft.host_bytes(micro_batch), machine.host_bytes
+    is_one_machine = config.run.ray is None
+    needed, there = draft.host_bytes(micro_batch, is_one_machine), machine.host_bytes
     if needed > there:
-        offloads = config.train.gradient_checkpointing == "offload"
+        count = draft.team.processes if is_one_machine else 1
+        whose = f"{count} processes on one machine need" if count > 1 else "are needed"
+        fixes = ["raise it"]
+        if count > 1:
+            fixes.append("lower run.replicas or run.samplers")
+        if config.train.gradient_checkpointing == "offload":
+            fixes.append("set train.gradient_checkpointing to true")
         raise ConfigError(
             f"memory.host_gib={_gib(there)} is less than the {_gib(needed)} GiB of host memory "
-            "that are needed; raise it"
-            + (", or set train.gradient_checkpointing to true" if offloads else "")
+            f"that {whose}; {', or '.join(fixes)}"
         )
     wanted = draft.sequences * draft.least_cache
     cache = draft.largest(draft.least_cache, wanted, lambda tokens: draft.total(tokens, 1).sampling)
@@ -278,6 +302,8 @@ class _Draft:
     learns: bool
     outside: tuple[OutsideModel, ...] = ()
     attachments: AttachmentSizes | None = None
+    held_out: tuple[int, int] | None = None
+    """Held-out problems and rows; None if the data was not read."""
     skip_every: int = 0
     """Of so many layers one keeps no input, which takes longer; 0: all keep theirs."""
 
@@ -561,7 +587,7 @@ class _Draft:
 
     def plan(self, cache_tokens: int, micro_batch_tokens: int) -> Plan:
         lines = tuple(self.lines(cache_tokens, micro_batch_tokens))
-        states = self.state_bytes(self.least_cache)
+        states, total = self.state_bytes(self.least_cache), _total(lines)
         pool = sum(line.sampling for line in lines if line.name in CACHES)
         engine = None
         if self.under_vllm:
@@ -579,8 +605,9 @@ class _Draft:
         tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)
         is_long = longest > TILE_TOKENS[self.machine.kind]
         sizes = bound.Sizes(
-            self.context, cache_tokens, micro_batch_tokens, self.sequences, self.skip_every
-        )
+            self.context, pool, micro_batch_tokens, self.sequences, self.skip_every,
+            state_bytes=states, element_bytes=self.element_bytes,
+        )  # fmt: skip
         return Plan(
             config=self.config,
             machine=self.machine,
@@ -591,11 +618,15 @@ class _Draft:
             engine=engine,
             lines=lines,
             host_bytes=self.host_bytes(micro_batch_tokens),
+            team_host_bytes=self.host_bytes(micro_batch_tokens, is_team=True)
+            if self.machine.kind == "cuda"
+            else self.team.processes * max(total.sampling, total.learning, total.scoring),
             checkpoint_bytes=self._checkpoint_bytes,
             sequence_bytes=self._logit_bytes + self._counts_bytes,
             sequence_tokens=self.least_cache if states else self.context,
-            short_sequences=min(self.sequences, pool // states) if states else self.sequences,
+            short_sequences=int(sizes.sequences(0)),
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside, self.team)),
+            evaluations=bound.evaluations(self.config, self.shape, sizes, self.team, self.held_out),
             team=self.team,
             alone=bound.phases(self.config, self.shape, sizes)[0]
             if self.team.samples_ahead
@@ -633,22 +664,25 @@ class _Draft:
             self.shape.trained * self.element_bytes
         )
 
-    def host_bytes(self, micro_batch_tokens: int) -> int:
+    def host_bytes(self, micro_batch_tokens: int, is_team: bool = False) -> int:
+        """Host memory of the first process, which alone scores and writes, or of all of them."""
         if self.machine.kind == "cpu":
             return 0
-        parked = self.optimizer_bytes if len(self.learned) > 1 else 0  # only one is on the GPU
-        parked += self.team.host_states * self._checkpoint_bytes
-        parked += self.team.host_adapters * 4 * self.learned["policy"]
-        parked += sum(each.weight_bytes for each in self.outside) if self.learns else 0
-        parked += self._held_bytes
+        each, team = HOST_BYTES, self.team
         if self.attachments is not None:
-            parked += self.attachments.kept_bytes(self.element_bytes)
-        if self.is_full:  # what is written of a checkpoint at once
-            parked += max(self._model_bytes, self.optimizer_bytes)
+            each += self.attachments.kept_bytes(self.element_bytes)
+        # only one role is on the GPU
+        learner = self._held_bytes + (self.optimizer_bytes if len(self.learned) > 1 else 0)
         if self.config.train.gradient_checkpointing == "offload":
             tokens = max(micro_batch_tokens, self.unit_tokens)
-            parked += self.shape.pinned_bytes(tokens, self.element_bytes)
-        return HOST_BYTES + parked
+            learner += self.shape.pinned_bytes(tokens, self.element_bytes)
+        first = team.host_states * self._checkpoint_bytes
+        first += team.host_adapters * 4 * self.learned["policy"]
+        first += sum(model.weight_bytes for model in self.outside) if self.learns else 0
+        if self.is_full:  # what is written of a checkpoint at once
+            first += max(self._model_bytes, self.optimizer_bytes)
+        learners, processes = (team.cards, team.processes) if is_team else (1, 1)
+        return processes * each + learners * learner + first
 
 
 def _shown(size: int) -> str:
@@ -711,8 +745,9 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     needed = getattr(total, phase)
     tenths = math.ceil(10 * needed / USABLE_FRACTION[machine.kind] / GIB)
     fixes.append(f"memory.budget_gib to {tenths / 10} or more, if there is as much")
+    where = " on the CPU of this machine, which has no GPU" if machine.kind == "cpu" else ""
     return (
-        f"memory.budget_gib={_gib(machine.budget_bytes)} is too little for {config.model.path}: "
-        f"{phase} needs {_gib(needed)} GiB of the {_gib(draft.usable)} GiB usable ({parts}) for "
-        f"one sequence of {draft.context} tokens; set {', or '.join(fixes)}"
+        f"memory.budget_gib={_gib(machine.budget_bytes)} is too little for {config.model.path}"
+        f"{where}: {phase} needs {_gib(needed)} GiB of the {_gib(draft.usable)} GiB usable "
+        f"({parts}) for one sequence of {draft.context} tokens; set {', or '.join(fixes)}"
     )

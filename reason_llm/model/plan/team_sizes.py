@@ -30,6 +30,11 @@ class TeamSizes:
     host_states: int = 0
     """States of the learners that host memory holds."""
 
+    @property
+    def processes(self) -> int:
+        """Number of processes, each with a card."""
+        return self.cards + self.samplers
+
 
 ALONE = TeamSizes()
 

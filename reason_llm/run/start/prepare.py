@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reason_llm.config import Config
+from reason_llm.config import SURROGATES, Algorithm, Config
 from reason_llm.data import Data, system_prompt
 from reason_llm.errors import DataError, one_line, printable
 from reason_llm.files import MIB, move_aside, read_object, write_atomically
@@ -26,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 MOST_SHOWN = 80
 """Characters of a system prompt in its line at the start."""
+
+WIDTH = 100
+"""Characters of a line on the steps."""
+OF_A_CALL = ("run.steps:", "run.resume:", "log.console:")
+"""Options of which a finished run has no use for another value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,11 @@ class Job:
                 f"{self.folder} was ended early at step {self.state.step} by eval.patience: raise "
                 "it to continue, or start afresh with --run.resume never"
             )
+        if changed := [each for each in self.state.changed if not each.startswith(OF_A_CALL)]:
+            line += (
+                f"; these options differ from those of the run: {'; '.join(changed)}; to use them, "
+                "give this run another --run.name"
+            )
         watch.line(line)
         return summary
 
@@ -145,7 +155,7 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
         named = f" (data.system_prompt: {name})" if name != text else ""
         yield f"system prompt of rows without one: {_shown(text)}{named}"
     if config.learns:
-        yield _settings(config)
+        yield from _settings(config)
     for reader in run.readers:
         yield from reader.lines()
     yield from run.subject.why if config.learns else run.subject.why[:-1]
@@ -153,25 +163,42 @@ def _lines(run: ResolvedRun, state: RunState, data: Data, scorer: Scorer) -> Ite
         yield from scorer.descriptions
 
 
-def _shown(text: str) -> str:
+def _shown(text: str, most: int = MOST_SHOWN) -> str:
     """The beginning of a text, in one line."""
     line = printable(" ".join(text.split()))
-    return line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}…"
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def _settings(config: Config) -> str:
-    """What decides the size and the strength of the steps."""
+def _settings(config: Config) -> Iterator[str]:
+    """Lines on what decides the size and the strength of the steps."""
     train, adapter = config.train, config.model.adapter
     rows = f"{train.rows_per_step} rows"
     if config.samples:
         sample, row = config.sample, config.algorithm.row()
         rows = f"{sample.prompts_per_step} prompts x {sample.completions_per_prompt} completions"
-        rows += ", no KL" if row.kl == "none" else f", KL {row.kl} x {row.kl_coefficient:g}"
-    trained = f"LoRA of rank {adapter.rank}, alpha {adapter.alpha:g}"
+        rows += "; no KL" if row.kl == "none" else f"; KL {row.kl} x {row.kl_coefficient:g}"
+        rows += _clipping(row)
+    yield f"{config.method.name}: steps of {rows}"
+    rate = f"; learning rate {train.learning_rate:g} ({train.schedule})"
     if config.model.train == "full":
-        trained = "all weights are trained"
-    rate = f"learning rate {train.learning_rate:g} ({train.schedule})"
-    return f"{config.method.name}: steps of {rows}; {rate}; {trained}"
+        yield f"all weights are trained{rate}"
+        return
+    trained = f"LoRA of rank {adapter.rank}, alpha {adapter.alpha:g}"
+    trained += f"{' (rsLoRA)' if adapter.rslora else ''}, on "
+    on = [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
+    layers = "/".join((*on, *adapter.target_parameters)).replace("_proj/", "/")
+    yield f"{trained}{_shown(layers, WIDTH - len(trained) - len(rate))}{rate}"
+
+
+def _clipping(row: Algorithm) -> str:
+    """The range to which the surrogate clips the ratio; empty where it has none."""
+    columns = SURROGATES[row.surrogate].columns
+    if "clip_low" not in columns:
+        return ""
+    middle = int("ratio" in columns)  # gmpo's is of the logarithm
+    name = "log-ratio" if not middle else "ratio" if row.ratio == "token" else f"{row.ratio} ratio"
+    name = name.replace("sequence_token", "sequence")
+    return f"; {name} clipped to {middle - row.clip_low:g} ... {middle + row.clip_high:g}"
 
 
 def _check_labels(config: Config, data: Data) -> None:
@@ -219,4 +246,8 @@ def _plan(subject: Subject, data: Data) -> Plan:
         prompts = [prompt for of in data.reader_prompts.values() for prompt in of.values()]
         longest_row = max(map(len, prompts)) + config.sample.max_new_tokens
     attachments = None if data.attachments is None else data.attachments.sizes
-    return subject.plan(int(longest), config.learns, int(longest_row), attachments=attachments)
+    rows = 0 if data.held_out_rows is None else len(data.held_out_rows.units.values)
+    return subject.plan(
+        int(longest), config.learns, int(longest_row), attachments=attachments,
+        held_out=(len(data.held_out_prompts), rows),
+    )  # fmt: skip

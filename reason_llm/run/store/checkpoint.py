@@ -42,7 +42,7 @@ from reason_llm.files import (
 )
 from reason_llm.model import Model, Role, adapters, score_head, weights
 from reason_llm.rollout import Count, Text, record_from_json
-from reason_llm.run.store.best import Best
+from reason_llm.run.store.best import Best, ends_early
 from reason_llm.run.store.document import RunIdentity
 from reason_llm.run.store.folder import CONFIG, listing, step_of
 from reason_llm.run.store.writer import BackgroundWriter
@@ -81,6 +81,8 @@ class RunState:
     """The best evaluation so far; None before any."""
     metrics_sha256: Text | None = None
     """SHA-256 of metrics.jsonl; None for a run that has not begun."""
+    changed: tuple[str, ...] = ()
+    """Differences of the run's config from the one in its checkpoint, as it starts."""
 
 
 def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
@@ -100,22 +102,31 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
     if not folders:
         return fresh(name, config)
     state = _newest_whole(folders)
-    if refused := refused_changes(state.run.config, config):
+    found = config_file.changes(state.run.config, config)
+    if found.refused:
         raise CheckpointError(
-            f"{run_folder} holds a run with another config ({'; '.join(refused)}); set that back, "
-            "give this run another --run.name, or start with --run.resume never, which moves "
+            f"{run_folder} holds a run with another config ({'; '.join(found.refused)}); set that "
+            "back, give this run another --run.name, or start with --run.resume never, which moves "
             "the old run aside"
         )
-    return replace(state, run=RunIdentity(state.run.id, name, config))
+    is_early = ends_early(state.best, config["eval"]["patience"])
+    if state.step < config["run"]["steps"] and not is_early:
+        _warn_of(found.warned)
+    changed = tuple(sorted(found.warned + found.free))
+    return replace(state, run=RunIdentity(state.run.id, name, config), changed=changed)
 
 
 def refused_changes(old: dict[str, Any], new: dict[str, Any]) -> Sequence[str]:
     """Changes of the config that a resumed run refuses; warns of those that make it another
     experiment."""
     changes = config_file.changes(old, new)
-    for line in () if changes.refused else changes.warned:
-        logger.warning("the run resumes with %s: from here on it is another experiment", line)
+    _warn_of([] if changes.refused else changes.warned)
     return changes.refused
+
+
+def _warn_of(changes: Sequence[str]) -> None:
+    for line in changes:
+        logger.warning("the run resumes with %s: from here on it is another experiment", line)
 
 
 def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
@@ -200,7 +211,7 @@ def read(folder: Path) -> RunState:
         value = read_object(folder / STATE, MOST_STATE_BYTES)
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
-        state = record_from_json(RunState, value | {"folder": folder})
+        state = record_from_json(RunState, value | {"folder": folder, "changed": ()})
         if missing := {weights.FILES[state.run.config["model"]["train"]], OPTIMIZER} - noted:
             raise ValueError(f"{min(missing)} is missing")
         return state

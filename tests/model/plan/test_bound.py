@@ -13,12 +13,14 @@ from reason_llm.config import Config, load
 from reason_llm.model.plan import OutsideModel, bound, plan_only
 from reason_llm.model.plan.bound import CARDS, Sizes
 from reason_llm.model.plan.machine import Machine
+from reason_llm.model.plan.outline import outline
+from reason_llm.model.plan.states import States
 from reason_llm.model.plan.team_sizes import TeamSizes
 
 BASE = 28 * (3584 * (3584 + 512 + 512 + 3584) + 3 * 3584 * 18944)
 HEAD = 3584 * 152064
 PROMPT, NEW, PROMPTS, GROUP = 256, 1024, 16, 8
-SIZES = Sizes(context=PROMPT + NEW, cache=10**6, micro_batch=16384, at_once=64)
+SIZES = Sizes(context=PROMPT + NEW, pool_bytes=10**12, micro_batch=16384, at_once=64)
 
 
 def found(folder: Path, **changes: Any) -> dict[str, bound.Phase]:
@@ -39,7 +41,7 @@ def test_a_decoded_token_reads_the_weights_and_its_own_cache(tmp_path: Path) -> 
     assert sampling.flops == pytest.approx(
         2 * BASE * (PROMPTS * PROMPT + rollouts * NEW) + 2 * HEAD * rollouts * NEW
     )
-    assert sampling.limit(CARDS[0]) == "memory"
+    assert sampling.limit(CARDS[0]) == "memory bandwidth"
     assert sampling.seconds(CARDS[0]) == sampling.read_bytes / 1.008e12
     packed = found(tmp_path, model__quantize="nf4")["sampling"]
     assert packed.read_bytes < 0.4 * sampling.read_bytes
@@ -56,12 +58,45 @@ def test_layers_with_a_window_read_no_more_than_it(tmp_path: Path) -> None:
     assert shape.cached == 28 * 512
     assert shape.read_elements(NEW) == 512 * (21 * 1024**2 / 2 + 7 * (256**2 / 2 + 768 * 256))
     assert shape.key_elements(1280) == 512 * (21 * 1280 + 7 * 256)
-    (sampling, *_) = bound.phases(config, shape, replace(SIZES, cache=2048))
+    (sampling, *_) = bound.phases(config, shape, replace(SIZES, pool_bytes=2048 * 28 * 512 * 4))
     held = 512 * (21 * (256 / 16 + 512) + 7 * 256)
     at_once = 2048 * 28 * 512 / held
     assert sampling.read_bytes == pytest.approx(
         NEW * 16 / at_once * 2 * (BASE + HEAD) + 16 * 4 * shape.read_elements(NEW)
     )
+
+
+def test_recurrent_states_leave_room_for_fewer_sequences(tmp_path: Path) -> None:
+    """A rollout has half of its 1024 tokens and an eighth of the prompt in the cache on average,
+    and its states. The weights are read once for as many as fit, and each reads its states and
+    writes them again for every token."""
+    config, shape = card_config(
+        tmp_path, sample__prompts_per_step=PROMPTS, sample__completions_per_prompt=GROUP
+    )
+    state, keys = 48 * 2**20, 4 * 28 * 512 * (PROMPT / GROUP + NEW / 2)
+    shape = replace(shape, adapter=0, states=States(layers=24, elements=state // 4))
+    fit = 10
+    sizes = replace(SIZES, pool_bytes=int(fit * (keys + 2 * state)), state_bytes=2 * state)
+    assert sizes.sequences(0) == pytest.approx(fit * (keys + 2 * state) / (2 * state))
+    (sampling, *_) = bound.phases(config, shape, sizes)
+    waves = PROMPTS * GROUP / fit
+    of_states = 2 * state * PROMPTS * GROUP * NEW
+    assert sampling.read_bytes == pytest.approx(
+        NEW * waves * 2 * (BASE + HEAD) + 4 * PROMPTS * GROUP * shape.read_elements(NEW) + of_states
+    )
+
+
+def test_the_plan_of_qwen3_5_and_its_time_have_as_many_sequences() -> None:
+    """In a step of 512 rollouts. States take 49.5 MiB (docs/configs.md), and twice that with
+    vLLM's prefix cache."""
+    options = {"sample.prompts_per_step": 64}
+    plan = plan_only(load(ROOT / "configs" / "math_qwen3.5-9b_24gb.yaml", options))
+    found = outline(plan.config.model)
+    assert plan.engine is not None and found is not None
+    pool, most, states = plan.engine.kv_cache_bytes, plan.engine.max_sequences, 99 * 2**20
+    sizes = Sizes(plan.context_tokens, pool, plan.micro_batch_tokens, most, state_bytes=states)
+    assert int(sizes.sequences(0)) == plan.short_sequences < most
+    assert bound.phases(plan.config, found.shape, sizes)[0] == plan.phases[0]
 
 
 def test_each_of_two_cards_reads_all_weights_for_half_of_the_rollouts(tmp_path: Path) -> None:
@@ -123,7 +158,7 @@ def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) 
     ):
         learning = found(tmp_path, **{"algorithm__name": "dapo"} | changes)["learning"]
         assert learning.flops == pytest.approx(expected), changes
-        assert learning.limit(CARDS[0]) == "matmul"
+        assert learning.limit(CARDS[0]) == "arithmetic"
     ppo = found(tmp_path, algorithm__name="ppo", critic__updates=2)[
         "learning"
     ]  # old, KL and values
@@ -138,7 +173,7 @@ def test_the_line(tmp_path: Path) -> None:
     phases = [bound.Phase("sampling", 0, 1.008e12, 0), bound.Phase("learning", 3 * 165.2e12, 0, 0)]
     assert bound.line(phases, CARDS[:1], 1800, 24) == (
         "a step of full length takes at least 4.0 s on an RTX 4090, "
-        "learning 75% of it (matmul); 1,800 steps 2.0 h"
+        "learning 75% of it (limited by arithmetic); 1,800 steps 2.0 h"
     )
     for seconds, told in ((9.94, "9.9"), (10.0, "10"), (2000.4, "2,000")):
         phase = bound.Phase("sampling", seconds * 165.2e12, 0, 0)
@@ -148,9 +183,70 @@ def test_the_line(tmp_path: Path) -> None:
     )
     phases[0] = bound.Phase("sampling", 0, 4 * 0.936e12, 0)
     assert bound.line(phases, CARDS[:3], 450, 24, TeamSizes(cards=2)).endswith(
-        " on 2 times an RTX 4090, sampling 55% of it (memory); 450 steps 0.8 h "
-        "(RTX 3090: 11 s, 1.4 h; L4 of only 22.5 GiB: 17 s, 2.1 h)"
+        " on 2 times an RTX 4090, sampling 55% of it (limited by memory bandwidth); 450 steps "
+        "0.8 h (RTX 3090: 11 s, 1.4 h; L4 of only 22.5 GiB: 17 s, 2.1 h)"
     )
+
+
+def test_evaluations_are_counted_where_their_size_is_known(tmp_path: Path) -> None:
+    """With one before the first step and one after the last, 300 steps have 1 + 300 // 40 + 1
+    evaluations. Each decodes 2 x 500 problems once, of 512 tokens each; 64 at once, that reads the
+    weights 1000 / 64 times for every token."""
+    changes = {
+        "run__steps": 300, "eval__every": 40, "data__eval": "x", "eval__sets": {"math": "y"},
+        "eval__max_new_tokens": 512,
+    }  # fmt: skip
+    config, shape = card_config(tmp_path, **changes, eval__limit=500)
+    shape = replace(shape, adapter=0)
+    found = bound.evaluations(config, shape, SIZES)
+    assert str(found) == "9 evaluations of 1,000 problems"
+    (phase,) = found.phases
+    prompt, kept = PROMPT + NEW - 512, 28 * 2 * 512 * 2
+    assert phase.read_bytes == pytest.approx(
+        512 * 1000 / 64 * 2 * (BASE + HEAD) + kept * 1000 * 512**2 / 2
+    )
+    assert phase.flops == pytest.approx(2 * BASE * 1000 * (prompt + 512) + 2 * HEAD * 1000 * 512)
+    card, phases = CARDS[0], [bound.Phase("learning", 36 * CARDS[0].flops, 0, 0)]
+    hours = 3 + 9 * phase.seconds(card) / 3600
+    said = bound.line(phases, [card], 300, 24, evaluations=found)
+    assert said.endswith(f"; 300 steps and 9 evaluations of 1,000 problems {hours:.1f} h")
+    sampled = config.with_options({"eval.samples": 4, "eval.every": 0})
+    told = bound.evaluations(sampled, shape, SIZES)
+    assert str(told) == "2 evaluations of 1,000 problems x 4 completions"
+    assert told.phases[0].tokens == pytest.approx(1000 * prompt + 4000 * 512)
+    many = config.with_options({"eval.limit": None})
+    found = bound.evaluations(many, shape, SIZES)
+    said = bound.line(phases, [card], 300, 24, evaluations=found)
+    assert said.endswith(
+        "; 300 steps 3.0 h without the 9 evaluations, whose size is known if eval.limit is set"
+    )
+    known = bound.evaluations(many, shape, SIZES, held_out=(64, 0))
+    assert str(known) == "9 evaluations of 64 problems"
+    config, _ = card_config(tmp_path, run__steps=300)
+    found = bound.evaluations(config, shape, SIZES)
+    assert bound.line(phases, [card], 300, 24, evaluations=found).endswith("; 300 steps 3.0 h")
+
+
+def test_held_out_rows_pass_the_model_once(tmp_path: Path) -> None:
+    changes = {"stage": "sft", "eval__rows": "x", "eval__limit": 100}
+    config, shape = card_config(tmp_path, run__steps=20, **changes)
+    shape = replace(shape, adapter=0)
+    found = bound.evaluations(config, shape, SIZES)
+    assert str(found) == "3 evaluations of 100 rows"
+    tokens = 100 * (PROMPT + NEW)
+    of_attention = 4 * 3584 * 28 * 100 * (PROMPT + NEW) ** 2 / 2
+    assert found.phases[0].flops == pytest.approx(2 * (BASE + HEAD) * tokens + of_attention)
+
+
+def test_a_plan_by_epochs_leaves_the_number_of_steps_open() -> None:
+    """It reads no data, which decides it."""
+    config = load(ROOT / "configs" / "gsm8k_qwen2.5-7b_24gb.yaml", {"run.epochs": 2})
+    (said,) = [line for line in plan_only(config).table() if "a step of full length" in line]
+    assert " h " not in said and " steps and " not in said
+    assert said.endswith("; the data decides how many steps run.epochs=2 has")
+    config = load(ROOT / "configs" / "gsm8k_qwen2.5-7b_24gb.yaml")
+    (said,) = [line for line in plan_only(config).table() if "a step of full length" in line]
+    assert "; 300 steps and 13 evaluations of 500 problems " in said
 
 
 @pytest.mark.parametrize(

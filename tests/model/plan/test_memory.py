@@ -403,7 +403,9 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     verdict = found.table()[-1]
     assert re.fullmatch(
         rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on an .+, "
-        r"(sampling|learning|the teacher) \d+% of it \((matmul|memory)\); [\d,]+ steps [\d,.]+ h"
+        r"(sampling|learning|the teacher) \d+% of it \(limited by (arithmetic|memory bandwidth)\); "
+            r"[\d,]+ steps (and \d+ evaluations of [\d,]+ (problems|rows) )?[\d,.]+ h"
+            r"( without the \d+ evaluations, whose size is known if eval.limit is set)?"
         r"( \((RTX 3090: .+ s, .+ h; L4 of only 22\.5 GiB|L40S of only 45\.0 GiB|A100 80GB): "
         r".+ s, .+ h\))?"
         if card >= 24 else r"fits: .* GiB; step time unknown: .*", verdict
