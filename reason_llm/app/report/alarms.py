@@ -124,7 +124,7 @@ def collapse(seen: Evidence) -> Finding:
         text = (
             f"{seen.first} was {means[best]:.1%} on average in steps {steps[best]} to "
             f"{steps[min(best + DRIFT_STEPS, last) - 1]}, and is 0 for every completion since step "
-            f"{steps[last]}. {likely_causes(seen)}".rstrip()
+            f"{steps[last]}. {_forms_of_answers(seen)}".rstrip()
         )
         return alarm(text, steps[last:], seen.newest, _after_collapse(seen))
     steps, values = series(seen.records, "eval/accuracy")
@@ -137,8 +137,7 @@ def collapse(seen: Evidence) -> Finding:
                 f"Held-out {seen.config.score.judged_by} was {values[best]:.1%} at step "
                 f"{steps[best]} and is 0 since step {steps[last]}."
             )
-            advice = f"Take {seen.adapter_of(steps[best])}. {_after_collapse(seen)}"
-            return alarm(text, steps[best:], seen.newest, advice)
+            return alarm(text, steps[best:], seen.newest, _after_collapse(seen))
     if len(trained) < DEAD_STEPS and len(values) < 2:
         return unknown(f"fewer than {DEAD_STEPS} steps and than two evaluations (data.eval)")
     return clear("Neither the first reward nor held-out accuracy fell to 0 and stayed there.")
@@ -157,9 +156,12 @@ def _is_collapse(before: Sequence[float], mean: float | None, count: float) -> b
 
 
 def _after_collapse(seen: Evidence) -> str:
+    steps, values = series(seen.records, "eval/accuracy")
+    best = max(range(len(values)), key=lambda i: values[i], default=0)
+    take = f" Take {seen.adapter_of(steps[best])}." if any(values) else ""
     return (
-        "A policy that has broken does not recover: resume from a checkpoint before it, or start "
-        "again, with a train.learning_rate that is 3 to 10 times lower"
+        f"A policy that has broken does not recover.{take} Resume from a checkpoint before it, or "
+        "start again, with a train.learning_rate that is 3 to 10 times lower"
         + (", or with algorithm.kl, which holds it near the base" if seen.config.samples else "")
         + ". If the rollouts show right answers in another form, ask for the form "
         "(data.system_prompt) or add a reward for it; if they never end, raise "
@@ -167,27 +169,30 @@ def _after_collapse(seen: Evidence) -> str:
     )
 
 
+def _forms_of_answers(seen: Evidence) -> str:
+    """How many completions of the last steps hold an answer, were cut off or never close their
+    thought, as text; empty if nothing was counted."""
+    last = seen.trained[-DEAD_STEPS:]
+    limits = "sample.turn_tokens or " * bool(seen.config.sample.turn_tokens)
+    words = {
+        "answers_found": f"hold an answer in the form that {seen.first} looks for",
+        "truncated": f"were cut off by {limits}sample.max_new_tokens",
+        "open_thoughts": "never close their thought",
+    }
+    told = []
+    for name, said in words.items():
+        values = series(last, f"sample/{name}_fraction")[1]
+        if values and (any(values) or name == "answers_found"):
+            told.append(f"{fmean(values):.0%} {said}")
+    return f"Of the completions of the last {len(last)} steps {', '.join(told)}." if told else ""
+
+
 def likely_causes(seen: Evidence) -> str:
     """Return likely causes, from the last steps, of a first reward of 0."""
-    config, last = seen.config, seen.trained[-DEAD_STEPS:]
+    config, text = seen.config, _forms_of_answers(seen)
     kind = config.score.rewards[0].kind
-
-    def mean(key: str) -> float | None:
-        values = series(last, key)[1]
-        return fmean(values) if values else None
-
-    told = []
-    if (found := mean("sample/answers_found_fraction")) is not None:
-        told.append(f"{found:.0%} hold an answer in the form that {seen.first} looks for")
-    if cut := mean("sample/truncated_fraction"):
-        limits = (
-            f"{'sample.turn_tokens or ' * bool(config.sample.turn_tokens)}sample.max_new_tokens"
-        )
-        told.append(f"{cut:.0%} were cut off by {limits}")
-    if unclosed := mean("sample/open_thoughts_fraction"):
-        told.append(f"{unclosed:.0%} never close their thought")
-    text = f"Of the completions of the last {len(last)} steps {', '.join(told)}." if told else ""
-    if mean("sample/opening_prompts_fraction"):
+    last = seen.trained[-DEAD_STEPS:]
+    if any(series(last, "sample/opening_prompts_fraction")[1]):
         text += " The prompt opens a thought, which each completion has to close."
     if (unasked := unasked_form(config.data.system_prompt, kind)) is not None:
         text += f" data.system_prompt does not ask for {unasked}."
@@ -668,7 +673,10 @@ ALARMS: dict[str, Alarm] = {
     "Collapse to 0": Alarm(
         collapse,
         charts=("score/reward", "eval/accuracy", "train/kl", "sample/truncated_fraction"),
-        applies=lambda seen: seen.config.samples or _has_metric("eval/accuracy", seen),
+        applies=lambda seen: (
+            seen.config.of_stage.learns
+            and (seen.config.samples or _has_metric("eval/accuracy", seen))
+        ),
     ),
     "A reward pays nothing": Alarm(
         pays_nothing,

@@ -133,7 +133,7 @@ def test_a_reward_that_falls_to_0_has_collapsed() -> None:
     before = [*steps(2, **usual | dead), *(record(s, **usual) for s in range(3, 23))]
     cut = usual | dead | {"sample__truncated_fraction": 0.9}
     records = [*before, *(record(s, **cut) for s in (23, 24, 25))]
-    found = judge(seen(records))
+    found = judge(report_runs.evidence(records, data__system_prompt="none"))
     collapse = found["Collapse to 0"]
     assert collapse.state == "alarm" and collapse.steps == (23, 25)
     assert collapse.text.startswith(
@@ -141,6 +141,7 @@ def test_a_reward_that_falls_to_0_has_collapsed() -> None:
     )
     assert "90% were cut off by sample.max_new_tokens" in collapse.text
     assert "train.learning_rate" in collapse.advice and "algorithm.kl" in collapse.advice
+    assert "does not ask" not in collapse.text  # it was asked for well enough before
     assert found["No right answer"].state == "clear"  # told by its cause
     assert alarms.collapse(seen(records[:-1])).state == "clear"
     assert alarms.collapse(seen([*records, record(26, **usual)])).state == "clear"
