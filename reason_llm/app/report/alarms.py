@@ -122,7 +122,7 @@ def collapse(seen: Evidence) -> Finding:
     groups = sum(r["sample/tokens"] / r["sample/completion_tokens"] for r in trained[last:]) / size
     if len(values) - last >= DEAD_STEPS and _is_collapse(values[:last], means.get(best), groups):
         text = (
-            f"{seen.first} was {means[best]:.1%} on average in steps {steps[best]} to "
+            f"{seen.first} was {seen.mean_score(means[best])} on average in steps {steps[best]} to "
             f"{steps[min(best + DRIFT_STEPS, last) - 1]}, and is 0 for every completion since step "
             f"{steps[last]}. {_forms_of_answers(seen)}".rstrip()
         )
@@ -134,8 +134,8 @@ def collapse(seen: Evidence) -> Finding:
         count = series(seen.records, "eval/problems")[1][-1:] or [seen.num_held_out or 0]
         if _is_collapse(values[:last], values[best], count[0]):
             text = (
-                f"Held-out {seen.config.score.judged_by} was {values[best]:.1%} at step "
-                f"{steps[best]} and is 0 since step {steps[last]}."
+                f"Held-out {seen.config.score.judged_by} was {seen.mean_score(values[best])} at "
+                f"step {steps[best]} and is 0 since step {steps[last]}."
             )
             return alarm(text, steps[best:], seen.newest, _after_collapse(seen))
     if len(trained) < DEAD_STEPS and len(values) < 2:

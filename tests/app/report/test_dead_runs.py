@@ -143,6 +143,8 @@ def test_a_reward_that_falls_to_0_has_collapsed() -> None:
     assert "train.learning_rate" in collapse.advice and "algorithm.kl" in collapse.advice
     assert "does not ask" not in collapse.text  # it was asked for well enough before
     assert found["No right answer"].state == "clear"  # told by its cause
+    mine = [{key.replace("boxed", "mine"): value for key, value in r.items()} for r in records]
+    assert alarms.collapse(seen(mine, "mine")).text.startswith("mine was 0.300 on average")
     assert alarms.collapse(seen(records[:-1])).state == "clear"
     assert alarms.collapse(seen([*records, record(26, **usual)])).state == "clear"
 
