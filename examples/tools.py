@@ -9,6 +9,8 @@ Several together, or a search in another file, are a class of one's own:
 
     class Mine(Calculator, Search):
         file = "my_texts.jsonl"
+
+To try one without a GPU: examples/play.py.
 """
 
 import ast

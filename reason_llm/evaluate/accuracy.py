@@ -100,7 +100,7 @@ def table(summary: Mapping[str, Any]) -> list[str]:
         for name, found in sets.items():
             for score, each in found.items():
                 if isinstance(each, dict):
-                    shown = f"{100 * each['value']:5.1f}   {_interval(each)}"
+                    shown = f"{_percent(each['value']):5.1f}   {_interval(each)}"
                     rows.append((name, f"{found['problems']}", score, model, shown))
     sets_in_order = list(dict.fromkeys(row[0] for row in rows))
     scores_in_order = list(dict.fromkeys(row[2] for row in rows))
@@ -119,7 +119,8 @@ def table(summary: Mapping[str, Any]) -> list[str]:
         for score, each in of_set.items():
             difference = each["difference"]
             lines.append(
-                f"{name} {score}: {models[0]} - {models[1]} = {100 * difference['value']:+.1f} "
+                f"{name} {score}: {models[0]} - {models[1]} = "
+                f"{_percent(difference['value']):+.1f} "
                 f"{_interval(difference)}, p = {each['p_value']:.2g} (better on {each['better']}, "
                 f"worse on {each['worse']})"
             )
@@ -148,5 +149,9 @@ def _lengths(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def _interval(each: Mapping[str, float]) -> str:
-    low, high = (100 * each[side] for side in ("low", "high"))
-    return f"[{low:.1f}, {high:.1f}]"
+    return f"[{_percent(each['low']):.1f}, {_percent(each['high']):.1f}]"
+
+
+def _percent(value: float) -> float:
+    """In percent, rounded as it is shown; never -0.0."""
+    return round(100 * value, 1) + 0.0

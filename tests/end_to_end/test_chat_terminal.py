@@ -67,6 +67,27 @@ def test_a_message_piped_in_is_answered_by_a_hostile_model(tmp_path: Path) -> No
     assert all(c.isprintable() for c in ended.stdout.replace("\n", ""))
 
 
+@pytest.mark.parametrize("lines", [1, 2])
+def test_all_lines_of_a_pipe_are_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+    script: Callable[..., tuple[int, str, str]],
+    run_folder: Path,
+    lines: int,
+) -> None:
+    message = "\n".join([QUESTION] * lines)
+    chat = ChatSession(
+        find_subject(str(run_folder), None), ChatOptions(temperature=0, max_new_tokens=8)
+    )
+    answer = "".join(chat.answer(message))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{message}\n".encode())))
+    code, shown, error = script(
+        "chat.py", run_folder, "--temperature", "0", "--max-new-tokens", "8"
+    )
+    assert (code, shown) == (0, f"{answer}\n")
+    said = "2 lines on standard input are one message; call again for another one\n"
+    assert error == (said if lines == 2 else "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message", "problem"),
     [

@@ -39,6 +39,8 @@ EXEMPT = {
     "hf auth login": "needs the Hub",
     "scripts/serve.py": "ends with Ctrl-C; tests/app/test_serve_command.py serves",
     "examples/minimal.py": "test_minimal.py runs it",
+    "hf download": "needs the Hub",
+    "examples/play.py configs/tools_qwen2.5-7b_24gb.yaml": "needs its tokenizer; see test_play.py",
     "scripts/make_digits.py": "two minutes; tests/images makes such a model, untrained",
     "scripts/train.py examples/digits.yaml": "needs that model; tests/images trains such a one",
     "scripts/train.py my_config.yaml --run.replicas": "starts Ray; test_replicas.py does",

@@ -1,7 +1,10 @@
-"""Generations and optimizer steps of TRL's GRPOTrainer and of a run with the options that
-docs/coming_from.md converts its options to."""
+"""What docs/coming_from.md says of TRL: generations and optimizer steps of its GRPOTrainer and of a
+run with the converted options; steps, learning rates, tokens and loss of its SFT script and of the
+config beside it."""
 
+import json
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,3 +125,96 @@ def test_a_converted_run_generates_and_steps_as_often_as_trl(
     assert completions == generations * prompts * NUM_GENERATIONS == sum(n for n, _ in made)
     if of_batch == (per_generation or accumulation):
         assert [n for _, n in made] == generations * [prompts]
+
+
+TRAINING_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>"
+    "{% endgeneration %}{{ '\\n' }}{% else %}{{ message.content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The tiny model's, with the marks by which TRL finds the assistant's turns."""
+
+
+@pytest.fixture
+def sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Any]]:
+    """TRL's trainer after the page's script, and the records of the page's config, on some sums
+    with the tiny model, in float32; options are replaced in both texts."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(TINY, tmp_path / "tiny")
+    (tmp_path / "tiny" / "chat_template.jinja").write_text(TRAINING_TEMPLATE)
+    section = PAGE.partition("## An SFT script")[2].partition("\n## ")[0]
+    script, config = (
+        section.partition(f"```{language}\n")[2].partition("```")[0]
+        for language in ("python", "yaml")
+    )
+
+    def run(count: int, theirs: dict[str, str] = {}, ours: dict[str, str] = {}) -> tuple[Any, Any]:  # noqa: B006
+        rows = [
+            {"messages": [{"role": "user", "content": f"What is {i} + {i * i}?"},
+                          {"role": "assistant", "content": f"<answer>{i + i * i}</answer>"}]}
+            for i in range(count)
+        ]  # fmt: skip
+        Path("chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        of_cpu = 'use_cpu=True, bf16=False, report_to=[], save_strategy="no", logging_steps=1,'
+        texts = []
+        for text, others in ((script, theirs), (config, ours)):
+            for old, new in {"Qwen/Qwen2.5-0.5B-Instruct": "tiny", **others}.items():
+                assert old in text
+                text = text.replace(old, new)
+            texts.append(text)
+        found = dict[str, Any]()
+        exec(texts[0].replace("output_dir=", f"{of_cpu} output_dir="), found)
+        summary = reason_llm.train(texts[1], watch=reason_llm.Silent())
+        return found["trainer"], summary.records()[1:]
+
+    return run
+
+
+def trained_tokens(trainer: Any) -> int:
+    """Tokens of TRL's data set that have a label."""
+    return sum(label != -100 for labels in trainer.train_dataset["labels"] for label in labels)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of TRL
+def test_the_sft_script_and_its_config_take_the_same_steps_on_the_same_tokens(
+    sft: Callable[..., tuple[Any, Any]],
+) -> None:
+    trainer, records = sft(48)
+    history = [each for each in trainer.state.log_history if "learning_rate" in each]
+    assert trainer.state.global_step == len(records) == 6
+    assert [each["train/learning_rate"] for each in records] == pytest.approx(
+        [each["learning_rate"] for each in history]
+    )
+    for epoch in (records[:3], records[3:]):
+        assert sum(each["train/tokens"] for each in epoch) == trained_tokens(trainer)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of TRL
+def test_the_sft_script_and_its_config_have_the_same_first_loss(
+    sft: Callable[..., tuple[Any, Any]],
+) -> None:
+    trainer, records = sft(16)
+    assert records[0]["train/loss"] == pytest.approx(trainer.state.log_history[0]["loss"], rel=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of TRL
+def test_what_differs_from_the_sft_script_is_as_the_page_says(
+    sft: Callable[..., tuple[Any, Any]],
+) -> None:
+    trainer, records = sft(40)
+    assert (trainer.state.global_step, len(records)) == (6, 5)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of TRL
+def test_packing_of_trl_changes_its_steps_and_its_default_trains_the_prompt(
+    sft: Callable[..., tuple[Any, Any]],
+) -> None:
+    trainer, records = sft(48, {"assistant_only_loss=True": "packing=True"})
+    assert trainer.state.global_step < len(records) == 6
+    assert trained_tokens(trainer) == sum(map(len, trainer.train_dataset["input_ids"]))
+    assert trained_tokens(trainer) > sum(each["train/tokens"] for each in records) / 2

@@ -83,6 +83,15 @@ def test_two_models_are_compared_problem_by_problem() -> None:
     assert line.endswith("p = 1 (better on 2, worse on 1)")
 
 
+def test_a_tiny_difference_is_shown_without_a_minus() -> None:
+    ours = [outcome("a", number, 0.5, []) for number in range(4)]
+    theirs = [outcome("b", number, 0.5 + 1e-5, []) for number in range(4)]
+    summary = summarize(ours + theirs, 0, vote=None, compared=True)
+    summary["comparisons"]["s"]["greedy"]["difference"] |= {"low": -1e-5, "high": -0.0}
+    (line,) = (line for line in table(summary) if " - " in line)
+    assert line.startswith("s greedy: a - b = +0.0 [0.0, 0.0], p = ")
+
+
 def test_completions_that_were_cut_off_are_told() -> None:
     lines = [outcome("a", number, 0.0, []) for number in range(4)]
     said = "s a: 25% of the completions were cut off and count as wrong; raise eval.max_new_tokens"

@@ -13,6 +13,7 @@ from reason_llm.score.statistics import (
     compare,
     exact_sign_flip,
     mean,
+    paired_interval,
     pass_at_k,
     proportion,
     sign_flip,
@@ -134,8 +135,8 @@ def test_every_assignment_of_signs_is_counted(start: int) -> None:
         abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= observed
         for signs in itertools.product((-1, 1), repeat=12)
     )
-    assert exact_sign_flip(differences)[0] == pytest.approx(as_large / 2**12)
-    drawn, _ = sign_flip([d * math.pi for d in differences], seed=1)
+    assert exact_sign_flip(differences) == pytest.approx(as_large / 2**12)
+    drawn = sign_flip([d * math.pi for d in differences], seed=1)
     error = math.sqrt(max(drawn * (1 - drawn), 1e-4) / statistics.FLIPS)
     assert abs(drawn - as_large / 2**12) < 5 * error
 
@@ -144,7 +145,7 @@ def test_paired_differences_as_statsmodels_has_them() -> None:
     ours, theirs = [a / 8 for a in OURS], [b / 8 for b in THEIRS]
     found = compare(ours, theirs, unit=1 / 8, seed=0)
     assert found.difference.value == pytest.approx(-0.059375)
-    # Theirs is that of the paired standard error, which the test agrees with for many problems.
+    # Theirs is that of the paired standard error, which the score agrees with for many problems.
     assert (found.difference.low, found.difference.high) == pytest.approx(
         (-0.22230929, 0.10355929), abs=0.02
     )
@@ -164,6 +165,87 @@ def test_interval_and_p_value_agree(count: int, unit: float) -> None:
         assert found.difference.high <= 1
 
 
+@pytest.mark.parametrize(
+    ("better", "worse", "count", "low", "high"),
+    [  # Fagerland, Lydersen and Laake 2014, table V; then by hand
+        (1, 7, 21, -0.517, -0.026),
+        (0, 0, 100, -3.8415 / 103.8415, 3.8415 / 103.8415),
+        (0, 5, 5, -1, (3.8415 - 5) / (3.8415 + 5)),  # 1 - d^2 is the variance at a mean of d
+    ],
+)
+def test_verdicts_have_tango_s_interval(
+    better: int, worse: int, count: int, low: float, high: float
+) -> None:
+    differences = [1.0] * better + [-1.0] * worse + [0.0] * (count - better - worse)
+    assert paired_interval(differences, 1.0) == pytest.approx((low, high), abs=5e-4)
+    mirrored = paired_interval([-d for d in differences], 1.0)
+    assert mirrored == pytest.approx((-high, -low), abs=5e-4)
+
+
+def test_both_ends_solve_tango_s_equation() -> None:
+    """His eq. 2: (b - c - n d) / sqrt(n (2 q + d (1 - d))) = +-Z, with q the larger root of
+    2 n q^2 + (-b - c + (2 n - b + c) d) q - c d (1 - d) = 0."""
+    for b, c, n in ((3, 1, 12), (40, 20, 160), (2, 0, 100), (9, 9, 30)):
+        ends = paired_interval([1.0] * b + [-1.0] * c + [0.0] * (n - b - c), 1.0)
+        for d, z in zip(ends, (statistics.Z, -statistics.Z), strict=True):
+            linear = -b - c + (2 * n - b + c) * d
+            q = (math.sqrt(linear**2 + 8 * n * c * d * (1 - d)) - linear) / (4 * n)
+            assert (b - c - n * d) / math.sqrt(n * (2 * q + d * (1 - d))) == pytest.approx(z)
+
+
+def test_several_samples_of_a_problem_have_an_interval_of_their_values() -> None:
+    """By hand: n differences of v. A mean d above v has the mass (1 - d) / (1 - v) on v and the
+    rest on 1, a variance of (d - v) (1 - d), and so an upper end of (v + r) / (1 + r), r = Z^2 /
+    n."""
+    r = statistics.Z**2 / 20
+    low, high = paired_interval([0.25] * 20, 1.0)
+    assert high == pytest.approx((0.25 + r) / (1 + r))
+    assert low == pytest.approx((0.25 - r) / (1 + r))
+    scaled = paired_interval([0.5] * 20, 2.0)
+    assert scaled == pytest.approx((2 * low, 2 * high))
+
+
+def test_two_models_that_never_differ_are_not_known_to_be_equal() -> None:
+    same = [1.0] * 50 + [0.0] * 50
+    found = compare(same, same, unit=1.0, seed=0).difference
+    assert (found.low, found.high) == pytest.approx((-0.03699, 0.03699), abs=1e-4)
+
+
+def test_an_interval_without_0_has_a_p_value_of_at_most_5_percent_and_the_reverse() -> None:
+    for total in (0, 5, 6, 20):
+        for better in range(total + 1):
+            ours = [1.0] * better + [0.0] * (40 - better)
+            theirs = [0.0] * better + [1.0] * (total - better) + [0.0] * (40 - total)
+            found = compare(ours, theirs, unit=1.0, seed=0)
+            excludes = found.difference.low > 0 or found.difference.high < 0
+            assert excludes == (found.p_value <= 0.05), (better, total)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changed", [0.03, 0.1, 0.5])
+@pytest.mark.parametrize(("problems", "samples"), [(20, 1), (20, 4), (50, 1), (50, 4)])
+def test_intervals_of_differences_cover_what_they_should(
+    changed: float, problems: int, samples: int
+) -> None:
+    """Most problems are as hard for both models, and a few became easy or hard. At 20 problems with
+    one verdict each and 3 % changed, the paired standard error covers the truth in 4 of 10."""
+    generator = random.Random(f"{changed} {problems} {samples}")
+    hits = 0
+    for _ in range(300):
+        differences = []
+        for _ in range(problems):
+            before = generator.betavariate(0.3, 0.3)
+            draws = [generator.random() for _ in range(samples)]
+            ours = theirs = sum(draw < before for draw in draws) / samples
+            if generator.random() < changed:
+                after = generator.betavariate(0.8, 0.2)
+                ours = sum(generator.random() < after for _ in range(samples)) / samples
+            differences.append(ours - theirs)
+        low, high = paired_interval(differences, 1.0)
+        hits += low <= changed * (0.8 - 0.5) <= high
+    assert hits >= 0.92 * 300
+
+
 @pytest.mark.parametrize("unit", [1 / 3, 0.0])  # of mean@3, and pass@2 of 3 samples
 def test_a_difference_of_shares_stays_within_what_can_be(unit: float) -> None:
     for ours, theirs in (([1.0] * 23 + [0.0], [0.0] * 24), ([1.0] * 8, [1 / 3] + [0.0] * 7)):
@@ -177,7 +259,7 @@ def test_the_same_model_twice_differs_by_nothing() -> None:
     same = [0.0, 1.0, 1.0]
     found = compare(same, same, unit=1.0, seed=0)
     assert (found.difference.value, found.p_value, found.better, found.worse) == (0, 1, 0, 0)
-    assert sign_flip([0.0, 0.0], seed=0) == (1, 0)
+    assert sign_flip([0.0, 0.0], seed=0) == 1
 
 
 def test_values_from_0_to_1_are_a_proportion_and_others_have_a_mean() -> None:
@@ -192,7 +274,7 @@ def test_values_from_0_to_1_are_a_proportion_and_others_have_a_mean() -> None:
 
 
 def test_a_comparison_s_seed_bounds_and_single_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sign_flip([1.0] * 40, seed=0)[0] == 1e-4
+    assert sign_flip([1.0] * 40, seed=0) == 1e-4
     monkeypatch.setattr(statistics, "FLIPS", 299)
     ours, theirs = [n / math.pi for n in OURS], [n / math.pi for n in THEIRS]
     first, again, other = (compare(ours, theirs, 0, seed) for seed in (1, 1, 2))
@@ -201,9 +283,13 @@ def test_a_comparison_s_seed_bounds_and_single_problem(monkeypatch: pytest.Monke
     assert (lowest.value, lowest.low) == (-1, -1)
     alone = compare([1.0], [0.0], 1.0, 0)
     assert (alone.difference.value, alone.p_value, alone.better) == (1, 1, 1)
-    assert all(map(math.isnan, (alone.difference.low, alone.difference.high)))
+    assert (alone.difference.low, alone.difference.high) == pytest.approx((-0.586901371, 1))
     beyond = compare([3.0, -2.0], [0.0, 0.0], 0, 0).difference  # of no unit: not within -1 and 1
     assert beyond.low < -1 < 1 < beyond.high
+    always_2 = compare([2.0, 2.0], [2.0, 2.0], 0, 0).difference  # nothing tells what a value can be
+    assert always_2.value == 0
+    assert math.isnan(always_2.low)
+    assert math.isnan(always_2.high)
 
 
 def test_one_problem_says_nothing_of_the_spread() -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Talk to a run's adapter and to its base, with the run's prompts; /help lists the commands.
-With a message piped in, one answer is printed:
+With a message piped in, which may have several lines, one answer is printed:
   echo "What is 1 + 2?" | {program} runs/quickstart"""
 
 
@@ -37,6 +37,9 @@ def run(program: str, arguments: Sequence[str]) -> None:
     message = "" if interactive else sys.stdin.read().strip()
     if not interactive and not message:
         raise ConfigError("standard input is empty; pipe a message in, or use a terminal")
+    if count := message.count("\n"):
+        notice = f"{count + 1} lines on standard input are one message; call again for another one"
+        print(notice, file=sys.stderr)
     chat = chats.ChatSession(subject, options)
     if config.samples and (player := player_of(config)) is not None:
         print(player.chat_note, file=sys.stderr)

@@ -98,7 +98,11 @@ def render(card: ModelCard) -> str:
 def _training(card: ModelCard, config: Config) -> dict[str, Any]:
     """Values of the template on training and prompt."""
     content = orjson.dumps(config.model_dump(mode="json"))
+    held_out = dict(config.evaluation_sets)
+    if config.eval.rows is not None:
+        held_out["rows"] = config.eval.rows
     return {
+        "held_out": held_out,
         "model": config.model, "train": config.train, "sample": config.sample,
         "planned": config.run.steps,
         "steps": None if card.run is None else run_folder.learned_steps(card.run, card.adapter),

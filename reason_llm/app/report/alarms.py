@@ -7,7 +7,7 @@ in a sentence with numbers. The bounds were chosen by measuring:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import fmean
 
 from reason_llm.app.report.evidence import (
@@ -48,6 +48,8 @@ DEAD_STEPS = 3
 """Steps in a row after which a run is called dead."""
 NO_GRADIENT = 1e-12
 """Norm of a gradient that moves nothing."""
+COLLAPSE_CHANCE = 1e-5
+"""Chance of zeros alone, at the former mean, below which they are a collapse."""
 LOST_NATS = -1.0
 """Log-ratio of the chosen side from which on the policy unlearns what it is to prefer."""
 RISES = 3
@@ -71,6 +73,8 @@ def no_right_answer(seen: Evidence) -> Finding:
         return unknown(f"fewer than {DEAD_STEPS} steps")
     if max(values) > 0:
         return clear(f"{values[-1]:.1%} of the last step's answers are right.")
+    if collapse(seen).state == "alarm":
+        return clear("Answers were right before: see Collapse to 0.")
     count = round(sum(each["sample/tokens"] / each["sample/completion_tokens"] for each in last))
     text = f"None of the {count:,} answers of the last {len(last)} steps is right."
     text = f"{text} {likely_causes(seen)}".rstrip()
@@ -101,27 +105,94 @@ def pays_nothing(seen: Evidence) -> Finding:
     return alarm(text, steps, seen.newest, charts=charts)
 
 
+def collapse(seen: Evidence) -> Finding:
+    """The first reward, or held-out accuracy, is 0 and was above 0, and at its former mean m the
+    zeros have a chance of at most (1 - m)^n below ``COLLAPSE_CHANCE``, where n is the number of
+    groups, or of held-out problems. Evaluations ask the same problems, so that only one counts."""
+    key = f"score/{seen.first}"
+    trained = [each for each in seen.trained if key in each and seen.first not in MAY_BE_ZERO]
+    steps, values = series(trained, key)
+    last = _first_of_last_zeros(values)
+    means = {
+        start: fmean(values[start : min(start + DRIFT_STEPS, last)])
+        for start in range(max(1, last - DRIFT_STEPS + 1) if last else 0)
+    }
+    best = max(means, key=lambda start: means[start], default=0)
+    size = seen.config.sample.completions_per_prompt
+    groups = sum(r["sample/tokens"] / r["sample/completion_tokens"] for r in trained[last:]) / size
+    if len(values) - last >= DEAD_STEPS and _is_collapse(values[:last], means.get(best), groups):
+        text = (
+            f"{seen.first} was {seen.mean_score(means[best])} on average in steps {steps[best]} to "
+            f"{steps[min(best + DRIFT_STEPS, last) - 1]}, and is 0 for every completion since step "
+            f"{steps[last]}. {_forms_of_answers(seen)}".rstrip()
+        )
+        return alarm(text, steps[last:], seen.newest, _after_collapse(seen))
+    steps, values = series(seen.records, "eval/accuracy")
+    last = _first_of_last_zeros(values)
+    best = max(range(last), key=lambda i: values[i], default=0)
+    if last < len(values):
+        count = series(seen.records, "eval/problems")[1][-1:] or [seen.num_held_out or 0]
+        if _is_collapse(values[:last], values[best], count[0]):
+            text = (
+                f"Held-out {seen.config.score.judged_by} was {seen.mean_score(values[best])} at "
+                f"step {steps[best]} and is 0 since step {steps[last]}."
+            )
+            return alarm(text, steps[best:], seen.newest, _after_collapse(seen))
+    if len(trained) < DEAD_STEPS and len(values) < 2:
+        return unknown(f"fewer than {DEAD_STEPS} steps and than two evaluations (data.eval)")
+    return clear("Neither the first reward nor held-out accuracy fell to 0 and stayed there.")
+
+
+def _first_of_last_zeros(values: Sequence[float]) -> int:
+    """Index of the first of the zeros that end the series; its length if it ends otherwise."""
+    return len(values) - sum(1 for _ in takewhile(lambda value: value == 0, reversed(values)))
+
+
+def _is_collapse(before: Sequence[float], mean: float | None, count: float) -> bool:
+    """Whether ``count`` zeros are no noise after values from 0 to 1 with this mean."""
+    if not mean or min(before) < 0 or max(before) > 1:
+        return False
+    return bool((1 - mean) ** count < COLLAPSE_CHANCE)
+
+
+def _after_collapse(seen: Evidence) -> str:
+    steps, values = series(seen.records, "eval/accuracy")
+    best = max(range(len(values)), key=lambda i: values[i], default=0)
+    take = f" Take {seen.adapter_of(steps[best])}." if any(values) else ""
+    return (
+        f"A policy that has broken does not recover.{take} Resume from a checkpoint before it, or "
+        "start again, with a train.learning_rate that is 3 to 10 times lower"
+        + (", or with algorithm.kl, which holds it near the base" if seen.config.samples else "")
+        + ". If the rollouts show right answers in another form, ask for the form "
+        "(data.system_prompt) or add a reward for it; if they never end, raise "
+        "sample.max_new_tokens."
+    )
+
+
+def _forms_of_answers(seen: Evidence) -> str:
+    """How many completions of the last steps hold an answer, were cut off or never close their
+    thought, as text; empty if nothing was counted."""
+    last = seen.trained[-DEAD_STEPS:]
+    limits = "sample.turn_tokens or " * bool(seen.config.sample.turn_tokens)
+    words = {
+        "answers_found": f"hold an answer in the form that {seen.first} looks for",
+        "truncated": f"were cut off by {limits}sample.max_new_tokens",
+        "open_thoughts": "never close their thought",
+    }
+    told = []
+    for name, said in words.items():
+        values = series(last, f"sample/{name}_fraction")[1]
+        if values and (any(values) or name == "answers_found"):
+            told.append(f"{fmean(values):.0%} {said}")
+    return f"Of the completions of the last {len(last)} steps {', '.join(told)}." if told else ""
+
+
 def likely_causes(seen: Evidence) -> str:
     """Return likely causes, from the last steps, of a first reward of 0."""
-    config, last = seen.config, seen.trained[-DEAD_STEPS:]
+    config, text = seen.config, _forms_of_answers(seen)
     kind = config.score.rewards[0].kind
-
-    def mean(key: str) -> float | None:
-        values = series(last, key)[1]
-        return fmean(values) if values else None
-
-    told = []
-    if (found := mean("sample/answers_found_fraction")) is not None:
-        told.append(f"{found:.0%} hold an answer in the form that {seen.first} looks for")
-    if cut := mean("sample/truncated_fraction"):
-        limits = (
-            f"{'sample.turn_tokens or ' * bool(config.sample.turn_tokens)}sample.max_new_tokens"
-        )
-        told.append(f"{cut:.0%} were cut off by {limits}")
-    if unclosed := mean("sample/open_thoughts_fraction"):
-        told.append(f"{unclosed:.0%} never close their thought")
-    text = f"Of the completions of the last {len(last)} steps {', '.join(told)}." if told else ""
-    if mean("sample/opening_prompts_fraction"):
+    last = seen.trained[-DEAD_STEPS:]
+    if any(series(last, "sample/opening_prompts_fraction")[1]):
         text += " The prompt opens a thought, which each completion has to close."
     if (unasked := unasked_form(config.data.system_prompt, kind)) is not None:
         text += f" data.system_prompt does not ask for {unasked}."
@@ -598,6 +669,14 @@ ALARMS: dict[str, Alarm] = {
         "Read some rollouts: if the answers are right and not found, fix the prompt "
         "(data.system_prompt) or the reward; if they are cut off, raise sample.max_new_tokens; "
         "else take easier problems or a stronger model.",
+    ),
+    "Collapse to 0": Alarm(
+        collapse,
+        charts=("score/reward", "eval/accuracy", "train/kl", "sample/truncated_fraction"),
+        applies=lambda seen: (
+            seen.config.of_stage.learns
+            and (seen.config.samples or _has_metric("eval/accuracy", seen))
+        ),
     ),
     "A reward pays nothing": Alarm(
         pays_nothing,

@@ -14,7 +14,7 @@ const gib = (value) => (Number.isFinite(value) ? value.toFixed(2) : "–") + " G
 
 // [key, title, note, format]; keys that no run has are left out.
 const CHARTS = [
-  ["What is reached", [
+  ["Results", [
     ["score/reward", "Reward", "mean of the step's rollouts", score],
     ["eval/accuracy", "Held-out accuracy", "", percent],
     ["eval/*/accuracy", "", "held-out accuracy", percent],
@@ -66,7 +66,7 @@ const CHARTS = [
   ["Learning", [
     ["train/kl", "KL to the base", "nats per token", number],
     ["train/clip_fraction", "Clip fraction", "tokens", percent],
-    ["train/sampler_mismatch_max", "Sampler mismatch", "most, in nats", number],
+    ["train/sampler_mismatch_max", "Sampler mismatch", "max, in nats", number],
     ["train/sampler_kl", "Sampler KL", "to the learner, nats", number],
     ["train/grad_norm", "Gradient norm", "before clipping", number],
     ["train/learning_rate", "Learning rate", "", number],

@@ -74,14 +74,14 @@ function rewardColor(run, value) {
 
 // What the colours of the squares mean.
 function rewardLegend(run) {
-  const { low, high, colors } = rewardScale(run), legend = make("p", { class: "rewards" }, filters.view === "held_out" ? "A square is the answer of one evaluation, its colour the score: " : "A square is a completion, its colour the reward: ", shown(low));
+  const { low, high, colors } = rewardScale(run), legend = make("p", { class: "rewards" }, filters.view === "held_out" ? "A square is the answer of one evaluation, its colour the score: " : "A square is a completion, its colour the reward: "), scale = make("span", {}, shown(low));
   for (const color of colors) {
     const cell = make("i", { class: "cell" });
     cell.style.background = color;
-    legend.append(cell);
+    scale.append(cell);
   }
-  if (high > low) legend.append(shown(high));
-  legend.append(" · ", make("i", { class: "cell cut" }), "cut off by the limit");
+  if (high > low) scale.append(shown(high));
+  legend.append(scale, " · ", make("span", {}, make("i", { class: "cell cut" }), "cut off by the limit"));
   return legend;
 }
 
@@ -164,7 +164,7 @@ function filterBar(run, redraw) {
 }
 
 function searchField(run, redraw) {
-  const input = make("input", { type: "search", value: filters.needle, placeholder: "Enter searches" });
+  const input = make("input", { type: "search", value: filters.needle, placeholder: "press Enter to search" });
   const label = make("label", { class: "grow" }, filters.view === "rows" ? "Row contains" : "Completion contains", input);
   input.addEventListener("change", () => search(run, input.value, label.firstChild, redraw));
   return label;

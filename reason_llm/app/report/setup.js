@@ -9,7 +9,7 @@ function setup() {
     const columns = make("div", { class: "columns" });
     if (start) columns.append(make("div", {}, dataSection(start.data), planSection(run, start.plan)), machineSection(run, start));
     else columns.append(make("p", { class: "notice" }, "This run recorded no environment.json: versions, machine and data counts are not known."));
-    view.append(columns, make("section", {}, make("h2", {}, "Config", make("small", {}, "every option as it was")), make("pre", { class: "config", tabindex: "0" }, ...visible(run.config))));
+    view.append(columns, make("section", {}, make("h2", {}, "Config", make("small", {}, "all options of the run")), make("pre", { class: "config", tabindex: "0" }, ...visible(run.config))));
   });
   return view;
 }
@@ -35,12 +35,15 @@ function dataSection(counts) {
   return section;
 }
 
+const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+const clock = (time) => time.replace(/^(\S{10})T(\S{8})\+00:00$/, "$1 $2 UTC");
+
 function machineSection(run, start) {
   const { machine, packages, reason_llm } = start;
   const commit = reason_llm.commit ? reason_llm.commit.slice(0, 12) + (reason_llm.dirty ? ", with changes" : "") : "not known";
   const section = make("section", {}, make("h2", {}, "Machine and versions"), facts([
-    ["Began", run.starts[0].time], ["Went on", run.starts.slice(1).map((each) => `after step ${each.step}, ${each.time}`).join("; ")],
-    ["GPU", machine.gpu ? `${machine.gpu}, ${machine.gpu_gib} GiB, CUDA ${machine.cuda}` : "none"], ["Processor", `${machine.processor}, ${machine.cores} cores, ${machine.threads} threads of torch`],
+    ["Started", clock(run.starts[0].time)], ["Resumed", run.starts.slice(1).map((each) => `after step ${each.step}, ${clock(each.time)}`).join("; ")],
+    ["GPU", machine.gpu ? `${machine.gpu}, ${machine.gpu_gib} GiB, CUDA ${machine.cuda}` : "none"], ["Processor", `${machine.processor}, ${plural(machine.cores, "core")}, ${plural(machine.threads, "PyTorch thread")}`],
     ["Host memory", `${machine.host_gib} GiB`], ["System", machine.system], ["Python", machine.python],
     ["reason_llm", `${reason_llm.version}, git commit ${commit}`],
     ["Packages", Object.entries(packages).map(([name, version]) => `${name} ${version}`).join(", ")],
@@ -53,7 +56,7 @@ function planSection(run, lines) {
   const sum = (phase) => lines.reduce((all, line) => all + line[phase], 0);
   const peak = (phase) => { const { values } = columnOf(run, `memory/${phase}_peak_gib`); return values.length ? Math.max(...values).toFixed(2) + " GiB" : "–"; };
   const rows = lines.map((line) => [line.name, size(line.sampling), size(line.learning)]);
-  const totals = ["planned in all", size(sum("sampling")), size(sum("learning"))];
+  const totals = ["total planned", size(sum("sampling")), size(sum("learning"))];
   totals.sum = true;
   rows.push(totals, ["measured peak", peak("sampling"), peak("learning")]);
   return make("section", {}, make("h2", {}, "Memory plan"), table(["", "Sampling", "Learning"], rows));

@@ -141,6 +141,33 @@ def test_a_card_tells_what_the_run_was_judged_by(
     assert "Not evaluated" in other
 
 
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("5%", "- held out from training: 5% of the rows of this data"),
+        ("test.jsonl", "- held out from training: test.jsonl"),
+        (None, None),
+    ],
+)
+def test_a_card_names_the_held_out_problems(source: str | None, line: str | None) -> None:
+    tree = {"data": {"train": "mine.jsonl", "eval": source},
+            "eval": {"sets": {"hard": "hard.jsonl"}}}  # fmt: skip
+    config = Config.model_validate(tree)
+    lines = model_card.render(
+        ModelCard("a", "b", None, None, None, config, None, Path("adapter"))
+    ).splitlines()
+    assert lines.index("- held out from training, hard: hard.jsonl") > lines.index(
+        "- data: mine.jsonl"
+    )
+    assert (line in lines) == (line is not None)
+    assert sum(each.startswith("- held out from training:") for each in lines) == bool(line)
+    rows = {"stage": "sft", "data": {"train": "mine.jsonl"}, "eval": {"rows": "2.5%"}}
+    card = ModelCard("a", "b", None, None, None, Config.model_validate(rows), None, Path("a"))
+    assert "- held out from training, rows: 2.5% of the rows of this data\n" in (
+        model_card.render(card)
+    )
+
+
 @pytest.mark.parametrize("kind", ["adapter", "model"])
 def test_a_card_shows_no_evaluation_of_another_model_of_the_run(kind: str, tmp_path: Path) -> None:
     """The last one was evaluated, beside the base; the best has other weights."""

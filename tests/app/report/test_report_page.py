@@ -367,9 +367,9 @@ def test_the_page_s_own_code_shows_each_number_in_its_place(tmp_path: Path) -> N
     )  # fmt: skip
     for row in (
         "||Set|Rows|Taken|Left out|training|a|4,321|1,234|none|held out|h: b|7|5|2 by x",
-        "9 training rows ask what", "|weights|3.00 GiB|5.0 MiB|planned in all|3.00 GiB|5.0 MiB|",
-        "|measured peak|0.50 GiB|0.60 GiB", "|Processor|p, 1 cores, ", "|Packages|torch 2",
-        "|Went on|after step 2, now|", "|grpo on ",
+        "9 training rows ask what", "|weights|3.00 GiB|5.0 MiB|total planned|3.00 GiB|5.0 MiB|",
+        "|measured peak|0.50 GiB|0.60 GiB", "|Processor|p, 1 core, ", "|Packages|torch 2",
+        "|Resumed|after step 2, now|", "|grpo on ",
         "Held-out accuracy|0.0% → 75.0%| on 1,256 problems|",
         "|Mean reward|0.500 → 0.500|", "|Sampled|300| tokens|Time|14 s|Peak memory|0.60 GiB",
     ):  # fmt: skip

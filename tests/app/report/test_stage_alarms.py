@@ -123,7 +123,7 @@ def test_completions_without_an_end(key: str, stage: StageName) -> None:
     assert found().state == "unknown"
 
 
-OF_ROLLOUTS = list(alarms.ALARMS)[:11]
+OF_ROLLOUTS = [title for title in list(alarms.ALARMS)[:12] if title != "Collapse to 0"]
 
 
 def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
@@ -147,7 +147,12 @@ def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
         assert {*found} == {*titles}, stage
         assert not any(map(raised, found.values()))
     with_critic = alarms.judge(seen([{"step": 1, "critic/loss": 1.0}], "rl"))
-    assert {*with_critic} == {*OF_ROLLOUTS, critic, endless, nothing, memory}
+    assert {*with_critic} == {*OF_ROLLOUTS, "Collapse to 0", critic, endless, nothing, memory}
+    answering = [
+        {"step": 0, "eval/accuracy": 0.5, "eval/problems": 64},
+        {"step": 9, "eval/accuracy": 0.0},
+    ]
+    assert raised(alarms.judge(seen(answering, "sft"))["Collapse to 0"])
 
 
 def test_groups_of_equal_rewards_teach_where_nothing_compares_them() -> None:
