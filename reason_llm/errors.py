@@ -71,10 +71,10 @@ class Stopped(KeyboardInterrupt):
 
 def raise_all(errors: Iterable[ReasonError]) -> None:
     """Raise the first of several different errors, if any, with the others as its notes."""
-    told = dict[str, ReasonError]()
+    distinct = dict[str, ReasonError]()
     for error in errors:
-        told.setdefault(str(error), error)
-    first, *others = told.values() or (None,)
+        distinct.setdefault(str(error), error)
+    first, *others = distinct.values() or (None,)
     if first is not None:
         for other in others:
             first.add_note(str(other))
@@ -97,10 +97,10 @@ def clear_frames(error: BaseException) -> None:
     activations and views of the weights. Frames that still run keep theirs."""
     left, done = [error], set()
     while left:
-        each = left.pop()
-        done.add(id(each))
-        traceback.clear_frames(each.__traceback__)
-        before = (each.__context__, each.__cause__)
+        current = left.pop()
+        done.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        before = (current.__context__, current.__cause__)
         left += [other for other in before if other is not None and id(other) not in done]
 
 
@@ -130,7 +130,7 @@ def secrets() -> dict[str, str]:
         for name, value in os.environ.items()
         if len(value) >= _SHORTEST_SECRET and _SECRET.search(name)
     }
-    return dict(sorted(values.items(), key=lambda each: -len(each[0])))
+    return dict(sorted(values.items(), key=lambda item: -len(item[0])))
 
 
 def without_secrets(text: str, known: dict[str, str] | None = None) -> str:

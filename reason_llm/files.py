@@ -295,11 +295,11 @@ def check_seal(content: bytes, *, must_carry: bool = False) -> None:
     compare("it", digest.hexdigest(), expected)
 
 
-def compare(what: str, found: str, expected: str) -> None:
+def compare(what: str, actual: str, expected: str) -> None:
     """Raises NotAsWritten where a SHA-256 differs from the one that was noted."""
-    if found != expected:
+    if actual != expected:
         raise NotAsWritten(
-            f"{what} is not what was written: its SHA-256 is {found:.12}..., and "
+            f"{what} is not what was written: its SHA-256 is {actual:.12}..., and "
             f"{expected:.12}... was noted"
         )
 
@@ -316,9 +316,9 @@ def check_digests(
     SHA-256 by name, empty where the folder carries none."""
     if not os.path.lexists(folder / MANIFEST):
         return {}
-    noted = read_object(folder / MANIFEST, MIB).get("files")
+    recorded = read_object(folder / MANIFEST, MIB).get("files")
     digests = {}
-    for name, entry in noted.items() if isinstance(noted, dict) else ():
+    for name, entry in recorded.items() if isinstance(recorded, dict) else ():
         file = folder / name
         if not is_read(name):
             continue
@@ -327,6 +327,7 @@ def check_digests(
         if file.is_symlink():
             raise NotAsWritten(f"{name} is a link")
         status = file.stat()
+        # The size comes first: it is known without reading the file.
         if status.st_size != entry.get("bytes"):
             raise NotAsWritten(
                 f"{name} is not what was written: it has {status.st_size} bytes, and "
@@ -426,11 +427,11 @@ def without_panics() -> Iterator[None]:
 def similar(name: str, known: Iterable[str] = ()) -> str:
     """Return `` (did you mean model/tiny?)`` with the name of ``known``, or of the files next to a
     path, whose last part is spelt most like that of ``name``; empty without one."""
-    beside: Iterable[Path] = (
+    neighbors: Iterable[Path] = (
         islice(Path(name).parent.glob("*"), MOST_BESIDE) if not Path(name).exists() else ()
     )
-    every = [each for each in (*known, *map(str, beside)) if each != name]
-    names = {Path(each).name.partition(":")[0].casefold(): each for each in every}
+    candidates = [other for other in (*known, *map(str, neighbors)) if other != name]
+    names = {Path(other).name.partition(":")[0].casefold(): other for other in candidates}
     last = Path(name).name[:200].partition(":")[0].casefold()
     near = difflib.get_close_matches(last, names, n=1, cutoff=0.8)
     return f" (did you mean {names[near[0]]}?)" if near else ""
@@ -472,7 +473,7 @@ def cached_repositories(kind: str = "model") -> list[str]:
     from huggingface_hub import constants
 
     folders = islice(Path(constants.HF_HUB_CACHE).glob(f"{kind}s--*"), MOST_BESIDE)
-    return [each.name.partition("--")[2].replace("--", "/") for each in folders]
+    return [folder.name.partition("--")[2].replace("--", "/") for folder in folders]
 
 
 def cached(repository: str, name: str) -> Path | None:

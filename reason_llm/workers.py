@@ -67,8 +67,8 @@ def within(seconds: float | None, what: str, call: Callable[[], T]) -> T:
                 raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
     if error is not None:
         raise error
-    found: T = result
-    return found
+    value: T = result
+    return value
 
 
 class Died(RuntimeError):
@@ -243,9 +243,9 @@ def shared(make: Callable[..., T], *arguments: Hashable) -> T:
     key = (make, *arguments)
     with _making:
         if key not in _shared:
-            made: Any = make(*arguments)
+            worker: Any = make(*arguments)
             process = os.getpid()
-            atexit.register(lambda: made.close() if os.getpid() == process else None)
-            _shared[key] = made
-        found: T = _shared[key]
-    return found
+            atexit.register(lambda: worker.close() if os.getpid() == process else None)
+            _shared[key] = worker
+        result: T = _shared[key]
+    return result

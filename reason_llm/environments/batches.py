@@ -60,7 +60,7 @@ class Barrier:
         """Sample the batch."""
         asked, self.keys = self.keys, {}
         shared = {key: (p, params) for key, (p, params, seed) in asked.items() if seed is None}
-        found: dict[Any, tuple[Completion, ...]] = {}
+        completions: dict[Any, tuple[Completion, ...]] = {}
         if shared:
             number = f"{self._seed}/turn/{self._number}"
             self._number += 1
@@ -70,12 +70,14 @@ class Barrier:
                 random.Random(number).getrandbits(63),
                 progress,
             )
-            found |= {key: group.completions for key, group in zip(shared, groups, strict=True)}
+            completions |= {
+                key: group.completions for key, group in zip(shared, groups, strict=True)
+            }
         for key, (prompt, params, seed) in asked.items():
             if seed is not None:
                 (group,) = self._sampler.sample([prompt], params, seed, progress)
-                found[key] = group.completions
-        return [(key, found[key]) for key in asked]
+                completions[key] = group.completions
+        return [(key, completions[key]) for key in asked]
 
 
 @contextmanager

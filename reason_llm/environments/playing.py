@@ -49,12 +49,12 @@ class Played:
         self, groups: Sequence[Group], earlier: Callable[[], Sequence[Mapping[str, Any]]]
     ) -> None:
         """Raise TrainingError at the third step in a row in which all rollouts failed."""
-        found = [completion for group in groups for completion in group.completions]
-        if not all(each.finish_reason == "error" for each in found):
+        completions = [completion for group in groups for completion in group.completions]
+        if not all(completion.finish_reason == "error" for completion in completions):
             return
         if failed_steps(earlier()) + 1 < MOST_FAILED_STEPS:
             return
-        problems = Counter(str(each.environment.get("problem")) for each in found)
+        problems = Counter(str(c.environment.get("problem")) for c in completions)
         ((problem, _),) = problems.most_common(1)
         raise TrainingError(
             f"the environment failed in all rollouts of the last {MOST_FAILED_STEPS} steps: "

@@ -54,12 +54,12 @@ TURNS = "reason_llm_turns"
 """The module by whose name it finds our renderer."""
 
 
-def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
+def tasksets(config: Config, query: str, own: Renderer) -> Plays:
     """Rollouts of the tasks of ``data.train`` and ``data.eval``.
 
     Args:
-        asked: options of ``sample.environment``: ``renderer=qwen3``.
-        own: what puts turns together where no renderer is named.
+        query: options of ``sample.environment``: ``renderer=qwen3``.
+        own: renderer of the turns unless an option names another.
     """
     where = f"sample.environment={config.sample.environment}"
     try:
@@ -71,12 +71,12 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
             f"{installation.install('verifiers')}"
         ) from error
     try:
-        options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {}
+        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
         scoring = options.pop("scoring", SANDBOX)
         if scoring not in (SANDBOX, TRAINER):
             raise ValueError(f"scoring={scoring} is neither {SANDBOX} nor {TRAINER}")
-        named = _renderer_options(options, config, own)
-        renderer = TrainClientConfig.model_validate({"renderer": named}).renderer
+        renderer_options = _renderer_options(options, config, own)
+        renderer = TrainClientConfig.model_validate({"renderer": renderer_options}).renderer
     except (ValueError, KeyError) as error:
         raise ConfigError(
             f"{where}: {one_line(error)[:300]}; write verifiers, or verifiers?renderer=qwen3 with "
@@ -98,7 +98,7 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
         async with AsyncExitStack() as stack:
             stack.enter_context(_scoring_in(config.score.sandbox if scoring == SANDBOX else None))
             sources = {_place(session)[0] for session in server.sessions}
-            opened = {each: _environment(each, config.sample.turns) for each in sorted(sources)}
+            opened = {name: _environment(name, config.sample.turns) for name in sorted(sources)}
             for environment in opened.values():
                 await stack.enter_async_context(environment.serving())
 
@@ -159,7 +159,7 @@ def _environment(source: str, turns: int) -> Any:
     if default_harness_id(name) != name:
         role["harness"] = {"id": HARNESS}
     fields = kind.model_fields.items()
-    roles = [each for each, field in fields if isinstance(field.default, AgentConfig)]
+    roles = [role_name for role_name, field in fields if isinstance(field.default, AgentConfig)]
     settings = {"taskset": {"id": name, **options}, **dict.fromkeys(roles, role)}
     return load_environment(kind.model_validate(settings))
 
@@ -168,24 +168,24 @@ def _reward(session: Session, episode: Any) -> float | None:
     """The reward of an episode with one trained seat, whose parts go to the rollout's notes. With
     several seats each is a rollout of the group, with its own conversations and its own reward."""
     if not episode.ok:
-        errors = [*episode.errors, *(each for t in episode.traces for each in t.errors)]
+        errors = [*episode.errors, *(error for t in episode.traces for error in t.errors)]
         raise ValueError(f"{errors[0].type}: {errors[0].message}" if errors else "it has no reward")
     traces = [trace for trace in episode.traces if trace.agent.trainable]
-    said = _conversations(session.branches, episode.traces)
+    conversations = _conversations(session.branches, episode.traces)
     if len(traces) == 1:
         (trace,) = traces
-        session.branches = said[trace.id]
+        session.branches = conversations[trace.id]
         session.notes |= _notes(trace)
         return _paid(trace)
     for trace in traces:
-        if not said[trace.id]:
+        if not conversations[trace.id]:
             continue  # it never asked the model
         turns = sum(call.node is not None for call in trace.calls)
         notes = {"turns": turns, "seat": trace.agent.name} | _notes(trace)
         if (paid := _paid(trace)) is not None:
             notes["reward"] = paid
         is_cut = bool(trace.calls) and trace.calls[-1].finish_reason == "length"
-        part = Session(session.prompt, branches=said[trace.id], is_cut=is_cut, notes=notes)
+        part = Session(session.prompt, branches=conversations[trace.id], is_cut=is_cut, notes=notes)
         session.seats.append(part)
     if not session.seats:
         session.branches = []  # of seats that are not trained
@@ -207,27 +207,27 @@ def _conversations(branches: list[Branch], traces: list[Any]) -> dict[str, list[
                 (n for n, own in enumerate(reversed(is_sampled)) if own), len(ids)
             )
             owners.setdefault(tuple(ids[:end]), []).append(trace)
-    found: dict[str, list[Branch]] = {trace.id: [] for trace in traces}
+    by_trace: dict[str, list[Branch]] = {trace.id: [] for trace in traces}
     for branch in branches:
-        those = owners.get((*branch.prompt, *branch.ids), [])
-        kinds = {(trace.agent.trainable, _paid(trace)) for trace in those}
-        if len(kinds) > 1 or (not those and len(traces) > 1):
+        same = owners.get((*branch.prompt, *branch.ids), [])
+        kinds = {(trace.agent.trainable, _paid(trace)) for trace in same}
+        if len(kinds) > 1 or (not same and len(traces) > 1):
             raise ValueError(
                 "a conversation of this episode is that of no seat, or of two seats that are paid "
                 "differently; let each seat's prompt name the seat"
             )
-        owner = min(those or traces, key=lambda trace: len(found[trace.id]))
-        found[owner.id].append(branch)
-    return found
+        owner = min(same or traces, key=lambda trace: len(by_trace[trace.id]))
+        by_trace[owner.id].append(branch)
+    return by_trace
 
 
 def _paid(trace: Any) -> float | None:
-    rewards = [each.value for each in trace.rewards.values() if each is not None]
+    rewards = [reward.value for reward in trace.rewards.values() if reward is not None]
     return float(sum(rewards)) if rewards else None
 
 
 def _notes(trace: Any) -> dict[str, Any]:
-    rewards = {n: float(each.value) for n, each in trace.rewards.items() if each is not None}
+    rewards = {n: float(reward.value) for n, reward in trace.rewards.items() if reward is not None}
     return {"rewards": rewards, "metrics": dict(trace.metrics)}
 
 
@@ -241,10 +241,10 @@ def _scoring_in(mode: Mode | None) -> Iterator[None]:
     called_by = cache(partial(checkers_of, mode)) if mode is not None else None  # found once
 
     def confined(task: Any, kind: str) -> list[Callable[..., Any]]:
-        found: list[Callable[..., Any]] = hooks(task, kind)
+        functions: list[Callable[..., Any]] = hooks(task, kind)
         if kind == "stop" or called_by is None:
-            return found
-        return [_confined(each, called_by) for each in found]
+            return functions
+        return [_confined(function, called_by) for function in functions]
 
     Task.hooks = confined
     try:
@@ -260,14 +260,15 @@ def _confined(function: Callable[..., Any], called_by: Callable[..., Any]) -> Ca
         return function
 
     def call(named: dict[str, Any]) -> float | dict[str, float] | None:
+        # The sandbox imports the modules of the function and of its task, to call them there.
         own = getattr(function, "__func__", function)
         task = (function.__self__,) if inspect.ismethod(function) else ()
-        modules = {own.__module__, *(type(each).__module__ for each in task)}
+        modules = {own.__module__, *(type(owner).__module__ for owner in task)}
         try:
-            found: float | dict[str, float] | None = called_by(*sorted(modules)).call(
+            scores: float | dict[str, float] | None = called_by(*sorted(modules)).call(
                 Subject(own), task, named, read=_scores
             )
-            return found
+            return scores
         except (CheckerError, pickle.PicklingError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{function.__name__} cannot be called in the sandbox ({one_line(error)}); if "
@@ -277,15 +278,15 @@ def _confined(function: Callable[..., Any], called_by: Callable[..., Any]) -> Ca
     @wraps(function)
     async def called(**named: Any) -> float | dict[str, float]:
         named.pop("runtime", None)
-        found = await asyncio.to_thread(call, named)
-        return 0.0 if found is None else found
+        scores = await asyncio.to_thread(call, named)
+        return 0.0 if scores is None else scores
 
     return called
 
 
 def _scores(value: Any) -> float | dict[str, float]:
     if isinstance(value, dict):
-        return {str(name): finite(each) for name, each in value.items()}
+        return {str(name): finite(score) for name, score in value.items()}
     return finite(value)
 
 
@@ -353,8 +354,8 @@ def _turns(own: Renderer, ends: Collection[int]) -> ModuleType:
                 parsed.content = text.partition("</think>")[2] if has_thought else text
             if tools and self.config.tool_parser is None:
                 renderer = replace(own, tools=tuple(tools))
-                if calls := [each for each in renderer.calls(parsed.content, answer) if each]:
-                    parsed.tool_calls = [ParsedToolCall("", *each) for each in calls]
+                if calls := [call for call in renderer.calls(parsed.content, answer) if call]:
+                    parsed.tool_calls = [ParsedToolCall("", *call) for call in calls]
                     parsed.content = said_before(parsed.content)
             return parsed
 
@@ -385,11 +386,11 @@ def _harness() -> ModuleType:
             mcp_urls: dict[str, str], data: Any,
         ) -> ProgramResult:  # fmt: skip
             system, prompt = self.resolve_prompt(data)
-            talk: list[Any] = [{"role": "system", "content": system}] if system else []
+            messages: list[Any] = [{"role": "system", "content": system}] if system else []
             if isinstance(prompt, str):
-                talk.append({"role": "user", "content": prompt})
+                messages.append({"role": "user", "content": prompt})
             else:
-                talk += [message_to_wire(message) for message in prompt or []]
+                messages += [message_to_wire(message) for message in prompt or []]
             servers = {name: {"url": url} for name, url in mcp_urls.items()}
             async with AsyncExitStack() as stack:
                 http = await stack.enter_async_context(client())
@@ -398,7 +399,7 @@ def _harness() -> ModuleType:
                 async def use(name: str, arguments: dict[str, Any]) -> str:
                     return str(await call_mcp(links, known, name, arguments))
 
-                await converse(http, endpoint, secret, talk, tools, use)
+                await converse(http, endpoint, secret, messages, tools, use)
             return ProgramResult(0, "", "")
 
     module = ModuleType(HARNESS)

@@ -136,8 +136,8 @@ class Session:
     @property
     def is_done(self) -> bool:
         """Whether it has ended by itself, and the model wrote something in each of its seats."""
-        has_said = all(each.branches for each in self.seats or [self])
-        return self.has_ended and self.finish != "error" and has_said
+        all_sampled = all(seat.branches for seat in self.seats or [self])
+        return self.has_ended and self.finish != "error" and all_sampled
 
     @property
     def why(self) -> FinishReason:
@@ -176,7 +176,7 @@ class Session:
         branch.logprobs += completion.logprobs
         branch.add(rest)
         branch.messages = []  # until the client has the answer
-        if branch.sampled and all(each is not branch for each in self.branches):
+        if branch.sampled and all(known is not branch for known in self.branches):
             self.branches.append(branch)
         self.notes["turns"] += 1
         self.asks.remove(ask)
@@ -214,7 +214,7 @@ class TokenServer:
     def __post_init__(self) -> None:
         self.key = secrets.token_urlsafe(32)
         self.port = 0
-        self._by_key = {each.key: each for each in self.sessions}
+        self._by_key = {session.key: session for session in self.sessions}
         self._by_name: dict[str, Session] = {}
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -285,45 +285,47 @@ class TokenServer:
         live rollout waits, and gives none when all have ended. While others are under way, at once
         those that are not; with ``joins`` as soon as there is one."""
         seconds = self.section.environment_seconds
-        done, until = set[Session](), 0.0
+        waited, until = set[Session](), 0.0
         with self._changed:
             while True:
-                live = [each for each in self.sessions if not each.has_ended]
-                late = [each for each in live if not each.asks]
-                part = [] if late or joins else [each for each in live if not each.waits]
-                if joins or under_way or not (late or part):
+                live = [session for session in self.sessions if not session.has_ended]
+                late = [session for session in live if not session.asks]
+                unsettled = [] if late or joins else [s for s in live if not s.waits]
+                if joins or under_way or not (late or unsettled):
                     asked = self._within_turns(live, under_way)
                     if asked or under_way or not live:
                         return asked
                 # A client that breaks off and asks again does not prolong the time of others.
-                if not done.issuperset(now := set(self.sessions).difference(late)) or not until:
-                    done, until = done | now, time.monotonic() + seconds
+                if not waited.issuperset(ready := set(self.sessions).difference(late)) or not until:
+                    waited, until = waited | ready, time.monotonic() + seconds
                 left = until - time.monotonic()
-                if left > 0 and self._changed.wait(min(SETTLE_SECONDS, left) if part else left):
+                if left > 0 and self._changed.wait(
+                    min(SETTLE_SECONDS, left) if unsettled else left
+                ):
                     continue
-                for each in part:
-                    each.idle |= each.busy
-                for each in [each for each in late if each not in done] or late:
-                    each.fail(f"it took longer than {seconds:g} s to ask again or to end")
-                    each.has_ended = True
-                    each.cancel()
+                for session in unsettled:
+                    session.idle |= session.busy
+                for session in [session for session in late if session not in waited] or late:
+                    session.fail(f"it took longer than {seconds:g} s to ask again or to end")
+                    session.has_ended = True
+                    session.cancel()
 
     def _within_turns(
         self, live: Sequence[Session], under_way: Collection[tuple[Session, Ask]]
     ) -> list[tuple[Session, Ask]]:
         """The open requests but for those under way; those beyond ``sample.turns`` are refused."""
         begun = Counter(session for session, _ in under_way)
-        found: list[tuple[Session, Ask]] = []
+        accepted: list[tuple[Session, Ask]] = []
         for session in live:
-            asks = [each for each in session.asks if (session, each) not in under_way]
+            asks = [ask for ask in session.asks if (session, ask) not in under_way]
             if len(asks) > 1:
                 asks.sort(key=_order)
             room = self.section.turns - session.notes["turns"] - begun[session]
             for ask in asks[room:]:
                 session.asks.remove(ask)
                 self._loop.call_soon_threadsafe(_refuse, ask.answer, self._out_of_turns(session))
-            found += [(session, ask) for ask in asks[:room]]
-        return found
+            accepted += [(session, ask) for ask in asks[:room]]
+        return accepted
 
     def _out_of_turns(self, session: Session) -> ValueError:
         session.finish = session.finish or "turns"
@@ -341,7 +343,7 @@ class TokenServer:
         answers = [
             openai_api.limited(c, ask.most) for c, (_, ask) in zip(answers, asked, strict=True)
         ]
-        rows = [list(each.token_ids) for each in answers]
+        rows = [list(answer.token_ids) for answer in answers]
         texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
         for (session, ask), completion, text in zip(asked, answers, texts, strict=True):
             try:
@@ -367,24 +369,28 @@ class TokenServer:
         """The completion up to the first of these strings, in whole tokens, and ids of the text
         between the last of them and the string."""
         text, ids = completion.text, completion.token_ids
-        ends = [at for each in stop if (at := text.find(each)) >= 0]
+        ends = [at for string in stop if (at := text.find(string)) >= 0]
         if not ends:
             return completion, []
-        said = text[: min(ends)]
+        text_before = text[: min(ends)]
 
         def begin(count: int) -> str:
             (decoded,) = decode(self.renderer.tokenizer, [list(ids[:count])])
             return decoded
 
-        kept = bisect_right(range(1, len(ids) + 1), len(said), key=lambda n: len(begin(n)))
-        while kept and not said.startswith(begin(kept)):  # of a character of several tokens
-            kept -= 1
-        rest = said[len(begin(kept)) :] if kept else said
+        num_kept = bisect_right(
+            range(1, len(ids) + 1), len(text_before), key=lambda n: len(begin(n))
+        )
+        while num_kept and not text_before.startswith(
+            begin(num_kept)
+        ):  # of a character of several tokens
+            num_kept -= 1
+        rest = text_before[len(begin(num_kept)) :] if num_kept else text_before
         completion = replace(
             completion,
-            token_ids=ids[:kept],
-            logprobs=completion.logprobs[:kept],
-            text=said,
+            token_ids=ids[:num_kept],
+            logprobs=completion.logprobs[:num_kept],
+            text=text_before,
             finish_reason="stop",
         )
         return completion, self.renderer.token_ids("an answer", rest) if rest else []
@@ -465,10 +471,10 @@ class TokenServer:
 
     async def _generate(self, session: Session, request: web.Request) -> Any:
         body = openai_api.body_of(await request.read())
-        given = body.pop("sampling_params", {})
-        if not isinstance(given, dict):
-            raise ValueError(f"sampling_params={given!r:.100} is no object")
-        params = {name: value for name, value in given.items() if value is not None}
+        sampling_params = body.pop("sampling_params", {})
+        if not isinstance(sampling_params, dict):
+            raise ValueError(f"sampling_params={sampling_params!r:.100} is no object")
+        params = {name: value for name, value in sampling_params.items() if value is not None}
         if params.get("logprobs", 1) not in (0, 1):
             raise ValueError("logprobs is not offered: only the sampled token's log-prob is known")
         openai_api.check_members(body, ("token_ids",), self.section)
@@ -485,10 +491,10 @@ class TokenServer:
             raise ValueError(f"token_ids has {largest}; the vocabulary ends at {last}")
         # Ids that continue a conversation are its next turn: training passes their prefix once.
         ids, branch, added = asked.token_ids, Branch(asked.token_ids), tuple[int, ...]()
-        for each in session.branches:
-            so_far = (*each.prompt, *each.ids)
+        for other in session.branches:
+            so_far = (*other.prompt, *other.ids)
             if len(ids) > len(so_far) and ids[: len(so_far)] == so_far:
-                branch, added = each, ids[len(so_far) :]
+                branch, added = other, ids[len(so_far) :]
         completion, _ = await self._sampled(session, branch, added, draw)
         content: list[dict[str, Any]] = [
             {"token": f"token_id:{number}", "logprob": logprob, "bytes": None, "top_logprobs": []}
@@ -528,10 +534,10 @@ class TokenServer:
             renderer.check_tools("a request")
         # Messages that continue a conversation follow its sampled ids: nothing is rendered again.
         branch, added = Branch((), tools=asked.tools), list[int]()
-        for each in session.branches:
-            known = len(each.messages)
-            if known and known < len(messages) and messages[:known] == each.messages:
-                branch = each if each.tools == asked.tools else branch
+        for other in session.branches:
+            known = len(other.messages)
+            if known and known < len(messages) and messages[:known] == other.messages:
+                branch = other if other.tools == asked.tools else branch
         if branch.ids:
             tail = messages[len(branch.messages) :]
             added = renderer.after(branch.ids, tail, self.section.reply_tokens, REPLY)
@@ -539,12 +545,12 @@ class TokenServer:
             branch.prompt = renderer.prompt("a chat", messages, "").token_ids
         completion, ask = await self._sampled(session, branch, tuple(added), asked.draw)
         notes = session.notes
-        answer, found = openai_api.chat_answer(
+        answer, calls = openai_api.chat_answer(
             asked, renderer, completion, len(ask.ids), notes["turns"]
         )
-        if found:
-            notes["calls"] = notes.get("calls", 0) + len(found)
-        if unreadable := found.count(None):
+        if calls:
+            notes["calls"] = notes.get("calls", 0) + len(calls)
+        if unreadable := calls.count(None):
             notes["failed_calls"] = notes.get("failed_calls", 0) + unreadable
         ask.branch.messages = [*messages, *plain_messages([answer.message])]
         return answer

@@ -119,26 +119,26 @@ class Environments:
         rollouts = [_Rollout(self, prompt) for prompt in wave.prompts for _ in range(size)]
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         for kind in self.kinds.values():
-            those = [each for each in rollouts if each.kind is kind]
-            for each, environment in zip(those, kind.pool, strict=False):
-                each.environment = environment
+            same_kind = [rollout for rollout in rollouts if rollout.kind is kind]
+            for rollout, environment in zip(same_kind, kind.pool, strict=False):
+                rollout.environment = environment
         with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="environment") as threads:
             try:
                 list(threads.map(_Rollout.begin, rollouts))
                 for group in groups:
                     self._tell(group, wave.params.max_new_tokens)
-                found = self._play(groups, threads, wave)
+                played = self._play(groups, threads, wave)
             except BaseException:  # Ctrl-C too
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
             finally:
                 for kind in self.kinds.values():
-                    made = [each.environment for each in rollouts if each.kind is kind]
-                    made = [each for each in made if each is not None]
-                    kind.pool[: len(made)] = made
-            failed = [each for each in rollouts if each.finish == "error"]
+                    used = [rollout.environment for rollout in rollouts if rollout.kind is kind]
+                    used = [environment for environment in used if environment is not None]
+                    kind.pool[: len(used)] = used
+            failed = [rollout for rollout in rollouts if rollout.finish == "error"]
             list(threads.map(_Rollout.discard, failed))
-        return found
+        return played
 
     def close(self) -> None:
         """Close the environments, as far as they let themselves be closed."""
@@ -159,18 +159,20 @@ class Environments:
 
     def _tell(self, group: "list[_Rollout]", new_tokens: int) -> None:
         """Put what ``reset`` said at the end of each rollout's prompt."""
-        begun = [each for each in group if each.finish is None]
-        made: dict[str, Prompt] = {}
-        for each in begun:
-            said = str((each.text, each.opening))
+        begun = [rollout for rollout in group if rollout.finish is None]
+        prompts: dict[str, Prompt] = {}
+        for rollout in begun:
+            opening = str((rollout.text, rollout.opening))
             try:
-                made[said] = each.prompt = made.get(said) or each.opened(new_tokens)
+                prompts[opening] = rollout.prompt = prompts.get(opening) or rollout.opened(
+                    new_tokens
+                )
             except DataError as error:  # too long, or messages that the template does not write
-                each.fail(str(error))
-        begun = [each for each in begun if each.finish is None]
-        for each in group:
-            if begun and each.finish is not None:
-                each.prompt = begun[0].prompt
+                rollout.fail(str(error))
+        begun = [rollout for rollout in begun if rollout.finish is None]
+        for rollout in group:
+            if begun and rollout.finish is not None:
+                rollout.prompt = begun[0].prompt
 
     def _play(
         self, groups: "list[list[_Rollout]]", threads: ThreadPoolExecutor, wave: Wave
@@ -178,39 +180,41 @@ class Environments:
         """Ask the model for a turn of each, have the environments answer, and ask for the next;
         a group is reported when all of its rollouts have ended."""
         _, params, seed, progress, sampler, report = wave
-        most, rollouts = params.max_new_tokens, [each for group in groups for each in group]
+        most, rollouts = params.max_new_tokens, [rollout for group in groups for rollout in group]
         ending = [list[Future[None]]() for _ in groups]
-        found: dict[int, Group] = {}
+        played: dict[int, Group] = {}
 
         def take(wait_for_all: bool = False) -> None:
             for place, (group, ends) in enumerate(zip(groups, ending, strict=True)):
-                if place in found or len(ends) < len(group):
+                if place in played or len(ends) < len(group):
                     continue
-                if wait_for_all or all(each.done() for each in ends):
-                    for each in ends:
-                        each.result()
-                    found[place] = _group(group)
-                    report(place, found[place])
+                if wait_for_all or all(end.done() for end in ends):
+                    for end in ends:
+                        end.result()
+                    played[place] = _group(group)
+                    report(place, played[place])
 
         asking, answering = list(range(len(rollouts))), dict[Future[Messages], int]()
         with batch_of(sampler, seed) as batch:
             until = FIRST_COMPLETED if batch.joins else ALL_COMPLETED
             while asking or batch.keys or answering:
                 for number in asking:
-                    each = rollouts[number]
-                    room = most - len(each.ids)
+                    rollout = rollouts[number]
+                    room = most - len(rollout.ids)
                     tokens = min(room, self.section.turn_tokens or room)
-                    prompt = replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.ids))
+                    prompt = replace(
+                        rollout.prompt, token_ids=(*rollout.prompt.token_ids, *rollout.ids)
+                    )
                     own = replace(params, num_completions=1, max_new_tokens=tokens)
-                    batch.add(number, prompt, own, turn_seed(seed, number, each.notes["turns"]))
+                    batch.add(number, prompt, own, turn_seed(seed, number, rollout.notes["turns"]))
                 for number, (completion,) in batch.step(lambda tokens, ended: progress(tokens, 0)):
                     rollouts[number].take(completion, most)
                     answering[threads.submit(rollouts[number].answer)] = number
                 done, _ = wait(answering, 0 if batch.keys else None, until)
                 # In the rollouts' order, whichever answered first: equal batches have equal bits.
                 ordered = sorted(done, key=answering.__getitem__)
-                answers = {answering.pop(each): each.result() for each in ordered}
-                self._reply([(rollouts[n], each) for n, each in answers.items()], most)
+                answers = {answering.pop(future): future.result() for future in ordered}
+                self._reply([(rollouts[n], messages) for n, messages in answers.items()], most)
                 asking = [number for number in answers if rollouts[number].finish is None]
                 for number in answers:
                     if rollouts[number].finish is not None:
@@ -219,21 +223,25 @@ class Environments:
                 progress(0, len(answers) - len(asking))
                 take()
         take(wait_for_all=True)
-        return [found[place] for place in range(len(groups))]
+        return [played[place] for place in range(len(groups))]
 
     def _reply(self, answered: "list[tuple[_Rollout, Messages]]", most: int) -> None:
         """Have what the environments answered read in the next turns, where there are such."""
-        going = [(each, messages) for each, messages in answered if not each.finish]
-        for each, _ in going:
-            if each.notes["turns"] == self.section.turns:
-                each.finish = "turns"
+        going = [(rollout, messages) for rollout, messages in answered if not rollout.finish]
+        for rollout, _ in going:
+            if rollout.notes["turns"] == self.section.turns:
+                rollout.finish = "turns"
         for kind in self.kinds.values():
-            told = [(each, m) for each, m in going if each.kind is kind and not each.finish]
-            if not told:
+            continuing = [
+                (rollout, m) for rollout, m in going if rollout.kind is kind and not rollout.finish
+            ]
+            if not continuing:
                 continue
-            replies = kind.renderer.replies([m for _, m in told], self.section.reply_tokens, REPLY)
-            for (each, _), ids in zip(told, replies, strict=True):
-                each.reply(ids, most)
+            replies = kind.renderer.replies(
+                [m for _, m in continuing], self.section.reply_tokens, REPLY
+            )
+            for (rollout, _), ids in zip(continuing, replies, strict=True):
+                rollout.reply(ids, most)
 
     def call(self, what: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
         """Result of the user's code, as ``read`` takes it; a ValueError in one line if it raised,
@@ -304,18 +312,18 @@ class _Rollout:
         prompt = self.prompt
         if not self.text and not self.opening:
             return prompt
-        talk = [dict(message) for message in prompt.extra[CHAT]]
-        talk[-1]["content"] = f"{talk[-1]['content']}{self.text}"
-        if not talk[-1]["content"] and self.opening:
-            talk.pop()  # the prompt of a row that has none
-        told = self.kind.renderer.prompt(prompt.id, [*talk, *self.opening], prompt.answer)
+        messages = [dict(message) for message in prompt.extra[CHAT]]
+        messages[-1]["content"] = f"{messages[-1]['content']}{self.text}"
+        if not messages[-1]["content"] and self.opening:
+            messages.pop()  # the prompt of a row that has none
+        extended = self.kind.renderer.prompt(prompt.id, [*messages, *self.opening], prompt.answer)
         context = self.environments.context_tokens
-        if len(told.token_ids) + new_tokens > context:
+        if len(extended.token_ids) + new_tokens > context:
             raise DataError(
-                f"{prompt.id}: with what reset says the prompt has {len(told.token_ids)} tokens; "
-                f"the context of {context} leaves {context - new_tokens}"
+                f"{prompt.id}: with what reset says the prompt has {len(extended.token_ids)} "
+                f"tokens; the context of {context} leaves {context - new_tokens}"
             )
-        return replace(told, extra=prompt.extra)
+        return replace(extended, extra=prompt.extra)
 
     def take(self, completion: Completion, most: int) -> None:
         """Add a turn of the model, cut where the rollout has ``most`` tokens."""
@@ -341,10 +349,10 @@ class _Rollout:
         return self._use_tools() if self.kind.tools else self._step()
 
     def _step(self) -> Messages:
-        given = self._call("step", lambda: self.environment.step(self.text), _reply)
-        if given is None:
+        answer = self._call("step", lambda: self.environment.step(self.text), _reply)
+        if answer is None:
             return []
-        text, is_over, reward = given
+        text, is_over, reward = answer
         if reward is None and self.kind.pays_turns:
             raise ConfigError(
                 f"{self.prompt.id}: step of the environment gave no reward, and there is no method "
@@ -416,7 +424,7 @@ class _Rollout:
         """Close the environment, which failed, and use it never again."""
         if self.environment is not None:
             pool = self.kind.pool
-            pool[:] = [each for each in pool if each is not self.environment]
+            pool[:] = [environment for environment in pool if environment is not self.environment]
             self.environments._close(self.environment)
 
     def fail(self, problem: str) -> None:
@@ -436,7 +444,7 @@ class _Rollout:
         own = self.prompt.token_ids[common:]
         ids = (*own, *self.ids)
         spans = [Span(0, len(own))] if own else []
-        spans += [Span(len(own) + each.start, len(own) + each.end) for each in self.spans]
+        spans += [Span(len(own) + span.start, len(own) + span.end) for span in self.spans]
         ends = self.environments.end_token_ids
         (text,) = decode(self.kind.renderer.tokenizer, [list(ids)], ends)
         return Completion(
@@ -447,7 +455,7 @@ class _Rollout:
 
 def _group(group: list[_Rollout]) -> Group:
     """The completions of a prompt, each after its own where ``reset`` said different things."""
-    prompt, common = group[0].prompt, common_prefix([each.prompt.token_ids for each in group])
+    prompt, common = group[0].prompt, common_prefix([rollout.prompt.token_ids for rollout in group])
     if not common:
         raise DataError(
             f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be compared "
@@ -456,16 +464,16 @@ def _group(group: list[_Rollout]) -> Group:
     if common != prompt.token_ids:
         (text,) = decode(group[0].kind.renderer.tokenizer, [list(common)])
         prompt = replace(prompt, token_ids=common, text=text)
-    return Group(prompt, tuple(each.completion(len(common)) for each in group))
+    return Group(prompt, tuple(rollout.completion(len(common)) for rollout in group))
 
 
 def _taken(
     function: Callable[..., Any], row: Mapping[str, Any], hidden: str | None
 ) -> dict[str, Any]:
     """Columns of the row that a function takes, by name; the hidden one only if it names it."""
-    named = inspect.signature(function).parameters
-    takes_all = any(each.kind == each.VAR_KEYWORD for each in named.values())
-    return {n: v for n, v in row.items() if n in named or (takes_all and n != hidden)}
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {n: v for n, v in row.items() if n in parameters or (takes_all and n != hidden)}
 
 
 class _WrongError(ValueError):

@@ -48,8 +48,8 @@ class ImageSizes:
                 Line("vLLM's cache of image features", batch * features),
             ]
         if not is_gpu:
-            kept = self.kept_bytes(element_bytes)
-            lines.append(Line("features of images", kept, kept))
+            cached = self.kept_bytes(element_bytes)
+            lines.append(Line("features of images", cached, cached))
         return lines
 
     def kept_bytes(self, element_bytes: int) -> int:

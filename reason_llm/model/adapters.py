@@ -155,6 +155,7 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
     unadapted = UNADAPTED.get(base.config.get_text_config(decoder=True).model_type)
     if targets == "all-linear" and (unadapted or expert_weights(base)):
         head = base.get_output_embeddings()
+        # PEFT takes a target for every layer whose name ends in it.
         ends = {name.rpartition(".")[2] for name in linear if base.get_submodule(name) is not head}
         experts = TAKEN_FOR_EXPERTS | {SHARED_EXPERT_GATE} if expert_weights(base) else set()
         return sorted(ends - experts - {unadapted})
@@ -273,7 +274,7 @@ def snapshot(policy: PeftModel, name: str = POLICY) -> Snapshot:
         if isinstance(value, set):  # PEFT would write it in the order of Python's hash seed
             setattr(config, field, sorted(value))
     tensors = state(policy, name)
-    return Snapshot({k: each.detach().to("cpu", copy=True) for k, each in tensors.items()}, config)
+    return Snapshot({k: v.detach().to("cpu", copy=True) for k, v in tensors.items()}, config)
 
 
 @torch.no_grad()
@@ -387,16 +388,16 @@ def read_config(folder: Path) -> LoraConfig:
         config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
     plain = LoraConfig().to_dict()
     # What a later PEFT added counts, too, unless it is off.
-    found = {name: value[name] for name in value if value[name]} | config.to_dict()
-    odd = [n for n in found if n not in MAY_VARY and (n not in plain or found[n] != plain[n])]
+    options = {name: value[name] for name in value if value[name]} | config.to_dict()
+    odd = [n for n in options if n not in MAY_VARY and (n not in plain or options[n] != plain[n])]
     if getattr(config.peft_type, "value", config.peft_type) != "LORA":
         odd.insert(0, "peft_type")
     if config.init_lora_weights not in PLAIN_STARTS:
         odd.append("init_lora_weights")
     if odd:
         raise ModelError(
-            f"{folder} is no plain LoRA adapter: {odd[0]}={found.get(odd[0])!r}; merge it with the "
-            "library that made it"
+            f"{folder} is no plain LoRA adapter: {odd[0]}={options.get(odd[0])!r}; merge it with "
+            "the library that made it"
         )
     return config
 

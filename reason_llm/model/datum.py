@@ -65,13 +65,13 @@ class Datum:
 
         ids = np.append(prompt, np.asarray(completion_ids, np.int64))
         flags = np.ones(len(completion_ids)) if is_sampled is None else is_sampled
-        given = {
+        columns_T = {
             key: torch.from_numpy(whole(values, np.float32))
             for key, values in (columns or {}).items()
         }
         return cls(
             name, ids, whole(flags, np.bool_), group, rollout, reward, is_truncated, has_reward,
-            given,
+            columns_T,
         )  # fmt: skip
 
     @classmethod
@@ -103,7 +103,10 @@ class Datum:
     @property
     def prompt_key(self) -> tuple[bytes | str, ...]:
         """The prompt's ids, and the digests of what its attachments' tokens stand for."""
-        return (self.ids[: self.num_prompt].tobytes(), *(each.sha256 for each in self.attachments))
+        return (
+            self.ids[: self.num_prompt].tobytes(),
+            *(attachment.sha256 for attachment in self.attachments),
+        )
 
     def with_prompt(self, prompt_ids: tuple[int, ...]) -> Self:
         """A copy with another prompt and without columns."""
@@ -156,12 +159,14 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
         )  # fmt: skip
         rows.append(replace(row, attachments=attachments[number]))
         for n, o in enumerate(c.others, 1):
-            told, wrote = f"{name}.{n}", o.is_sampled
+            name_of_other, wrote = f"{name}.{n}", o.is_sampled
             columns = {
                 "sampler_logprobs": o.logprobs,
-                "advantages": [advantage * each for each in wrote],
+                "advantages": [advantage * is_sampled for is_sampled in wrote],
             }
             others.append(
-                datum_of(o.prompt_ids, o.token_ids, told, columns=columns, is_sampled=wrote)
+                datum_of(
+                    o.prompt_ids, o.token_ids, name_of_other, columns=columns, is_sampled=wrote
+                )
             )
     return rows + others

@@ -194,7 +194,7 @@ def names_of(model: Any) -> Callable[[str], str]:
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     table = get_model_conversion_mapping(model)
-    renamings = [each for each in table if isinstance(each, WeightRenaming)]
+    renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
     return lambda name: rename_source_key(name, renamings, [])[0]
 
 
@@ -213,10 +213,10 @@ def check_json(file: Path) -> None:
     if isinstance(value, dict) and file.name.endswith(".index.json"):
         weights = value.get("weight_map")
         named = set(map(str, weights.values())) if isinstance(weights, dict) else {"?"}
-        for each in sorted(named):
-            if Path(each).name != each or not (file.parent / each).is_file():
+        for other in sorted(named):
+            if Path(other).name != other or not (file.parent / other).is_file():
                 raise ModelError(
-                    f"{file} names the weights {each[:100]!r}, which are not in that folder; copy "
+                    f"{file} names the weights {other[:100]!r}, which are not in that folder; copy "
                     "or download the model again"
                 )
     if isinstance(value, dict) and file.name == "config.json":
@@ -226,18 +226,18 @@ def check_json(file: Path) -> None:
 def _check_counts(file: Path, value: dict[str, Any]) -> None:
     """No more layers, experts or labels than any model has: Transformers makes an object for each,
     even without storage. And no size below 0: where a shape is made of it, -1 is whatever fits."""
-    for name, each in value.items():
-        if isinstance(each, dict):
-            _check_counts(file, each)
-        elif not isinstance(each, int):
+    for name, number in value.items():
+        if isinstance(number, dict):
+            _check_counts(file, number)
+        elif not isinstance(number, int):
             continue
-        elif COUNT.search(name) and each > MOST_LAYERS:
+        elif COUNT.search(name) and number > MOST_LAYERS:
             raise ModelError(
-                f"{file} has {name[:60]}={str(each)[:30]}, more than any model's {MOST_LAYERS}; "
+                f"{file} has {name[:60]}={str(number)[:30]}, more than any model's {MOST_LAYERS}; "
                 "fix it"
             )
-        elif SIZE.search(name) and each < 0:
-            raise ModelError(f"{file} has {name[:60]}={str(each)[:30]}, which is below 0; fix it")
+        elif SIZE.search(name) and number < 0:
+            raise ModelError(f"{file} has {name[:60]}={str(number)[:30]}, which is below 0; fix it")
 
 
 def _damaged(file: Path, error: Exception) -> ModelError:

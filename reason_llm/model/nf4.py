@@ -64,6 +64,7 @@ def unfit(
         is_mixture: it has experts, which ``check`` refuses in NF4.
     """
     method = str(quantized.get("quant_method"))[:40]
+    # Each kind of model has another way to weights that can be trained over.
     other = "take the unquantised model and set model.quantize to nf4"
     if is_mixture:
         other = "take the same weights in bfloat16 (the experts of a mixture have no NF4 here)"

@@ -51,9 +51,9 @@ def extend(config: Any, tokens: int | None) -> Any:
 def note(path: str, config: Any, tokens: int | None) -> str | None:
     """The line that says how the positions are scaled, if they are. Raises ModelError: as
     ``keys``."""
-    if not (found := keys(config, tokens)):
+    if not (scaling := keys(config, tokens)):
         return None
-    rope = found["rope_parameters"]
+    rope = scaling["rope_parameters"]
     return (
         f"model.context_tokens={tokens} exceeds the {rope['original_max_position_embeddings']} "
         f"positions of {path}: YaRN scales them by {rope['factor']:.4g}, in short texts too"

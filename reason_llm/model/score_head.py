@@ -26,7 +26,7 @@ def make(width: int, device: torch.device, bias: bool) -> nn.Linear:
 
 def state(head: nn.Linear) -> dict[str, Tensor]:
     """Copies in host memory: ``weight`` (1, D) and, where there is one, ``bias`` (1,)."""
-    return {name: each.detach().to("cpu", copy=True) for name, each in head.state_dict().items()}
+    return {name: t.detach().to("cpu", copy=True) for name, t in head.state_dict().items()}
 
 
 def save(tensors: dict[str, Tensor], folder: Path) -> None:

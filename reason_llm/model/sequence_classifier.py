@@ -52,6 +52,7 @@ def look_at(path: Path) -> ClassifierShape:
             f"{path}: {config.model_type} has no sequence-classification model in Transformers; "
             "name another"
         )
+    # The memory plan needs the sizes before anything is loaded: they are in the files' headers.
     shapes: dict[str, list[int]] = {}
     for _, stored in folder.stored_shapes(ModelSection(path=str(path))):
         shapes |= stored
@@ -112,15 +113,16 @@ class SequenceClassifier:
                 f"a rollout has {longest} tokens for the reward model {self.path}, which reads "
                 f"{self.max_tokens}; lower sample.max_new_tokens, or take another model"
             )
+        # Transformers finds a row's last token by the padding token: without one, no row is padded.
         pad = self._model.config.get_text_config().pad_token_id
         for batch in _batches([len(ids) for ids in rows], budget_tokens if pad is not None else 1):
             ids = [torch.tensor(rows[i], dtype=torch.long) for i in batch]
             ids_BT = pad_sequence(ids, batch_first=True, padding_value=pad or 0)
-            mask_BT = pad_sequence([torch.ones_like(each) for each in ids], batch_first=True)
-            found = self._model(
+            mask_BT = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+            output = self._model(
                 input_ids=ids_BT.to(self.device), attention_mask=mask_BT.to(self.device)
             )
-            yield from zip(batch, found.logits[:, 0].float().cpu().tolist(), strict=True)
+            yield from zip(batch, output.logits[:, 0].float().cpu().tolist(), strict=True)
 
 
 def _batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:

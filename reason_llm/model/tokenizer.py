@@ -55,6 +55,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         limit = tokenizer.model_max_length
         if not isinstance(limit, int | float) or not limit > 0:
             raise ValueError(f"model_max_length={limit!r:.60} is no number of tokens")
+    # A damaged tokenizer may load without an error, and only its texts show it.
     is_same = "".join(spelled.split()).casefold() == "".join(PROBE.split()).casefold()
     if not is_same or len(spelled.split()) < len(PROBE.split()):
         raise ModelError(
@@ -74,9 +75,9 @@ def class_of(path: str, runs_code: bool = False) -> Any:
     described, wanted = (_read(path, name) for name in ("config.json", "tokenizer_config.json"))
     named = str(wanted.get("tokenizer_class")).removesuffix("Fast")
     plain = {_FILE: _FILE, "PreTrainedTokenizer": _FILE}
-    found = CLASSES.get(str(described.get("model_type")), {}).get(plain.get(named, named))
-    known = found is not None and not runs_code and "auto_map" not in wanted
-    return getattr(transformers, str(found) if known else "AutoTokenizer")
+    class_name = CLASSES.get(str(described.get("model_type")), {}).get(plain.get(named, named))
+    known = class_name is not None and not runs_code and "auto_map" not in wanted
+    return getattr(transformers, str(class_name) if known else "AutoTokenizer")
 
 
 def _read(path: str, name: str) -> dict[str, Any]:
@@ -101,8 +102,8 @@ def _as_in_file(
     whole.no_truncation()
     whole.no_padding()
     expected = [whole.encode(text, add_special_tokens=False).ids for text in PROBES]
-    found = _probe_ids(tokenizer)
-    if found == expected:
+    loaded_ids = _probe_ids(tokenizer)
+    if loaded_ids == expected:
         return tokenizer
     named = {
         name: token
@@ -110,7 +111,7 @@ def _as_in_file(
         if isinstance(token, str) and whole.token_to_id(token) is not None
     }
     plain = PreTrainedTokenizerFast.from_pretrained(path, **named)
-    if _probe_ids(plain) == found:  # as tokenizer_config.json asks
+    if _probe_ids(plain) == loaded_ids:  # as tokenizer_config.json asks
         return tokenizer
     kind = type(tokenizer).__name__
     if _probe_ids(plain) != expected:
@@ -171,7 +172,7 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     with reading(path, "generation config"), suppress(OSError):  # there is no such file
         theirs = _read(path, "generation_config.json").get("eos_token_id")
     more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
-    if not all(type(each) is int and 0 <= each < MOST_TOKENS for each in more):
+    if not all(type(id) is int and 0 <= id < MOST_TOKENS for id in more):
         raise ModelError(
             f"model.path={path}: generation_config.json has eos_token_id={str(theirs)[:60]}; give "
             "ids"

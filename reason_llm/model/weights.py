@@ -38,14 +38,14 @@ def base_of(policy: Any) -> Any:
 
 def parameters(base: nn.Module) -> dict[str, nn.Parameter]:
     """The trained parameters by name; tied ones once."""
-    return {name: each for name, each in base.named_parameters() if each.requires_grad}
+    return {name: p for name, p in base.named_parameters() if p.requires_grad}
 
 
 def state(base: nn.Module) -> dict[str, Tensor]:
     """All that the model's file holds, trained or not, where it lies; tied tensors once."""
     own = dict(base.named_parameters())
     tied = dict(base.named_parameters(remove_duplicate=False)).keys() - own.keys()
-    return {name: each for name, each in base.state_dict().items() if name not in tied}
+    return {name: t for name, t in base.state_dict().items() if name not in tied}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class WeightsSnapshot:
 
     def write(self, folder: Path) -> None:
         """Write weights, config and tokenizer."""
-        tensors = {name: each.detach().contiguous() for name, each in state(self.base).items()}
+        tensors = {name: t.detach().contiguous() for name, t in state(self.base).items()}
         save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
         index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, WEIGHTS)}
         (folder / INDEX).write_bytes(orjson.dumps(index))
@@ -80,7 +80,7 @@ def reference(base: Any, path: str) -> Iterator[None]:
     without gradients; the trained values wait in host memory and come back bit by bit. Raises
     ModelError: the checkpoint lacks one of them, or is not what was written."""
     own = parameters(base)
-    held = {name: each.detach().to("cpu", copy=True) for name, each in own.items()}
+    held = {name: p.detach().to("cpu", copy=True) for name, p in own.items()}
     try:
         with torch.no_grad():
             _read(own, path, base.base_model_prefix)

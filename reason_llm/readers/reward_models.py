@@ -92,9 +92,9 @@ class RewardModelReader(RewardReader):
         """Score of each completion, in order."""
         if not self.is_outside:
             of_rollouts = to_data(groups)[: sum(len(group.completions) for group in groups)]
-            found = learner.scores(of_rollouts, self.role)
-            progress(len(found))
-            return found
+            scores = learner.scores(of_rollouts, self.role)
+            progress(len(scores))
+            return scores
         if self._classifier is None:
             self._classifier = SequenceClassifier(self.folder, learner.model.device)
         asked = conversations(groups, self._classifier, self.reads_end_token, self.date)
@@ -122,9 +122,9 @@ def opened(config: Config, subject: Subject, base: Base) -> Sequence[RewardModel
     ModelError: its files are damaged."""
     rewards = config.rewards_by_readers.items()
     return [
-        _checked(key, each, config, base)
-        for key, each in rewards
-        if isinstance(each, kinds.RewardModelOptions)
+        _checked(key, options, config, base)
+        for key, options in rewards
+        if isinstance(options, kinds.RewardModelOptions)
     ]
 
 

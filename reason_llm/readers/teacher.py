@@ -128,7 +128,7 @@ class TeacherModel(_Teacher, OutsideReader):
         name = f"the teacher {self.section.path}"
 
         def measure(batches: list[list[int]]) -> list[torch.Tensor]:
-            found = []
+            trained_logprobs = []
             for indices in batches:
                 of_batch = [replace(asked[i], columns={}) for i in indices]
                 rows = MicroBatch.of(of_batch, model.device, is_packed=False)
@@ -136,17 +136,20 @@ class TeacherModel(_Teacher, OutsideReader):
                     model, rows.ids_BT, rows.mask_BT, settings.temperature,
                     chunk_tokens=settings.chunk_tokens, places_M=rows.places_M,
                 )  # fmt: skip
-                found.append(logprobs_BT.flatten()[rows.places_M])
+                trained_logprobs.append(logprobs_BT.flatten()[rows.places_M])
                 progress(len(indices))
-            return in_rows(asked, [i for indices in batches for i in indices], found)
+            return in_rows(asked, [i for indices in batches for i in indices], trained_logprobs)
 
         with (
             offload.on_device(model.policy, model.device, name),
             model.fused_adapters(),
             model.using("reference"),
         ):
-            read = MicroBatches(learner.micro_batches.tokens).run(asked, measure)
-        return [datum.with_trained(COLUMN, each) for datum, each in zip(data, read, strict=True)]
+            columns = MicroBatches(learner.micro_batches.tokens).run(asked, measure)
+        return [
+            datum.with_trained(COLUMN, logprobs)
+            for datum, logprobs in zip(data, columns, strict=True)
+        ]
 
 
 class _Logprob(BaseModel):
@@ -180,11 +183,11 @@ class TeacherService(_Teacher, OutsideReader):
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
         """See ``TeacherModel.read``; at temperature 1. Raises TrainingError where the server does
         not give log-probs."""
-        asked, found = [self.asked(row) for row in data], list[Datum]()
+        asked, rows = [self.asked(row) for row in data], list[Datum]()
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
             for datum, logprobs in zip(data, pool.map(self._logprobs, asked), strict=True):
-                found.append(datum.with_trained(COLUMN, logprobs))
+                rows.append(datum.with_trained(COLUMN, logprobs))
                 progress(1)
         except (ValueError, ConnectionError, TimeoutError) as error:
             raise TrainingError(
@@ -193,7 +196,7 @@ class TeacherService(_Teacher, OutsideReader):
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
-        return found
+        return rows
 
     def _logprobs(self, row: Datum) -> torch.Tensor:
         """Log-probs of the row's trained tokens."""
@@ -205,16 +208,16 @@ class TeacherService(_Teacher, OutsideReader):
         }
         answer = self.server.ask(body, (64 + row.num_tokens) << 10)
         try:
-            given = _TeacherAnswer.model_validate_json(answer).choices[0].prompt_logprobs
-            pairs = zip(given, row.ids.tolist(), row.trained, strict=True)
-            found = [(at or {})[id].logprob for at, id, is_trained in pairs if is_trained]
+            prompt_logprobs = _TeacherAnswer.model_validate_json(answer).choices[0].prompt_logprobs
+            pairs = zip(prompt_logprobs, row.ids.tolist(), row.trained, strict=True)
+            logprobs = [(at or {})[id].logprob for at, id, is_trained in pairs if is_trained]
         except (ValidationError, ValueError, KeyError) as error:
             raise ValueError(
                 f"its answer has no prompt_logprobs of the {row.num_tokens} tokens of {row.name}"
             ) from error
-        if not all(math.isfinite(each) and each <= 1e-3 for each in found):
+        if not all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in logprobs):
             raise ValueError(f"its answer has something that is no log-prob, for {row.name}")
-        return torch.tensor(found)
+        return torch.tensor(logprobs)
 
 
 def opened(config: Config, subject: Subject, base: Base) -> Sequence[Reader]:

@@ -30,7 +30,9 @@ class AheadBuffer(RolloutBuffer):
     def __enter__(self) -> Self:
         super().__enter__()
         if not self.discard:
-            self._ahead = {each.step: each for _, each in read_ahead(self.folder, self.run)}
+            self._ahead = {
+                document.step: document for _, document in read_ahead(self.folder, self.run)
+            }
         return self
 
     def read(self, step: int, checkpoint: str | None = None) -> Document | None:
@@ -71,7 +73,7 @@ class AheadBuffer(RolloutBuffer):
 
     def _drop(self, before: int | None = None) -> None:
         """Remove the steps ahead that are before this one; None: all."""
-        for step in [each for each in self._ahead if before is None or each < before]:
+        for step in [step for step in self._ahead if before is None or step < before]:
             del self._ahead[step]
             (self.folder / _name(step)).unlink(missing_ok=True)
 

@@ -167,7 +167,7 @@ class Cluster:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._own_gpu = torch.cuda.device_count() > 0
-        self._each = GPU_REPLICA if self._own_gpu else CPU_REPLICA
+        self._share = GPU_REPLICA if self._own_gpu else CPU_REPLICA
         """The resources of the cluster that one replica takes."""
 
     @property
@@ -220,10 +220,10 @@ class Cluster:
 
     def _connect(self) -> None:
         address = self._config.run.ray
-        given = {"RAY_USAGE_STATS_ENABLED": "0"}  # no usage reports
+        environment = {"RAY_USAGE_STATS_ENABLED": "0"}  # no usage reports
         if address is not None:
             # Without it Ray does not send the token that the environment names.
-            with _environment(given | {"RAY_AUTH_MODE": "token"}):
+            with _environment(environment | {"RAY_AUTH_MODE": "token"}):
                 self._join(address)
             return
         is_short = len(os.fsencode(tempfile.gettempdir())) <= MOST_TEMPORARY_BYTES
@@ -236,7 +236,7 @@ class Cluster:
             start_new_session=True,
         )
         gpus = _visible_gpus()[1:]  # the first is this process's
-        given |= {
+        environment |= {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": _token(),
             # Ray's own switch for a cluster of one machine, on which it takes the loopback address.
@@ -247,8 +247,8 @@ class Cluster:
             "RAY_worker_register_timeout_seconds": f"{START_SECONDS:.0f}",
         }
         if self._own_gpu:
-            given["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        with _environment(given):
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        with _environment(environment):
             self._start_local(self.folder / "ray", len(gpus))
 
     def _join(self, address: str) -> None:
@@ -271,7 +271,8 @@ class Cluster:
         try:
             with _own_start():
                 ray.init(
-                    num_cpus=int(self._each["CPU"]) * (self.total - 1),  # Ray's workers, made ahead
+                    num_cpus=int(self._share["CPU"])
+                    * (self.total - 1),  # Ray's workers, made ahead
                     num_gpus=gpus,
                     object_store_memory=OBJECT_STORE_BYTES,
                     include_dashboard=False,
@@ -290,25 +291,25 @@ class Cluster:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        there = ray.cluster_resources()
+        resources = ray.cluster_resources()
         # Nobody else in a joined cluster may get the GPU of this process, which Ray did not start.
         if self._config.run.ray is not None and self._own_gpu:
-            here = NodeAffinitySchedulingStrategy(
+            this_node = NodeAffinitySchedulingStrategy(
                 ray.get_runtime_context().get_node_id(), soft=False
             )
-            held = ray.remote(num_gpus=1, num_cpus=4, scheduling_strategy=here)(_Holder)
+            held = ray.remote(num_gpus=1, num_cpus=4, scheduling_strategy=this_node)(_Holder)
             self._holder = held.remote()
             self._check_gpu(self._holder)
         if self.count == 0:
-            gpus = int(there.get("GPU", 0))
+            gpus = int(resources.get("GPU", 0))
             self.count = power_of_two(min(max(1, gpus - self.samplers), self._config.run.shards))
         if self.total == 1:
             return
-        each = self._each
-        self._group = ray.util.placement_group([each] * (self.total - 1), strategy="PACK")
+        share = self._share
+        self._group = ray.util.placement_group([share] * (self.total - 1), strategy="PACK")
         if not self._group.wait(PLACE_SECONDS):
-            has = ", ".join(f"{there.get(name, 0):g} {name}" for name in each)
-            needs = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
+            has = ", ".join(f"{resources.get(name, 0):g} {name}" for name in share)
+            needs = ", ".join(f"{amount:g} {name}" for name, amount in share.items())
             asks = f"run.replicas={self.count}"
             if self.samplers:
                 asks += f" with run.samplers={self.samplers}"
@@ -328,22 +329,22 @@ class Cluster:
                 f"the cluster at run.ray={self._config.run.ray} has no free GPU on this machine, "
                 "and this process is a replica, too; start it on a machine with one"
             )
-        if (given := str(ray.get(ref))) != own:
+        if (gpu := str(ray.get(ref))) != own:
             raise ReplicaError(
-                f"the cluster gives this process GPU {given} and it uses GPU {own}; call it again "
-                f"with CUDA_VISIBLE_DEVICES={given}"
+                f"the cluster gives this process GPU {gpu} and it uses GPU {own}; call it again "
+                f"with CUDA_VISIBLE_DEVICES={gpu}"
             )
 
     def _start(self, number: int) -> Member:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        each = self._each
+        share = self._share
         place = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=number - 1
         )
         kind = ray.remote(
-            num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), scheduling_strategy=place,
+            num_cpus=share["CPU"], num_gpus=share.get("GPU", 0), scheduling_strategy=place,
             concurrency_groups={"heart": 1}, max_restarts=0,
         )(Host)  # fmt: skip
         return Member(
@@ -458,7 +459,7 @@ def _own_start() -> Iterator[None]:
             try:
                 return get_node(*arguments)
             except RuntimeError:  # it is not there yet
-                if time.monotonic() > until or any(each.poll() is not None for each in daemons):
+                if time.monotonic() > until or any(daemon.poll() is not None for daemon in daemons):
                     raise
             time.sleep(POLL_SECONDS)
 

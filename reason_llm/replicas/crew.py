@@ -91,18 +91,18 @@ class Crew(Team):
         opened = [self._open(member) for member in self.members]
         started = time.perf_counter()
         for call in opened:
-            with suppress(PeersLost):
+            with suppress(PeersLost):  # reported below, where another one is started
                 call.result()
             while not (call.member.address or call.member.lost):
                 time.sleep(cluster.POLL_SECONDS)
         self.tell_of_losses("while it loaded the model")
         count = 1 + len(self.ready())
         machines = len({self.cluster.address, *(m.address or "" for m in self.members)} - {""})
-        told = f"{count} replica{'s' if count > 1 else ''}"
+        size = f"{count} replica{'s' if count > 1 else ''}"
         if self.cluster.samplers:
-            told += f" and {len(self._alive(samplers=True))} that sample only"
+            size += f" and {len(self._alive(samplers=True))} that sample only"
         self._watch.line(
-            f"{told} on {machines} machine{'s' if machines > 1 else ''}, "
+            f"{size} on {machines} machine{'s' if machines > 1 else ''}, "
             f"{self._run.shards} shards; the others were waited for "
             f"{time.perf_counter() - started:.0f} s; the plan above is for each"
         )
@@ -143,13 +143,13 @@ class Crew(Team):
         """Replicas that live and have the head's adapter. Those that have not are given it here,
         unless the head samples by an earlier one at this moment."""
         replicas = self._alive(samplers=False)
-        behind = [member for member in replicas if member.version != self.version]
+        outdated = [member for member in replicas if member.version != self.version]
         with self._lock:
-            own = self.learners.state() if behind and self.sampled_by is None else None
+            own = self.learners.state() if outdated and self.sampled_by is None else None
         if own is not None:
             assert self.cluster is not None
             state, tokens = self.cluster.shared(own), self.learners.policy.micro_batches.tokens
-            for call in [self.call(member, "load", state, tokens) for member in behind]:
+            for call in [self.call(member, "load", state, tokens) for member in outdated]:
                 with suppress(PeersLost):
                     call.result()
                     call.member.version = self.version
@@ -175,7 +175,7 @@ class Crew(Team):
                 continue
             assert self.cluster is not None
             self._told.append(member)
-            left = 1 + sum(not each.lost for each in self.members)
+            left = 1 + sum(not other.lost for other in self.members)
             then = "no further one is started"
             if self._starts_left:
                 self._starts_left -= 1

@@ -206,8 +206,8 @@ class Many(Crew):
                 record = own.learn(step, data, progress)
         except BaseException as error:
             self._leave()
-            if isinstance(error, PeersLost) and (told := self._find_out(calls)):
-                raise PeersLost(told) from error
+            if isinstance(error, PeersLost) and (cause := self._find_out(calls)):
+                raise PeersLost(cause) from error
             raise
         self.note(0, own_costs)
         for call in calls:
@@ -230,7 +230,7 @@ class Many(Crew):
         assert self.cluster is not None
         until = time.monotonic() + SILENT_SECONDS + 30
         errors: list[Exception] = []
-        told = ""
+        lost = ""
         for call in calls:
             call.member.version = None  # it may have moved
             while not call.is_done(1.0):
@@ -240,9 +240,9 @@ class Many(Crew):
             try:
                 call.result()
             except PeersLost as error:
-                told = told or f"{call.member.name}: {error}"
+                lost = lost or f"{call.member.name}: {error}"
             except Exception as error:  # noqa: BLE001  (raised below, when all have ended)
                 errors.append(error)
         if errors:
             raise errors[0]
-        return told
+        return lost

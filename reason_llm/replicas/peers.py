@@ -30,13 +30,13 @@ POLL_SECONDS = 0.001
 
 def listen(address: str) -> tuple[dist.Store, int]:
     """A store on a free port of ``address`` in which peers find each other, and the port."""
-    taken = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    taken.bind((address, 0))
-    taken.listen(128)
-    port = int(taken.getsockname()[1])
+    server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    server.bind((address, 0))
+    server.listen(128)
+    port = int(server.getsockname()[1])
     store = dist.TCPStore(
         address, port, None, True, timedelta(seconds=MEET_SECONDS),
-        wait_for_workers=False, master_listen_fd=taken.detach(),
+        wait_for_workers=False, master_listen_fd=server.detach(),
     )  # fmt: skip
     return store, port
 
@@ -157,7 +157,7 @@ class GroupPeers:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         own = torch.tensor([len(content)])
         self._finish(lambda: self._gloo.allgather([sizes], [own]))
-        longest = max(int(each) for each in sizes)
+        longest = max(int(size) for size in sizes)
         padded = torch.zeros(max(1, longest), dtype=torch.uint8)
         if content:
             padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -165,7 +165,8 @@ class GroupPeers:
         self._finish(lambda: self._gloo.allgather([contents], [padded]))
         self.sent_bytes += (self.size - 1) * len(padded)
         return [
-            each[: int(size)].numpy().tobytes() for each, size in zip(contents, sizes, strict=True)
+            padded[: int(size)].numpy().tobytes()
+            for padded, size in zip(contents, sizes, strict=True)
         ]
 
     def _finish(self, begin: Callable[[], dist.Work]) -> None:

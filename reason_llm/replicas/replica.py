@@ -108,7 +108,7 @@ class Replica:
                 prove_sampler_is_policy(sampler, self._model, lot[0].prompts)
                 self._proven = True
             groups = sample_lot(sampler, lot, params, lambda tokens, items: None)
-        content = orjson.dumps([each for part in groups for each in part])
+        content = orjson.dumps([group for part in groups for group in part])
         return content, time.perf_counter() - started
 
     @contextmanager
@@ -174,7 +174,7 @@ def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
 
 def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:
     """The groups that ``Replica.sample`` told of, with the head's own prompts."""
-    groups = [record_from_json(Group, each) for each in orjson.loads(content)]
+    groups = [record_from_json(Group, group) for group in orjson.loads(content)]
     for group in groups:
         check_lengths(group)
     return [replace(g, prompt=prompt) for g, prompt in zip(groups, prompts, strict=True)]

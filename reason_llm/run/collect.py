@@ -162,15 +162,15 @@ def _waves(step: Step, collected: "_Collected", wave: int) -> Iterator[slice]:
     if row.dynamic_sampling > 1:
         collected.settle()
     groups, drawn, _ = collected.together()
-    kept = len(groups)
-    while kept < wanted and drawn < bound:
-        size = min(wave, wanted - kept, bound - drawn)
+    num_groups = len(groups)
+    while num_groups < wanted and drawn < bound:
+        size = min(wave, wanted - num_groups, bound - drawn)
         yield slice(drawn, drawn + size)
-        kept, drawn = kept + size, drawn + size
+        num_groups, drawn = num_groups + size, drawn + size
         if row.dynamic_sampling > 1:
             collected.settle()
-            kept, drawn = len(collected.groups), collected.drawn
-        if step.stop.requested and kept < wanted and drawn < bound:
+            num_groups, drawn = len(collected.groups), collected.drawn
+        if step.stop.requested and num_groups < wanted and drawn < bound:
             collected.settle()
             step.save(*collected.together())
             step.stop.check()
@@ -273,9 +273,9 @@ class _Collected:
         scorer, row = self._step.job.scorer, self._step.config.algorithm.row()
         scored = scorer.score_as_they_come(wave)
         kind = self._step.config.score.rewards[0].kind
-        kept = [group for group in scored if is_kept(group, row, scorer.weights, kind)]
+        groups = [group for group in scored if is_kept(group, row, scorer.weights, kind)]
         with self._lock:
-            self.groups, self.drawn = self.groups + kept, self.drawn + len(scored)
+            self.groups, self.drawn = self.groups + groups, self.drawn + len(scored)
             self.waiting, self.last = self.waiting[len(scored) :], scored
             self.counts = metrics.added(self.counts, scorer.take_counts())
 

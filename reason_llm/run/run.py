@@ -122,7 +122,7 @@ class Run:
             with others, self.phases.learning(len(data) * self.config.train.epochs) as progress:
                 yield lambda: self._team.learn(step, data, progress)
         except OutOfMemory:
-            if not any(each.updates_in_step for each in self.learners.by_role.values()):
+            if not any(learner.updates_in_step for learner in self.learners.by_role.values()):
                 self._save()
             raise
 
@@ -222,6 +222,7 @@ class Run:
         """Save the state, if it is not saved yet."""
         if self.state is self._saved:
             return
+        # A size lowered as memory ran out holds after resuming; a planned one does not.
         tokens = self.learners.policy.micro_batches.tokens
         planned = self.job.plan.micro_batch_tokens
         state = replace(

@@ -193,7 +193,7 @@ def response_request(body: Members, section: SampleSection) -> ChatRequest:
     check_members(body, read, section)
     known = {LOGPROBS, "reasoning.encrypted_content"}
     include = body.get("include", [])
-    if not isinstance(include, list) or not all(each in known for each in map(str, include)):
+    if not isinstance(include, list) or not all(item in known for item in map(str, include)):
         raise ValueError(
             f"include={include!r:.100} is not offered: give {LOGPROBS} or leave it out"
         )
@@ -212,10 +212,10 @@ def response_request(body: Members, section: SampleSection) -> ChatRequest:
 
 
 def _dicts(body: Members, name: str) -> list[dict[str, Any]]:
-    found = body.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise ValueError(f"{name}={found!r:.100} is no list of objects")
-    return found
+    items = body.get(name, [])
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ValueError(f"{name}={items!r:.100} is no list of objects")
+    return items
 
 
 def _flag(body: Members, name: str) -> bool:
@@ -238,8 +238,8 @@ def _function(tool: dict[str, Any], function: Any) -> dict[str, Any]:
         raise ValueError(f"tools has {tool!r:.100}; give functions, no other tools are offered")
     if not isinstance(function.get("name"), str):
         raise ValueError(f"tools has {tool!r:.100}, which has no name")
-    told = {name: value for name, value in function.items() if name not in ("strict", "type")}
-    return {"type": "function", "function": told}
+    members = {name: value for name, value in function.items() if name not in ("strict", "type")}
+    return {"type": "function", "function": members}
 
 
 def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -254,8 +254,8 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append({"type": "function", "function": item})
         elif kind == "function_call_output":
-            told = {"role": "tool", "tool_call_id": item.get("call_id")}
-            messages.append({**told, "content": item.get("output")})
+            reply = {"role": "tool", "tool_call_id": item.get("call_id")}
+            messages.append({**reply, "content": item.get("output")})
         else:
             raise ValueError(
                 f"input has an item of type {kind!r:.60}; give messages, function_call and "
@@ -265,11 +265,12 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _logprobs(answer: ChatAnswer) -> list[Members]:
-    each = zip(answer.tokens, answer.completion.logprobs, strict=True)
     likely = answer.likely or [{}] * len(answer.tokens)
     return [
-        _token(*own) | {"top_logprobs": [_token(*other) for other in others.items()]}
-        for own, others in zip(each, likely, strict=True)
+        _token(token, logprob) | {"top_logprobs": [_token(*other) for other in others.items()]}
+        for token, logprob, others in zip(
+            answer.tokens, answer.completion.logprobs, likely, strict=True
+        )
     ]
 
 
@@ -289,19 +290,19 @@ def chat_answer(
     asked: ChatRequest, renderer: Renderer, completion: Completion, prompt_tokens: int, turn: int
 ) -> tuple[ChatAnswer, list[Any]]:
     """The answer that a completion is, and the calls in it: None for one that cannot be read."""
-    ids, found = completion.token_ids, list[Any]()
+    ids, parsed = completion.token_ids, list[Any]()
     calls: list[Members] = []
     if asked.tools and asked.may_call:
-        found = renderer.calls(completion.text, ids)
+        parsed = renderer.calls(completion.text, ids)
         calls = [
             {"id": f"call_{turn}_{number}", "type": "function", "function": {
                 "name": name, "arguments": orjson.dumps(arguments).decode(),
-            }} for number, (name, arguments) in enumerate(filter(None, found))
+            }} for number, (name, arguments) in enumerate(filter(None, parsed))
         ]  # fmt: skip
     text = completion.text
     text = said_before(text) if calls else renderer.content_of(text)
     tokens = [renderer.tokenizer.decode([id]) for id in ids] if asked.logprobs else []
-    return ChatAnswer(asked, completion, tokens, calls, text, prompt_tokens), found
+    return ChatAnswer(asked, completion, tokens, calls, text, prompt_tokens), parsed
 
 
 def chat_completion(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
@@ -327,7 +328,7 @@ def chat_completion(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     chunks = [chunk | {"choices": [streamed | {"delta": delta}]}]
     if answer.request.has_usage:
         chunks.append(chunk | {"choices": [], "usage": whole["usage"]})
-    return whole, [*(b"data: " + orjson.dumps(each) for each in chunks), b"data: [DONE]"]
+    return whole, [*(b"data: " + orjson.dumps(chunk) for chunk in chunks), b"data: [DONE]"]
 
 
 def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
@@ -338,10 +339,10 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     output: list[Members] = []
     if answer.text or not answer.calls:
         logprobs = _logprobs(answer) if answer.request.logprobs else []
-        said = {"type": "output_text", "text": answer.text, "annotations": []}
+        text = {"type": "output_text", "text": answer.text, "annotations": []}
         output.append({
             "type": "message", "id": f"msg_{number}", "role": "assistant", "status": status,
-            "content": [said | {"logprobs": logprobs}],
+            "content": [text | {"logprobs": logprobs}],
         })  # fmt: skip
     output += [
         {"type": "function_call", "id": f"fc_{number}_{n}", "call_id": call["id"],
@@ -369,12 +370,12 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
         if item["type"] == "message":
             (part,) = item["content"]
             at |= {"content_index": 0}
-            said = {"logprobs": part["logprobs"]}
+            text_logprobs = {"logprobs": part["logprobs"]}
             empty = part | {"text": "", "logprobs": []}
             events += [
                 _event("content_part.added", **at, part=empty),
-                _event("output_text.delta", **at, delta=part["text"], **said),
-                _event("output_text.done", **at, text=part["text"], **said),
+                _event("output_text.delta", **at, delta=part["text"], **text_logprobs),
+                _event("output_text.done", **at, text=part["text"], **text_logprobs),
                 _event("content_part.done", **at, part=part),
             ]
         else:
@@ -385,9 +386,9 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
         events.append(_event("output_item.done", output_index=index, item=item))
     events.append(_event("incomplete" if is_cut else "completed", response=whole))
     return whole, [
-        f"event: {each['type']}\n".encode()
-        + b"data: " + orjson.dumps(each | {"sequence_number": n})
-        for n, each in enumerate(events)
+        f"event: {event['type']}\n".encode()
+        + b"data: " + orjson.dumps(event | {"sequence_number": n})
+        for n, event in enumerate(events)
     ]  # fmt: skip
 
 

@@ -58,8 +58,8 @@ class TransformersSampler:
                     completions[start + row] = completion
                     place = of_prompt[row]
                     own = range(place * size, (place + 1) * size)
-                    if all(each in completions for each in own):
-                        group = Group(prompts[place], tuple(completions[each] for each in own))
+                    if all(row in completions for row in own):
+                        group = Group(prompts[place], tuple(completions[row] for row in own))
                         groups[place] = group
                         ended(place, group)
         return [groups[place] for place in range(len(prompts))]
@@ -114,8 +114,8 @@ class TransformersSampler:
                 texts = decode(self.model.tokenizer, rows, self.model.end_token_ids)
                 values = shortest_decimals(logprobs_BL[ended_E, : position + 1].cpu().numpy())
                 stops = stopped_B[ended_E].tolist()
-                each = zip(ended_E.tolist(), rows, texts, values, stops, strict=True)
-                for row, ids, text, logprobs_L, stopped in each:
+                ended = zip(ended_E.tolist(), rows, texts, values, stops, strict=True)
+                for row, ids, text, logprobs_L, stopped in ended:
                     why: FinishReason = "stop" if stopped else "length"
                     yield row, Completion(tuple(ids), text, tuple(logprobs_L), why)
             if len(ended_E) == len(alive):
@@ -276,6 +276,7 @@ def draw(logits_BV: Tensor, params: SamplingParams, uniforms_B: Tensor) -> tuple
     if params.top_k or params.top_p < 1 or params.min_p > 0:
         logits_BV = filtered_logprobs(logits_BV, params)
     probs_BV = logits_BV.softmax(-1)
+    # torch.multinomial would draw by the batch's order; a row's token depends on the row alone.
     tokens_B = _inverse_cumulative(probs_BV, uniforms_B)
     logprobs_B = probs_BV.gather(-1, tokens_B[:, None])[:, 0].log()
     if not torch.isfinite(logprobs_B).all():

@@ -85,7 +85,8 @@ def per_reward_advantages(
     Source: arXiv:2601.05242 eq. 4 to 7.
     """
     normalized = [
-        group_advantages(each, group_size, "group", epsilon=epsilon) for each in rewards_RN
+        group_advantages(rewards_N, group_size, "group", epsilon=epsilon)
+        for rewards_N in rewards_RN
     ]
     total_N = (weights_R[:, None] * torch.stack(normalized)).sum(dim=0)
     if scale != "whiten":

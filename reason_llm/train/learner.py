@@ -70,7 +70,7 @@ class LearningSettings:
     @property
     def reference(self) -> Role:
         """Role whose log-probs are the column ref_logprobs."""
-        (role,) = (each.role for each in self.readers if each.column == "ref_logprobs")
+        (role,) = (reader.role for reader in self.readers if reader.column == "ref_logprobs")
         return role
 
 
@@ -116,7 +116,7 @@ class Learner:
         self.parameters = model.parameters_of(settings.role)
         self._carriers = optim.carriers(self.parameters, settings.train.optimizer)
         self.optimizer = optim.make_optimizer(
-            [each.moved for each in self._carriers],
+            [carrier.moved for carrier in self._carriers],
             settings.train,
             lambda i: model.is_inner(self._carriers[i].parameter),
         )
@@ -200,8 +200,8 @@ class Learner:
         tallies, replays = self._of_all(step, tallies)
         tally = Tally()
         for of_update, (norm, rate) in zip(tallies, moved, strict=True):
-            for each in of_update:
-                tally.merge(each)
+            for part_tally in of_update:
+                tally.merge(part_tally)
             tally.add_update(norm, rate)
         metrics = tally.metrics() | {
             "train/trained_fraction": len(trained) / len(data),
@@ -234,10 +234,10 @@ class Learner:
             tally = Tally()
             for indices in batches:
                 batch, places_M, tokens = self._passed([rows[i] for i in indices])
-                found = objective.loss(batch, counts)
+                loss = objective.loss(batch, counts)
                 tally.add_micro_batch(
-                    found.total / counts.denominator, batch.mask_BT, tokens, 0,
-                    found.values, None, None, found.of_units, places_M,
+                    loss.total / counts.denominator, batch.mask_BT, tokens, 0,
+                    loss.values, None, None, loss.of_units, places_M,
                 )  # fmt: skip
             return tally
 
@@ -248,7 +248,7 @@ class Learner:
 
     def scores(self, data: Sequence[Datum], role: Role) -> list[float]:
         """Score of each row by the role's head, without dropout."""
-        return [float(each.sum()) for each in self.measure(data, role, "scores")[0]]
+        return [float(score.sum()) for score in self.measure(data, role, "scores")[0]]
 
     @torch.no_grad()
     def measure(
@@ -258,14 +258,14 @@ class Learner:
         entropies, without dropout, in host memory."""
 
         def read(batches: list[list[int]]) -> list[list[Tensor]]:
-            found = list[list[Tensor]]()
+            measured = list[list[Tensor]]()
             for indices in batches:
                 rows = [data[i] for i in indices]
                 batch, places_M, _ = self._passed(rows, role=role, output=output)
                 both_BT = batch.logprobs_BT, batch.entropies_BT
-                found.append([each_BT.flatten()[places_M] for each_BT in both_BT])
+                measured.append([output_BT.flatten()[places_M] for output_BT in both_BT])
             order = [i for indices in batches for i in indices]
-            return [in_rows(data, order, [each[i] for each in found]) for i in (0, 1)]
+            return [in_rows(data, order, [pair[i] for pair in measured]) for i in (0, 1)]
 
         self.model.policy.eval()
         with self.model.using(role), self._seen_routers():
@@ -358,14 +358,14 @@ class Learner:
 
         own = [data[i] for i in passed]
         tally, learned = self.micro_batches.run(own, learn, ROWS[objective.unit])
-        for each in learned:
-            if not torch.isfinite(each.loss):
-                names = ", ".join(data[i].name for i in each.rows)
-                what = f"step {step}: the loss is {each.loss.item()} on {names}"
-                raise _diverged(what, float(each.largest_log_ratio))
+        for micro_batch in learned:
+            if not torch.isfinite(micro_batch.loss):
+                names = ", ".join(data[i].name for i in micro_batch.rows)
+                what = f"step {step}: the loss is {micro_batch.loss.item()} on {names}"
+                raise _diverged(what, float(micro_batch.largest_log_ratio))
         if self.updates_in_step == 0 and objective.output == "logprobs":
-            order = [i for each in learned for i in each.rows]
-            held = in_rows(data, order, [each.logprobs_N.float() for each in learned])
+            order = [i for micro_batch in learned for i in micro_batch.rows]
+            held = in_rows(data, order, [micro_batch.logprobs_N.float() for micro_batch in learned])
             for i in order:
                 if "old_logprobs" not in data[i].columns:  # which are without dropout
                     self.logprobs_at_start[i] = held[i]
@@ -467,7 +467,7 @@ class Learners:
     @property
     def optimizers(self) -> dict[Role, torch.optim.Optimizer]:
         """Optimizers by the role whose adapter they train."""
-        return {role: each.optimizer for role, each in self.by_role.items()}
+        return {role: learner.optimizer for role, learner in self.by_role.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Copies in host memory of all that learning moves: adapters, heads, moments."""
@@ -504,7 +504,7 @@ class Learners:
         rows = policy.prepared(data)
         if critic is None:
             return policy.update(step, rows, progress)
-        policy.park()
+        policy.park()  # the device has room for one learner's gradients and moments
         optim.move_state(critic.optimizer, critic.model.device)
         metrics = critic.update(step, rows, lambda count: None, prefix="critic")
         critic.park()

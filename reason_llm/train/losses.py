@@ -52,7 +52,7 @@ def importance_weights(
     with a cap of 3.
     """
     log_ratio_BT = (old_BT - sampler_BT) * mask_BT
-    if rounding:
+    if rounding:  # smaller differences are noise of the two implementations, not of the policy
         log_ratio_BT = log_ratio_BT.masked_fill(log_ratio_BT.abs() <= rounding, 0.0)
     if kind.startswith("sequence"):
         log_ratio_BT = log_ratio_BT.sum(dim=1, keepdim=True)

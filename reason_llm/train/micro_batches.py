@@ -60,8 +60,8 @@ class MicroBatches:
                 )
             self.tokens = max(largest, self.tokens // 2)
             self._replays += 1
-            said = "out of memory while learning (%s): again with micro-batches of %d tokens"
-            log.warning(said, failed, self.tokens)
+            message = "out of memory while learning (%s): again with micro-batches of %d tokens"
+            log.warning(message, failed, self.tokens)
             torch.cuda.empty_cache()
 
 

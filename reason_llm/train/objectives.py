@@ -167,16 +167,16 @@ class PolicyGradient(Objective):
             return with_critic(data, self.row, self.critic, self.turn_weight)
         if self.row.teacher:
             ratios = [_log_ratio(datum, "teacher_logprobs") for datum in data]
-            shaped = [-each for each in ratios]
+            shaped = [-ratio for ratio in ratios]
         else:
             shaped = shaped_advantages(data, self.row, self.turn_weight)
-        return [d.with_trained("advantages", each) for d, each in zip(data, shaped, strict=True)]
+        return [d.with_trained("advantages", s) for d, s in zip(data, shaped, strict=True)]
 
     def counted(self, data: Sequence[Datum]) -> list[int]:
         """The rows that ``keep`` and ``truncated`` leave."""
-        row, kept = self.row, list(range(len(data)))
+        row, counted = self.row, list(range(len(data)))
         if row.keep == "positive":
-            kept = [i for i in kept if mean_advantage(data[i]) > 0]
+            counted = [i for i in counted if mean_advantage(data[i]) > 0]
         elif row.keep != "all":
             groups: dict[int, dict[int, float]] = {}
             for datum in data:
@@ -184,9 +184,9 @@ class PolicyGradient(Objective):
                     groups.setdefault(datum.group, {})[datum.rollout] = -datum.reward
             best = set[int]()
             for group in groups.values():
-                best |= {each for _, each in sorted((r, n) for n, r in group.items())[: row.keep]}
-            kept = [i for i in kept if data[i].rollout in best]
-        return [i for i in kept if not _is_left_out(data[i], row)]
+                best |= {n for _, n in sorted((r, n) for n, r in group.items())[: row.keep]}
+            counted = [i for i in counted if data[i].rollout in best]
+        return [i for i in counted if not _is_left_out(data[i], row)]
 
     def trained(self, data: Sequence[Datum]) -> list[int]:
         """The rows with an advantage, or all rows where another term has a gradient."""
@@ -346,13 +346,13 @@ def with_critic(
     returns_NT = torch.where(taught_NT, returns_NT, values_NT)
     if row.scale == "whiten":
         advantages_NT = advantages.whiten(advantages_NT, taught_NT)
-    made = {
+    columns_NT = {
         "advantages": advantages_NT,
         "returns": returns_NT,
         "whole_returns": advantages.returns_to_go(rewards_NT, mask_NT, critic.gamma),
     }
     rows = list(data)
-    for name, column_NT in made.items():
+    for name, column_NT in columns_NT.items():
         for i, length in enumerate(lengths):
             rows[i] = rows[i].with_trained(name, column_NT[i, :length].float())
     return rows

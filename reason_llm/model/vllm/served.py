@@ -31,13 +31,13 @@ def logprobs(base: str, adapter: str, texts: list[list[int]]) -> list[list[float
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
 
     def of(request: Any) -> list[float]:
-        found = []
+        values = []
         for ids in texts:  # one at a time, so that both passes compute the same shapes
             prompt = {"prompt_token_ids": ids[:MOST_TOKENS]}
             (out,) = started.llm.generate([prompt], params, lora_request=request, use_tqdm=False)
             pairs = zip(out.prompt_logprobs[1:], ids[1:MOST_TOKENS], strict=True)
-            found += [float(each[token].logprob) for each, token in pairs]
-        return found
+            values += [float(candidates[token].logprob) for candidates, token in pairs]
+        return values
 
     try:
         return [of(LoRARequest("exported", 1, adapter)), of(None)]

@@ -78,10 +78,12 @@ def is_archived(document: Document) -> bool:
     if not isinstance(directory, str) or "\0" in directory:
         return False
     try:
-        kept = read_document(Path(directory) / document.run.name / "buffers" / _name(document.step))
+        archived = read_document(
+            Path(directory) / document.run.name / "buffers" / _name(document.step)
+        )
     except RolloutBufferError:
         return False
-    return (kept.run.id, kept.step) == (document.run.id, document.step)
+    return (archived.run.id, archived.step) == (document.run.id, document.step)
 
 
 def _name(step: int) -> str:

@@ -128,7 +128,7 @@ class RolloutBuffer:
 
     def _held(self, step: int) -> Document | None:
         held = (self._beside, self._document)
-        return next((each for each in held if each and each.step == step), None)
+        return next((document for document in held if document and document.step == step), None)
 
     def _as_moved(self, document: Document, checkpoint: str | None) -> Document:
         """Rollouts that were found elsewhere, as the file holds them."""
@@ -174,7 +174,7 @@ def check(path: Path, run: RunIdentity) -> Document | None:
         f"or start with --run.resume never, which moves {path} aside"
     )
     if document.run.id != run.id:
-        if document.trained:
+        if document.trained:  # setting it aside loses nothing
             return document
         raise RolloutBufferError(
             f"{path} holds step {document.step} of the unfinished run {document.run.name!r} "

@@ -194,14 +194,14 @@ def read(folder: Path) -> RunState:
     try:
         if folder.is_symlink():
             raise ValueError("it is a link")
-        noted = check_digests(folder).keys()
-        if STATE not in noted:
+        names = check_digests(folder).keys()
+        if STATE not in names:
             raise ValueError(f"{STATE} is missing")
         value = read_object(folder / STATE, MOST_STATE_BYTES)
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         state = record_from_json(RunState, value | {"folder": folder})
-        if missing := {weights.FILES[state.run.config["model"]["train"]], OPTIMIZER} - noted:
+        if missing := {weights.FILES[state.run.config["model"]["train"]], OPTIMIZER} - names:
             raise ValueError(f"{min(missing)} is missing")
         return state
     except (OSError, KeyError, ValueError) as error:

@@ -101,6 +101,7 @@ def read_document(
         raise RolloutBufferError(
             f"{path} is cut short or damaged: not whole JSON ({error}); {way_on}"
         ) from error
+    # The format comes first: fields of another version would look like damage.
     version = value.get("format") if isinstance(value, dict) else type(value).__name__
     if type(version) is not int or version != FORMAT:
         raise RolloutBufferError(

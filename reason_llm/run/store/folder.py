@@ -54,12 +54,12 @@ def is_run(path: Path) -> bool:
 def no_run(path: Path) -> str:
     """Message that there is no such run, with similar names in its folder and in runs/."""
     runs = [
-        each.parent
-        for each in (*path.parent.glob(f"*/{CONFIG}"), *Path("runs").glob(f"*/{CONFIG}"))
+        file.parent
+        for file in (*path.parent.glob(f"*/{CONFIG}"), *Path("runs").glob(f"*/{CONFIG}"))
     ]
-    near = difflib.get_close_matches(path.name, [each.name for each in runs], 3, 0.3)
-    meant = " or ".join(dict.fromkeys(str(each) for each in runs if each.name in near))
-    fix = f"did you mean {meant}?" if meant else "name a run's folder, such as runs/quickstart"
+    near = difflib.get_close_matches(path.name, [run.name for run in runs], 3, 0.3)
+    similar = " or ".join(dict.fromkeys(str(run) for run in runs if run.name in near))
+    fix = f"did you mean {similar}?" if similar else "name a run's folder, such as runs/quickstart"
     return f"there is no run {path}; {fix}"
 
 
@@ -103,8 +103,8 @@ def _check_config(run: Path) -> None:
     try:
         first, _, rest = read_text(run / CONFIG, MOST_CONFIG_BYTES).partition("\n")
         if first.startswith(_CONFIG_DIGEST):
-            noted = first.removeprefix(_CONFIG_DIGEST)
-            compare("it", hashlib.sha256(rest.encode()).hexdigest(), noted)
+            recorded = first.removeprefix(_CONFIG_DIGEST)
+            compare("it", hashlib.sha256(rest.encode()).hexdigest(), recorded)
     except NotAsWritten as error:
         raise ConfigError(
             f"{run / CONFIG} is damaged ({error}); call the command of the run again, which writes "

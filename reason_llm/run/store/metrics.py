@@ -61,17 +61,17 @@ class MetricsLog:
     """
 
     def __init__(
-        self, run_folder: Path, step: int | None, started: float, noted: str | None = None
+        self, run_folder: Path, step: int | None, started: float, expected: str | None = None
     ) -> None:
         self.path = run_folder / "metrics.jsonl"
         last = -1 if step is None else step
-        kept = b"".join(line for line, record in _lines(self.path) if record["step"] <= last)
-        write_atomically(self.path, kept)
-        self._digest = hashlib.sha256(kept)
+        content = b"".join(line for line, record in _lines(self.path) if record["step"] <= last)
+        write_atomically(self.path, content)
+        self._digest = hashlib.sha256(content)
         self._since = started
-        if noted is not None:
+        if expected is not None:
             try:
-                compare(f"{self.path} up to step {last}", self.sha256, noted)
+                compare(f"{self.path} up to step {last}", self.sha256, expected)
             except NotAsWritten as error:
                 logger.warning("%s; curves, alarms and the summary show what is left", error)
 
@@ -187,21 +187,21 @@ def describe(
         or not any(c.advantage != 0 for c in group.completions)
         for group in groups
     )
-    given = {
+    rewards = {
         f"score/{name}": [c.rewards[name] for c in completions if not math.isnan(c.rewards[name])]
         for name in completions[0].rewards
     }
-    given["score/reward"] = [c.reward or 0.0 for c in completions if c.has_reward]
+    rewards["score/reward"] = [c.reward or 0.0 for c in completions if c.has_reward]
     record = {
         "sample/tokens": tokens,
         "sample/completion_tokens": tokens / len(completions),
         "sample/truncated_fraction": truncated / len(completions),
         "score/groups_without_signal_fraction": flat / len(groups),
     }
-    record |= {name: sum(values) / len(values) for name, values in given.items() if values}
+    record |= {name: sum(values) / len(values) for name, values in rewards.items() if values}
     for side in rollout_sides():
         record |= side.metrics(completions)
-    if judged := given.get(f"score/{first}"):
+    if judged := rewards.get(f"score/{first}"):
         record["score/first_reward_std"] = pstdev(judged)
         if not any(judged):
             record |= _of_unpaid(groups, finds)
@@ -218,8 +218,8 @@ def _of_unpaid(groups: Sequence[Group], finds: Callable[[str], str | None] | Non
         "sample/opening_prompts_fraction": sum(bool(g.prompt.opened) for g in groups) / len(groups),
     }
     if finds is not None:
-        found = sum(finds(text) is not None for text in texts)
-        record["sample/answers_found_fraction"] = found / len(texts)
+        answers = sum(finds(text) is not None for text in texts)
+        record["sample/answers_found_fraction"] = answers / len(texts)
     return record
 
 
@@ -262,8 +262,8 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
 
     def ends(key: str) -> list[float] | None:
         """The first and the last value of a metric."""
-        found = values(key)
-        return [found[0], found[-1]] if found else None
+        series = values(key)
+        return [series[0], series[-1]] if series else None
 
     def largest(key: str, digits: int) -> float:
         return round(max(values(key), default=0.0), digits)
