@@ -382,9 +382,15 @@ def _harness() -> ModuleType:
         NEEDS_CONTAINER = False
 
         async def launch(
-            self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str,
-            mcp_urls: dict[str, str], data: Any,
-        ) -> ProgramResult:  # fmt: skip
+            self,
+            ctx: Any,
+            trace: Any,
+            runtime: Any,
+            endpoint: str,
+            secret: str,
+            mcp_urls: dict[str, str],
+            data: Any,
+        ) -> ProgramResult:
             system, prompt = self.resolve_prompt(data)
             messages: list[Any] = [{"role": "system", "content": system}] if system else []
             if isinstance(prompt, str):

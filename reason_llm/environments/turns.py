@@ -448,9 +448,14 @@ class _Rollout:
         ends = self.environments.end_token_ids
         (text,) = decode(self.kind.renderer.tokenizer, [list(ids)], ends)
         return Completion(
-            ids, text, (*[0.0] * len(own), *self.logprobs), self.finish,
-            spans=tuple(spans), environment=self.notes, last_turn=self.text,
-        )  # fmt: skip
+            ids,
+            text,
+            (*[0.0] * len(own), *self.logprobs),
+            self.finish,
+            spans=tuple(spans),
+            environment=self.notes,
+            last_turn=self.text,
+        )
 
 
 def _group(group: list[_Rollout]) -> Group:

@@ -59,8 +59,15 @@ RANGES = (
     ("lora_dropout", 0, 1, (int, float)),
 )
 """Numbers of an adapter's config: least, most, types."""
-_BAD_CONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError,
-               RecursionError)  # fmt: skip
+_BAD_CONFIG = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    SafetensorError,
+    RecursionError,
+)
 """Errors that PEFT raises about a config; the last for a part whose name it does not know."""
 
 

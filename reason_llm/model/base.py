@@ -507,8 +507,15 @@ def auto_class(path: str, trust_remote_code: bool = False) -> Any:
     return multimodal.auto_class(described)
 
 
-NOT_OF_THE_SHAPE = {"_name_or_path", "architectures", "dtype", "torch_dtype",
-                    "transformers_version", "use_cache", "quantization_config"}  # fmt: skip
+NOT_OF_THE_SHAPE = {
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "quantization_config",
+}
 """Keys of a model's config that do not matter for the fit of an adapter."""
 
 

@@ -70,9 +70,16 @@ class Datum:
             for key, values in (columns or {}).items()
         }
         return cls(
-            name, ids, whole(flags, np.bool_), group, rollout, reward, is_truncated, has_reward,
+            name,
+            ids,
+            whole(flags, np.bool_),
+            group,
+            rollout,
+            reward,
+            is_truncated,
+            has_reward,
             columns_T,
-        )  # fmt: skip
+        )
 
     @classmethod
     def of_row(cls, row: TokenRow) -> Self:
@@ -150,13 +157,20 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
         if c.turn_rewards:
             columns["earned"] = c.of_turns(c.earned)
         datum_of = partial(
-            Datum.of, group=number, rollout=rollout, reward=float(c.reward or 0.0),
-            is_truncated=c.finish_reason == "length", has_reward=c.has_reward or c.reward is None,
-        )  # fmt: skip
+            Datum.of,
+            group=number,
+            rollout=rollout,
+            reward=float(c.reward or 0.0),
+            is_truncated=c.finish_reason == "length",
+            has_reward=c.has_reward or c.reward is None,
+        )
         row = datum_of(
-            prompt.token_ids, c.token_ids, name, columns=columns,
+            prompt.token_ids,
+            c.token_ids,
+            name,
+            columns=columns,
             is_sampled=c.is_sampled if c.spans else None,
-        )  # fmt: skip
+        )
         rows.append(replace(row, attachments=attachments[number]))
         for n, o in enumerate(c.others, 1):
             name_of_other, wrote = f"{name}.{n}", o.is_sampled

@@ -78,9 +78,12 @@ class SequenceClassifier:
         folder.check_weights(str(path))
         with reading(str(path), "weights"):
             model, report = AutoModelForSequenceClassification.from_pretrained(
-                str(path), dtype="auto", use_safetensors=True, trust_remote_code=False,
+                str(path),
+                dtype="auto",
+                use_safetensors=True,
+                trust_remote_code=False,
                 output_loading_info=True,
-            )  # fmt: skip
+            )
         if missing := sorted(report["missing_keys"]):
             raise ModelError(
                 f"{path}: its weights lack {missing[0]}, which would be random; save it whole"

@@ -156,8 +156,10 @@ def _checked(
         if described and described.get("template") != base.template:
             logger.warning(
                 "the reward model %s in %s was trained with another chat template or system prompt "
-                "than this run's; set data.template and data.system_prompt alike", key, folder,
-            )  # fmt: skip
+                "than this run's; set data.template and data.system_prompt alike",
+                key,
+                folder,
+            )
     scale = _scale(key, folder, described) if options.normalize == "fixed" else None
     ends = described.get("read_at") == END_TOKEN
     digest = _digest(folder, options.is_outside)

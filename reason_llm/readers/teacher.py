@@ -133,9 +133,13 @@ class TeacherModel(_Teacher, OutsideReader):
                 of_batch = [replace(asked[i], columns={}) for i in indices]
                 rows = MicroBatch.of(of_batch, model.device, is_packed=False)
                 logprobs_BT, _ = policy_logprobs(
-                    model, rows.ids_BT, rows.mask_BT, settings.temperature,
-                    chunk_tokens=settings.chunk_tokens, places_M=rows.places_M,
-                )  # fmt: skip
+                    model,
+                    rows.ids_BT,
+                    rows.mask_BT,
+                    settings.temperature,
+                    chunk_tokens=settings.chunk_tokens,
+                    places_M=rows.places_M,
+                )
                 trained_logprobs.append(logprobs_BT.flatten()[rows.places_M])
                 progress(len(indices))
             return in_rows(asked, [i for indices in batches for i in indices], trained_logprobs)

@@ -344,9 +344,12 @@ class Cluster:
             self._group, placement_group_bundle_index=number - 1
         )
         kind = ray.remote(
-            num_cpus=share["CPU"], num_gpus=share.get("GPU", 0), scheduling_strategy=place,
-            concurrency_groups={"heart": 1}, max_restarts=0,
-        )(Host)  # fmt: skip
+            num_cpus=share["CPU"],
+            num_gpus=share.get("GPU", 0),
+            scheduling_strategy=place,
+            concurrency_groups={"heart": 1},
+            max_restarts=0,
+        )(Host)
         return Member(
             number,
             kind.remote(),

@@ -35,9 +35,14 @@ def listen(address: str) -> tuple[dist.Store, int]:
     server.listen(128)
     port = int(server.getsockname()[1])
     store = dist.TCPStore(
-        address, port, None, True, timedelta(seconds=MEET_SECONDS),
-        wait_for_workers=False, master_listen_fd=server.detach(),
-    )  # fmt: skip
+        address,
+        port,
+        None,
+        True,
+        timedelta(seconds=MEET_SECONDS),
+        wait_for_workers=False,
+        master_listen_fd=server.detach(),
+    )
     return store, port
 
 

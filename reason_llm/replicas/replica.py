@@ -71,9 +71,14 @@ class Replica:
             self._model.add_role("policy")
         else:
             self._made = make_learners(
-                config, work.folder, work.state, work.plan, self._model, work.readers,
+                config,
+                work.folder,
+                work.state,
+                work.plan,
+                self._model,
+                work.readers,
                 partial(learner, shards=config.run.shards),
-            )  # fmt: skip
+            )
         self._work = work
         self._seat: Seat | None = None
         self._peers: GroupPeers | None = None

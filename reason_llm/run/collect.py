@@ -72,9 +72,14 @@ class Step:
         """Write its rollouts so far; arguments as of ``RolloutBuffer.write``."""
         with timed(self.record, "buffer"):
             self.buffer.write(
-                self.number, groups, whole=whole, drawn=drawn, counts=counts,
-                checkpoint=self.checkpoint, version=self.version,
-            )  # fmt: skip
+                self.number,
+                groups,
+                whole=whole,
+                drawn=drawn,
+                counts=counts,
+                checkpoint=self.checkpoint,
+                version=self.version,
+            )
 
 
 def collect(step: Step, sampler: Sampler) -> list[Group]:
@@ -284,9 +289,14 @@ def sampling_params(config: Config) -> SamplingParams:
     """Sampling parameters for training rollouts."""
     sample = config.sample
     return SamplingParams(
-        sample.completions_per_prompt, sample.max_new_tokens, sample.temperature, sample.top_k,
-        sample.top_p, sample.min_p, tuple(sample.stop),
-    )  # fmt: skip
+        sample.completions_per_prompt,
+        sample.max_new_tokens,
+        sample.temperature,
+        sample.top_k,
+        sample.top_p,
+        sample.min_p,
+        tuple(sample.stop),
+    )
 
 
 def is_kept(

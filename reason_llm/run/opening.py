@@ -57,9 +57,14 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         team.begin(learners)
         run = Run(job, learners, team, buffer, archive, writer, log, watch, stop, meter)
         begun = Begun(
-            job.folder, job.state.run.id, str(config.run.name), job.state.step, config.run.steps,
-            log.records(), config.score.judged_by,
-        )  # fmt: skip
+            job.folder,
+            job.state.run.id,
+            str(config.run.name),
+            job.state.step,
+            config.run.steps,
+            log.records(),
+            config.score.judged_by,
+        )
         if not config.samples:
             run.rows.write_texts()
         with watch.run(begun):

@@ -57,9 +57,14 @@ class Run:
         )
         self._held_out = HeldOut(job, policy, self.rows, self._team)
         self._kept = kept_adapters.KeptAdapters(
-            job.config, job.folder, job.run.digests, self.model, policy.optimizer, self._log,
+            job.config,
+            job.folder,
+            job.run.digests,
+            self.model,
+            policy.optimizer,
+            self._log,
             self._writer,
-        )  # fmt: skip
+        )
         self.state = self._kept.restore(job.state)
         self._saved = None if job.is_new else self.state
         """The state in the run's newest checkpoint."""
@@ -78,11 +83,17 @@ class Run:
     def step(self, number: int) -> Step:
         """The step that is learned next, ready to be collected."""
         return Step(
-            number, self.state.drawn, self._team.version_of(number),
+            number,
+            self.state.drawn,
+            self._team.version_of(number),
             None if self._saved is None else str(self._saved.folder),
-            self.job, self._buffer, self._stop, self._watch, self.phases.record,
+            self.job,
+            self._buffer,
+            self._stop,
+            self._watch,
+            self.phases.record,
             self._log.records,
-        )  # fmt: skip
+        )
 
     def batch(self, step: int) -> list[Datum]:
         """The rows of a step, in a stage that learns from a set of rows."""

@@ -147,9 +147,11 @@ def body_of(content: bytes) -> Members:
 def check_members(body: Members, read: Sequence[str], section: SampleSection) -> None:
     """Refuse by name what is neither read nor harmless; warn once of filters that are ignored."""
     own: Members = {
-        "temperature": section.temperature, "top_p": section.top_p, "top_k": section.top_k,
+        "temperature": section.temperature,
+        "top_p": section.top_p,
+        "top_k": section.top_k,
         "min_p": section.min_p,
-    }  # fmt: skip
+    }
     for name, value in body.items():
         if name in own:
             asked = record_from_json(Number, value)
@@ -172,16 +174,28 @@ _WARNED: set[str] = set()
 
 def chat_request(body: Members, section: SampleSection) -> ChatRequest:
     """A request of ``/v1/chat/completions``; ValueError names what is wrong or not offered."""
-    read = ("messages", "tools", "max_tokens", "max_completion_tokens", "stop", "seed", "logprobs",
-            "stream")  # fmt: skip
+    read = (
+        "messages",
+        "tools",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+        "logprobs",
+        "stream",
+    )
     check_members(body, read, section)
     tools = [_function(tool, tool.get("function")) for tool in _dicts(body, "tools")]
     options = body.get("stream_options", {})
     return ChatRequest(
-        draw_of(body), _conversation(_dicts(body, "messages")), tuple(tools),
-        body.get("tool_choice") != "none", _flag(body, "logprobs"), _flag(body, "stream"),
+        draw_of(body),
+        _conversation(_dicts(body, "messages")),
+        tuple(tools),
+        body.get("tool_choice") != "none",
+        _flag(body, "logprobs"),
+        _flag(body, "stream"),
         isinstance(options, dict) and options.get("include_usage") is True,
-    )  # fmt: skip
+    )
 
 
 def response_request(body: Members, section: SampleSection) -> ChatRequest:
@@ -205,10 +219,14 @@ def response_request(body: Members, section: SampleSection) -> ChatRequest:
     else:
         messages += _messages(_dicts(body, "input"))
     return ChatRequest(
-        draw_of(body), _conversation(messages),
+        draw_of(body),
+        _conversation(messages),
         tuple(_function(tool, tool) for tool in _dicts(body, "tools")),
-        body.get("tool_choice") != "none", LOGPROBS in include, _flag(body, "stream"), True,
-    )  # fmt: skip
+        body.get("tool_choice") != "none",
+        LOGPROBS in include,
+        _flag(body, "stream"),
+        True,
+    )
 
 
 def _dicts(body: Members, name: str) -> list[dict[str, Any]]:
@@ -282,8 +300,10 @@ def _token(token: str, logprob: float) -> Members:
 def _usage(answer: ChatAnswer, read: str, wrote: str) -> Members:
     tokens = len(answer.completion.token_ids)
     return {
-        read: answer.prompt_tokens, wrote: tokens, "total_tokens": answer.prompt_tokens + tokens,
-    }  # fmt: skip
+        read: answer.prompt_tokens,
+        wrote: tokens,
+        "total_tokens": answer.prompt_tokens + tokens,
+    }
 
 
 def chat_answer(
@@ -295,10 +315,16 @@ def chat_answer(
     if asked.tools and asked.may_call:
         parsed = renderer.calls(completion.text, ids)
         calls = [
-            {"id": f"call_{turn}_{number}", "type": "function", "function": {
-                "name": name, "arguments": orjson.dumps(arguments).decode(),
-            }} for number, (name, arguments) in enumerate(filter(None, parsed))
-        ]  # fmt: skip
+            {
+                "id": f"call_{turn}_{number}",
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "arguments": orjson.dumps(arguments).decode(),
+                },
+            }
+            for number, (name, arguments) in enumerate(filter(None, parsed))
+        ]
     text = completion.text
     text = said_before(text) if calls else renderer.content_of(text)
     tokens = [renderer.tokenizer.decode([id]) for id in ids] if asked.logprobs else []
@@ -309,17 +335,21 @@ def chat_completion(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     """The answer of ``/v1/chat/completions``, whole and as the lines of a stream."""
     reason: str = answer.completion.finish_reason
     choice: Members = {
-        "index": 0, "message": answer.message,
+        "index": 0,
+        "message": answer.message,
         "finish_reason": "tool_calls" if answer.calls and reason == "stop" else reason,
         "logprobs": None,
-    }  # fmt: skip
+    }
     if answer.request.logprobs:
         choice["logprobs"] = {"content": _logprobs(answer), "refusal": None}
     whole: Members = {
-        "id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion",
-        "created": int(time.time()), "model": answer.model, "choices": [choice],
+        "id": f"chatcmpl-{secrets.token_hex(8)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": answer.model,
+        "choices": [choice],
         "usage": _usage(answer, "prompt_tokens", "completion_tokens"),
-    }  # fmt: skip
+    }
     delta = dict(answer.message)
     if answer.calls:
         delta["tool_calls"] = [{"index": n, **call} for n, call in enumerate(answer.calls)]
@@ -340,29 +370,50 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     if answer.text or not answer.calls:
         logprobs = _logprobs(answer) if answer.request.logprobs else []
         text = {"type": "output_text", "text": answer.text, "annotations": []}
-        output.append({
-            "type": "message", "id": f"msg_{number}", "role": "assistant", "status": status,
-            "content": [text | {"logprobs": logprobs}],
-        })  # fmt: skip
+        output.append(
+            {
+                "type": "message",
+                "id": f"msg_{number}",
+                "role": "assistant",
+                "status": status,
+                "content": [text | {"logprobs": logprobs}],
+            }
+        )
     output += [
-        {"type": "function_call", "id": f"fc_{number}_{n}", "call_id": call["id"],
-         "status": "completed", **call["function"]}
+        {
+            "type": "function_call",
+            "id": f"fc_{number}_{n}",
+            "call_id": call["id"],
+            "status": "completed",
+            **call["function"],
+        }
         for n, call in enumerate(answer.calls)
-    ]  # fmt: skip
+    ]
     usage = _usage(answer, "input_tokens", "output_tokens")
     usage |= {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
     usage |= {"output_tokens_details": {"reasoning_tokens": 0}}
     request = answer.request
     whole: Members = {
-        "id": f"resp_{number}", "object": "response", "created_at": int(time.time()),
-        "model": answer.model, "status": status, "output": output, "usage": usage, "error": None,
+        "id": f"resp_{number}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": answer.model,
+        "status": status,
+        "output": output,
+        "usage": usage,
+        "error": None,
         "instructions": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None, "metadata": {},
-        "parallel_tool_calls": True, "tool_choice": "auto" if request.may_call else "none",
-        "tools": [{"type": "function", "strict": False, "parameters": None, **tool["function"]}
-                  for tool in request.tools],
-        "temperature": None, "top_p": None,
-    }  # fmt: skip
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto" if request.may_call else "none",
+        "tools": [
+            {"type": "function", "strict": False, "parameters": None, **tool["function"]}
+            for tool in request.tools
+        ],
+        "temperature": None,
+        "top_p": None,
+    }
     events: list[Members] = [_event("created", response=whole | {"output": [], "usage": None})]
     for index, item in enumerate(output):
         at = {"item_id": item["id"], "output_index": index}
@@ -387,9 +438,10 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     events.append(_event("incomplete" if is_cut else "completed", response=whole))
     return whole, [
         f"event: {event['type']}\n".encode()
-        + b"data: " + orjson.dumps(event | {"sequence_number": n})
+        + b"data: "
+        + orjson.dumps(event | {"sequence_number": n})
         for n, event in enumerate(events)
-    ]  # fmt: skip
+    ]
 
 
 def _event(kind: str, **members: Any) -> Members:

@@ -52,9 +52,12 @@ class TransformersSampler:
             first, last = of_prompt[0], of_prompt[-1]
             with self.model.decoding():
                 for row, completion in self._decode(
-                    prompts[first : last + 1], [p - first for p in of_prompt], params,
-                    uniforms_NL[start:], progress,
-                ):  # fmt: skip
+                    prompts[first : last + 1],
+                    [p - first for p in of_prompt],
+                    params,
+                    uniforms_NL[start:],
+                    progress,
+                ):
                     completions[start + row] = completion
                     place = of_prompt[row]
                     own = range(place * size, (place + 1) * size)

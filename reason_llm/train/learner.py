@@ -236,9 +236,16 @@ class Learner:
                 batch, places_M, tokens = self._passed([rows[i] for i in indices])
                 loss = objective.loss(batch, counts)
                 tally.add_micro_batch(
-                    loss.total / counts.denominator, batch.mask_BT, tokens, 0,
-                    loss.values, None, None, loss.of_units, places_M,
-                )  # fmt: skip
+                    loss.total / counts.denominator,
+                    batch.mask_BT,
+                    tokens,
+                    0,
+                    loss.values,
+                    None,
+                    None,
+                    loss.of_units,
+                    places_M,
+                )
             return tally
 
         self.model.policy.eval()
@@ -322,9 +329,15 @@ class Learner:
         with model.attached(placed(data, layout), passed.shape[1]):
             if output == "logprobs":
                 output_BT, entropies_BT = policy_logprobs(
-                    model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
-                    settings.chunk_tokens, places_M,
-                )  # fmt: skip
+                    model,
+                    ids_BT,
+                    mask_BT,
+                    settings.temperature,
+                    entropy_gradient,
+                    layout,
+                    settings.chunk_tokens,
+                    places_M,
+                )
             else:
                 read = {"values": token_values, "scores": row_scores}[output]
                 where = places_M if output == "values" else mask_BT
@@ -398,9 +411,16 @@ class Learner:
             mismatch_BT = logprobs_BT - batch.columns["sampler_logprobs"]
         padding = 0 if self.is_packed else tokens - sum(row.num_tokens for row in rows)
         tally.add_micro_batch(
-            loss, mask_BT, tokens, padding, result.values, log_ratio_BT if is_sampled else None,
-            mismatch_BT, result.of_units, places_M,
-        )  # fmt: skip
+            loss,
+            mask_BT,
+            tokens,
+            padding,
+            result.values,
+            log_ratio_BT if is_sampled else None,
+            mismatch_BT,
+            result.of_units,
+            places_M,
+        )
         tally.left_out += result.masked_out
         logprobs_N = logprobs_BT.detach().flatten()[places_M]
         return Learned(indices, logprobs_N, loss.detach(), log_ratio_BT.abs().max())
@@ -414,9 +434,11 @@ class Learner:
             most = settings.train.max_grad_norm
             norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, most))
         if not math.isfinite(norm):
-            raise _diverged(f"step {step}: the gradient's norm is {norm} over "
-                            f"{', '.join(names[:4])} and {max(0, len(names) - 4)} more",
-                            max(tally.largest_log_ratio for tally in tallies))  # fmt: skip
+            raise _diverged(
+                f"step {step}: the gradient's norm is {norm} over "
+                f"{', '.join(names[:4])} and {max(0, len(names) - 4)} more",
+                max(tally.largest_log_ratio for tally in tallies),
+            )
         rate = optim.learning_rate(settings.train, optimizer_step, settings.total_optimizer_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -75,7 +75,7 @@ def is_near_policy(
     of ``log pi_sampler - log pi`` is at most ``threshold``. (B, 1), or (B, T) where advantages are.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556 eq. 9.
-    """  # fmt: skip
+    """
     drift_B1 = masked_mean(sampler_BT - logprobs_BT.detach(), mask_BT)
     return (advantages_BT >= 0) | (drift_B1 <= threshold)
 

@@ -217,13 +217,21 @@ class PolicyGradient(Objective):
         weights_BT = None
         if row.correction not in ("auto", "none"):
             weights_BT = losses.importance_weights(
-                batch.old_BT, batch.columns["sampler_logprobs"], mask_BT, row.correction,
-                row.correction_cap, self.rounding_nats,
-            )  # fmt: skip
+                batch.old_BT,
+                batch.columns["sampler_logprobs"],
+                mask_BT,
+                row.correction,
+                row.correction_cap,
+                self.rounding_nats,
+            )
         terms = Terms(
-            logprobs_BT, batch.old_BT, batch.columns["advantages"], mask_BT, weights_BT,
+            logprobs_BT,
+            batch.old_BT,
+            batch.columns["advantages"],
+            mask_BT,
+            weights_BT,
             weight_is_shared=row.correction.startswith("sequence"),
-        )  # fmt: skip
+        )
         loss_BT, clipped_BT = SURROGATES[row.surrogate].loss(row, terms)
         loss_BT = loss_BT * kept_BT
         measured = {"clip_fraction": clipped_BT, "entropy": batch.entropies_BT}
@@ -257,9 +265,12 @@ class PolicyGradient(Objective):
         row, kept_BT = self.row, batch.mask_BT
         if row.off_policy_threshold:
             kept_BT = kept_BT & losses.is_near_policy(
-                batch.logprobs_BT, batch.columns["sampler_logprobs"], batch.columns["advantages"],
-                batch.mask_BT, row.off_policy_threshold,
-            )  # fmt: skip
+                batch.logprobs_BT,
+                batch.columns["sampler_logprobs"],
+                batch.columns["advantages"],
+                batch.mask_BT,
+                row.off_policy_threshold,
+            )
         return kept_BT
 
 
@@ -334,9 +345,13 @@ def with_critic(
     off_reward = row.kl != "none" and row.kl_place == "token_reward"
     policy_NT = padded("old_logprobs")
     rewards_NT = advantages.kl_in_reward(
-        policy_NT, padded("ref_logprobs") if off_reward else policy_NT, mask_NT, scores_N,
-        row.kl_coefficient, row.kl,
-    )  # fmt: skip
+        policy_NT,
+        padded("ref_logprobs") if off_reward else policy_NT,
+        mask_NT,
+        scores_N,
+        row.kl_coefficient,
+        row.kl,
+    )
     earned_NT = _earned(data, turn_weight).to(rewards_NT)
     rewards_NT += earned_NT.diff(dim=1, append=earned_NT[:, :1] * 0)  # the rest at the row's end
     gamma, lam = critic.gamma, critic.lam
@@ -400,9 +415,13 @@ def shaped_advantages(
         size = len(first) // len({datum.group for datum in data})
         counted_N = torch.tensor([not _is_left_out(datum, row) for datum in first.values()])
         found_TN = advantages.group_advantages(
-            rewards_N, size, row.scale, row.baseline, counted_N=counted_N,
+            rewards_N,
+            size,
+            row.scale,
+            row.baseline,
+            counted_N=counted_N,
             earned_KN=earned_NT[: len(first)].T,
-        )  # fmt: skip
+        )
         place = {rollout: i for i, rollout in enumerate(first)}
         return [found_TN[: len(k), place[d.rollout]].to(k) for d, k in zip(data, kl, strict=True)]
     lengths = [len(k) for k in kl]

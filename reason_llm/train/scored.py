@@ -46,9 +46,13 @@ def with_advantages(
         rewards = [c.reward if c.has_reward else math.nan for c in completions]
         rewards_N = torch.tensor(rewards, dtype=torch.float64)
         values_KN = advantages.group_advantages(
-            rewards_N, size, algorithm.scale, algorithm.baseline, counted_N=counted_N,
+            rewards_N,
+            size,
+            algorithm.scale,
+            algorithm.baseline,
+            counted_N=counted_N,
             earned_KN=turn_weight * earned_KN,
-        )  # fmt: skip
+        )
     values = iter(values_KN.view(-1, len(completions)).T.tolist())
 
     def taught(completion: Completion) -> Completion:

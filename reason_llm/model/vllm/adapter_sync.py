@@ -87,8 +87,16 @@ def _pair_up(
                 layer = ours[part]
                 a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
                 their_a = module.lora_a_stacked[index][slot, 0, : len(a), :]
-                pairs.append((their_a, their_b[slot, 0, :, : len(a)], a, b, slice(start, end),
-                              float(layer.scaling["default"])))  # fmt: skip
+                pairs.append(
+                    (
+                        their_a,
+                        their_b[slot, 0, :, : len(a)],
+                        a,
+                        b,
+                        slice(start, end),
+                        float(layer.scaling["default"]),
+                    )
+                )
                 left.discard(part)
             start = end
     if left:

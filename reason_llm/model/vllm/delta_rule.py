@@ -51,9 +51,15 @@ def keep_delta_rule() -> None:
             beta = b[tokens].sigmoid().unflatten(0, (last - first, -1))
             kind = "recurrent" if first < decoded else "chunk"
             outputs, after = getattr(qwen3_5, f"torch_{kind}_gated_delta_rule")(
-                q, k, v, g=g, beta=beta, initial_state=None if is_new else states[slots],
-                output_final_state=True, use_qk_l2norm_in_kernel=True,
-            )  # fmt: skip
+                q,
+                k,
+                v,
+                g=g,
+                beta=beta,
+                initial_state=None if is_new else states[slots],
+                output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
+            )
             core_attn_out[tokens] = outputs.flatten(0, 1)
             states[slots] = after.to(states.dtype)
 

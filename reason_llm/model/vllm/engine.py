@@ -410,9 +410,16 @@ def _keep_expert_weights() -> None:
     from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
     def apply(
-        self: Any, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor,
-        topk_weights: Tensor, topk_ids: Tensor, activation: Any, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self: Any,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        activation: Any,
+        **kwargs: Any,
+    ) -> None:
         total = torch.zeros_like(output)
         for expert in topk_ids.unique().tolist():
             rows, places = (topk_ids == expert).nonzero(as_tuple=True)

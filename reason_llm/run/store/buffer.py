@@ -115,9 +115,16 @@ class RolloutBuffer:
         """
         held = self._held(step)
         document = Document(
-            self.run, step, whole, False, len(groups) if drawn is None else drawn, groups,
-            dict(counts), checkpoint, version if held is None else held.weight_version,
-        )  # fmt: skip
+            self.run,
+            step,
+            whole,
+            False,
+            len(groups) if drawn is None else drawn,
+            groups,
+            dict(counts),
+            checkpoint,
+            version if held is None else held.weight_version,
+        )
         self._keep(document)
 
     def finish(self) -> None:

@@ -139,8 +139,14 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
             "such as runs/quickstart/checkpoints/step-00000060"
         )
     source = _newest_whole(folders)
-    same = ("stage", "model.path", "model.weights_sha256", "model.train", "model.adapter.",
-            "train.optimizer")  # fmt: skip
+    same = (
+        "stage",
+        "model.path",
+        "model.weights_sha256",
+        "model.train",
+        "model.adapter.",
+        "train.optimizer",
+    )
     changed = [
         line
         for line in config_file.changes(source.run.config, config).refused

@@ -75,8 +75,9 @@ class KeptAdapters:
         if not self.files:
             logger.warning(
                 "%s/ of step %d was not kept: the next one is",
-                self._folder_of("best").name, best.step,
-            )  # fmt: skip
+                self._folder_of("best").name,
+                best.step,
+            )
             return replace(state, best=None)
         notes = description(self.config, self._records(best.step), *self.digests)
         try:
