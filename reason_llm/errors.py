@@ -104,7 +104,7 @@ def clear_frames(error: BaseException) -> None:
         left += [other for other in before if other is not None and id(other) not in done]
 
 
-MOST_SHOWN_CHARACTERS = 2000
+MAX_SHOWN_CHARACTERS = 2000
 _SECRET = re.compile(
     r"(^|_)(TOKEN|API_?KEY|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
@@ -115,7 +115,7 @@ _SHORTEST_SECRET = 8
 def shown(error: Exception | str) -> str:
     """Text of an error as it is printed: one line, printable, bounded, without secrets."""
     text = without_secrets(printable(str(error)))
-    return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 
 
 def printable(text: str, keep: str = "") -> str:

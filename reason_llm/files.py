@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from reason_llm.errors import BusyError, NotAsWritten, WriteError, one_line
 
 T = TypeVar("T")
-MOST_BESIDE = 10_000
+MAX_NEIGHBORS = 10_000
 """Files of a folder among which a similar name is looked for."""
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class FileLock:
             self._file = None
 
 
-def write_for_oneself() -> None:
+def restrict_umask() -> None:
     """Make all later files of this process writable by its user only; a stricter umask stays."""
     os.umask(os.umask(0o077) | 0o022)
 
@@ -215,7 +215,7 @@ def move_aside(path: Path) -> None:
 
 
 MIB = 1 << 20
-MOST_NESTING = 64
+MAX_NESTING = 64
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -304,7 +304,7 @@ def compare(what: str, actual: str, expected: str) -> None:
         )
 
 
-def noted_digest(file: Path) -> str:
+def recorded_digest(file: Path) -> str:
     """SHA-256 of a file by the ``digests.json`` of its folder, without reading the file."""
     return str(read_object(file.parent / MANIFEST, MIB)["files"][file.name]["sha256"])
 
@@ -344,7 +344,7 @@ def _known(file: Path, *state: int) -> str:
     return sha256_of_pieces(file)
 
 
-MOST_BYTES = 1 << 40
+MAX_BYTES = 1 << 40
 PIECE_BYTES = 16 * MIB
 
 
@@ -372,7 +372,7 @@ def sha256_of_pieces(file: Path) -> str:
     return hashlib.sha256(b"".join(piece.digest() for piece in pieces)).hexdigest()
 
 
-def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:
+def sha256(path: Path, most_bytes: int = MAX_BYTES) -> str:
     """SHA-256 of the regular file at ``path``, read piece by piece; raises as ``read_bounded``."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
@@ -392,9 +392,9 @@ def too_large(most_bytes: int) -> OSError:
 
 
 def check_nesting(value: T) -> T:
-    """The parsed value; raises ValueError where it is nested deeper than ``MOST_NESTING``."""
+    """The parsed value; raises ValueError where it is nested deeper than ``MAX_NESTING``."""
     level: list[Any] = [value] if isinstance(value, list | Mapping) else []
-    for _ in range(MOST_NESTING):
+    for _ in range(MAX_NESTING):
         level = [
             item
             for node in level
@@ -403,7 +403,7 @@ def check_nesting(value: T) -> T:
         ]
         if not level:
             return value
-    raise ValueError(f"nested more than {MOST_NESTING} levels deep")
+    raise ValueError(f"nested more than {MAX_NESTING} levels deep")
 
 
 class Panic(RuntimeError):
@@ -428,7 +428,7 @@ def similar(name: str, known: Iterable[str] = ()) -> str:
     """Return `` (did you mean model/tiny?)`` with the name of ``known``, or of the files next to a
     path, whose last part is spelt most like that of ``name``; empty without one."""
     neighbors: Iterable[Path] = (
-        islice(Path(name).parent.glob("*"), MOST_BESIDE) if not Path(name).exists() else ()
+        islice(Path(name).parent.glob("*"), MAX_NEIGHBORS) if not Path(name).exists() else ()
     )
     candidates = [other for other in (*known, *map(str, neighbors)) if other != name]
     names = {Path(other).name.partition(":")[0].casefold(): other for other in candidates}
@@ -472,7 +472,7 @@ def cached_repositories(kind: str = "model") -> list[str]:
     """Return the ids of the models or ``dataset``s in the Hub's cache."""
     from huggingface_hub import constants
 
-    folders = islice(Path(constants.HF_HUB_CACHE).glob(f"{kind}s--*"), MOST_BESIDE)
+    folders = islice(Path(constants.HF_HUB_CACHE).glob(f"{kind}s--*"), MAX_NEIGHBORS)
     return [folder.name.partition("--")[2].replace("--", "/") for folder in folders]
 
 

@@ -24,7 +24,7 @@ from queue import Empty, LifoQueue, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-MOST_ANSWER_BYTES = 256 << 20
+MAX_ANSWER_BYTES = 256 << 20
 WAKE_SECONDS = 1.0
 """A thread that waits looks for an interrupt so often: one that comes just before it waits does not
 end the wait."""
@@ -213,7 +213,7 @@ def serve(answer: Callable[[Any], Any]) -> None:
 def _receive(descriptor: int, deadline: float) -> Any:
     """A message; raises TimeoutError, EOFError at the end, or ValueError."""
     size = struct.unpack("<Q", _read_exactly(descriptor, 8, deadline))[0]
-    if size > MOST_ANSWER_BYTES:
+    if size > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {size} bytes")
     return json.loads(_read_exactly(descriptor, size, deadline))
 

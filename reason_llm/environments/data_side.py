@@ -68,13 +68,13 @@ class DataSide:
     def columns_of(self, row: Mapping[str, Any]) -> set[str]:
         """Columns that ``reset`` or the agent is given, and the one that names the environment."""
         name = row.get(ENVIRONMENT) if isinstance(self.named, Mapping) else ""
-        columns = self._given.get(str(name), ())
+        columns = self._accepted.get(str(name), ())
         return {*(row if columns is None else columns), ENVIRONMENT}
 
     @cached_property
-    def _given(self) -> Mapping[str, list[str] | None]:
+    def _accepted(self) -> Mapping[str, list[str] | None]:
         """Columns that ``reset`` or the agent takes, by the environments' names; None: all."""
-        return {n: given_columns(where) for n, where in environments_by_name(self.named).items()}
+        return {n: accepted_columns(where) for n, where in environments_by_name(self.named).items()}
 
     def name(self, where: str, row: Mapping[str, Any]) -> str:
         """Name of the row's environment."""
@@ -162,7 +162,7 @@ def reset_columns(where: str) -> list[str]:
     return [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
 
 
-def given_columns(where: str) -> list[str] | None:
+def accepted_columns(where: str) -> list[str] | None:
     """The columns that ``reset`` of ``sample.environment`` takes, or its agent; None: all."""
     parameters = _reset_parameters(where)
     takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters) or own_session(where)[0] == "agent"

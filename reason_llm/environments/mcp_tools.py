@@ -4,7 +4,7 @@
     mcp:https://host/mcp …       streamable HTTP, one or several addresses
     mcp:path/to/servers.json     several of either, as ``{"mcpServers": {name: {...}}}``
 
-All are tried before a model is loaded. While sampling, programs are started once for each wave. A
+All are probe before a model is loaded. While sampling, programs are started once for each wave. A
 result is read as it came: ``mcp`` 2.0.0 would check it by the tool's schema, and open the addresses
 which that names (CVE-2026-116686).
 """
@@ -38,8 +38,8 @@ from reason_llm.sample import openai_api
 UseTool = Callable[[str, dict[str, Any]], Awaitable[str]]
 START_SECONDS = 60.0
 """For all servers to start and to list their tools."""
-MOST_TOOLS = 1000
-MOST_CHARACTERS = 1 << 16
+MAX_TOOLS = 1000
+MAX_CHARACTERS = 1 << 16
 """Longest result that the model reads."""
 CALL_FRACTION = 0.8
 """Fraction of ``sample.environment_seconds`` after which a call has failed."""
@@ -245,7 +245,7 @@ async def _opened(
                 text = orjson.dumps(result.structured_content).decode()
             if result.is_error:
                 raise ValueError(text)
-            return text[:MOST_CHARACTERS].encode(errors="replace").decode()
+            return text[:MAX_CHARACTERS].encode(errors="replace").decode()
 
         yield described, use
 
@@ -259,7 +259,7 @@ def _as_function(tool: Any) -> dict[str, Any]:
 async def _listed(client: Any) -> list[Any]:
     """Return the tools of a server, page by page; the limit is for one that never ends its list."""
     tools, cursor = list[Any](), None
-    while len(tools) < MOST_TOOLS:
+    while len(tools) < MAX_TOOLS:
         page = await client.list_tools(cursor=cursor)
         tools, cursor = [*tools, *page.tools], page.next_cursor
         if cursor is None:
@@ -302,13 +302,13 @@ def mcp_tools(asked: str) -> Plays:
             f"{installation.install('mcp')}"
         )
 
-    async def tried() -> None:
+    async def probe() -> None:
         async with _opened(servers, START_SECONDS):
             pass
 
     try:
         with ThreadPoolExecutor(1) as thread:  # a notebook's own has a loop already
-            started = asyncio.wait_for(tried(), START_SECONDS)
+            started = asyncio.wait_for(probe(), START_SECONDS)
             thread.submit(asyncio.run, started).result()
     except TimeoutError as error:
         raise ConfigError(

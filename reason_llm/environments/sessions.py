@@ -99,14 +99,14 @@ class Sessions:
                 server.answer(list(done), [completion for (completion,) in done.values()])
         for place, part in enumerate(parts):
             if place not in played:
-                self._speak(seats := _seats(part), wave)
+                self._sample_one_token(seats := _seats(part), wave)
                 played[place] = self._group(seats)
         return [played[place] for place in range(len(parts))]
 
     def close(self) -> None:
         """Nothing is held between waves."""
 
-    def _speak(self, group: list[Session], wave: Wave) -> None:
+    def _sample_one_token(self, group: list[Session], wave: Wave) -> None:
         """A token for each rollout that never asked, since a completion has one at least."""
         silent = [session for session in group if not session.branches]
         if not silent:

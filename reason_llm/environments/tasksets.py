@@ -8,15 +8,12 @@ taskset that ships a harness keeps it.
 """
 
 import asyncio
-import copy
 import inspect
 import pickle
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import cache, partial, wraps
-from threading import Lock
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,13 +21,8 @@ from urllib.parse import parse_qsl
 from reason_llm.config import Config, installation
 from reason_llm.data import (
     DATE_OPTION,
-    Messages,
     Renderer,
-    date_argument,
-    plain_messages,
-    said_before,
 )
-from reason_llm.environments.data_side import REPLY
 from reason_llm.environments.mcp_tools import client, converse
 from reason_llm.environments.task_rows import TASKSET, parsed_source, tasks_of
 from reason_llm.environments.token_server import (
@@ -41,8 +33,8 @@ from reason_llm.environments.token_server import (
     Session,
     TokenServer,
 )
-from reason_llm.errors import ConfigError, ReasonError, one_line
-from reason_llm.model import decode, end_token_ids
+from reason_llm.errors import ConfigError, one_line
+from reason_llm.model import end_token_ids
 from reason_llm.sample import openai_api
 from reason_llm.score.code import CheckerError, Mode, Subject, checkers_of, finite
 
@@ -292,75 +284,10 @@ def _scores(value: Any) -> float | dict[str, float]:
 
 def _turns(own: Renderer, ends: Collection[int]) -> ModuleType:
     """A module with the renderer, as verifiers loads one; ``ends`` are the end tokens."""
-    from renderers import DefaultRenderer, DefaultRendererConfig, ParsedToolCall, RenderedTokens
-
-    one_at_a_time = Lock()
-
-    class Options(DefaultRendererConfig):
-        reply_tokens: int
-        _internal_fields = DefaultRendererConfig._internal_fields | {"reply_tokens"}
-
-    class Turns(DefaultRenderer):
-        """Renders by the chat template; continues from the sampled ids as our own renderer does."""
-
-        config_class = Options
-        supports_tools = True
-
-        def __init__(self, tokenizer: Any, config: Any = None) -> None:
-            dated, date = copy.copy(tokenizer), date_argument(own.template.date)
-            dated.apply_chat_template = partial(tokenizer.apply_chat_template, **date)
-            super().__init__(dated, config)
-
-        def _apply(
-            self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
-        ) -> list[int]:
-            renderer = replace(own, tools=tuple(tools or ()))
-            if tools:
-                renderer.check_tools("a task of sample.environment=verifiers")
-            if not renderer.spells_controls(messages):
-                options = {"tools": tools, "add_generation_prompt": add_generation_prompt}
-                return list(super()._apply(messages, **options))
-            pairs = zip(messages, plain_messages(messages), strict=True)
-            talk = [{**message, **plain} for message, plain in pairs]
-            with one_at_a_time:
-                text = renderer.marked_text("a task", talk, add_generation_prompt)
-                return renderer.marked_ids("a task", text)
-
-        def bridge_to_next_turn(
-            self, prompt: list[int], answer: list[int], reply: Messages, *, tools: Any = None
-        ) -> RenderedTokens | None:
-            renderer, ids = replace(own, tools=tuple(tools or ())), [*prompt, *answer]
-            try:
-                with one_at_a_time:
-                    added = renderer.after(
-                        ids, plain_messages(reply), self.config.reply_tokens, REPLY
-                    )
-            except ReasonError:
-                return None  # it is rendered anew
-            return RenderedTokens(
-                token_ids=[*ids, *added],
-                message_indices=[-1] * len(ids) + [len(reply) - 1] * len(added),
-                message_roles=[message["role"] for message in reply],
-            )
-
-        def parse_response(
-            self, answer: list[int], *, tools: Any = None, prompt_ids: Any = None
-        ) -> Any:
-            parsed = super().parse_response(answer, tools=tools, prompt_ids=prompt_ids)
-            if self._tool_parser is self._reasoning_parser is None and parsed.content:
-                # As rewards see it, where it left special tokens out.
-                (text,) = decode(own.tokenizer, [answer], ends)
-                has_thought = parsed.reasoning_content is not None
-                parsed.content = text.partition("</think>")[2] if has_thought else text
-            if tools and self.config.tool_parser is None:
-                renderer = replace(own, tools=tuple(tools))
-                if calls := [call for call in renderer.calls(parsed.content, answer) if call]:
-                    parsed.tool_calls = [ParsedToolCall("", *call) for call in calls]
-                    parsed.content = said_before(parsed.content)
-            return parsed
+    from reason_llm.environments.verifiers_renderer import Turns
 
     module = ModuleType(TURNS)
-    vars(module).update(Turns=Turns)
+    vars(module).update(Turns=type("Turns", (Turns,), {"own": own, "end_token_ids": ends}))
     return module
 
 

@@ -44,7 +44,7 @@ from reason_llm.model import decode
 from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
 from reason_llm.sample import openai_api
 
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 """Connections allowed in addition to one for each rollout."""
 GENERATE = "/inference/v1/generate"
 SESSION = "X-Session-ID"
@@ -398,7 +398,7 @@ class TokenServer:
     # In the server's own thread
 
     async def _open(self) -> None:
-        app = web.Application(client_max_size=openai_api.MOST_BYTES)
+        app = web.Application(client_max_size=openai_api.MAX_BYTES)
         app.router.add_post(GENERATE, self._answered(self._generate))
         for path in openai_api.FORMS:
             app.router.add_post(path, self._answered(self._chat))
@@ -406,7 +406,7 @@ class TokenServer:
         app.router.add_route("*", "/{path:.*}", self._answered(self._other))
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
-        self._runner, most = runner, MOST_CONNECTIONS + len(self.sessions)
+        self._runner, most = runner, MAX_CONNECTIONS + len(self.sessions)
 
         def connection() -> asyncio.Protocol:
             server = runner.server
@@ -436,7 +436,7 @@ class TokenServer:
             except _NotOffered as error:
                 status, text = 404, one_line(error)
             except web.HTTPRequestEntityTooLarge:
-                status, text = 413, f"a request has at most {openai_api.MOST_BYTES:,} bytes"
+                status, text = 413, f"a request has at most {openai_api.MAX_BYTES:,} bytes"
             except (ReasonError, ValueError) as error:
                 status, text = 400, one_line(error)
             except Exception as error:  # noqa: BLE001  (whatever a request holds, the run continues)
@@ -527,7 +527,7 @@ class TokenServer:
     ) -> openai_api.ChatAnswer:
         messages = asked.messages
         size = sum(len(message["content"]) for message in messages)
-        if size > openai_api.MOST_TOKEN_CHARACTERS * self.context_tokens:
+        if size > openai_api.MAX_TOKEN_CHARACTERS * self.context_tokens:
             raise self._no_room(session, f"{size:,} characters")
         renderer = replace(self.renderer, tools=asked.tools)
         if asked.tools:

@@ -59,11 +59,11 @@ from reason_llm.workers import within
 AT_A_TIME = 32
 CALLS_PER_TURN = 4
 """Calls of tools that are made in a turn; each further call gets an error as its result."""
-MOST_CHARACTERS = 1 << 16
+MAX_CHARACTERS = 1 << 16
 """Longest reply."""
-MOST_MESSAGES = 64
+MAX_MESSAGES = 64
 """Number of messages that ``reset`` may give."""
-MOST_NOTES_BYTES = 1 << 16
+MAX_NOTES_BYTES = 1 << 16
 ENDED = "ended"
 """A parameter of ``get_reward``: the rollout's finish reason."""
 
@@ -126,7 +126,7 @@ class Environments:
             try:
                 list(threads.map(_Rollout.begin, rollouts))
                 for group in groups:
-                    self._tell(group, wave.params.max_new_tokens)
+                    self._open_prompts(group, wave.params.max_new_tokens)
                 played = self._play(groups, threads, wave)
             except BaseException:  # Ctrl-C too
                 threads.shutdown(wait=False, cancel_futures=True)
@@ -157,7 +157,7 @@ class Environments:
         except ValueError as error:
             log.warning("sample.environment: %.300s", error)
 
-    def _tell(self, group: "list[_Rollout]", new_tokens: int) -> None:
+    def _open_prompts(self, group: "list[_Rollout]", new_tokens: int) -> None:
         """Put what ``reset`` said at the end of each rollout's prompt."""
         begun = [rollout for rollout in group if rollout.finish is None]
         prompts: dict[str, Prompt] = {}
@@ -300,7 +300,7 @@ class _Rollout:
         def reset() -> Any:
             if self.environment is None:
                 self.environment = self.kind.make()
-            return self.environment.reset(**_taken(self.environment.reset, row, hidden))
+            return self.environment.reset(**_accepted_columns(self.environment.reset, row, hidden))
 
         self.text, self.opening = self._call("reset", reset, _begin) or ("", [])
         has_prompt: Any = self.text or self.opening or self.prompt.extra[CHAT][-1]["content"]
@@ -406,7 +406,7 @@ class _Rollout:
 
         def get_reward() -> Any:
             reward = getattr(environment, "get_reward", lambda: None)
-            return reward(**_taken(reward, ended, None))
+            return reward(**_accepted_columns(reward, ended, None))
 
         value = self._call("get_reward", get_reward, _number)
         notes = self._call("notes", lambda: getattr(environment, "notes", {}), _json)
@@ -472,7 +472,7 @@ def _group(group: list[_Rollout]) -> Group:
     return Group(prompt, tuple(rollout.completion(len(common)) for rollout in group))
 
 
-def _taken(
+def _accepted_columns(
     function: Callable[..., Any], row: Mapping[str, Any], hidden: str | None
 ) -> dict[str, Any]:
     """Columns of the row that a function takes, by name; the hidden one only if it names it."""
@@ -487,7 +487,7 @@ class _WrongError(ValueError):
 
 def _text(value: Any) -> str:
     """Text of a value, within the limit and of characters that a tokenizer and JSON take."""
-    return str(value)[:MOST_CHARACTERS].encode(errors="replace").decode()
+    return str(value)[:MAX_CHARACTERS].encode(errors="replace").decode()
 
 
 def _begin(value: Any) -> tuple[str, Messages]:
@@ -506,7 +506,7 @@ def _begin(value: Any) -> tuple[str, Messages]:
                     f"{part!r:.60}, and not a text, messages with role and content, parts of type "
                     "text, or None"
                 )
-    return _text(text), messages[:MOST_MESSAGES]
+    return _text(text), messages[:MAX_MESSAGES]
 
 
 def _reply(value: Any) -> tuple[str, bool, float | None]:
@@ -527,6 +527,6 @@ def _number(value: Any) -> float | None:
 def _json(value: Any) -> dict[str, Any]:
     text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     check_nesting([[orjson.loads(text)]])  # as deep as it stands in a completion
-    if not isinstance(value, dict) or len(text) > MOST_NOTES_BYTES:
+    if not isinstance(value, dict) or len(text) > MAX_NOTES_BYTES:
         raise _WrongError(f"{value!r:.60}, and not a dict of at most 64 KiB")
     return cast(dict[str, Any], orjson.loads(text))

@@ -39,9 +39,9 @@ from reason_llm.rollout import (
     record_from_json,
 )
 
-MOST_BYTES = 64 * MIB
-MOST_PIXELS = 64 << 20
-MOST_IMAGES = 64
+MAX_BYTES = 64 * MIB
+MAX_PIXELS = 64 << 20
+MAX_IMAGES = 64
 """Images of one row."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 THUMBNAIL_SIDE = 96
@@ -163,8 +163,8 @@ def pictures_of(
         )
     cells = own or cells
     # Counted before any image is read.
-    if len(cells) > MOST_IMAGES:
-        raise DataError(f"{where}: has {len(cells)} images; at most {MOST_IMAGES} are supported")
+    if len(cells) > MAX_IMAGES:
+        raise DataError(f"{where}: has {len(cells)} images; at most {MAX_IMAGES} are supported")
     if inline and len(inline) != len(cells):
         raise DataError(
             f"{where}: has {len(cells)} images for {len(inline)} parts of type image; make them "
@@ -262,8 +262,8 @@ def read_picture(where: str, cell: Any, folder: Path) -> Picture:
             f"{where}: image {shown(cell)} is of type {type(cell).__name__}; expected a path, "
             'bytes, an image of Pillow or {"bytes", "path"}'
         )
-    if len(content) > MOST_BYTES:
-        raise DataError(f"{where}: an image has {len(content):,} bytes; at most {MOST_BYTES:,}")
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{where}: an image has {len(content):,} bytes; at most {MAX_BYTES:,}")
     size = decoded(f"{where}: image {path}".rstrip(), content).size
     held = b"" if path else content
     return Picture(hashlib.sha256(content).hexdigest(), path, size, held)
@@ -289,16 +289,16 @@ def decoded(what: str, content: bytes, least: int = 0) -> Pillow.Image:
 
 def _check_pixels(what: str, size: tuple[int, int]) -> None:
     width, height = size
-    if width * height > MOST_PIXELS or min(size) < 1 or max(size) > 200 * min(size):
+    if width * height > MAX_PIXELS or min(size) < 1 or max(size) > 200 * min(size):
         raise DataError(
-            f"{what} has {width} x {height} pixels; at most {MOST_PIXELS:,} pixels and a side 200 "
+            f"{what} has {width} x {height} pixels; at most {MAX_PIXELS:,} pixels and a side 200 "
             "times as long as the other are supported: make it smaller"
         )
 
 
 def _read(where: str, path: Path) -> bytes:
     try:
-        return read_bounded(path, MOST_BYTES)
+        return read_bounded(path, MAX_BYTES)
     except OSError as error:
         raise DataError(f"{where}: image {path} cannot be read ({one_line(error)})") from error
 
@@ -306,7 +306,7 @@ def _read(where: str, path: Path) -> bytes:
 def _of_data_url(where: str, url: str) -> bytes:
     head, _, body = url.partition(",")
     try:
-        if not head.endswith(";base64") or len(body) > 2 * MOST_BYTES:
+        if not head.endswith(";base64") or len(body) > 2 * MAX_BYTES:
             raise ValueError("it is no base64, or too long")
         return base64.b64decode(body, validate=True)
     except ValueError as error:

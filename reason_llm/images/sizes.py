@@ -5,7 +5,7 @@ from typing import Any
 
 from reason_llm.model import Line
 
-MOST_FEATURE_BYTES = 2 << 30
+MAX_FEATURE_BYTES = 2 << 30
 """Features of images that stay in host memory; the image that was passed longest ago is dropped
 first."""
 
@@ -54,7 +54,7 @@ class ImageSizes:
 
     def kept_bytes(self, element_bytes: int) -> int:
         """Bytes of the features that the learner keeps in host memory."""
-        return min(self.all_tokens * self.features * element_bytes, MOST_FEATURE_BYTES)
+        return min(self.all_tokens * self.features * element_bytes, MAX_FEATURE_BYTES)
 
     def engine_options(self, is_packed: bool) -> dict[str, Any]:
         """vLLM's options for images. It prepares none itself, and the size of its cache of features

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reason_llm.images.files import Image, image_of
-from reason_llm.images.sizes import MOST_FEATURE_BYTES
+from reason_llm.images.sizes import MAX_FEATURE_BYTES
 from reason_llm.model import PlacedRow
 from reason_llm.rollout import Attachment, Prompt
 
@@ -48,7 +48,7 @@ class Tower:
         embeddings = tuple(piece.cpu() for piece in pieces)
         self._known[image.sha256] = embeddings
         self._bytes += sum(map(_bytes_of, embeddings))
-        while self._bytes > MOST_FEATURE_BYTES and len(self._known) > 1:
+        while self._bytes > MAX_FEATURE_BYTES and len(self._known) > 1:
             self._bytes -= sum(map(_bytes_of, self._known.popitem(last=False)[1]))
         return embeddings
 

@@ -49,7 +49,7 @@ SHARED_EXPERT_GATE = "shared_expert_gate"
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
 ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
-MOST_BYTES = 64 << 30
+MAX_BYTES = 64 << 30
 """Largest file of an adapter."""
 POLICY = "default"
 """PEFT's name of the policy's adapter."""

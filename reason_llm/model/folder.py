@@ -31,8 +31,8 @@ from reason_llm.files import (
     similar,
 )
 
-MOST_JSON_BYTES = 64 * MIB
-MOST_LAYERS = 1024
+MAX_JSON_BYTES = 64 * MIB
+MAX_LAYERS = 1024
 COUNT = re.compile(r"(layers?|experts|labels)\Z")
 """Ending of a count's name: num_hidden_layers, GPT-2's n_layer, num_local_experts, num_labels."""
 SIZE = re.compile(
@@ -203,7 +203,7 @@ def check_json(file: Path) -> None:
     only files of this folder. Raises ModelError: one line with the file."""
     try:
         # Not orjson: there are configs with Infinity.
-        content = read_bounded(file, MOST_JSON_BYTES)
+        content = read_bounded(file, MAX_JSON_BYTES)
         value = json.loads(content)
         check_nesting(value)
     except (OSError, ValueError, RecursionError) as error:
@@ -231,9 +231,9 @@ def _check_counts(file: Path, value: dict[str, Any]) -> None:
             _check_counts(file, number)
         elif not isinstance(number, int):
             continue
-        elif COUNT.search(name) and number > MOST_LAYERS:
+        elif COUNT.search(name) and number > MAX_LAYERS:
             raise ModelError(
-                f"{file} has {name[:60]}={str(number)[:30]}, more than any model's {MOST_LAYERS}; "
+                f"{file} has {name[:60]}={str(number)[:30]}, more than any model's {MAX_LAYERS}; "
                 "fix it"
             )
         elif SIZE.search(name) and number < 0:

@@ -16,7 +16,7 @@ from reason_llm.errors import ModelError, one_line
 from reason_llm.files import Panic, read_bounded, without_panics
 from reason_llm.model import folder
 
-MOST_TOKENS = 1 << 31
+MAX_TOKENS = 1 << 31
 """Largest vocabulary."""
 PROBE = "What is 3 + 4?"
 """A text that every tokenizer must be able to read."""
@@ -83,7 +83,7 @@ def class_of(path: str, runs_code: bool = False) -> Any:
 def _read(path: str, name: str) -> dict[str, Any]:
     """An object in a JSON file of a model; empty where there is none. Raises ValueError."""
     file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-    value = {} if file is None else json.loads(read_bounded(Path(file), folder.MOST_JSON_BYTES))
+    value = {} if file is None else json.loads(read_bounded(Path(file), folder.MAX_JSON_BYTES))
     if not isinstance(value, dict):
         raise ValueError(f"{name} is no JSON object")
     return value
@@ -172,7 +172,7 @@ def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     with reading(path, "generation config"), suppress(OSError):  # there is no such file
         theirs = _read(path, "generation_config.json").get("eos_token_id")
     more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
-    if not all(type(id) is int and 0 <= id < MOST_TOKENS for id in more):
+    if not all(type(id) is int and 0 <= id < MAX_TOKENS for id in more):
         raise ModelError(
             f"model.path={path}: generation_config.json has eos_token_id={str(theirs)[:60]}; give "
             "ids"

@@ -27,7 +27,7 @@ FILES = {"adapter": adapters.WEIGHTS, "full": WEIGHTS}
 """File with what a policy trains, by ``model.train``."""
 INDEX = f"{WEIGHTS}.index.json"
 """File that names the model's weights; without it vLLM reads every safetensors file."""
-BESIDE = (*TOKENIZER, "chat_template*", "generation_config.json")
+TOKENIZER_FILES = (*TOKENIZER, "chat_template*", "generation_config.json")
 """Files of a model that are copied as they are; its config is written."""
 
 
@@ -63,14 +63,14 @@ class WeightsSnapshot:
         index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, WEIGHTS)}
         (folder / INDEX).write_bytes(orjson.dumps(index))
         self.base.config.save_pretrained(str(folder))
-        copy_beside(self.path, folder)
+        copy_tokenizer_files(self.path, folder)
 
 
-def copy_beside(path: str, folder: Path) -> None:
+def copy_tokenizer_files(path: str, folder: Path) -> None:
     """Copy a model's tokenizer and its generation config."""
     config = cached(path, "config.json")
     source = Path(path) if config is None else config.parent
-    for file in sorted({file for pattern in BESIDE for file in source.glob(pattern)}):
+    for file in sorted({file for pattern in TOKENIZER_FILES for file in source.glob(pattern)}):
         shutil.copyfile(regular(file), folder / file.name)
 
 

@@ -232,7 +232,7 @@ def _number(value: object) -> float | None:
 def _digest(folder: Path, is_outside: bool) -> str:
     read = ["*.safetensors", SCALE, "config.json"]
     if is_outside:  # it reads text by its own tokenizer and template
-        read += weights.BESIDE
+        read += weights.TOKENIZER_FILES
     return digests.folder_digest(folder, *read)[:16]
 
 

@@ -54,10 +54,10 @@ class AheadBuffer(RolloutBuffer):
     def _held(self, step: int) -> Document | None:
         return self._ahead.get(step) or super()._held(step)
 
-    def _as_moved(self, document: Document, checkpoint: str | None) -> Document:
+    def _as_own(self, document: Document, checkpoint: str | None) -> Document:
         if document is self._ahead.get(document.step):
             return document  # it names the checkpoint of the policy that sampled it
-        return super()._as_moved(document, checkpoint)
+        return super()._as_own(document, checkpoint)
 
     def _keep(self, document: Document) -> None:
         if self._current is None or document.step <= self._current:

@@ -39,7 +39,7 @@ PLACE_SECONDS = 60.0
 START_SECONDS = 300.0
 """Time limit for the first heartbeat of a new process, and for the start of a local cluster."""
 POLL_SECONDS = 0.1
-MOST_TEMPORARY_BYTES = 19
+MAX_TEMPORARY_BYTES = 19
 """Longest name of the temporary folder: paths of sockets are 88 bytes longer, and may have 107."""
 OBJECT_STORE_BYTES = 1 << 30
 """Ray's object store of a local cluster, for an adapter's state and a step's rows."""
@@ -135,7 +135,7 @@ class Call:
                 raise type(cause)(f"{member.name}: {cause}") from None
             member.lost = f"failed ({type(cause).__name__}: {one_line(cause):.300})"
         except ray.exceptions.RayError as error:
-            member.lost = member.lost or f"died ({_why(error)})"
+            member.lost = member.lost or f"died ({_cause(error)})"
         raise PeersLost(f"{member.name} {member.lost}")
 
 
@@ -226,7 +226,7 @@ class Cluster:
             with _environment(environment | {"RAY_AUTH_MODE": "token"}):
                 self._join(address)
             return
-        is_short = len(os.fsencode(tempfile.gettempdir())) <= MOST_TEMPORARY_BYTES
+        is_short = len(os.fsencode(tempfile.gettempdir())) <= MAX_TEMPORARY_BYTES
         folder = tempfile.mkdtemp(prefix="reason_llm-", dir=None if is_short else "/tmp")
         self.folder = Path(folder)
         # It ends the cluster when this process is gone, in whatever way.
@@ -263,7 +263,7 @@ class Cluster:
                 "RAY_AUTH_TOKEN_PATH)"
             ) from None
         self.address = ray.util.get_node_ip_address()
-        _be_quiet()
+        _silence_ray()
 
     def _start_local(self, folder: Path, gpus: int) -> None:
         import ray  # here, as it reads the environment when it is imported
@@ -285,7 +285,7 @@ class Cluster:
                 f"Ray cannot start on this machine ({one_line(error):.300}); set run.replicas to 1 "
                 "to do without it"
             ) from None
-        _be_quiet()
+        _silence_ray()
 
     def _reserve(self) -> None:
         import ray
@@ -375,7 +375,7 @@ class Cluster:
                 member.where = f"{host}, process {process}"
                 member.heard, member.beat, member.has_beaten = time.monotonic(), None, True
         except ray.exceptions.RayError as error:
-            self._lose(member, f"died ({_why(error)})")
+            self._lose(member, f"died ({_cause(error)})")
             return
         silent = time.monotonic() - member.heard
         if silent > (SILENT_SECONDS if member.has_beaten else START_SECONDS):
@@ -426,11 +426,11 @@ def _visible_gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def _why(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     return one_line(error).partition(". ")[0][:200]
 
 
-def _be_quiet() -> None:
+def _silence_ray() -> None:
     """Stop Ray from printing its daemons' messages about dead workers: the run prints one line. Ray
     prints them whatever ``log_to_driver`` is (2.60, worker.listen_error_messages)."""
     from ray._private import worker

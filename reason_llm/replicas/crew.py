@@ -34,7 +34,7 @@ from reason_llm.run.watch import Watch
 from reason_llm.sample import SamplingParams
 from reason_llm.train import Learner, Learners, LearningSettings
 
-MOST_STARTS = 8
+MAX_STARTS = 8
 """Processes that a run starts in the places of lost replicas."""
 WHILE_SAMPLING = "while sampling: what it had of the wave is sampled again"
 
@@ -57,8 +57,8 @@ class Crew(Team):
         """Held while the head's state is copied, and while ``sampled_by`` changes."""
         self._sent: tuple[int, Any] | None = None
         """The version that was sent last, with its reference in the cluster."""
-        self._starts_left = MOST_STARTS
-        self._told: list[Member] = []
+        self._starts_left = MAX_STARTS
+        self._reported: list[Member] = []
         """Lost members that the user was told of."""
         self._record: Record = {}
         """The work of each process since the last record."""
@@ -95,7 +95,7 @@ class Crew(Team):
                 call.result()
             while not (call.member.address or call.member.lost):
                 time.sleep(cluster.POLL_SECONDS)
-        self.tell_of_losses("while it loaded the model")
+        self.report_losses("while it loaded the model")
         count = 1 + len(self.ready())
         machines = len({self.cluster.address, *(m.address or "" for m in self.members)} - {""})
         size = f"{count} replica{'s' if count > 1 else ''}"
@@ -125,10 +125,10 @@ class Crew(Team):
         """See ``Team``."""
         if version == self.version or not self.adapters:
             return nullcontext()
-        return self._at_earlier(version)
+        return self._with_version(version)
 
     @contextmanager
-    def _at_earlier(self, version: int) -> Iterator[None]:
+    def _with_version(self, version: int) -> Iterator[None]:
         model = self.learners.policy.model
         with self._lock:
             self.sampled_by = version
@@ -163,18 +163,18 @@ class Crew(Team):
             members = self.ready() + members
         for member in members:
             if version not in (member.version, member.held):
-                self.call(member, "hold", version, self._as_sent(version))
+                self.call(member, "hold", version, self._shared_adapter(version))
                 member.held = version
         return members
 
-    def tell_of_losses(self, when: str = WHILE_SAMPLING) -> int:
+    def report_losses(self, when: str = WHILE_SAMPLING) -> int:
         """Print a line for each lost member, and start a new process for it; their number."""
-        before = len(self._told)
+        before = len(self._reported)
         for member in self.members:
-            if not member.lost or member in self._told:
+            if not member.lost or member in self._reported:
                 continue
             assert self.cluster is not None
-            self._told.append(member)
+            self._reported.append(member)
             left = 1 + sum(not other.lost for other in self.members)
             then = "no further one is started"
             if self._starts_left:
@@ -186,7 +186,7 @@ class Crew(Team):
                 f"{member.name} {member.lost} {when}; {left} of {self.cluster.total} {kind} are "
                 f"left and {then}"
             )
-        return len(self._told) - before
+        return len(self._reported) - before
 
     def note(self, number: int, values: Mapping[str, float]) -> None:
         """Add numbers to the record of a process."""
@@ -201,7 +201,7 @@ class Crew(Team):
         yield
         self.note(0, {f"{phase}_seconds": time.perf_counter() - started})
 
-    def _as_sent(self, version: int) -> Any:
+    def _shared_adapter(self, version: int) -> Any:
         """The adapter of a version as the cluster holds it, sent once."""
         if self._sent is None or self._sent[0] != version:
             assert self.cluster is not None
@@ -243,7 +243,7 @@ class Deal:
 
     def __post_init__(self) -> None:
         self._waiting = deque(lots(self.parts, self.takers, self.crew.samples_in_batches))
-        self._found: dict[int, list[Group]] = {}
+        self._results: dict[int, list[Group]] = {}
         """Sampled groups by shard."""
         self._under_way: dict[int, list[tuple[Lot, Call]]] = {}
         self._lock = threading.Lock()
@@ -251,11 +251,11 @@ class Deal:
     @property
     def is_done(self) -> bool:
         """Whether every part is sampled."""
-        return len(self._found) == len(self.parts)
+        return len(self._results) == len(self.parts)
 
     def groups(self) -> list[list[Group]]:
         """The groups of each part, in order."""
-        return [self._found[part.shard] for part in self.parts]
+        return [self._results[part.shard] for part in self.parts]
 
     def take(self) -> Lot | None:
         """A free lot for this process; None if all are taken."""
@@ -295,4 +295,4 @@ class Deal:
     def keep(self, lot: Lot, groups: Sequence[list[Group]]) -> None:
         """Store the sampled groups of each part of a lot."""
         for part, groups_of_part in zip(lot, groups, strict=True):
-            self._found[part.shard] = groups_of_part
+            self._results[part.shard] = groups_of_part

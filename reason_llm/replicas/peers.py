@@ -98,7 +98,9 @@ class GroupPeers:
         try:
             store, off = seat.store(), f"{seat.name}/off"
             try:
-                self._wait_beside(lambda: self._meet(seat), lambda: is_off() or store.check([off]))
+                self._wait_in_thread(
+                    lambda: self._meet(seat), lambda: is_off() or store.check([off])
+                )
             except BaseException:
                 store.set(off, "")  # or the others would wait for this process
                 raise
@@ -182,7 +184,7 @@ class GroupPeers:
             if self._device.type == "cuda" and self._tensors is not self._gloo:
                 self._poll(begin())
             else:
-                self._wait_beside(lambda: begin().wait())
+                self._wait_in_thread(lambda: begin().wait())
         except RuntimeError as error:
             raise PeersLost(f"a replica was lost ({one_line(error):.200})") from error
         self.waited_seconds += time.perf_counter() - started
@@ -198,7 +200,7 @@ class GroupPeers:
             raise PeersLost("a replica was lost (NCCL ended its work with an error)")
         work.wait()
 
-    def _wait_beside(
+    def _wait_in_thread(
         self, act: Callable[[], object], is_off: Callable[[], bool] = lambda: False
     ) -> None:
         """Make the call in a thread, which is abandoned if gloo waits for a lost peer: gloo's calls

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample import Ended, Progress, Sampler, SamplingParams, VllmSampler, unheard
+from reason_llm.sample import Ended, Progress, Sampler, SamplingParams, VllmSampler, ignore_ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ShardedSampler:
         params: SamplingParams,
         seed: int,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[Group]:
         """See ``Sampler.sample``; ``ended`` is called for what this process samples."""
         parts = []
@@ -77,13 +77,13 @@ def sample_lot(
     lot: Lot,
     params: SamplingParams,
     progress: Progress,
-    ended: Ended = unheard,
+    ended: Ended = ignore_ended,
 ) -> list[list[Group]]:
     """The groups of each part: under vLLM in one batch, else of one part after the other. The
     places that ``ended`` gets are those among the prompts of all parts."""
     if isinstance(sampler, VllmSampler):
         waves = [(part.prompts, part.seed) for part in lot]
-        return sampler.sample_together(waves, params, progress, ended)
+        return sampler.sample_in_one_batch(waves, params, progress, ended)
     sampled: list[list[Group]] = []
     for part in lot:
         before = sum(map(len, sampled))

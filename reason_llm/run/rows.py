@@ -17,7 +17,7 @@ from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.train import Learner, learning
 
-MOST_UNITS = 200
+MAX_UNITS = 200
 """Units whose text is written."""
 
 
@@ -46,7 +46,7 @@ class Rows:
         drawn = self._drawn(0, config.run.steps * count)
         decode = partial(self._job.run.subject.tokenizer.decode, clean_up_tokenization_spaces=False)
         content = b""
-        for n in range(0, len(drawn), 1 + len(drawn) // MOST_UNITS):
+        for n in range(0, len(drawn), 1 + len(drawn) // MAX_UNITS):
             for side, row in zip(SIDES, units[drawn[n]], strict=False):
                 start, step = prompt_tokens(row), n // count + 1
                 line = {"step": step, "id": f"step {step} · {row.name}"}

@@ -12,7 +12,7 @@ Source: the types of ``openai`` 3.57 (``types/chat``, ``types/responses``).
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 MODEL = "policy"
 Members = dict[str, Any]
 
-MOST_BYTES = 8 * MIB
+MAX_BYTES = 8 * MIB
 """Largest request."""
-MOST_TOKEN_CHARACTERS = 256
+MAX_TOKEN_CHARACTERS = 256
 """A longer text for each token of the context is refused before it is encoded, which holds up all
 others: longest tokens have about 128."""
-MOST_STOPS = 16
-MOST_STOP_CHARACTERS = 256
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
 """Longest string of ``stop``."""
 LOGPROBS = "message.output_text.logprobs"
 """Member of ``include`` of a Response that asks for log-probs."""
@@ -69,7 +69,7 @@ _WHY = {
 Limit = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Seed = Annotated[int, Field(strict=True, ge=-(1 << 63), lt=1 << 64)]
-Stop = Annotated[str, Field(strict=True, min_length=1, max_length=MOST_STOP_CHARACTERS)]
+Stop = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Draw:
     """Options with which one answer is sampled."""
 
     max_tokens: Limit | None = None
-    stop: Annotated[tuple[Stop, ...], Field(max_length=MOST_STOPS)] = ()
+    stop: Annotated[tuple[Stop, ...], Field(max_length=MAX_STOPS)] = ()
     seed: Seed | None = None
 
 
@@ -124,8 +124,7 @@ def draw_of(body: Members) -> Draw:
     """Sampling options of a request; ValueError names what is wrong."""
     stop = body.get("stop", ())
     asked = {"stop": [stop] if isinstance(stop, str) else stop, "seed": body.get("seed")}
-    limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-    for name in limits:
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if name in body:
             try:
                 asked["max_tokens"] = record_from_json(Limit, body[name])
@@ -174,16 +173,8 @@ _WARNED: set[str] = set()
 
 def chat_request(body: Members, section: SampleSection) -> ChatRequest:
     """A request of ``/v1/chat/completions``; ValueError names what is wrong or not offered."""
-    read = (
-        "messages",
-        "tools",
-        "max_tokens",
-        "max_completion_tokens",
-        "stop",
-        "seed",
-        "logprobs",
-        "stream",
-    )
+    limits = ("max_tokens", "max_completion_tokens")
+    read = ("messages", "tools", "stop", "seed", "logprobs", "stream", *limits)
     check_members(body, read, section)
     tools = [_function(tool, tool.get("function")) for tool in _dicts(body, "tools")]
     options = body.get("stream_options", {})
@@ -299,11 +290,8 @@ def _token(token: str, logprob: float) -> Members:
 
 def _usage(answer: ChatAnswer, read: str, wrote: str) -> Members:
     tokens = len(answer.completion.token_ids)
-    return {
-        read: answer.prompt_tokens,
-        wrote: tokens,
-        "total_tokens": answer.prompt_tokens + tokens,
-    }
+    total = answer.prompt_tokens + tokens
+    return {read: answer.prompt_tokens, wrote: tokens, "total_tokens": total}
 
 
 def chat_answer(
@@ -318,10 +306,7 @@ def chat_answer(
             {
                 "id": f"call_{turn}_{number}",
                 "type": "function",
-                "function": {
-                    "name": name,
-                    "arguments": orjson.dumps(arguments).decode(),
-                },
+                "function": {"name": name, "arguments": orjson.dumps(arguments).decode()},
             }
             for number, (name, arguments) in enumerate(filter(None, parsed))
         ]
@@ -414,41 +399,40 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
         "temperature": None,
         "top_p": None,
     }
-    events: list[Members] = [_event("created", response=whole | {"output": [], "usage": None})]
-    for index, item in enumerate(output):
+    return whole, [
+        b"event: %b\ndata: %b"
+        % (event["type"].encode(), orjson.dumps({**event, "sequence_number": n}))
+        for n, event in enumerate(_events(whole))
+    ]
+
+
+def _events(whole: Members) -> Iterator[Members]:
+    """The events of a stream, which give a Response item by item."""
+    yield _event("created", response=whole | {"output": [], "usage": None})
+    for index, item in enumerate(whole["output"]):
         at = {"item_id": item["id"], "output_index": index}
-        events.append(_event("output_item.added", output_index=index, item=_begun(item)))
+        yield _event("output_item.added", output_index=index, item=_unfilled(item))
         if item["type"] == "message":
             (part,) = item["content"]
             at |= {"content_index": 0}
-            text_logprobs = {"logprobs": part["logprobs"]}
-            empty = part | {"text": "", "logprobs": []}
-            events += [
-                _event("content_part.added", **at, part=empty),
-                _event("output_text.delta", **at, delta=part["text"], **text_logprobs),
-                _event("output_text.done", **at, text=part["text"], **text_logprobs),
-                _event("content_part.done", **at, part=part),
-            ]
+            logprobs = {"logprobs": part["logprobs"]}
+            yield _event("content_part.added", **at, part=part | {"text": "", "logprobs": []})
+            yield _event("output_text.delta", **at, delta=part["text"], **logprobs)
+            yield _event("output_text.done", **at, text=part["text"], **logprobs)
+            yield _event("content_part.done", **at, part=part)
         else:
             arguments, name = item["arguments"], "function_call_arguments"
-            done = {"arguments": arguments, "name": item["name"]}
-            events.append(_event(f"{name}.delta", **at, delta=arguments))
-            events.append(_event(f"{name}.done", **at, **done))
-        events.append(_event("output_item.done", output_index=index, item=item))
-    events.append(_event("incomplete" if is_cut else "completed", response=whole))
-    return whole, [
-        f"event: {event['type']}\n".encode()
-        + b"data: "
-        + orjson.dumps(event | {"sequence_number": n})
-        for n, event in enumerate(events)
-    ]
+            yield _event(f"{name}.delta", **at, delta=arguments)
+            yield _event(f"{name}.done", **at, arguments=arguments, name=item["name"])
+        yield _event("output_item.done", output_index=index, item=item)
+    yield _event(whole["status"], response=whole)
 
 
 def _event(kind: str, **members: Any) -> Members:
     return {"type": f"response.{kind}", **members}
 
 
-def _begun(item: Members) -> Members:
+def _unfilled(item: Members) -> Members:
     """An item of a stream before anything is in it."""
     empty: Members = {"content": []} if item["type"] == "message" else {"arguments": ""}
     return item | empty | {"status": "in_progress"}

@@ -22,7 +22,7 @@ from reason_llm.model import Model, PlacedRow, decode
 from reason_llm.model.plan import READ_TOKENS
 from reason_llm.rollout import Completion, FinishReason, Group, Prompt, shortest_decimals
 from reason_llm.sample.kv_cache import ReservedCache, filling
-from reason_llm.sample.protocol import Ended, Progress, SamplingParams, unheard
+from reason_llm.sample.protocol import Ended, Progress, SamplingParams, ignore_ended
 
 
 class TransformersSampler:
@@ -38,7 +38,7 @@ class TransformersSampler:
         params: SamplingParams,
         seed: int,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[Group]:
         """See ``Sampler.sample``."""
         size = params.num_completions

@@ -21,7 +21,7 @@ from reason_llm.rollout import (
     Prompt,
     shortest_decimals,
 )
-from reason_llm.sample.protocol import Ended, Progress, SamplingParams, unheard
+from reason_llm.sample.protocol import Ended, Progress, SamplingParams, ignore_ended
 
 
 class VllmSampler:
@@ -39,18 +39,18 @@ class VllmSampler:
         params: SamplingParams,
         seed: int,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[Group]:
         """See ``Sampler.sample``. On a GPU the same seed need not give the same tokens."""
-        (groups,) = self.sample_together([(prompts, seed)], params, progress, ended)
+        (groups,) = self.sample_in_one_batch([(prompts, seed)], params, progress, ended)
         return groups
 
-    def sample_together(
+    def sample_in_one_batch(
         self,
         waves: Sequence[tuple[Sequence[Prompt], int]],
         params: SamplingParams,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[list[Group]]:
         """Several prompts with a seed, all in one batch: the groups of each, as of ``sample``. The
         places that ``ended`` gets are those among all prompts."""

@@ -80,7 +80,7 @@ def ending_out_of_memory(doing: str) -> Iterator[None]:
         ) from None
 
 
-MOST_PADDING = 0.05
+MAX_PADDING = 0.05
 """Largest part of padding among all tokens that go through the model."""
 
 
@@ -90,7 +90,7 @@ def units(values: Sequence[T], size: int) -> list[Sequence[T]]:
 
 
 def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) -> list[list[int]]:
-    """Indices grouped so that rows * longest row <= budget and at most ``MOST_PADDING`` of all is
+    """Indices grouped so that rows * longest row <= budget and at most ``MAX_PADDING`` of all is
     padding, longest first; ``size`` rows are never split, and may be more than the budget alone."""
     longest_of = [max(unit) for unit in units(lengths, size)]
     batches: list[list[int]] = []
@@ -101,7 +101,7 @@ def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) ->
         longest = longest_of[batches[-1][0] // size] if batches else 0
         fits = batches and (len(batches[-1]) + size) * longest <= budget_tokens
         real += sum(lengths[row] for row in rows)
-        if fits and padded + size * longest - real <= MOST_PADDING * (padded + size * longest):
+        if fits and padded + size * longest - real <= MAX_PADDING * (padded + size * longest):
             batches[-1] += rows
             padded += size * longest
         else:

@@ -209,11 +209,11 @@ class PolicyGradient(Objective):
     def loss(self, batch: Batch, counts: Counts) -> Loss:
         """The surrogate with its importance weights, the KL, the entropy bonus."""
         row, mask_BT, logprobs_BT = self.row, batch.mask_BT, batch.logprobs_BT
-        kept_BT = self._kept(batch)
-        masked_out = (mask_BT.any(1) & ~kept_BT.any(1)).sum()
+        trained_BT = self._trained_mask(batch)
+        masked_out = (mask_BT.any(1) & ~trained_BT.any(1)).sum()
         if row.top_entropy_fraction < 1:
             # Those from before the step: as the policy moves, the part stays the same.
-            kept_BT = kept_BT & (batch.columns["entropies"] >= counts.min_entropy)
+            trained_BT = trained_BT & (batch.columns["entropies"] >= counts.min_entropy)
         weights_BT = None
         if row.correction not in ("auto", "none"):
             weights_BT = losses.importance_weights(
@@ -233,7 +233,7 @@ class PolicyGradient(Objective):
             weight_is_shared=row.correction.startswith("sequence"),
         )
         loss_BT, clipped_BT = SURROGATES[row.surrogate].loss(row, terms)
-        loss_BT = loss_BT * kept_BT
+        loss_BT = loss_BT * trained_BT
         measured = {"clip_fraction": clipped_BT, "entropy": batch.entropies_BT}
         if row.kl != "none":
             measured["kl"] = losses.kl_penalty(logprobs_BT, batch.columns["ref_logprobs"], row.kl)
@@ -243,7 +243,7 @@ class PolicyGradient(Objective):
             measured["importance_weight"] = weights_BT
         total = losses.masked_sum(loss_BT, mask_BT, row.aggregation)
         if row.entropy_coefficient > 0:  # a mean over the trained tokens, whatever the sums
-            bonus = (batch.entropies_BT * kept_BT).sum() / counts.tokens
+            bonus = (batch.entropies_BT * trained_BT).sum() / counts.tokens
             total = total - row.entropy_coefficient * bonus * counts.denominator
         return Loss(total, measured, masked_out)
 
@@ -260,18 +260,18 @@ class PolicyGradient(Objective):
             described["train/teacher_kl"] = float(ratios.mean())
         return described
 
-    def _kept(self, batch: Batch) -> Tensor:
+    def _trained_mask(self, batch: Batch) -> Tensor:
         """Mask of the tokens near enough to the policy; the denominator counts the others, too."""
-        row, kept_BT = self.row, batch.mask_BT
+        row, trained_BT = self.row, batch.mask_BT
         if row.off_policy_threshold:
-            kept_BT = kept_BT & losses.is_near_policy(
+            trained_BT = trained_BT & losses.is_near_policy(
                 batch.logprobs_BT,
                 batch.columns["sampler_logprobs"],
                 batch.columns["advantages"],
                 batch.mask_BT,
                 row.off_policy_threshold,
             )
-        return kept_BT
+        return trained_BT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,12 +55,12 @@ def with_advantages(
         )
     values = iter(values_KN.view(-1, len(completions)).T.tolist())
 
-    def taught(completion: Completion) -> Completion:
+    def with_own(completion: Completion) -> Completion:
         own = next(values)
         turns = tuple(own[: len(completion.turn_rewards)]) if turn_weight else ()
         return replace(completion, advantage=own[0], turn_advantages=turns)
 
-    return [replace(group, completions=tuple(map(taught, group.completions))) for group in groups]
+    return [replace(group, completions=tuple(map(with_own, group.completions))) for group in groups]
 
 
 def with_learner_logprobs(

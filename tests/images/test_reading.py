@@ -148,7 +148,7 @@ def test_damaged_and_huge_images_are_refused(folder: Path, cell: Any, problem: s
 
 
 def test_bytes_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_BYTES", 100)
     with pytest.raises(DataError, match=r"three\.png"):
         load(folder, {"image": str(folder / "three.png")})
     with pytest.raises(DataError, match="at most 100"):

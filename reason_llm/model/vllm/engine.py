@@ -24,9 +24,9 @@ from reason_llm.model.vllm.delta_rule import keep_delta_rule
 
 log = logging.getLogger(__name__)
 
-MOST_EMPTY_STEPS = 64
+MAX_EMPTY_STEPS = 64
 """Engine steps that must suffice to clear what finished requests leave behind."""
-LEAST_RELEASED_FRACTION = 0.9
+MIN_RELEASED_FRACTION = 0.9
 """The part of the KV cache's memory that a release must give back."""
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
 """Batch sizes whose decoding is captured as a CUDA graph, besides the largest: vLLM 0.32 captures
@@ -115,7 +115,7 @@ class Engine:
         if not self.standby:
             self.llm.release_kv_cache_memory()
         self.released_bytes = count() - before
-        if self.released_bytes < LEAST_RELEASED_FRACTION * self.kv_cache_bytes:
+        if self.released_bytes < MIN_RELEASED_FRACTION * self.kv_cache_bytes:
             raise ModelError(
                 f"vLLM gave back {self.released_bytes:,} of the KV cache's "
                 f"{self.kv_cache_bytes:,} bytes; set sample.engine to transformers and report this"
@@ -164,11 +164,11 @@ class Engine:
         """Step until nothing is scheduled, before which vLLM 0.32 refuses to release ("requires a
         completed pause first"): the last finished requests are cleared by a step more."""
         core = self.llm.llm_engine.engine_core.engine_core
-        for _ in range(MOST_EMPTY_STEPS):
+        for _ in range(MAX_EMPTY_STEPS):
             if not core.scheduler.has_requests() and not core.batch_queue:
                 return
             self.llm.llm_engine.step()
-        raise ModelError(f"vLLM still holds requests after {MOST_EMPTY_STEPS} empty steps")
+        raise ModelError(f"vLLM still holds requests after {MAX_EMPTY_STEPS} empty steps")
 
 
 def start(
@@ -272,7 +272,7 @@ def _start_error(
 ) -> ModelError | OutOfMemory:
     """The error to raise when vLLM does not start; ``free``: bytes of the GPU before, if any."""
     if free is not None and is_out_of_memory(error):
-        needed = sizes.kv_cache_bytes + sizes.beside_kv_bytes
+        needed = sizes.kv_cache_bytes + sizes.other_bytes
         return OutOfMemory(
             f"out of memory as vLLM starts ({one_line(error)[:200]}): by its plan sampling "
             f"takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the GPU was free; "

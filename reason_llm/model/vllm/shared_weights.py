@@ -232,7 +232,7 @@ def verify(model: nn.Module, path: str) -> int:
     compared = 0
     with on_default_stream():
         for opened, key, name in _stored(model, path):
-            if (held := _found(parameters, name)) is not None:
+            if (held := _find_parameter(parameters, name)) is not None:
                 own, parameter = held
                 if not _is_stored(model, own, parameter, opened, key):
                     raise ModelError(f"{key} differs from {path}: it cannot be shared")
@@ -256,7 +256,7 @@ def _stored(model: nn.Module, path: str) -> Iterator[tuple[Any, str, str]]:
                 yield opened, key, named(key)
 
 
-def _found(parameters: dict[str, nn.Parameter], stored: str) -> tuple[str, Tensor] | None:
+def _find_parameter(parameters: dict[str, nn.Parameter], stored: str) -> tuple[str, Tensor] | None:
     """Transformers' name of a tensor in a checkpoint, and the part of that parameter which it is:
     one expert's of (E, rows, columns), of which the gate's rows come first. None if there is
     none."""

@@ -48,7 +48,7 @@ class RolloutBuffer:
     """Whether the file holds another run's rollouts that are also in that run's archive."""
     _document: Document | None = None
     """This run's rollouts in the file."""
-    _beside: Document | None = None
+    _second: Document | None = None
     """The current step's rollouts from elsewhere, if the file holds a later step."""
 
     def __enter__(self) -> Self:
@@ -85,11 +85,11 @@ class RolloutBuffer:
             checkpoint: path of the run's newest checkpoint.
         """
         document = self.find(step)
-        if document is None or document is self._document or document is self._beside:
+        if document is None or document is self._document or document is self._second:
             return document
-        document = self._as_moved(document, checkpoint)
+        document = self._as_own(document, checkpoint)
         if document.complete and self._document is not None and self._document.step > step:
-            self._beside = document
+            self._second = document
         else:
             self._write(document)
         return document
@@ -134,10 +134,10 @@ class RolloutBuffer:
             self._write(replace(self._document, trained=True))
 
     def _held(self, step: int) -> Document | None:
-        held = (self._beside, self._document)
+        held = (self._second, self._document)
         return next((document for document in held if document and document.step == step), None)
 
-    def _as_moved(self, document: Document, checkpoint: str | None) -> Document:
+    def _as_own(self, document: Document, checkpoint: str | None) -> Document:
         """Rollouts that were found elsewhere, as the file holds them."""
         return replace(document, run=self.run, trained=False, checkpoint=checkpoint)
 

@@ -42,7 +42,7 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
     """
     path = run_folder / "environment.json"
     now: dict[str, Any] = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    now |= {"reason_llm": _ourselves(), "packages": _packages(), "machine": _machine()}
+    now |= {"reason_llm": _own_version(), "packages": _packages(), "machine": _machine()}
     now["data"] = _counts(data)
     now["plan"] = [
         {"name": line.name, "sampling": line.sampling, "learning": line.learning}
@@ -64,7 +64,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 @cache
-def _ourselves() -> dict[str, Any]:
+def _own_version() -> dict[str, Any]:
     root = Path(reason_llm.__file__).parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     changes = _git(root, "status", "--porcelain", "--untracked-files=no") if commit else None

@@ -146,7 +146,7 @@ class KeptAdapters:
         """
         with replacing_folder(self._folder_of("best")) as folder:
             if self.model.is_full:
-                weights.copy_beside(str(checkpoint), folder)
+                weights.copy_tokenizer_files(str(checkpoint), folder)
             config = "config.json" if self.model.is_full else adapters.CONFIG
             shutil.copyfile(regular(checkpoint / config), folder / config)
             for name in names:

@@ -87,18 +87,18 @@ class MetricsLog:
         record = {"step": step, **values, "time/total_seconds": now - self._since}
         self._since = now
         line = sealed(orjson.dumps(record) + b"\n")
-        with self._told_if_it_fails(), open_to_append(self.path) as file:
+        with self._reporting_failure(), open_to_append(self.path) as file:
             file.write(line)
         self._digest.update(line)
         return record
 
     def sync(self) -> None:
         """Make the records survive a power cut; raises WriteError."""
-        with self._told_if_it_fails():
+        with self._reporting_failure():
             sync(self.path)
 
     @contextmanager
-    def _told_if_it_fails(self) -> Iterator[None]:
+    def _reporting_failure(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
