@@ -46,7 +46,7 @@ class BusyError(ReasonError, BlockingIOError):
 
 
 class WriteError(ReasonError, OSError):
-    """Something cannot be written where the config says."""
+    """A path of the config cannot be written."""
 
 
 class RewardError(ReasonError, RuntimeError):
@@ -113,13 +113,13 @@ _SHORTEST_SECRET = 8
 
 
 def shown(error: Exception | str) -> str:
-    """Text of an error as it is printed: one line, printable, bounded, without secrets."""
+    """Text of an error for printing: one line, printable, bounded, without secrets."""
     text = without_secrets(printable(str(error)))
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with control characters spelled out, but for those to ``keep``."""
+    """The text with control characters spelled out, except those to ``keep``."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 

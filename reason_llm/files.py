@@ -151,9 +151,9 @@ def open_to_append(path: Path) -> BufferedWriter:
 def replacing_folder(
     target: Path, *, is_noted: bool = True, known: Mapping[str, str] = {}
 ) -> Iterator[Path]:
-    """A temporary folder to fill, which then takes its place: whole or not at all. ``digests.json``
-    is added if it ``is_noted``; ``known`` digests of files, by name, need not be computed. After a
-    WriteError ``target`` is as it was."""
+    """A temporary folder to fill, which then replaces ``target``: whole or not at all.
+    ``digests.json`` is added if it ``is_noted``; ``known`` digests of files, by name, are not
+    computed again. After a WriteError ``target`` is unchanged."""
     if target.is_symlink():
         raise WriteError(
             f"{target} is a link to {target.readlink()}, which a folder cannot replace; remove the "
@@ -407,7 +407,7 @@ def check_nesting(value: T) -> T:
 
 
 class Panic(RuntimeError):
-    """A library that is written in Rust gave up."""
+    """A Rust library panicked."""
 
 
 @contextmanager
@@ -425,8 +425,8 @@ def without_panics() -> Iterator[None]:
 
 
 def similar(name: str, known: Iterable[str] = ()) -> str:
-    """Return `` (did you mean model/tiny?)`` with the name of ``known``, or of the files next to a
-    path, whose last part is spelt most like that of ``name``; empty without one."""
+    """Return `` (did you mean model/tiny?)`` with the most similar name of ``known``, or of the
+    files next to a path; empty if there is none."""
     neighbors: Iterable[Path] = (
         islice(Path(name).parent.glob("*"), MAX_NEIGHBORS) if not Path(name).exists() else ()
     )

@@ -61,7 +61,7 @@ _ROLES = {"assistant", "bot", "model", "user", "human", "system"}
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Data that some tokens of a prompt stand for, such as an image, which no record holds."""
+    """Data behind some tokens of a prompt, such as an image; no record holds it."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     kind: Text
@@ -114,8 +114,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens ``start .. end`` of a completion that the model did not write: what an environment
-    answered, with the chat template's tokens around it."""
+    """Tokens ``start .. end`` of a completion that the model did not write: an environment's reply,
+    with the chat template's tokens around it."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     start: Count
@@ -131,8 +131,8 @@ def _is_sampled(tokens: int, spans: Sequence[Span]) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One more conversation of a rollout, of an agent that shortens, forks or writes anew what was
-    said. What is in its prompt is learned elsewhere or was not sampled."""
+    """One more conversation of a rollout, from an agent that shortens, forks or rewrites its
+    messages. Tokens of its prompt are trained elsewhere or were not sampled."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     prompt_ids: TokenIds

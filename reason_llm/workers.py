@@ -72,7 +72,7 @@ def within(seconds: float | None, what: str, call: Callable[[], T]) -> T:
 
 
 class Died(RuntimeError):
-    """The process of a worker ended, or gave no answer in time and was ended.
+    """A worker's process ended, or gave no answer in time and was ended.
 
     Args:
         code: exit code; the negative number of the signal that ended it.
@@ -237,9 +237,8 @@ os.register_at_fork(after_in_child=_shared.clear)
 
 
 def shared(make: Callable[..., T], *arguments: Hashable) -> T:
-    """Return this process's own ``make(*arguments)``, made when first asked for and, by its method
-    ``close``, closed at exit.
-    A fork has another one: it would read its parent's answers."""
+    """Return this process's own ``make(*arguments)``, created at the first call and closed by its
+    method ``close`` at exit. A fork gets another one, since it would read its parent's answers."""
     key = (make, *arguments)
     with _making:
         if key not in _shared:

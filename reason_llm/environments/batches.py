@@ -6,9 +6,12 @@ next batch begins when all live rollouts ask. Equal batches have equal bits, who
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from reason_llm.errors import DataError
+from reason_llm.model import decode
 from reason_llm.rollout import Completion, Prompt
 from reason_llm.sample import Ended, Progress, Sampler, SamplingParams, VllmBatch, VllmSampler
 
@@ -29,10 +32,21 @@ def turn_seed(seed: int, rollout: int, turn: int | str) -> int:
     return random.Random(f"{seed}/{rollout}/turn/{turn}").getrandbits(62)
 
 
-def common_prefix(ids: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The tokens with which all of these begin."""
+def common_prompt(
+    prompt: Prompt, ids: Sequence[tuple[int, ...]], tokenizer: Any, fix: str
+) -> Prompt:
+    """The prompt with the tokens with which all of these begin; DataError if there are none."""
     same = takewhile(lambda column: len(set(column)) == 1, zip(*ids, strict=False))
-    return tuple(column[0] for column in same)
+    common = tuple(column[0] for column in same)
+    if not common:
+        raise DataError(
+            f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be compared "
+            f"with each other; {fix}"
+        )
+    if common == prompt.token_ids:
+        return prompt
+    (text,) = decode(tokenizer, [list(common)])
+    return replace(prompt, token_ids=common, text=text)
 
 
 class Barrier:

@@ -66,7 +66,7 @@ class DataSide:
         return {n: reset_columns(where) for n, where in environments_by_name(self.named).items()}
 
     def columns_of(self, row: Mapping[str, Any]) -> set[str]:
-        """Columns that ``reset`` or the agent is given, and the one that names the environment."""
+        """Columns that ``reset`` or the agent receives, and the one that names the environment."""
         name = row.get(ENVIRONMENT) if isinstance(self.named, Mapping) else ""
         columns = self._accepted.get(str(name), ())
         return {*(row if columns is None else columns), ENVIRONMENT}

@@ -63,7 +63,7 @@ class Played:
         )
 
     def close(self) -> None:
-        """Close the environments."""
+        """Release everything held between waves; another wave creates it again."""
         self.game.close()
 
 

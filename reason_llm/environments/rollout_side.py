@@ -40,7 +40,7 @@ class RewardOptions(Section):
 
 
 def reward(options: RewardOptions, completion: Completion) -> float:
-    """The reward that an environment gave, or a number of its notes; NaN where it gave none."""
+    """The environment's reward, or a number of its notes; NaN if there is none."""
     environment = completion.environment
     if options.note is None:
         return float(environment.get("reward", math.nan))
@@ -66,7 +66,7 @@ def problem(completion: Completion) -> str | None:
 
 
 def metrics(completions: Sequence[Completion]) -> dict[str, float]:
-    """Statistics of rollouts in an environment; empty without one."""
+    """Statistics of rollouts in an environment; empty if there are none."""
     played = [completion for completion in completions if completion.environment]
     if not played:
         return {}

@@ -27,12 +27,12 @@ from typing import Any, SupportsFloat
 
 from reason_llm.config import Config
 from reason_llm.data import Renderer, load_function
-from reason_llm.environments.batches import Wave, batch_of, common_prefix, turn_seed
+from reason_llm.environments.batches import Wave, batch_of, common_prompt, turn_seed
 from reason_llm.environments.data_side import REPLY, own_session
 from reason_llm.environments.mcp_tools import mcp_tools
 from reason_llm.environments.tasksets import tasksets
 from reason_llm.environments.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
-from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.errors import ConfigError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Span
 from reason_llm.workers import abandon
@@ -126,21 +126,11 @@ class Sessions:
 
     def _group(self, group: list[Session]) -> Group:
         """The completions after what their prompts have in common."""
-        prompts = [session.learned.prompt for session in group]
-        common = common_prefix(prompts)
-        prompt = group[0].prompt
-        if not common:
-            raise DataError(
-                f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be "
-                "compared with each other; let what is asked first depend on the row alone"
-            )
-        (text,) = decode(self.renderer.tokenizer, [list(common)])
-        if common == prompt.token_ids:
-            text = prompt.text
-        return Group(
-            replace(prompt, token_ids=common, text=text),
-            tuple(self._completion(session, len(common)) for session in group),
-        )
+        ids = [session.learned.prompt for session in group]
+        fix = "let what is asked first depend on the row alone"
+        prompt = common_prompt(group[0].prompt, ids, self.renderer.tokenizer, fix)
+        common = len(prompt.token_ids)
+        return Group(prompt, tuple(self._completion(session, common) for session in group))
 
     def _completion(self, session: Session, common: int) -> Completion:
         branch = session.learned
@@ -160,8 +150,8 @@ class Sessions:
             environment=session.notes,
             last_turn=branch.text,
             others=tuple(
-                Conversation(b.prompt, tuple(b.ids), said, tuple(b.logprobs), tuple(b.spans))
-                for b, said in zip(others, texts, strict=True)
+                Conversation(b.prompt, tuple(b.ids), other_text, tuple(b.logprobs), tuple(b.spans))
+                for b, other_text in zip(others, texts, strict=True)
             ),
         )
 
@@ -262,7 +252,7 @@ async def _play_all(own: Sessions, server: TokenServer) -> None:
 
 
 def _end(session: Session, reward: Any) -> None:
-    """Keep what a program gave."""
+    """Store a program's result."""
     if reward is None or session.finish == "error":
         return
     if isinstance(reward, SupportsFloat) and math.isfinite(number := float(reward)):

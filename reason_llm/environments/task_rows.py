@@ -77,7 +77,7 @@ def rows_of_tasks(source: str) -> Iterator[dict[str, Any]]:
 
 
 def _seeds(source: str) -> Iterator[dict[str, Any]]:
-    """A row with a seed for each of so many prompts, of which the first are left out."""
+    """Rows with one seed each: ``size`` of them, after the first ``skip``."""
     try:
         options = {"size": NUM_SEEDS, "skip": 0} | options_of(source.partition("?")[2])
         size, skip = (options.pop(name) for name in ("size", "skip"))

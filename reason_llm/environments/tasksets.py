@@ -324,6 +324,7 @@ def _harness() -> ModuleType:
                 messages.append({"role": "user", "content": prompt})
             else:
                 messages += [message_to_wire(message) for message in prompt or []]
+            # verifiers' own harness would start a process for this; here it is a task of the loop.
             servers = {name: {"url": url} for name, url in mcp_urls.items()}
             async with AsyncExitStack() as stack:
                 http = await stack.enter_async_context(client())

@@ -166,7 +166,7 @@ class Session:
         self.notes.pop("reward", None)
 
     def take(self, ask: Ask, completion: Completion, rest: Sequence[int] = ()) -> None:
-        """Add an answer of the model, and ids of what it says after the last whole token."""
+        """Add an answer of the model, and the ids of its text after the last whole token."""
         branch, added = ask.branch, ask.added
         if len(branch.ids) > ask.known:  # another request went on from there
             branch, added = Branch(ask.ids, tools=branch.tools), ()
@@ -281,9 +281,9 @@ class TokenServer:
     def waiting(
         self, under_way: Collection[tuple[Session, Ask]] = (), *, joins: bool = False
     ) -> list[tuple[Session, Ask]]:
-        """Open requests, in an order that does not depend on which came first; blocks until every
-        live rollout waits, and gives none when all have ended. While others are under way, at once
-        those that are not; with ``joins`` as soon as there is one."""
+        """Open requests, in an order that does not depend on arrival. Blocks until every live
+        rollout waits; empty if all have ended. While requests are under way, returns the others at
+        once; with ``joins``, as soon as there is one."""
         seconds = self.section.environment_seconds
         waited, until = set[Session](), 0.0
         with self._changed:
@@ -313,7 +313,7 @@ class TokenServer:
     def _within_turns(
         self, live: Sequence[Session], under_way: Collection[tuple[Session, Ask]]
     ) -> list[tuple[Session, Ask]]:
-        """The open requests but for those under way; those beyond ``sample.turns`` are refused."""
+        """The open requests that are not under way; refuse those beyond ``sample.turns``."""
         begun = Counter(session for session, _ in under_way)
         accepted: list[tuple[Session, Ask]] = []
         for session in live:

@@ -41,7 +41,7 @@ import orjson
 
 from reason_llm.config import Config
 from reason_llm.data import Call, Messages, Renderer
-from reason_llm.environments.batches import Wave, batch_of, common_prefix, turn_seed
+from reason_llm.environments.batches import Wave, batch_of, common_prompt, turn_seed
 from reason_llm.environments.data_side import (
     ENVIRONMENT,
     REPLY,
@@ -158,7 +158,7 @@ class Environments:
             log.warning("sample.environment: %.300s", error)
 
     def _open_prompts(self, group: "list[_Rollout]", new_tokens: int) -> None:
-        """Put what ``reset`` said at the end of each rollout's prompt."""
+        """Append the result of ``reset`` to each rollout's prompt."""
         begun = [rollout for rollout in group if rollout.finish is None]
         prompts: dict[str, Prompt] = {}
         for rollout in begun:
@@ -226,7 +226,7 @@ class Environments:
         return [played[place] for place in range(len(groups))]
 
     def _reply(self, answered: "list[tuple[_Rollout, Messages]]", most: int) -> None:
-        """Have what the environments answered read in the next turns, where there are such."""
+        """Append the environments' answers to the rollouts that continue."""
         going = [(rollout, messages) for rollout, messages in answered if not rollout.finish]
         for rollout, _ in going:
             if rollout.notes["turns"] == self.section.turns:
@@ -244,8 +244,8 @@ class Environments:
                 rollout.reply(ids, most)
 
     def call(self, what: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-        """Result of the user's code, as ``read`` takes it; a ValueError in one line if it raised,
-        took too long or gave the wrong thing."""
+        """Result of the user's code, converted by ``read``. Raises ValueError: one line if the code
+        raised, took too long or returned a wrong value."""
 
         def guarded() -> Any:
             try:
@@ -293,7 +293,7 @@ class _Rollout:
         self.notes = {"turns": 0} | ({"calls": 0} if self.kind.tools else {})
 
     def begin(self) -> None:
-        """Reset the environment, which is made where the pool had none."""
+        """Reset the environment; create it if the pool had none."""
         row = deepcopy(self.prompt.extra[ROW]["columns"])
         hidden = ENVIRONMENT if self.kind.name else None
 
@@ -308,7 +308,7 @@ class _Rollout:
             self.fail("reset gave no prompt, and the row has none")
 
     def opened(self, new_tokens: int) -> Prompt:
-        """The prompt with what ``reset`` said."""
+        """The prompt with the result of ``reset``."""
         prompt = self.prompt
         if not self.text and not self.opening:
             return prompt
@@ -459,17 +459,15 @@ class _Rollout:
 
 
 def _group(group: list[_Rollout]) -> Group:
-    """The completions of a prompt, each after its own where ``reset`` said different things."""
-    prompt, common = group[0].prompt, common_prefix([rollout.prompt.token_ids for rollout in group])
-    if not common:
-        raise DataError(
-            f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be compared "
-            "with each other; let what reset says begin alike"
-        )
-    if common != prompt.token_ids:
-        (text,) = decode(group[0].kind.renderer.tokenizer, [list(common)])
-        prompt = replace(prompt, token_ids=common, text=text)
-    return Group(prompt, tuple(rollout.completion(len(common)) for rollout in group))
+    """The completions of a prompt, each after its own beginning if ``reset`` returned different
+    texts."""
+    ids, tokenizer = (
+        [rollout.prompt.token_ids for rollout in group],
+        group[0].kind.renderer.tokenizer,
+    )
+    prompt = common_prompt(group[0].prompt, ids, tokenizer, "let what reset says begin alike")
+    common = len(prompt.token_ids)
+    return Group(prompt, tuple(rollout.completion(common) for rollout in group))
 
 
 def _accepted_columns(
@@ -482,7 +480,7 @@ def _accepted_columns(
 
 
 class _WrongError(ValueError):
-    """Value that the user's code gave, and the values that are allowed."""
+    """A value that the user's code returned, and the values that are allowed."""
 
 
 def _text(value: Any) -> str:

@@ -58,7 +58,7 @@ class Turns(DefaultRenderer):
     def bridge_to_next_turn(
         self, prompt: list[int], answer: list[int], reply: Messages, *, tools: Any = None
     ) -> RenderedTokens | None:
-        """The ids of the conversation with the reply; None: it is rendered anew."""
+        """Ids of the conversation with the reply; None if it has to be rendered again."""
         renderer, ids = replace(self.own, tools=tuple(tools or ())), [*prompt, *answer]
         try:
             with _ONE_AT_A_TIME:

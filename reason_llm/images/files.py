@@ -219,8 +219,8 @@ def _in_parts(example: Problem, messages: Messages) -> Row:
 
 
 def _marked(value: Any, cells: list[Any]) -> Any:
-    """The messages in a cell with ``MARK`` for each part that is an image, whose value, or
-    None without one, is added to ``cells``."""
+    """The messages in a cell, with ``MARK`` for each part that is an image; append the image's
+    value, or None, to ``cells``."""
     if isinstance(value, list):
         return [_marked(item, cells) for item in value]
     if not isinstance(value, dict) or not isinstance(value.get("content"), list):

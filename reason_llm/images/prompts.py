@@ -151,7 +151,7 @@ class Images:
     def _expanded(
         self, where: str, ids: Sequence[int], end: int, pictures: Sequence[Picture]
     ) -> tuple[tuple[int, ...], tuple[Attachment, ...]]:
-        """The ids with all places of the images whose single token stands before ``end``."""
+        """The ids with all tokens of the images whose single token is before ``end``."""
         count = ids[:end].count(self.token_id)
         if count != len(pictures):
             raise DataError(

@@ -63,9 +63,9 @@ class Tower:
         return sum(max(image.grid) // self.merge - image.length for image in images)
 
     def request(self, prompt: Prompt) -> Any:
-        """vLLM's input: ids that it takes as they are, with the pixels, digests and places of the
-        prompt's images. So vLLM neither prepares an image nor expands a token once more, takes
-        image tokens at other places for text, and tells prompts with equal ids apart."""
+        """vLLM's input: the ids unchanged, with the pixels, digests and places of the prompt's
+        images. vLLM then prepares no image, expands no token again, treats image tokens elsewhere
+        as text, and distinguishes prompts with equal ids."""
         from vllm.inputs import mm_input
         from vllm.multimodal.inputs import (
             MultiModalFieldConfig,
@@ -98,7 +98,7 @@ class Sight:
     width: int
 
     def inputs(self, ids_BT: Tensor, start: int) -> dict[str, Any]:
-        """Arguments of the decoder for the columns from ``start`` on, in the place of ids."""
+        """Arguments of the decoder that replace ids, for the columns from ``start`` on."""
         tower, device = self.tower, ids_BT.device
         end = start + ids_BT.shape[1]
         positions = torch.arange(self.width).repeat(3, ids_BT.shape[0], 1)

@@ -216,8 +216,8 @@ def reference(policy: PeftModel) -> Iterator[None]:
 
 
 def factors(layer: Any, inputs_ND: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Factors (N, R) and (outputs, R), scaled, of what the adapter adds to a layer's outputs; None
-    without an adapter or while it is off."""
+    """Scaled factors (N, R) and (outputs, R) of the adapter's addition to a layer's outputs; None
+    if there is no adapter or it is off."""
     if not isinstance(layer, LoraLayer) or layer.disable_adapters:
         return None
     (name,) = layer.active_adapters
@@ -307,9 +307,8 @@ def check_fits(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -
 
 
 def check_layers(folder: Path, layers: Collection[str], base: str) -> None:
-    """Check that the layers of an adapter are among those of the base. vLLM 0.32 does not: under
-    the names of another class of the same model it serves the base alone and says nothing. Raises
-    ModelError: one is not."""
+    """Check that the base has all layers of an adapter. vLLM 0.32 silently serves the base alone if
+    the names are those of another class of the model. Raises ModelError: one is missing."""
     with _reading(folder / WEIGHTS):
         stored = header_shapes(folder / WEIGHTS)
     for match in filter(None, map(ADAPTED.fullmatch, stored)):
@@ -419,8 +418,8 @@ def _has_plain_targets(config: LoraConfig) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """Name of the base model in an adapter's config. Raises ModelError: as ``read_config``, or it
-    does not say."""
+    """Name of the base model in an adapter's config. Raises ModelError: as ``read_config``, or the
+    name is missing."""
     path = read_config(folder).base_model_name_or_path
     if not path:
         raise ModelError(

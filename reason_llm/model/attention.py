@@ -134,7 +134,7 @@ class Segments:
         starts: list[int | None] = [None] * len(query_lengths)
         key_starts = accumulate(key_lengths, initial=0)
         rows = zip(query_lengths, key_lengths, key_starts, strict=False)
-        for i, (own, keys, at) in enumerate(rows):
+        for i, (own, keys, at) in enumerate(rows):  # more keys than queries continue a prompt
             if index_M is not None and own < keys:
                 starts[i] = int(index_M[at])
         return cls(

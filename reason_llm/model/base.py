@@ -68,14 +68,14 @@ class Embedded(Protocol):
     """Interface of a batch's inputs where its rows have attachments."""
 
     def inputs(self, ids_BT: Tensor, start: int) -> dict[str, Any]:
-        """Arguments of the decoder in the place of ids and positions, from a column on."""
+        """Arguments of the decoder that replace ids and positions, from a column on."""
 
 
 class Embedder(Protocol):
     """Interface of the part of a model that embeds attachments."""
 
     def embed(self, rows: Sequence[PlacedRow], width: int) -> Embedded:
-        """Inputs of a batch of so many columns."""
+        """Inputs of a batch with ``width`` columns."""
 
     def shift(self, attachments: Sequence[Attachment]) -> int:
         """Position of a token after these attachments, less its place in the row."""
@@ -216,8 +216,8 @@ class Model:
         self._give_back(error)
 
     def _give_back(self, error: BaseException | None) -> None:
-        """Free what the frames of ``error`` hold, every view of vLLM's storage, then vLLM. What
-        fails here is logged where it would hide that error."""
+        """Free the views of vLLM's storage in the frames of ``error``, then vLLM. A failure here is
+        logged, so that it does not hide that error."""
         if error is not None:
             clear_frames(error)
         if self.sync is not None:
@@ -388,9 +388,9 @@ class Model:
 
     @contextmanager
     def attached(self, rows: Sequence[PlacedRow], width: int) -> Iterator[None]:
-        """Context in which hidden states are those of these rows with their attachments, in a batch
-        of so many columns; without any in the data it changes nothing. Raises ModelError: rows have
-        some, and the part that embeds them is not loaded."""
+        """Context in which the hidden states of these rows, in a batch of ``width`` columns,
+        include their attachments. Raises ModelError: rows have attachments, and the part that
+        embeds them is not loaded."""
         kinds = (attachment.kind for row in rows for attachment in row.attachments)
         if self.embedder is None and (kind := next(kinds, None)) is not None:
             raise ModelError(
@@ -434,8 +434,8 @@ class Model:
             options.fill_uninitialized_memory = fills
 
     def head_adapter(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Factors (N, R) and (V, R) of what an adapter on the head adds to the logits of N
-        positions; None without one or while it is off."""
+        """Factors (N, R) and (V, R) of the head adapter's addition to the logits of N positions;
+        None if there is no adapter or it is off."""
         with self._autocast():
             return adapters.factors(self.head, hidden_ND)
 
@@ -489,8 +489,8 @@ def weights_dtype(config: ModelSection, device: torch.device) -> torch.dtype:
 
 
 def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The config of the model in a folder or a Hub id; of a model that also reads images with one
-    line that says so. Raises ModelError: it cannot be read, or its text part cannot be trained."""
+    """The config of a model's folder or Hub id; log a line if the model also reads images. Raises
+    ModelError: it cannot be read, or its text part cannot be trained."""
     allowed = folder.check(path, "config.json", runs=trust_remote_code)
     with reading(path, "config"):
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
@@ -546,9 +546,9 @@ def context_limit(config: ModelSection) -> int:
 
 
 def meta_model(config: ModelSection) -> Any:
-    """The model with what is trained and without storage; only its config is read. Raises
-    ModelError: no causal language model, a target that it lacks, or weights that are quantised
-    already in another way than asked for."""
+    """The model with its adapter on the meta device; only its config is read. Raises ModelError: it
+    is no causal language model, lacks a target, or its weights are quantised in another way than
+    the config asks for."""
     model = meta_base(config.path, config.trust_remote_code)
     if config.train == "full" and multimodal.is_multimodal(model.config):
         raise ModelError(
@@ -626,9 +626,9 @@ def check_model(config: ModelSection) -> Any:
 
 @torch.no_grad()
 def _check_pass(path: str, policy: Any) -> None:
-    """Refuse a config.json whose numbers contradict each other, by a pass of shapes alone: where
-    Transformers looks at values to make its mask, with a mask of four dimensions, which it takes as
-    it is. What needs values elsewhere is left to ``Model._check_head``."""
+    """Refuse a config.json with contradictory numbers, by a forward pass on the meta device. If
+    Transformers needs values to make its mask, a ready mask of four dimensions is passed.
+    ``Model._check_head`` checks what needs values elsewhere."""
     ids_BT = torch.zeros(1, 4, dtype=torch.long, device="meta")
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device="meta")
     for attention_mask in (None, mask):

@@ -117,6 +117,6 @@ def share_of_base(policy_N: Tensor, base_N: Tensor, reported_N: Tensor) -> tuple
 
 
 def is_base(share: float, error: float) -> bool:
-    """Whether a ``share_of_base`` with this standard error is that of a sampler without the
-    adapter; False where the error is too large to tell."""
+    """Whether a ``share_of_base`` with this standard error shows a sampler without the adapter;
+    False if the error is too large to decide."""
     return error < LARGEST_ERROR and share - 4 * error > 0.5

@@ -60,6 +60,7 @@ class Datum:
         ``is_sampled`` which of them the model wrote (None: all)."""
         prompt = np.asarray(prompt_ids, np.int64)
 
+        # A column has an entry for every token of the row: the prompt's are 0.
         def whole(of_completion: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
             return np.append(np.zeros(len(prompt), dtype), np.asarray(of_completion, dtype))
 
@@ -131,16 +132,16 @@ class Datum:
         return column[torch.from_numpy(self.trained).to(column.device)]
 
     def with_trained(self, name: str, values: Tensor) -> Self:
-        """The row with an additional column, given for its trained tokens in order."""
+        """The row with one more column, from the values of its trained tokens in order."""
         mask = torch.from_numpy(self.trained).to(values.device)
         column = torch.zeros(len(mask), dtype=values.dtype, device=values.device)
         return replace(self, columns={**self.columns, name: column.masked_scatter(mask, values)})
 
 
 def to_data(groups: Sequence[Group]) -> list[Datum]:
-    """The buffer's groups as the learner's rows, in order, with the columns ``sampler_logprobs``,
-    ``advantages`` and, of an environment that rewards turns, ``earned``: before weights, what it
-    gave for the turns before the token's own. Further conversations of the rollouts come last."""
+    """The buffer's groups as rows for the learner, in order, with the columns ``sampler_logprobs``
+    and ``advantages``. If an environment rewards turns, ``earned`` is the unweighted reward of all
+    turns before the token's own. Further conversations of the rollouts come last."""
     numbered = [
         (number, group.prompt, i, completion)
         for number, group in enumerate(groups)
@@ -183,4 +184,5 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
                     o.prompt_ids, o.token_ids, name_of_other, columns=columns, is_sampled=wrote
                 )
             )
+    # The rows of completions come first, so that a rollout's number is that of its row.
     return rows + others

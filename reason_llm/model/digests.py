@@ -30,8 +30,8 @@ def weights_digest(model: str, adapter: Path | None = None) -> str:
 
 
 def folder_digest(folder: Path, *patterns: str) -> str:
-    """Digest of the files of these patterns, and of an adapter's config without what says nothing
-    of its values, such as the order of its layers' names; raises ModelError."""
+    """Digest of the files that match, and of an adapter's config without options that do not affect
+    its values, such as the order of layer names. Raises ModelError."""
     files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
     config = folder / ADAPTER_CONFIG
     read, known = {file.name for file in (*files, config)}, dict[str, str]()

@@ -120,8 +120,8 @@ def check_weights(path: str) -> None:
 
 
 def check_written(folder: Path, is_read: Callable[[str], bool] = lambda name: True) -> None:
-    """Compare the files of a model or an adapter with the SHA-256 that its folder carries, if it
-    does; ``is_read`` as in ``check_digests``. Raises ModelError: one is not what was written."""
+    """Compare the files of a model or an adapter with the folder's own SHA-256, if it has any;
+    ``is_read`` as in ``check_digests``. Raises ModelError: a file was changed."""
     try:
         check_digests(folder, is_read)
     except (OSError, ValueError) as error:
@@ -173,7 +173,9 @@ def stored_shapes(config: ModelSection) -> Iterator[tuple[Path, dict[str, list[i
         try:
             yield file, header_shapes(file)
         except (SafetensorError, OSError) as error:
-            raise _damaged(file, error) from error
+            raise ModelError(
+                f"{file} is damaged ({one_line(error)[:300]}); copy or download it again"
+            ) from error
     if files:
         return
     raise ModelError(
@@ -224,8 +226,9 @@ def check_json(file: Path) -> None:
 
 
 def _check_counts(file: Path, value: dict[str, Any]) -> None:
-    """No more layers, experts or labels than any model has: Transformers makes an object for each,
-    even without storage. And no size below 0: where a shape is made of it, -1 is whatever fits."""
+    """Check that a config has no more layers, experts or labels than any model (Transformers makes
+    an object for each, even without storage), and no negative size, as -1 in a shape fits
+    anything."""
     for name, number in value.items():
         if isinstance(number, dict):
             _check_counts(file, number)
@@ -238,10 +241,6 @@ def _check_counts(file: Path, value: dict[str, Any]) -> None:
             )
         elif SIZE.search(name) and number < 0:
             raise ModelError(f"{file} has {name[:60]}={str(number)[:30]}, which is below 0; fix it")
-
-
-def _damaged(file: Path, error: Exception) -> ModelError:
-    return ModelError(f"{file} is damaged ({one_line(error)[:300]}); copy or download it again")
 
 
 @cache

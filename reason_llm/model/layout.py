@@ -114,8 +114,8 @@ def places_of(mask_BT: Tensor) -> Tensor:
 
 
 def in_rows(data: Sequence[Datum], order: Sequence[int], parts: Sequence[Tensor]) -> list[Tensor]:
-    """Numbers of each row's trained tokens, in host memory; ``parts`` hold those of the rows in
-    ``order``, one after another, and the other rows have none. A card is waited for."""
+    """Values of each row's trained tokens, in host memory; ``parts`` are those of the rows in
+    ``order``, and other rows get none. Waits for the GPU."""
     values = [torch.empty(0)] * len(data)
     if parts:
         split = torch.cat(list(parts)).cpu().split([data[i].num_trained for i in order])

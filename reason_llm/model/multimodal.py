@@ -26,8 +26,8 @@ def is_multimodal(config: "PretrainedConfig") -> bool:
 
 
 def note(path: str, family: str) -> str:
-    """The line that says what is trained of a model that also reads images. Raises ModelError: its
-    text part cannot be trained."""
+    """A line on what is trained of a model that also reads images. Raises ModelError: its text part
+    cannot be trained."""
     if family not in FAMILIES:
         why = LLAMA4 if family == "llama4" else "its text part was not tried"
         raise ModelError(

@@ -46,9 +46,9 @@ def config_for(dtype: torch.dtype, unpacked: Sequence[str] = ()) -> BitsAndBytes
 
 
 def make_tables(device: torch.device) -> None:
-    """Create the table of the second quantisation, which bitsandbytes keeps for the whole process,
-    before vLLM starts: made at its first use, it would lie in vLLM's pool of weights, and vLLM
-    refuses to start again while anything is in there."""
+    """Create bitsandbytes' table of the second quantisation before vLLM starts. bitsandbytes keeps
+    it for the whole process; created at its first use, it would be in vLLM's pool of weights, which
+    vLLM requires to be empty when it starts again."""
     if "dynamic" not in name2qmap:
         name2qmap["dynamic"] = create_dynamic_map().to(device)
 
@@ -97,7 +97,7 @@ def can_pack(module: nn.Module) -> bool:
 
 def check(model: Any, path: str) -> None:
     """Check that a model on the meta device has layers to pack besides its head. Raises ModelError:
-    it has none, so it would stay as it is."""
+    it has none."""
     head = model.get_output_embeddings()
     if adapters.expert_weights(model):
         raise ModelError(

@@ -53,7 +53,8 @@ class Rounds:
 
 @lru_cache(maxsize=2)
 def rounds(segments: Segments, before: int) -> Rounds:
-    """Rounds of these segments, of whose tokens the convolution sees so many ``before`` each."""
+    """Rounds of these segments; the convolution of each token reads the ``before`` tokens ahead of
+    it."""
     lengths = zip(segments.query_lengths, segments.key_lengths, strict=True)
     skipped = [keys - own for own, keys in lengths]
     starts = segments.prompt_starts

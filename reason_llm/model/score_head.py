@@ -35,7 +35,7 @@ def save(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def scale(head: nn.Linear, slope: float, offset: float) -> None:
-    """Have a head with a bias give ``slope * score + offset`` instead of its score."""
+    """Change a head with a bias so that it computes ``slope * score + offset``."""
     with torch.no_grad():
         head.weight.mul_(slope)
         head.bias.mul_(slope).add_(offset)

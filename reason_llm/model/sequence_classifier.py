@@ -28,7 +28,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class ClassifierShape:
-    """Sizes of such a model, from its files."""
+    """Sizes of a sequence classifier, from its files."""
 
     weight_bytes: int
     passing_bytes_per_token: int
@@ -92,8 +92,8 @@ class SequenceClassifier:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Context in which the weights are on the GPU, where there is one. Raises OutOfMemory: they
-        do not fit."""
+        """Context in which the weights are on the GPU, if there is one. Raises OutOfMemory: they do
+        not fit."""
         with offload.on_device(self._model, self.device, f"the reward model {self.path}"):
             yield
 

@@ -18,7 +18,7 @@ MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def most_keys(tokens: int) -> int:
-    """Gathered keys of a micro-batch that may have so many tokens."""
+    """Maximum number of gathered keys in a micro-batch of this many tokens."""
     return max(tokens, min(MAX_KEYS_PER_TOKEN * tokens, MAX_KEYS))
 
 
@@ -60,7 +60,7 @@ class AttachmentSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """Sizes that vLLM is given."""
+    """Sizes with which vLLM starts."""
 
     context_tokens: int
     kv_cache_bytes: int

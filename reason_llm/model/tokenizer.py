@@ -70,8 +70,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def class_of(path: str, runs_code: bool = False) -> Any:
-    """The class that reads a tokenizer: that which ``AutoTokenizer`` takes, by ``CLASSES`` where it
-    is there, else ``AutoTokenizer`` itself."""
+    """The class that reads a tokenizer: the one that ``AutoTokenizer`` chooses, if ``CLASSES``
+    lists it, else ``AutoTokenizer``."""
     described, wanted = (_read(path, name) for name in ("config.json", "tokenizer_config.json"))
     named = str(wanted.get("tokenizer_class")).removesuffix("Fast")
     plain = {_FILE: _FILE, "PreTrainedTokenizer": _FILE}
@@ -92,10 +92,10 @@ def _read(path: str, name: str) -> dict[str, Any]:
 def _as_in_file(
     path: str, tokenizer: PreTrainedTokenizerFast, file: str
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer, or the one in its tokenizer.json, where the class that Transformers chose
-    reads texts otherwise: LlamaTokenizer of Transformers 5 replaces what a byte-level file splits
-    texts by, and loses each blank (DeepSeek-R1's distillates). Raises ValueError where the file
-    cannot be loaded as it is."""
+    """The tokenizer, or a plain one from its tokenizer.json if Transformers' class encodes texts
+    differently: LlamaTokenizer of Transformers 5 replaces a byte-level file's pre-tokenizer and
+    loses every blank (DeepSeek-R1's distillates). Raises ValueError: the file cannot be loaded as
+    it is."""
     if type(tokenizer) is PreTrainedTokenizerFast:  # which has read that file alone
         return tokenizer
     whole = tokenizers.Tokenizer.from_file(file)
@@ -166,8 +166,8 @@ def quiet_libraries() -> None:
 
 
 def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of all tokens that end an answer: the tokenizer's and those of generation_config.json.
-    Raises ModelError: that file is damaged."""
+    """Ids of all tokens that end an answer, from the tokenizer and generation_config.json. Raises
+    ModelError: that file is damaged."""
     theirs = None
     with reading(path, "generation config"), suppress(OSError):  # there is no such file
         theirs = _read(path, "generation_config.json").get("eos_token_id")

@@ -42,7 +42,7 @@ def parameters(base: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def state(base: nn.Module) -> dict[str, Tensor]:
-    """All that the model's file holds, trained or not, where it lies; tied tensors once."""
+    """All tensors of the model's file, trained or not, on their devices; tied tensors once."""
     own = dict(base.named_parameters())
     tied = dict(base.named_parameters(remove_duplicate=False)).keys() - own.keys()
     return {name: t for name, t in base.state_dict().items() if name not in tied}
@@ -50,7 +50,7 @@ def state(base: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class WeightsSnapshot:
-    """The model as it is while this is written: its tensors are not copied."""
+    """The live model, to be written; its tensors are not copied."""
 
     base: Any
     path: str
@@ -76,9 +76,9 @@ def copy_tokenizer_files(path: str, folder: Path) -> None:
 
 @contextmanager
 def reference(base: Any, path: str) -> Iterator[None]:
-    """Context in which the trained parameters hold the values of the checkpoint in ``path``,
-    without gradients; the trained values wait in host memory and come back bit by bit. Raises
-    ModelError: the checkpoint lacks one of them, or is not what was written."""
+    """Context in which the trained parameters have the values of the checkpoint in ``path``,
+    without gradients; the trained values wait in host memory and are restored bit by bit. Raises
+    ModelError: the checkpoint lacks one of them, or was changed."""
     own = parameters(base)
     held = {name: p.detach().to("cpu", copy=True) for name, p in own.items()}
     try:

@@ -64,7 +64,7 @@ def opened(config: Config, subject: Subject, base: Base) -> Sequence[Reference]:
 
 
 class References:
-    """Log-probs of one reference by row, in memory and in a file, if there is one."""
+    """Log-probs of one reference by row, in memory and optionally in a file."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class References:
         ]
 
     def read(self, most_bytes: int) -> None:
-        """Take what the file holds; a damaged one raises a warning and counts as empty."""
+        """Read the file; a damaged one raises a warning and counts as empty."""
         assert self.path is not None
         if not self.path.exists():
             return
@@ -105,8 +105,8 @@ class References:
         progress: Progress,
         stop: StopRequest,
     ) -> None:
-        """Measure the rows of steps from ``missing`` and write them; raises WriteError, and Stopped
-        when what was measured is written. Of a row that was known, the known ones stay."""
+        """Measure the rows of the steps from ``missing`` on and write them; rows that are known
+        keep their values. Raises WriteError, and Stopped after the measured rows are written."""
         written = time.monotonic()
         for data, count in steps:
             logprobs, _ = learner.measure(data, learner.settings.reference)

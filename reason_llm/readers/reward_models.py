@@ -154,6 +154,7 @@ def _checked(
                 "name a reward model over this base"
             )
         if described and described.get("template") != base.template:
+            # Such scores are less accurate, but not meaningless.
             logger.warning(
                 "the reward model %s in %s was trained with another chat template or system prompt "
                 "than this run's; set data.template and data.system_prompt alike",
@@ -168,8 +169,8 @@ def _checked(
 
 
 def paid_by(config: Config, folder: Path, option: str) -> tuple[float, float]:
-    """Slope and offset of the reward in the score of the reward model in this folder: what the run
-    pays by it; where it pays nothing, the normalised score; raises ModelError, which names the
+    """Slope and offset from the score of the reward model in this folder to the run's reward, or to
+    the normalised score if the run has no such reward. Raises ModelError, which names the
     ``option``."""
     described = _described(option, folder)
     mean, std = (_number(described.get(name)) for name in ("mean", "std"))
@@ -242,9 +243,9 @@ def conversations(
     reads_end_token: bool,
     date: str | None = None,
 ) -> list[list[int]]:
-    """The conversations of all completions as the reward model's own template and tokenizer write
-    them, in its token ids; raises DataError. One that ``reads_end_token`` is not given the white
-    space after it."""
+    """The conversations of all completions as token ids, by the reward model's own template and
+    tokenizer. If it ``reads_end_token``, the white space after that token is omitted. Raises
+    DataError."""
     template = chat_template("auto", str(classifier.path), model_has_one=True, date=date)
     renderer = Renderer(classifier.tokenizer, template, None)
     rows = []
@@ -260,7 +261,7 @@ def conversations(
 def description(
     config: Config, records: Sequence[Mapping[str, float]], base: str, template: str
 ) -> dict[str, bytes]:
-    """Files beside the adapter of a run, by name: ``reward.json`` of a reward model, with what the
+    """Files next to the adapter of a run, by name: ``reward.json`` of a reward model, with what the
     run's records say of its held-out rows, where there were any, and the digests of what it was
     trained over: of the base's config and of how prompts are written."""
     if not config.of_stage.scores:

@@ -118,6 +118,7 @@ class TeacherModel(_Teacher, OutsideReader):
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
         """The rows with the teacher's log-probs, under the temperature of sampling; raises
         ModelError and OutOfMemory."""
+        # Loaded at its first step and kept in host memory: the GPU belongs to one phase at a time.
         if (model := self._model) is None:
             with ending_out_of_memory("loading the teacher"):
                 model = self._model = Model(self.section, learner.model.tokenizer, seed=0)
@@ -185,8 +186,8 @@ class TeacherService(_Teacher, OutsideReader):
         return [f"the teacher is {self.section.model} at {self.section.url}"]
 
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
-        """See ``TeacherModel.read``; at temperature 1. Raises TrainingError where the server does
-        not give log-probs."""
+        """See ``TeacherModel.read``; at temperature 1. Raises TrainingError: the server returns no
+        log-probs."""
         asked, rows = [self.asked(row) for row in data], list[Datum]()
         pool = ThreadPoolExecutor(AT_ONCE)
         try:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class AheadBuffer(RolloutBuffer):
-    """The ``RolloutBuffer`` of such a run."""
+    """A ``RolloutBuffer`` that also holds rollouts of later steps."""
 
     folder: Path = field(kw_only=True)
     """Folder of the steps that are sampled ahead."""

@@ -413,7 +413,7 @@ class _Holder:
     """Takes the place of this process's GPU in a cluster that others use, too."""
 
     def gpu(self) -> str:
-        """The GPU that Ray gave."""
+        """The GPU that Ray assigned."""
         import ray
 
         return str(ray.get_gpu_ids()[0])

@@ -140,8 +140,8 @@ class Crew(Team):
             self.sampled_by = None
 
     def ready(self) -> list[Member]:
-        """Replicas that live and have the head's adapter. Those that have not are given it here,
-        unless the head samples by an earlier one at this moment."""
+        """Live replicas that have the head's adapter. Replicas without it get it now, unless the
+        head is sampling with an earlier one."""
         replicas = self._alive(samplers=False)
         outdated = [member for member in replicas if member.version != self.version]
         with self._lock:
@@ -156,8 +156,8 @@ class Crew(Team):
         return [m for m in replicas if not m.lost and m.version == self.version]
 
     def who_samples(self, version: int, *, learners: bool = True) -> list[Member]:
-        """Members that live, but for ``learners`` that learn at this moment; they are given the
-        adapter of this version where they lack it."""
+        """Live members except the ``learners``; members without the adapter of this version get it
+        now."""
         members = self._alive(samplers=True)
         if learners:
             members = self.ready() + members

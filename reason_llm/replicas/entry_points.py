@@ -99,7 +99,9 @@ def replicas_of(config: Config) -> int:
     run, replicas = config.run, config.run.replicas
     if replicas == 1 and not run.samplers:
         return 1
-    gpus = _count_gpus()
+    import torch
+
+    gpus = torch.cuda.device_count()
     if replicas == "auto" and run.ray is None:
         replicas = power_of_two(min(max(1, gpus - run.samplers), run.shards))
     if replicas == 1 and not run.samplers:  # auto has found one GPU, which needs no Ray
@@ -131,13 +133,6 @@ def replicas_of(config: Config) -> int:
 def power_of_two(most: int) -> int:
     """The largest power of two up to ``most``."""
     return 1 << (most.bit_length() - 1)
-
-
-def _count_gpus() -> int:
-    """GPUs of this machine."""
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def start(job: Any, watch: Any) -> AbstractContextManager[Any]:

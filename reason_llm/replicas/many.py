@@ -218,15 +218,15 @@ class Many(Crew):
         return record
 
     def _leave(self) -> None:
-        """Leave the group of peers, if there is one."""
+        """Leave the group of peers, if any."""
         deal(self.learners, Shards(self._run.shards))
         if self._peers is not None:
             self._peers.close()
         self._peers, self._group = None, []
 
     def _wait_for_all(self, calls: list[Call]) -> str:
-        """Wait until it is known of each replica whether it lives; what one of them said. Raises
-        what one of them failed with."""
+        """Wait until every replica has either answered or been lost; return the first loss. Raises
+        the first error of a replica."""
         assert self.cluster is not None
         until = time.monotonic() + SILENT_SECONDS + 30
         errors: list[Exception] = []

@@ -29,7 +29,7 @@ POLL_SECONDS = 0.001
 
 
 def listen(address: str) -> tuple[dist.Store, int]:
-    """A store on a free port of ``address`` in which peers find each other, and the port."""
+    """A store on a free port of ``address``, where peers find each other, and the port."""
     server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     server.bind((address, 0))
     server.listen(128)

@@ -47,8 +47,8 @@ class Work:
 
 
 def as_written(config: Config) -> Config:
-    """The config as read from a file: rewards and rows given in Python stay with the head, because
-    perhaps they cannot be sent."""
+    """The config as it would be read from a file: rewards and rows passed as Python objects stay
+    with the head, since they may not be picklable."""
     return Config.model_validate(config.model_dump(mode="json"))
 
 
@@ -67,7 +67,7 @@ class Replica:
             config.model, tokenizer, config.run.seed, work.plan.engine, checkpointing
         )
         self._made: Learners | None = None
-        if work.only_samples:
+        if work.only_samples:  # it needs no optimizer and no reader
             self._model.add_role("policy")
         else:
             self._made = make_learners(
@@ -97,7 +97,7 @@ class Replica:
         self._proven = False
 
     def hold(self, version: int, adapter: Mapping[str, Tensor]) -> None:
-        """Take an adapter to sample by: that of so many learned steps."""
+        """Store an adapter to sample with, that of ``version`` learned steps."""
         self._held = version, adapter
         self._proven = False
 
@@ -133,8 +133,8 @@ class Replica:
                 self._model.load_adapter("policy", own)
 
     def learn(self, step: int, data: Sequence[Datum], seat: Seat) -> dict[str, float]:
-        """Learn a step together with the head; what it cost: ``learning_seconds``,
-        ``waiting_seconds`` (of these) and ``sent_bytes``.
+        """Learn a step together with the head; return ``learning_seconds``, ``waiting_seconds`` (of
+        these) and ``sent_bytes``.
 
         Raises:
             PeersLost: another replica is gone.
@@ -178,7 +178,7 @@ def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
 
 
 def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:
-    """The groups that ``Replica.sample`` told of, with the head's own prompts."""
+    """The groups of ``Replica.sample``'s result, with the head's own prompts."""
     groups = [record_from_json(Group, group) for group in orjson.loads(content)]
     for group in groups:
         check_lengths(group)

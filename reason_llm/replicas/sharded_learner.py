@@ -24,7 +24,8 @@ from reason_llm.train import Learner, Learners, LearningSettings, Output, Part, 
 
 
 class Peers(Protocol):
-    """The processes that learn a step together. Every call is made by all of them, in one order."""
+    """The processes that learn a step together. All of them make the same calls in the same
+    order."""
 
     rank: int
     size: int
@@ -67,9 +68,8 @@ class Shards:
         return range(self.peers.rank * per_peer, (self.peers.rank + 1) * per_peer)
 
     def deal(self, data: Sequence[Datum]) -> list[list[int]]:
-        """Indices of the rows of each shard, ascending. The rows of a group stay together; groups
-        with the most tokens are dealt first, each to the shard that has the fewest tokens by then.
-        """
+        """Indices of the rows of each shard, ascending. Rows of a group stay together; larger
+        groups come first, each to the shard with the fewest tokens so far."""
         if self.count == 1:
             return [list(range(len(data)))]
         groups: dict[int, list[int]] = {}
@@ -164,7 +164,7 @@ class ShardedLearner(Learner):
     def _exchange(
         self, data: Sequence[Datum], rows_of_shards: list[list[int]], values: list[Tensor]
     ) -> None:
-        """Fill in what the peers measured of their shards' rows, to the last bit."""
+        """Fill in the peers' measurements for the rows of their shards, bit by bit."""
         shards = self.shards
         own = [values[i].float() for shard in shards.own for i in rows_of_shards[shard]]
         content = torch.cat([torch.empty(0), *own]).numpy().tobytes()

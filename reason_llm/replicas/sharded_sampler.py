@@ -97,7 +97,7 @@ def _later(ended: Ended, before: int, place: int, group: Group) -> None:
 
 
 def lots(parts: Sequence[Part], takers: int, in_batches: bool) -> list[Lot]:
-    """The parts as they are handed out: one for each taker where a process takes all of its own in
-    one batch, else part by part, so that who is faster takes more."""
+    """The parts, grouped for handing out: one lot for each taker if a process samples all its parts
+    in one batch, else part by part, so that faster processes take more."""
     count = min(takers, len(parts)) if in_batches else len(parts)
     return [tuple(parts[number::count]) for number in range(count)]

@@ -264,7 +264,7 @@ class _Collected:
         self._wave.close(sampled)
 
     def settle(self, but: int = 0) -> None:
-        """Wait until all waves that were begun are scored, ``but`` so many of the last."""
+        """Wait until all waves are scored, except the last ``but``."""
         with timed(self._step.record, "scoring"):
             while len(self._under_way) > but:
                 self._under_way.popleft().result()

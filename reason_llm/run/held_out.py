@@ -63,7 +63,7 @@ class HeldOut:
         """Whether there is something to evaluate on."""
 
     def is_due(self, step: int) -> bool:
-        """Whether the policy of so many learned steps is to be evaluated."""
+        """Whether to evaluate the policy after ``step`` learned steps."""
         every, last = self._job.config.eval.every, self._job.config.run.steps
         return self.exists and (step == last or (every > 0 and step % every == 0))
 

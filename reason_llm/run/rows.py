@@ -40,7 +40,7 @@ class Rows:
         )
 
     def write_texts(self) -> None:
-        """Write an even sample of the rows to learn from, as lines like those of an evaluation."""
+        """Write an even sample of the training rows, as lines like those of an evaluation."""
         config, units = self._job.config, self._job.data.units
         count = config.train.rows_per_step
         drawn = self._drawn(0, config.run.steps * count)

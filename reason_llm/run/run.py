@@ -115,8 +115,8 @@ class Run:
             return reader.rewards(groups, self.learners.policy, progress)
 
     def read(self, data: list[Datum]) -> list[Datum]:
-        """The step's rows with the columns of models that have weights of their own, one memory
-        phase each; those of the base's roles are read in the learning phase."""
+        """The step's rows with the columns of models with separate weights, one memory phase each;
+        the base's roles are read in the learning phase."""
         for reader in self.job.run.readers:
             if isinstance(reader, OutsideReader):
                 with self.phases.reading(reader.title, len(data)) as progress:

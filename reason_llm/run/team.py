@@ -56,7 +56,7 @@ class Team:
         return nullcontext()
 
     def dealing(self, sampler: Sampler) -> Sampler:
-        """The sampler that shares what it is asked between all, from this process's."""
+        """A sampler that shares its requests between all processes, from this process's own."""
         return sampler
 
     def learning(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:

@@ -191,6 +191,7 @@ def chat_request(body: Members, section: SampleSection) -> ChatRequest:
 
 def response_request(body: Members, section: SampleSection) -> ChatRequest:
     """A request of ``/v1/responses``; ValueError names what is wrong or not offered."""
+    # Clients send these objects with null members, which ask for nothing.
     for name in ("text", "reasoning"):
         if isinstance(body.get(name), dict):
             body[name] = {key: value for key, value in body[name].items() if value is not None}
@@ -339,6 +340,7 @@ def chat_completion(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     if answer.calls:
         delta["tool_calls"] = [{"index": n, **call} for n, call in enumerate(answer.calls)]
     streamed = {name: value for name, value in choice.items() if name != "message"}
+    # Usage is in a chunk of its own at the end, if the client asks for it, and null before.
     chunk = whole | {"object": "chat.completion.chunk", "usage": None}
     chunks = [chunk | {"choices": [streamed | {"delta": delta}]}]
     if answer.request.has_usage:
@@ -378,6 +380,7 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     usage |= {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
     usage |= {"output_tokens_details": {"reasoning_tokens": 0}}
     request = answer.request
+    # Clients check the types of all members: those that do not apply are null.
     whole: Members = {
         "id": f"resp_{number}",
         "object": "response",
@@ -407,7 +410,7 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
 
 
 def _events(whole: Members) -> Iterator[Members]:
-    """The events of a stream, which give a Response item by item."""
+    """Events of a stream, which build a Response item by item."""
     yield _event("created", response=whole | {"output": [], "usage": None})
     for index, item in enumerate(whole["output"]):
         at = {"item_id": item["id"], "output_index": index}

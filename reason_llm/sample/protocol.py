@@ -72,4 +72,4 @@ class Episodes(Protocol):
         """
 
     def close(self) -> None:
-        """Close what is held between waves; another wave makes it anew."""
+        """Release everything held between waves; another wave creates it again."""

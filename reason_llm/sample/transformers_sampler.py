@@ -43,6 +43,7 @@ class TransformersSampler:
         """See ``Sampler.sample``."""
         size = params.num_completions
         num_rows = len(prompts) * size
+        # Numbers for all rows at once: what is drawn does not depend on the size of a batch.
         uniforms_NL = self.uniforms(num_rows, params.max_new_tokens, seed).to(self.model.device)
         rows = self._rows_at_once(prompts, params)
         completions: dict[int, Completion] = {}
@@ -220,9 +221,9 @@ class _DecodingBatch:
 def stop_strings(
     tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]
 ) -> StopStringCriteria | None:
-    """Criterion that tells of rows of token ids (B, T) whether each has just completed one of the
-    strings, across token borders; None without strings. Raises ConfigError: a string is not found
-    in its own tokens."""
+    """Criterion for rows of token ids (B, T): whether each has just completed one of the strings,
+    across token borders; None if there are no strings. Raises ConfigError: a string's own tokens do
+    not contain it."""
     if not strings:
         return None
     for string in strings:

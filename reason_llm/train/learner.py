@@ -248,7 +248,7 @@ class Learner:
                 )
             return tally
 
-        self.model.policy.eval()
+        self.model.policy.eval()  # dropout would add noise to the metrics
         with self.model.using(self.settings.role):
             tally = self.micro_batches.run(rows, read, ROWS[objective.unit])
         return tally.of_rows()
@@ -283,7 +283,7 @@ class Learner:
     def measure_step(
         self, data: Sequence[Datum], role: Role, output: Output | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """``measure`` of rows of the step that is learned, by all who learn it."""
+        """``measure`` for rows of the current step, shared by all processes that learn it."""
         return self.measure(data, role, output)
 
     def _make_gradients(self) -> None:
@@ -291,11 +291,12 @@ class Learner:
             parameter.grad = torch.zeros_like(parameter)
 
     def _accumulate(self, part: Part) -> list[Tally]:
-        """Set the gradients to those of an optimizer batch; the tallies of its parts."""
+        """Set the gradients to those of an optimizer batch; return the tallies of its parts."""
         return [self._accumulate_rows(part)]
 
     def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
-        """The tallies of each optimizer step, and how often work began again, by all who learn."""
+        """Tallies of each optimizer step, and the number of restarts after running out of memory,
+        of all processes that learn."""
         return tallies, self.micro_batches.take_replays()
 
     def _count(self, rows: Sequence[Datum]) -> Counts:
@@ -318,7 +319,7 @@ class Learner:
         output: Output | None = None,
     ) -> tuple[Batch, Tensor, int]:
         """A micro-batch after its forward pass, the places of its trained tokens, and its number of
-        tokens; role and output are by default those of the learner."""
+        tokens; role and output default to the learner's."""
         model, settings = self.model, self.settings
         output = output or settings.objective.output
         rows = MicroBatch.of(data, model.device, self.is_packed)
@@ -342,13 +343,13 @@ class Learner:
                 read = {"values": token_values, "scores": row_scores}[output]
                 where = places_M if output == "values" else mask_BT
                 output_BT = read(model, role or settings.role, ids_BT, where, layout)
-                entropies_BT = torch.zeros_like(output_BT)
+                entropies_BT = torch.zeros_like(output_BT)  # there is no distribution
         rewards = [datum.reward for datum in data]
         batch = Batch(mask_BT, output_BT, entropies_BT, rows.columns, rows.rewards_B, rewards)
         return batch, places_M, passed.numel()
 
     def _accumulate_rows(self, part: Part) -> Tally:
-        """Set the gradients to those of these rows; out of memory, from the start again."""
+        """Set the gradients to those of these rows; start over after running out of memory."""
         step, data, passed, counts, progress = part
         states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
         done, objective = 0, self.settings.objective

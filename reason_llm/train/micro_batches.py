@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class MicroBatches:
-    """Micro-batches of so many tokens, halved for the rest of the run when memory does not suffice;
-    packed: rows lie end to end."""
+    """Micro-batches of at most ``tokens`` tokens, halved for the rest of the run if memory runs
+    out; if packed, rows lie end to end."""
 
     def __init__(self, tokens: int, is_packed: bool = False) -> None:
         self.tokens = tokens
@@ -30,8 +30,8 @@ class MicroBatches:
         return replays
 
     def run(self, data: Sequence[Datum], work: Callable[[list[list[int]]], T], size: int = 1) -> T:
-        """Call ``work`` with the indices of every micro-batch, and out of memory once more with
-        smaller ones, until it suffices. Each ``size`` rows that follow each other stay together.
+        """Call ``work`` with the indices of every micro-batch; if memory runs out, call it again
+        with smaller ones. Every ``size`` consecutive rows stay together.
 
         Raises:
             OutOfMemory: these alone in a micro-batch are too much.

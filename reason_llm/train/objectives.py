@@ -102,7 +102,7 @@ class Objective(ABC):
         return self.counted(data)
 
     def extra_rows(self, data: Sequence[Datum]) -> list[Datum]:
-        """Further rows, whose log-probs by the policy and by the reference ``count`` is given."""
+        """Further rows; ``count`` receives their log-probs by the policy and the reference."""
         return []
 
     def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
@@ -316,7 +316,7 @@ def _earned(data: Sequence[Datum], weight: float) -> Tensor:
 
 
 def _mask(lengths: Sequence[int], like_NT: Tensor) -> Tensor:
-    """(N, T): True for as many tokens of each row as its length says."""
+    """Mask (N, T): True for the first ``lengths`` tokens of each row."""
     places_T = torch.arange(like_NT.shape[1], device=like_NT.device)
     return places_T[None] < torch.tensor(lengths, device=like_NT.device)[:, None]
 
@@ -405,6 +405,7 @@ def shaped_advantages(
     ]
     earned_NT = _earned(data, turn_weight)
     if row.kl_place == "reward":
+        # A rollout may have several rows, and the KL of all is subtracted from its one reward.
         first: dict[int, Datum] = {}
         kl_of: dict[int, float] = {}
         for datum, k in zip(data, kl, strict=True):
@@ -414,7 +415,7 @@ def shaped_advantages(
         rewards_N = torch.tensor(less, dtype=torch.float64)
         size = len(first) // len({datum.group for datum in data})
         counted_N = torch.tensor([not _is_left_out(datum, row) for datum in first.values()])
-        found_TN = advantages.group_advantages(
+        advantages_TN = advantages.group_advantages(
             rewards_N,
             size,
             row.scale,
@@ -423,7 +424,9 @@ def shaped_advantages(
             earned_KN=earned_NT[: len(first)].T,
         )
         place = {rollout: i for i, rollout in enumerate(first)}
-        return [found_TN[: len(k), place[d.rollout]].to(k) for d, k in zip(data, kl, strict=True)]
+        return [
+            advantages_TN[: len(k), place[d.rollout]].to(k) for d, k in zip(data, kl, strict=True)
+        ]
     lengths = [len(k) for k in kl]
     rewards_NT = pad_sequence([-beta * k for k in kl], batch_first=True)
     mask_NT = _mask(lengths, rewards_NT)

@@ -53,9 +53,9 @@ def make_optimizer(
     config: TrainSection,
     is_inner: Callable[[int], bool] = lambda number: True,
 ) -> torch.optim.Optimizer:
-    """AdamW with its two moments in float32, or in 8 bits by blocks (bitsandbytes; those of tensors
-    below 4,096 elements in float32), perhaps paged to host memory; Adafactor; or Muon, for matrices
-    whose number ``is_inner`` takes: neither an embedding nor a head.
+    """AdamW with two moments in float32, or in blocks of 8 bits (bitsandbytes; tensors below 4,096
+    elements keep float32), optionally paged to host memory; Adafactor; or Muon for the matrices
+    that ``is_inner`` accepts, which are neither embedding nor head.
 
     Source: arXiv:1711.05101; 8 bits, arXiv:2110.02861; paged, arXiv:2305.14314 section 3;
     Adafactor, arXiv:1804.04235.
@@ -76,8 +76,8 @@ def make_optimizer(
 
 
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the moments before anything is sampled, so that too little memory is noticed then;
-    names and types are those of torch 2.13 and bitsandbytes 0.50."""
+    """Allocate the moments before sampling begins, so that too little memory is noticed then; names
+    and types are those of torch 2.13 and bitsandbytes 0.50."""
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             if (theirs := getattr(optimizer, "init_state", None)) is not None:
@@ -112,8 +112,8 @@ class Carrier(NamedTuple):
 
 
 def carriers(parameters: Sequence[torch.nn.Parameter], optimizer: str) -> list[Carrier]:
-    """One for each parameter; of those of 16 bits one for each ``STEPPED_AT_ONCE`` elements or so,
-    where the optimizer's step of an element depends on no other."""
+    """A carrier for each parameter; for 16-bit parameters one for about ``STEPPED_AT_ONCE``
+    elements, if the optimizer steps each element independently."""
     carried = list[Carrier]()
     for parameter in parameters:
         if parameter.dtype.itemsize >= 4:
@@ -179,7 +179,7 @@ def update_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
 
 
 def averaged_steps(optimizer: torch.optim.Optimizer) -> int:
-    """Optimizer steps in the average; 0 without one."""
+    """Optimizer steps in the average; 0 if there is no average."""
     states = (optimizer.state[parameter] for parameter in _parameters(optimizer))
     return max((int(state.get(AVERAGED_STEPS, 0)) for state in states), default=0)
 

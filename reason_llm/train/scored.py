@@ -28,6 +28,7 @@ def with_advantages(
     """
     size = len(groups[0].completions)
     completions = [c for group in groups for c in group.completions]
+    # A truncated completion that is left out counts in no baseline, either.
     leaves_out = algorithm.truncated == "leave_out"
     counted = [not (leaves_out and c.finish_reason == "length") for c in completions]
     counted_N = torch.tensor(counted)
@@ -67,7 +68,8 @@ def with_learner_logprobs(
     groups: Sequence[Group], logprobs: Sequence[Tensor | None]
 ) -> list[Group]:
     """The groups with the learner's log-probs on every completion, 0 for tokens that the model did
-    not write; given for the sampled tokens of each completion, in ``to_data``'s order, or None."""
+    not write. ``logprobs`` has those of each completion's sampled tokens, in ``to_data``'s order,
+    or None."""
     remaining = iter(logprobs)
 
     def spread(completion: Completion) -> tuple[float, ...] | None:

@@ -292,8 +292,8 @@ def _start_error(
 
 
 def _adapter_options(sizes: EngineSizes) -> dict[str, Any]:
-    """vLLM's options for the adapter, if there is one. Raises ModelError: vLLM has no such rank, or
-    drops the adapter of a target."""
+    """vLLM's options for the adapter; empty if there is none. Raises ModelError: vLLM does not
+    support the rank, or drops the adapter of a target."""
     if not sizes.lora_rank:
         return {}
     rank = next((r for r in MAX_LORA_RANKS if r >= sizes.lora_rank), None)
@@ -321,9 +321,9 @@ def forget_configs() -> None:
 
 
 def _with_query_scale(config: Any) -> Any:
-    """The config with the growth of Ministral 3's queries with their position where vLLM 0.32 looks
-    for it (vllm/model_executor/models/mistral.py): it takes that from Mistral's own params.json and
-    drops what config.json says. Ends when vLLM reads ``rope_parameters``."""
+    """The config with Ministral 3's query scaling by position where vLLM 0.32 reads it
+    (vllm/model_executor/models/mistral.py): vLLM reads it from Mistral's own params.json and drops
+    config.json's. Ends when vLLM reads ``rope_parameters``."""
     text = config.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None) or {}
     if (beta := rope.get("llama_4_scaling_beta")) is not None:
@@ -333,8 +333,8 @@ def _with_query_scale(config: Any) -> Any:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: vLLM's allocator and torch on a CPU have no class
-    of their own for it."""
+    """Whether an error reports that memory ran out; vLLM's allocator and torch on a CPU have no
+    separate class for it."""
     phrases = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
     is_phrase = any(phrase in str(error).casefold() for phrase in phrases)
     return is_phrase or isinstance(error, torch.OutOfMemoryError | MemoryError)

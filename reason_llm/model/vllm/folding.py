@@ -30,7 +30,7 @@ TILE_ELEMENTS = 2**22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
-    """Rows of a base weight, and the factors of what the adapter adds to them."""
+    """Rows of a base weight, and the adapter's factors for them."""
 
     name: str
     rows_RC: Tensor

@@ -142,10 +142,9 @@ def _has_own_head(module: nn.Module) -> bool:
 
 
 def attention_for(config: PretrainedConfig, asked: str = "auto") -> str:
-    """Attention implementation for Transformers: its SDPA with our additions; eager where it is
-    ``asked`` for (``model.attention``, which ``plan.backends`` has checked), for Gemma 2, whose
-    attention scores are soft-capped, and gpt-oss, which has sinks. Falcon, Bloom and GPT-J have an
-    attention of their own."""
+    """Attention implementation for Transformers: SDPA with our additions. It is eager if ``asked``
+    (``model.attention``, checked by ``plan.backends``), for Gemma 2, which soft-caps its attention
+    scores, and for gpt-oss, which has sinks. Falcon, Bloom and GPT-J have their own."""
     text = config.get_text_config(decoder=True)
     if asked == "eager" or getattr(text, "attn_logit_softcapping", None) is not None:
         return "eager"

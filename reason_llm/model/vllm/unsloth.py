@@ -178,8 +178,8 @@ def _import() -> Any:
 
 
 def _utilisation(path: str, sizes: EngineSizes) -> float:
-    """Fraction of the free memory for weights, KV cache and workspace: [zoo]
-    approximate_vllm_memory_usage multiplies by what is free and takes no size in bytes."""
+    """Fraction of the free memory for weights, KV cache and workspace; Unsloth accepts no size in
+    bytes ([zoo] approximate_vllm_memory_usage)."""
     needed, free = sizes.kv_cache_bytes + sizes.other_bytes, torch.cuda.mem_get_info()[0]
     if needed > 0.97 * free:
         raise ModelError(

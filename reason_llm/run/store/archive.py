@@ -29,9 +29,8 @@ class Archive:
         self.most_bytes = most_bytes
 
     def read(self, step: int, run: RunIdentity) -> Document | None:
-        """This step's document as it was before it was learned from, if it exists and this run
-        sampled it with this config. A damaged one, or one of another step, is skipped with a
-        warning."""
+        """This step's document before it was trained on, if it exists and this run sampled it with
+        this config. A damaged document, or one of another step, is skipped with a warning."""
         file = self.folder / _name(step)
         if not file.exists():
             return None

@@ -67,7 +67,8 @@ class RolloutBuffer:
         self._lock.__exit__(None, None, None)
 
     def find(self, step: int) -> Document | None:
-        """The rollouts of a step anywhere on disk, perhaps not ``complete``; None without any."""
+        """The rollouts of a step anywhere on disk, possibly not ``complete``; None if there are
+        none."""
         held = self._held(step)
         if held is None or not held.complete:
             for source in self.sources:
@@ -123,7 +124,7 @@ class RolloutBuffer:
             groups,
             dict(counts),
             checkpoint,
-            version if held is None else held.weight_version,
+            version if held is None else held.weight_version,  # that of the step's first rollouts
         )
         self._keep(document)
 

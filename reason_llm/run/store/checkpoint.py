@@ -139,6 +139,7 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
             "such as runs/quickstart/checkpoints/step-00000060"
         )
     source = _newest_whole(folders)
+    # The adapter and the moments mean something under these options alone; others may change.
     same = (
         "stage",
         "model.path",
@@ -378,7 +379,7 @@ def _reporting_damage(folder: Path) -> Iterator[None]:
 
 
 def version_file(version: int) -> str:
-    """Name of the file with the adapter of so many learned steps."""
+    """Name of the file with the adapter after ``version`` learned steps."""
     return f"version-{version:08d}.safetensors"
 
 

@@ -69,7 +69,7 @@ def is_adapter(path: Path) -> bool:
 
 
 def holds_policy(path: Path) -> bool:
-    """Whether a folder holds what a run trained: an adapter, or a whole model."""
+    """Whether a folder holds a run's result: an adapter, or a whole model."""
     return is_adapter(path) or (path / MODEL).is_file()
 
 
@@ -115,7 +115,7 @@ def _check_config(run: Path) -> None:
 
 
 def check_writes(asked: Config | Path, what: str) -> None:
-    """Raises ConfigError for a model that gives scores, as ``what`` needs completions.
+    """Raise ConfigError for a model that gives scores, since ``what`` needs completions.
 
     Args:
         asked: the config of a run, or the folder of an adapter; a run's folder passes.
@@ -142,7 +142,8 @@ def which_adapter(text: str | None) -> Which:
 
 
 def refuse_which(which: Which, what: str) -> None:
-    """Raise ConfigError if ``--which`` asks for more than the one adapter of what is no run."""
+    """Raise ConfigError if ``--which`` asks for more than the single adapter of a folder that is no
+    run."""
     if which != "last":
         raise ConfigError(f"--which {which} needs a run, and {what} is none; leave it out")
 
@@ -181,7 +182,7 @@ def learned_steps(run: Path, adapter: Path) -> int | None:
 
 
 def best_step(run: Path) -> int | None:
-    """Step of the adapter in ``adapter_best/``; None without one."""
+    """Step of the adapter in ``adapter_best/``; None if there is none."""
     step = best_record(run).get("step")
     return step if type(step) is int else None
 

@@ -96,7 +96,7 @@ class KeptAdapters:
                 self.files[f"{OF_BEST}{score_head.FILE}"] = score_head.state(head)
 
     def saved(self, state: RunState) -> None:
-        """A checkpoint is on its way to disk: after it, write the folder of what is new in it."""
+        """Write the best adapter's folder after the checkpoint that is being saved."""
         assert state.folder is not None
         is_new = any(not isinstance(source, Path) for source in self.files.values())
         self.files = {name: state.folder / name for name in self.files}
@@ -104,7 +104,7 @@ class KeptAdapters:
             self._submit(state.folder, best)
 
     def finish(self, step: int, judge: Callable[[], Record]) -> None:
-        """Write the last adapter, and the average where there is one.
+        """Write the last adapter, and the average if there is one.
 
         Args:
             judge: measures the model on the held-out rows.

@@ -209,8 +209,8 @@ def describe(
 
 
 def _of_unpaid(groups: Sequence[Group], finds: Callable[[str], str | None] | None) -> Record:
-    """Why the first reward may be 0 for every completion: how many hold what it judges, how many
-    never close their thought, how many prompts open one."""
+    """Reasons why the first reward may be 0 for every completion: how many hold an answer to judge,
+    how many never close their thought, how many prompts open one."""
     texts = [group.prompt.continued_by(c) for group in groups for c in group.completions]
     open_thoughts = sum("<think>" in text.rpartition("</think>")[2] for text in texts)
     record = {
@@ -303,6 +303,6 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
 
 
 def write_summary(run_folder: Path, summary: dict[str, Any]) -> None:
-    """Write summary.json, which says that the run is finished."""
+    """Write summary.json, which marks the run as finished."""
     content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
     write_atomically(run_folder / "summary.json", sealed(content))
