@@ -233,28 +233,28 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Content of the regular file at ``path``; raises OSError above ``most_bytes``."""
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Content of the regular file at ``path``; raises OSError above ``max_bytes``."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most_bytes:
-            raise too_large(most_bytes)
+        if size > max_bytes:
+            raise too_large(max_bytes)
         content = file.read(size + 1)  # Python allocates as much memory as it is asked to read
-        while len(content) <= most_bytes and (more := file.read(MIB)):
+        while len(content) <= max_bytes and (more := file.read(MIB)):
             content += more  # it grew meanwhile, or has no size, as in /proc
-    if len(content) > most_bytes:
-        raise too_large(most_bytes)
+    if len(content) > max_bytes:
+        raise too_large(max_bytes)
     return content
 
 
-def read_text(path: Path, most_bytes: int = MIB) -> str:
+def read_text(path: Path, max_bytes: int = MIB) -> str:
     """The UTF-8 text in the regular file at ``path``."""
-    return read_bounded(path, most_bytes).decode()
+    return read_bounded(path, max_bytes).decode()
 
 
-def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
+def read_object(path: Path, max_bytes: int = 64 * MIB) -> dict[str, Any]:
     """The JSON object in the regular file at ``path``."""
-    return parsed_object(read_bounded(path, most_bytes))
+    return parsed_object(read_bounded(path, max_bytes))
 
 
 def parsed_object(content: bytes) -> dict[str, Any]:
@@ -372,11 +372,11 @@ def sha256_of_pieces(file: Path) -> str:
     return hashlib.sha256(b"".join(piece.digest() for piece in pieces)).hexdigest()
 
 
-def sha256(path: Path, most_bytes: int = MAX_BYTES) -> str:
+def sha256(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """SHA-256 of the regular file at ``path``, read piece by piece; raises as ``read_bounded``."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most_bytes:
-            raise too_large(most_bytes)
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise too_large(max_bytes)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -386,9 +386,9 @@ def regular(path: Path) -> Path:
     return path
 
 
-def too_large(most_bytes: int) -> OSError:
+def too_large(max_bytes: int) -> OSError:
     """The error of a file that is larger than it may be."""
-    return OSError(errno.EFBIG, f"it is larger than {most_bytes / MIB:,g} MiB")
+    return OSError(errno.EFBIG, f"it is larger than {max_bytes / MIB:,g} MiB")
 
 
 def check_nesting(value: T) -> T:

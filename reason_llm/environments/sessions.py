@@ -86,7 +86,7 @@ class Sessions:
                         report(place, played[place])
                 for session, ask in asked:
                     prompt = replace(session.prompt, token_ids=ask.ids)
-                    own = replace(params, num_completions=1, max_new_tokens=ask.most)
+                    own = replace(params, num_completions=1, max_new_tokens=ask.max_tokens)
                     if batch.joins:  # else the answer is cut when it is whole
                         own = replace(own, stop=(*params.stop, *ask.stop))
                     turn = session.drawn if ask.seed is None else f"seed {ask.seed}"

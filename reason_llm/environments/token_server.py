@@ -92,7 +92,7 @@ class Ask:
     branch: Branch
     added: tuple[int, ...]
     """Ids after those of the branch, which the model did not write."""
-    most: int
+    max_tokens: int
     answer: "asyncio.Future[Completion]"
     stop: tuple[str, ...] = ()
     """Strings before which the answer is cut."""
@@ -208,7 +208,7 @@ class TokenServer:
     section: SampleSection
     renderer: Renderer
     context_tokens: int
-    most_tokens: int
+    max_tokens: int
     end_token_ids: Sequence[int]
 
     def __post_init__(self) -> None:
@@ -341,7 +341,8 @@ class TokenServer:
     def answer(self, asked: Sequence[tuple[Session, Ask]], answers: Sequence[Completion]) -> None:
         """Give each of these the model's answer; it is nothing to a client that has gone."""
         answers = [
-            openai_api.limited(c, ask.most) for c, (_, ask) in zip(answers, asked, strict=True)
+            openai_api.limited(c, ask.max_tokens)
+            for c, (_, ask) in zip(answers, asked, strict=True)
         ]
         rows = [list(answer.token_ids) for answer in answers]
         texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
@@ -406,12 +407,12 @@ class TokenServer:
         app.router.add_route("*", "/{path:.*}", self._answered(self._other))
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
-        self._runner, most = runner, MAX_CONNECTIONS + len(self.sessions)
+        self._runner, limit = runner, MAX_CONNECTIONS + len(self.sessions)
 
         def connection() -> asyncio.Protocol:
             server = runner.server
             assert server is not None
-            return server() if len(server.connections) < most else _Closed()
+            return server() if len(server.connections) < limit else _Closed()
 
         listening = await self._loop.create_server(connection, "127.0.0.1", 0)
         self.port = listening.sockets[0].getsockname()[1]
@@ -559,15 +560,15 @@ class TokenServer:
         self, session: Session, branch: Branch, added: tuple[int, ...], draw: openai_api.Draw
     ) -> tuple[Completion, Ask]:
         """The model's answer, once all rollouts wait."""
-        section, own = self.section, self.most_tokens - len(branch.ids) - len(added)
-        room = min(own, self.context_tokens - len(branch.prompt) - self.most_tokens + own)
+        section, own = self.section, self.max_tokens - len(branch.ids) - len(added)
+        room = min(own, self.context_tokens - len(branch.prompt) - self.max_tokens + own)
         if session.notes["turns"] >= section.turns:
             raise self._out_of_turns(session)
         if room < 1:
             if own > 0:
                 raise self._no_room(session, f"{len(branch.prompt)} tokens")
             session.finish = "length"
-            raise ValueError(f"the rollout had its {self.most_tokens} tokens (max_new_tokens)")
+            raise ValueError(f"the rollout had its {self.max_tokens} tokens (max_new_tokens)")
         ask = Ask(
             branch,
             added,
@@ -590,7 +591,7 @@ class TokenServer:
 
 def _order(ask: Ask) -> Any:
     """Order of a rollout's open requests, whichever came first."""
-    return ask.ids, ask.most, ask.stop, ask.seed is not None, ask.seed or 0
+    return ask.ids, ask.max_tokens, ask.stop, ask.seed is not None, ask.seed or 0
 
 
 class _NotOffered(Exception):

@@ -180,7 +180,10 @@ class Environments:
         """Ask the model for a turn of each, have the environments answer, and ask for the next;
         a group is reported when all of its rollouts have ended."""
         _, params, seed, progress, sampler, report = wave
-        most, rollouts = params.max_new_tokens, [rollout for group in groups for rollout in group]
+        max_tokens, rollouts = (
+            params.max_new_tokens,
+            [rollout for group in groups for rollout in group],
+        )
         ending = [list[Future[None]]() for _ in groups]
         played: dict[int, Group] = {}
 
@@ -200,7 +203,7 @@ class Environments:
             while asking or batch.keys or answering:
                 for number in asking:
                     rollout = rollouts[number]
-                    room = most - len(rollout.ids)
+                    room = max_tokens - len(rollout.ids)
                     tokens = min(room, self.section.turn_tokens or room)
                     prompt = replace(
                         rollout.prompt, token_ids=(*rollout.prompt.token_ids, *rollout.ids)
@@ -208,13 +211,15 @@ class Environments:
                     own = replace(params, num_completions=1, max_new_tokens=tokens)
                     batch.add(number, prompt, own, turn_seed(seed, number, rollout.notes["turns"]))
                 for number, (completion,) in batch.step(lambda tokens, ended: progress(tokens, 0)):
-                    rollouts[number].take(completion, most)
+                    rollouts[number].take(completion, max_tokens)
                     answering[threads.submit(rollouts[number].answer)] = number
                 done, _ = wait(answering, 0 if batch.keys else None, until)
                 # In the rollouts' order, whichever answered first: equal batches have equal bits.
                 ordered = sorted(done, key=answering.__getitem__)
                 answers = {answering.pop(future): future.result() for future in ordered}
-                self._reply([(rollouts[n], messages) for n, messages in answers.items()], most)
+                self._reply(
+                    [(rollouts[n], messages) for n, messages in answers.items()], max_tokens
+                )
                 asking = [number for number in answers if rollouts[number].finish is None]
                 for number in answers:
                     if rollouts[number].finish is not None:
@@ -225,7 +230,7 @@ class Environments:
         take(wait_for_all=True)
         return [played[place] for place in range(len(groups))]
 
-    def _reply(self, answered: "list[tuple[_Rollout, Messages]]", most: int) -> None:
+    def _reply(self, answered: "list[tuple[_Rollout, Messages]]", max_tokens: int) -> None:
         """Append the environments' answers to the rollouts that continue."""
         going = [(rollout, messages) for rollout, messages in answered if not rollout.finish]
         for rollout, _ in going:
@@ -241,7 +246,7 @@ class Environments:
                 [m for _, m in continuing], self.section.reply_tokens, REPLY
             )
             for (rollout, _), ids in zip(continuing, replies, strict=True):
-                rollout.reply(ids, most)
+                rollout.reply(ids, max_tokens)
 
     def call(self, what: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
         """Result of the user's code, converted by ``read``. Raises ValueError: one line if the code
@@ -325,9 +330,9 @@ class _Rollout:
             )
         return replace(extended, extra=prompt.extra)
 
-    def take(self, completion: Completion, most: int) -> None:
+    def take(self, completion: Completion, max_tokens: int) -> None:
         """Add a turn of the model, cut where the rollout has ``most`` tokens."""
-        room = most - len(self.ids)
+        room = max_tokens - len(self.ids)
         self.ids += completion.token_ids[:room]
         self.logprobs += completion.logprobs[:room]
         self.text = completion.text
@@ -364,16 +369,16 @@ class _Rollout:
         return self.kind.reply(text)
 
     def _use_tools(self) -> Messages:
-        calls, most = self.calls, CALLS_PER_TURN
+        calls, limit = self.calls, CALLS_PER_TURN
         if not calls:
             self.finish = "stop"
         replies: Messages = []
-        for number, call in enumerate(calls[: most + 1]):
+        for number, call in enumerate(calls[: limit + 1]):
             name, arguments = call or ("unknown", {})
             self.notes["calls"] += 1
             try:
-                if number == most:
-                    raise ValueError(f"only {most} calls of a turn are made")
+                if number == limit:
+                    raise ValueError(f"only {limit} calls of a turn are made")
                 if call is None:
                     raise ValueError("this call is no JSON object with a name and arguments")
                 if name not in self.kind.tools:
@@ -388,10 +393,10 @@ class _Rollout:
     def _use(self, name: str, arguments: dict[str, Any]) -> Any:
         return getattr(self.environment, name)(**arguments)
 
-    def reply(self, ids: list[int], most: int) -> None:
+    def reply(self, ids: list[int], max_tokens: int) -> None:
         """Add the environment's reply, where the model then has room for a token."""
         ids = self.kind.renderer.not_yet_in(self.ids, ids)
-        if len(self.ids) + len(ids) >= most:
+        if len(self.ids) + len(ids) >= max_tokens:
             self.finish = "length"
             return
         self.spans.append(Span(len(self.ids), len(self.ids) + len(ids)))

@@ -52,7 +52,7 @@ class Images:
             self._processor = Qwen2VLImageProcessorPil.from_pretrained(path)
         self._pictures: dict[str, Picture] = {}
         self._lengths: dict[str, int] = {}
-        self._most_images = 0
+        self._max_images = 0
 
     @property
     def line(self) -> str:
@@ -73,8 +73,8 @@ class Images:
         layers = len(getattr(tower, "deepstack_visual_indexes", None) or ())
         return ImageSizes(
             weights=self._weights,
-            most_tokens=max(lengths, default=1),
-            most_images=self._most_images,
+            max_tokens=max(lengths, default=1),
+            max_images=self._max_images,
             all_tokens=sum(lengths),
             token_pixels=patches * tower.patch_size**2,
             features=(1 + layers) * tower.out_hidden_size,
@@ -172,7 +172,7 @@ class Images:
             records.append(image.record)
             expanded += [token] * length
             self._lengths[picture.sha256] = length
-        self._most_images = max(self._most_images, count)
+        self._max_images = max(self._max_images, count)
         return tuple(expanded), tuple(records)
 
     def _grid(self, picture: Picture) -> tuple[int, int, int]:

@@ -58,7 +58,7 @@ RANGES = (
     ("lora_alpha", 1e-6, 1e6, (int, float)),
     ("lora_dropout", 0, 1, (int, float)),
 )
-"""Numbers of an adapter's config: least, most, types."""
+"""Numbers of an adapter's config: lowest, highest, types."""
 _BAD_CONFIG = (
     OSError,
     ValueError,
@@ -377,9 +377,9 @@ def read_config(folder: Path) -> LoraConfig:
     check_written(folder)
     with _reading(folder / CONFIG):
         value = read_object(folder / CONFIG, MIB)
-        for name, least, most, kinds in RANGES:
-            number = value.get(name, least)
-            if type(number) not in kinds or not least <= number <= most:
+        for name, low, high, kinds in RANGES:
+            number = value.get(name, low)
+            if type(number) not in kinds or not low <= number <= high:
                 raise ValueError(f"{name}={number!r:.60} cannot be")
         if not isinstance(base := value.get("base_model_name_or_path"), str | None):
             raise ValueError(f"base_model_name_or_path={base!r:.60} cannot be")

@@ -17,7 +17,7 @@ MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as max_lora_rank."""
 
 
-def most_keys(tokens: int) -> int:
+def max_keys(tokens: int) -> int:
     """Maximum number of gathered keys in a micro-batch of this many tokens."""
     return max(tokens, min(MAX_KEYS_PER_TOKEN * tokens, MAX_KEYS))
 

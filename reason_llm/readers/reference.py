@@ -78,13 +78,13 @@ class References:
             for datum, logprobs in zip(data, known, strict=True)
         ]
 
-    def read(self, most_bytes: int) -> None:
+    def read(self, max_bytes: int) -> None:
         """Read the file; a damaged one raises a warning and counts as empty."""
         assert self.path is not None
         if not self.path.exists():
             return
         try:
-            self._logprobs = _from_bytes(read_bounded(self.path, most_bytes))
+            self._logprobs = _from_bytes(read_bounded(self.path, max_bytes))
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             logger.warning("%s is damaged (%s); it is measured again", self.path, one_line(error))
 
@@ -138,7 +138,7 @@ def path_of(config: Config, folder: Path, start: Path) -> Path:
     return folder / f"reference-{digest.hexdigest()[:16]}.safetensors"
 
 
-def most_bytes(steps: Iterable[Sequence[Datum]]) -> int:
+def max_bytes(steps: Iterable[Sequence[Datum]]) -> int:
     """Largest file that is read: twice the size of these rows, as it may hold others."""
     needed = sum(KEY_BYTES + 8 + 4 * datum.num_trained for data in steps for datum in data)
     return 2 * needed + MIB

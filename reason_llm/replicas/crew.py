@@ -262,12 +262,12 @@ class Deal:
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
-    def hand_out(self, members: Sequence[Member], most: int) -> None:
-        """Give waiting lots to these members, so that each has up to ``most``."""
-        for _ in range(most):
+    def hand_out(self, members: Sequence[Member], max_lots: int) -> None:
+        """Give waiting lots to these members, so that each has up to ``max_lots``."""
+        for _ in range(max_lots):
             for member in members:
                 calls = self._under_way.setdefault(member.number, [])
-                if len(calls) < most and (lot := self.take()) is not None:
+                if len(calls) < max_lots and (lot := self.take()) is not None:
                     of = None if self.version == member.version else self.version
                     call = self.crew.call(member, "sample", lot, self.params, of)
                     calls.append((lot, call))

@@ -130,9 +130,9 @@ def replicas_of(config: Config) -> int:
     return replicas
 
 
-def power_of_two(most: int) -> int:
-    """The largest power of two up to ``most``."""
-    return 1 << (most.bit_length() - 1)
+def power_of_two(limit: int) -> int:
+    """The largest power of two up to ``limit``."""
+    return 1 << (limit.bit_length() - 1)
 
 
 def start(job: Any, watch: Any) -> AbstractContextManager[Any]:

@@ -79,7 +79,7 @@ class Rows:
         steps.append(self.held_out())
         path = reference.path_of(config, folder, folder / reference.START)
         self._references = reference.References(path)
-        self._references.read(reference.most_bytes(steps))
+        self._references.read(reference.max_bytes(steps))
         if missing := self._references.missing(steps):
             with (
                 timed(record, "reference"),

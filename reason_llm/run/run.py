@@ -148,7 +148,7 @@ class Run:
             document = self._buffer.find(step)
             assert document is not None
             logprobs = self.learners.policy.logprobs_at_start if self.config.learns else None
-            if self._archive.most_bytes:
+            if self._archive.max_bytes:
                 self._writer.submit(partial(_archive, self._archive, document, logprobs))
             drawn, last = document.drawn, document.groups[-1]
             sampled_by = document.weight_version

@@ -452,9 +452,9 @@ FORMS: Mapping[str, Form] = {
 """Reader of requests and writer of answers, by path."""
 
 
-def limited(completion: Completion, most: int) -> Completion:
+def limited(completion: Completion, max_tokens: int) -> Completion:
     """The completion, cut where the rollout has no more room."""
-    if len(completion.token_ids) <= most:
+    if len(completion.token_ids) <= max_tokens:
         return completion
-    ids, logprobs = completion.token_ids[:most], completion.logprobs[:most]
+    ids, logprobs = completion.token_ids[:max_tokens], completion.logprobs[:max_tokens]
     return replace(completion, token_ids=ids, logprobs=logprobs, finish_reason="length")

@@ -432,8 +432,8 @@ class Learner:
         """Take an optimizer step, and return the gradient's norm and the learning rate."""
         settings = self.settings
         with ending_out_of_memory("clipping the gradient"):
-            most = settings.train.max_grad_norm
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, most))
+            max_norm = settings.train.max_grad_norm
+            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, max_norm))
         if not math.isfinite(norm):
             raise _diverged(
                 f"step {step}: the gradient's norm is {norm} over "

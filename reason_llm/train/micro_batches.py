@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from reason_llm.errors import OutOfMemory
-from reason_llm.model import Datum, most_keys
+from reason_llm.model import Datum, max_keys
 from reason_llm.model.vllm import is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> 
             shared = data[unit[0]].num_prompt if place else 0  # which the unit before has
             more = own - shared
             fits = tokens + more <= budget_tokens
-            if batches and fits and keys + own_keys <= most_keys(budget_tokens):
+            if batches and fits and keys + own_keys <= max_keys(budget_tokens):
                 batches[-1] += unit
                 tokens, keys = tokens + more, keys + own_keys
             else:

@@ -21,12 +21,12 @@ class Archive:
     """The archived buffers of one run.
 
     Args:
-        most_bytes: of all together; the newest is kept whatever its size. 0: none is kept.
+        max_bytes: of all together; the newest is kept whatever its size. 0: none is kept.
     """
 
-    def __init__(self, run_folder: Path, most_bytes: int) -> None:
+    def __init__(self, run_folder: Path, max_bytes: int) -> None:
         self.folder = run_folder / "buffers"
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
 
     def read(self, step: int, run: RunIdentity) -> Document | None:
         """This step's document before it was trained on, if it exists and this run sampled it with
@@ -64,7 +64,7 @@ class Archive:
         needed = document.step if needed_from is None else min(needed_from, document.step)
         total = sum(sizes.values())
         for file, size in sizes.items():
-            if total <= self.most_bytes or file.name >= _name(needed):
+            if total <= self.max_bytes or file.name >= _name(needed):
                 break
             file.unlink(missing_ok=True)
             total -= size

@@ -355,12 +355,12 @@ def restore(
             optim.load_state_tensors(optimizer, moments)
 
 
-def earlier_adapters(state: RunState, most: int) -> dict[int, dict[str, Tensor]]:
+def earlier_adapters(state: RunState, max_versions: int) -> dict[int, dict[str, Tensor]]:
     """Adapters of up to this many steps before the checkpoint's, by learned steps; raises
     CheckpointError."""
     if (folder := state.folder) is None:
         return {}
-    versions = range(max(0, state.step - most), state.step)
+    versions = range(max(0, state.step - max_versions), state.step)
     files = {version: folder / version_file(version) for version in versions}
     with _reporting_damage(folder):
         return {key: load_file(regular(file)) for key, file in files.items() if file.exists()}
