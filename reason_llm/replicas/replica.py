@@ -66,11 +66,11 @@ class Replica:
         self._model = Model(
             config.model, tokenizer, config.run.seed, work.plan.engine, checkpointing
         )
-        self._learners: Learners | None = None
+        self._optional_learners: Learners | None = None
         if work.only_samples:  # it needs no optimizer and no reader
             self._model.add_role("policy")
         else:
-            self._learners = make_learners(
+            self._optional_learners = make_learners(
                 config,
                 work.folder,
                 work.state,
@@ -87,8 +87,8 @@ class Replica:
 
     @property
     def _learners(self) -> Learners:
-        assert self._learners is not None
-        return self._learners
+        assert self._optional_learners is not None
+        return self._optional_learners
 
     def load(self, state: Mapping[str, Tensor], micro_batch_tokens: int) -> None:
         """Load the state of the head's learners."""
@@ -124,7 +124,7 @@ class Replica:
         held, adapter = self._held
         if held != version:
             raise ReplicaError(f"version {version} is asked for and {held} is held")
-        own = {} if self._learners is None else self._model.adapter_of("policy")
+        own = {} if self._optional_learners is None else self._model.adapter_of("policy")
         self._model.load_adapter("policy", dict(adapter))
         try:
             yield
