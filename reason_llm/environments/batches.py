@@ -72,8 +72,8 @@ class Barrier:
 
     def step(self, progress: Progress) -> list[tuple[Any, tuple[Completion, ...]]]:
         """Sample the batch."""
-        asked, self.keys = self.keys, {}
-        shared = {key: (p, params) for key, (p, params, seed) in asked.items() if seed is None}
+        requests, self.keys = self.keys, {}
+        shared = {key: (p, params) for key, (p, params, seed) in requests.items() if seed is None}
         completions: dict[Any, tuple[Completion, ...]] = {}
         if shared:
             number = f"{self._seed}/turn/{self._number}"
@@ -87,11 +87,11 @@ class Barrier:
             completions |= {
                 key: group.completions for key, group in zip(shared, groups, strict=True)
             }
-        for key, (prompt, params, seed) in asked.items():
+        for key, (prompt, params, seed) in requests.items():
             if seed is not None:
                 (group,) = self._sampler.sample([prompt], params, seed, progress)
                 completions[key] = group.completions
-        return [(key, completions[key]) for key in asked]
+        return [(key, completions[key]) for key in requests]
 
 
 @contextmanager

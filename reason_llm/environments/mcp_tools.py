@@ -292,13 +292,13 @@ def _text(part: Any) -> str:
     return f"[{kind} of {len(data) * 3 // 4:,} bytes, left out]"
 
 
-def mcp_tools(asked: str) -> Plays:
+def mcp_tools(setting: str) -> Plays:
     """Rollouts with the tools of these servers; a ConfigError if the package is missing, or a
     server does not start."""
-    servers = servers_of(asked)
+    servers = servers_of(setting)
     if find_spec("mcp") is None:
         raise ConfigError(
-            f"sample.environment=mcp:{asked} needs the package mcp; install it with: "
+            f"sample.environment=mcp:{setting} needs the package mcp; install it with: "
             f"{installation.install('mcp')}"
         )
 
@@ -312,11 +312,11 @@ def mcp_tools(asked: str) -> Plays:
             thread.submit(asyncio.run, started).result()
     except TimeoutError as error:
         raise ConfigError(
-            f"sample.environment=mcp:{asked}: the servers took more than {START_SECONDS:g} s to "
+            f"sample.environment=mcp:{setting}: the servers took more than {START_SECONDS:g} s to "
             "start and to list their tools; start them by hand to see why"
         ) from error
     except Exception as error:
-        raise ConfigError(f"sample.environment=mcp:{asked}: {_first_error(error)}") from error
+        raise ConfigError(f"sample.environment=mcp:{setting}: {_first_error(error)}") from error
 
     @asynccontextmanager
     async def plays(server: TokenServer) -> AsyncIterator[Play]:

@@ -77,14 +77,14 @@ class Sessions:
         with server, _played(self, server), batch_of(sampler, seed) as batch:
             while True:
                 batch.keep(server.wants)
-                asked = server.waiting(batch.keys, joins=batch.joins)
+                requests = server.waiting(batch.keys, joins=batch.joins)
                 before, ended = ended, sum(rollout.has_ended for rollout in rollouts)
                 progress(0, ended - before)
                 for place, part in enumerate(parts):
                     if place not in played and all(rollout.is_done for rollout in part):
                         played[place] = self._group(_seats(part))
                         report(place, played[place])
-                for session, ask in asked:
+                for session, ask in requests:
                     prompt = replace(session.prompt, token_ids=ask.ids)
                     own = replace(params, num_completions=1, max_new_tokens=ask.max_tokens)
                     if batch.joins:  # else the answer is cut when it is whole
@@ -111,8 +111,8 @@ class Sessions:
         silent = [session for session in group if not session.branches]
         if not silent:
             return
-        asked = [session.learned.prompt for session in group if session.branches]
-        prompt = replace(group[0].prompt, token_ids=(asked or [group[0].prompt.token_ids])[0])
+        prompts = [session.learned.prompt for session in group if session.branches]
+        prompt = replace(group[0].prompt, token_ids=(prompts or [group[0].prompt.token_ids])[0])
         one = replace(wave.params, num_completions=1, max_new_tokens=1)
         asks = [prompt] * len(silent)
         groups = wave.sampler.sample(asks, one, wave.seed, lambda tokens, ended: None)

@@ -273,9 +273,9 @@ class TokenServer:
             if session.asks:
                 self._changed.notify_all()
 
-    def wants(self, asked: tuple[Session, Ask]) -> bool:
+    def wants(self, request: tuple[Session, Ask]) -> bool:
         """Whether the rollout still waits for this."""
-        session, ask = asked
+        session, ask = request
         return ask in session.asks and not session.has_ended
 
     def waiting(
@@ -292,9 +292,9 @@ class TokenServer:
                 late = [session for session in live if not session.asks]
                 unsettled = [] if late or joins else [s for s in live if not s.waits]
                 if joins or under_way or not (late or unsettled):
-                    asked = self._within_turns(live, under_way)
-                    if asked or under_way or not live:
-                        return asked
+                    requests = self._within_turns(live, under_way)
+                    if requests or under_way or not live:
+                        return requests
                 # A client that breaks off and asks again does not prolong the time of others.
                 if not waited.issuperset(ready := set(self.sessions).difference(late)) or not until:
                     waited, until = waited | ready, time.monotonic() + seconds
@@ -338,15 +338,17 @@ class TokenServer:
         )
         return ValueError(session.notes["problem"])
 
-    def answer(self, asked: Sequence[tuple[Session, Ask]], answers: Sequence[Completion]) -> None:
+    def answer(
+        self, requests: Sequence[tuple[Session, Ask]], answers: Sequence[Completion]
+    ) -> None:
         """Give each of these the model's answer; it is nothing to a client that has gone."""
         answers = [
             openai_api.limited(c, ask.max_tokens)
-            for c, (_, ask) in zip(answers, asked, strict=True)
+            for c, (_, ask) in zip(answers, requests, strict=True)
         ]
         rows = [list(answer.token_ids) for answer in answers]
         texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
-        for (session, ask), completion, text in zip(asked, answers, texts, strict=True):
+        for (session, ask), completion, text in zip(requests, answers, texts, strict=True):
             try:
                 completion, rest = self._before_stop(replace(completion, text=text), ask.stop)
             except ReasonError as error:  # the tokenizer cannot write what is before the string
@@ -482,16 +484,16 @@ class TokenServer:
         read = ("max_tokens", "stop", "stop_token_ids", "seed", "logprobs")
         openai_api.check_members(params, read, self.section)
         draw, ends = openai_api.draw_of(params), params.get("stop_token_ids", ())
-        asked = record_from_json(_Generate, {**body, "stop_token_ids": ends})
-        if not set(asked.stop_token_ids) <= set(self.end_token_ids):
+        parsed = record_from_json(_Generate, {**body, "stop_token_ids": ends})
+        if not set(parsed.stop_token_ids) <= set(self.end_token_ids):
             raise ValueError(
-                f"stop_token_ids={list(asked.stop_token_ids)!r:.100} are not all of the model's "
+                f"stop_token_ids={list(parsed.stop_token_ids)!r:.100} are not all of the model's "
                 f"end tokens {sorted(self.end_token_ids)}; take the renderer of this model"
             )
-        if (last := len(self.renderer.tokenizer) - 1) < (largest := max(asked.token_ids)):
+        if (last := len(self.renderer.tokenizer) - 1) < (largest := max(parsed.token_ids)):
             raise ValueError(f"token_ids has {largest}; the vocabulary ends at {last}")
         # Ids that continue a conversation are its next turn: training passes their prefix once.
-        ids, branch, added = asked.token_ids, Branch(asked.token_ids), tuple[int, ...]()
+        ids, branch, added = parsed.token_ids, Branch(parsed.token_ids), tuple[int, ...]()
         for other in session.branches:
             so_far = (*other.prompt, *other.ids)
             if len(ids) > len(so_far) and ids[: len(so_far)] == so_far:
@@ -515,39 +517,39 @@ class TokenServer:
 
     async def _chat(self, session: Session, request: web.Request) -> web.Response:
         read, write = openai_api.FORMS[request.path]
-        asked = read(openai_api.body_of(await request.read()), self.section)
-        answer = await self._chat_answer(session, asked)
+        chat = read(openai_api.body_of(await request.read()), self.section)
+        answer = await self._chat_answer(session, chat)
         whole, lines = write(answer)
-        if not asked.stream:
+        if not chat.stream:
             return web.Response(body=orjson.dumps(whole), content_type="application/json")
         content = b"".join(line + b"\n\n" for line in lines)
         return web.Response(body=content, content_type="text/event-stream")
 
     async def _chat_answer(
-        self, session: Session, asked: openai_api.ChatRequest
+        self, session: Session, chat: openai_api.ChatRequest
     ) -> openai_api.ChatAnswer:
-        messages = asked.messages
+        messages = chat.messages
         size = sum(len(message["content"]) for message in messages)
         if size > openai_api.MAX_TOKEN_CHARACTERS * self.context_tokens:
             raise self._no_room(session, f"{size:,} characters")
-        renderer = replace(self.renderer, tools=asked.tools)
-        if asked.tools:
+        renderer = replace(self.renderer, tools=chat.tools)
+        if chat.tools:
             renderer.check_tools("a request")
         # Messages that continue a conversation follow its sampled ids: nothing is rendered again.
-        branch, added = Branch((), tools=asked.tools), list[int]()
+        branch, added = Branch((), tools=chat.tools), list[int]()
         for other in session.branches:
             known = len(other.messages)
             if known and known < len(messages) and messages[:known] == other.messages:
-                branch = other if other.tools == asked.tools else branch
+                branch = other if other.tools == chat.tools else branch
         if branch.ids:
             tail = messages[len(branch.messages) :]
             added = renderer.after(branch.ids, tail, self.section.reply_tokens, REPLY)
         else:
             branch.prompt = renderer.prompt("a chat", messages, "").token_ids
-        completion, ask = await self._sampled(session, branch, tuple(added), asked.draw)
+        completion, ask = await self._sampled(session, branch, tuple(added), chat.draw)
         notes = session.notes
         answer, calls = openai_api.chat_answer(
-            asked, renderer, completion, len(ask.ids), notes["turns"]
+            chat, renderer, completion, len(ask.ids), notes["turns"]
         )
         if calls:
             notes["calls"] = notes.get("calls", 0) + len(calls)

@@ -101,9 +101,9 @@ def attach(base: Any, config: AdapterSection, excluded: str | None = None) -> Pe
     with _quiet_peft():
         policy = get_peft_model(base, lora)
     # PEFT reads some names of layers as the experts' weights, which vLLM would not apply.
-    asked = {target.rpartition(".")[2] for target in config.target_parameters}
+    requested = {target.rpartition(".")[2] for target in config.target_parameters}
     for module in policy.modules():
-        if isinstance(module, ParamWrapper) and module.parameter_name not in asked:
+        if isinstance(module, ParamWrapper) and module.parameter_name not in requested:
             raise ModelError(
                 f"model.adapter.targets={config.targets!r}: in {base.config.model_type} PEFT takes "
                 f"such names for the experts' {module.parameter_name}; name attention layers, and "

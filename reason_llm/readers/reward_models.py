@@ -97,10 +97,10 @@ class RewardModelReader(RewardReader):
             return scores
         if self._classifier is None:
             self._classifier = SequenceClassifier(self.folder, learner.model.device)
-        asked = conversations(groups, self._classifier, self.reads_end_token, self.date)
-        scores = [math.nan] * len(asked)
+        rows = conversations(groups, self._classifier, self.reads_end_token, self.date)
+        scores = [math.nan] * len(rows)
         with self._classifier.on_device():
-            for index, score in self._classifier.scores(asked, learner.micro_batches.tokens):
+            for index, score in self._classifier.scores(rows, learner.micro_batches.tokens):
                 scores[index] = score
                 progress(1)
         return scores

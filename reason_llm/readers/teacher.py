@@ -58,7 +58,7 @@ class _Teacher(Reader):
         """See ``Reader``."""
         self.prompts = data.reader_prompts.get("teacher", {})
 
-    def asked(self, datum: Datum) -> Datum:
+    def with_teacher_prompt(self, datum: Datum) -> Datum:
         """The row with the teacher's prompt, where it has one; raises TrainingError."""
         if not self.prompts:
             return datum
@@ -93,7 +93,7 @@ class TeacherRole(_Teacher):
     def column(self) -> RoleReader:
         """See ``Reader``."""
         role = "reference" if self.adapter is None else "teacher"
-        return RoleReader(COLUMN, role, asked=self.asked)
+        return RoleReader(COLUMN, role, transform=self.with_teacher_prompt)
 
 
 @dataclass(eq=False)
@@ -124,14 +124,14 @@ class TeacherModel(_Teacher, OutsideReader):
                 model = self._model = Model(self.section, learner.model.tokenizer, seed=0)
             model.policy.eval()
             offload.to_host(model.policy)
-        asked = [self.asked(row) for row in data]
+        teacher_rows = [self.with_teacher_prompt(row) for row in data]
         settings = learner.settings
         name = f"the teacher {self.section.path}"
 
         def measure(batches: list[list[int]]) -> list[torch.Tensor]:
             trained_logprobs = []
             for indices in batches:
-                of_batch = [replace(asked[i], columns={}) for i in indices]
+                of_batch = [replace(teacher_rows[i], columns={}) for i in indices]
                 rows = MicroBatch.of(of_batch, model.device, is_packed=False)
                 logprobs_BT, _ = policy_logprobs(
                     model,
@@ -143,14 +143,16 @@ class TeacherModel(_Teacher, OutsideReader):
                 )
                 trained_logprobs.append(logprobs_BT.flatten()[rows.places_M])
                 progress(len(indices))
-            return in_rows(asked, [i for indices in batches for i in indices], trained_logprobs)
+            return in_rows(
+                teacher_rows, [i for indices in batches for i in indices], trained_logprobs
+            )
 
         with (
             offload.on_device(model.policy, model.device, name),
             model.fused_adapters(),
             model.using("reference"),
         ):
-            columns = MicroBatches(learner.micro_batches.tokens).run(asked, measure)
+            columns = MicroBatches(learner.micro_batches.tokens).run(teacher_rows, measure)
         return [
             datum.with_trained(COLUMN, logprobs)
             for datum, logprobs in zip(data, columns, strict=True)
@@ -188,10 +190,11 @@ class TeacherService(_Teacher, OutsideReader):
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
         """See ``TeacherModel.read``; at temperature 1. Raises TrainingError: the server returns no
         log-probs."""
-        asked, rows = [self.asked(row) for row in data], list[Datum]()
+        teacher_rows = [self.with_teacher_prompt(row) for row in data]
+        rows = list[Datum]()
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
-            for datum, logprobs in zip(data, pool.map(self._logprobs, asked), strict=True):
+            for datum, logprobs in zip(data, pool.map(self._logprobs, teacher_rows), strict=True):
                 rows.append(datum.with_trained(COLUMN, logprobs))
                 progress(1)
         except (ValueError, ConnectionError, TimeoutError) as error:
@@ -268,9 +271,9 @@ def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
     text = " ".join(tokenizer.decode([id]) for id in range(0, len(tokenizer), step))
     body = {"model": section.model, "prompt": text, "add_special_tokens": False}
     url = url.removesuffix("/v1") + "/tokenize"
-    asked = service.Service("the teacher", url, section, TrainingError)
+    server = service.Service("the teacher", url, section, TrainingError)
     try:
-        answer = asked.ask(body, 1 << 20)
+        answer = server.ask(body, 1 << 20)
         tokens = _Tokens.model_validate_json(answer).tokens
     except (ValueError, ConnectionError, TimeoutError) as error:
         raise ModelError(

@@ -99,7 +99,7 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
     fresh_tokens = 0  # without those of an interrupted run
     total = sample.prompts_per_step * sample.completions_per_prompt
     with step.watch.phase("sampling", total) as progress, _Collected(step) as collected:
-        progress(0, len(collected.together()[0]) * sample.completions_per_prompt)
+        progress(0, len(collected.snapshot()[0]) * sample.completions_per_prompt)
         for part in _waves(step, collected, wave):
             seed = random.Random(f"{step.config.run.seed}/sample/{step.number}/{part.start}")
             ended = collected.begin()
@@ -107,19 +107,19 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
                 sampled = sampler.sample(
                     prompts[part], params, seed=seed.getrandbits(63), progress=progress, ended=ended
                 )
-            so_far = [*collected.together()[0], *sampled]
+            so_far = [*collected.snapshot()[0], *sampled]
             if len(so_far) >= sample.prompts_per_step:
                 # Before the wave is saved: after an error the same command samples it again.
                 job.run.episodes.check(so_far, step.earlier)
             fresh_tokens += sum(len(c.sampled_ids) for group in sampled for c in group.completions)
             collected.add(sampled)
-            step.save(*collected.together())
+            step.save(*collected.snapshot())
             collected.settle(but=1)
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
     scored = collected.groups or collected.last
     if job.run.reward_readers:
-        step.save(*collected.together())
+        step.save(*collected.snapshot())
         return scored
     return _finished(step, scored, collected.drawn, collected.counts)
 
@@ -166,7 +166,7 @@ def _waves(step: Step, collected: "_Collected", wave: int) -> Iterator[slice]:
     bound = wanted * row.dynamic_sampling
     if row.dynamic_sampling > 1:
         collected.settle()
-    groups, drawn, _ = collected.together()
+    groups, drawn, _ = collected.snapshot()
     num_groups = len(groups)
     while num_groups < wanted and drawn < bound:
         size = min(wave, wanted - num_groups, bound - drawn)
@@ -177,7 +177,7 @@ def _waves(step: Step, collected: "_Collected", wave: int) -> Iterator[slice]:
             num_groups, drawn = len(collected.groups), collected.drawn
         if step.stop.requested and num_groups < wanted and drawn < bound:
             collected.settle()
-            step.save(*collected.together())
+            step.save(*collected.snapshot())
             step.stop.check()
 
 
@@ -269,7 +269,7 @@ class _Collected:
             while len(self._under_way) > but:
                 self._under_way.popleft().result()
 
-    def together(self) -> tuple[list[Group], int, dict[str, float]]:
+    def snapshot(self) -> tuple[list[Group], int, dict[str, float]]:
         """All groups in drawing order, the number of prompts sampled for them, and the counts."""
         with self._lock:
             return self.groups + self.waiting, self.drawn + len(self.waiting), self.counts

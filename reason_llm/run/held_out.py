@@ -49,15 +49,15 @@ class HeldOut:
         self._rows = rows
         self._team = team
         sets, held = job.data.held_out, job.data.held_out_rows
-        asked = [
+        identity = [
             [(prompt.token_ids, prompt.answer) for prompt in sets[0].prompts] if sets else [],
             [] if held is None else [(row.ids, row.value) for row in held.rows],
             job.config.eval_max_new_tokens,
         ]
         self._params = sampling_params(job.config)
         if job.config.eval.samples:
-            asked.append(asdict(self._params))
-        self.digest = hashlib.sha256(orjson.dumps(asked)).hexdigest()[:16]
+            identity.append(asdict(self._params))
+        self.digest = hashlib.sha256(orjson.dumps(identity)).hexdigest()[:16]
         """Of what an evaluation asks."""
         self.exists = bool(sets) or held is not None
         """Whether there is something to evaluate on."""

@@ -123,16 +123,16 @@ class ChatAnswer:
 def draw_of(body: Members) -> Draw:
     """Sampling options of a request; ValueError names what is wrong."""
     stop = body.get("stop", ())
-    asked = {"stop": [stop] if isinstance(stop, str) else stop, "seed": body.get("seed")}
+    options = {"stop": [stop] if isinstance(stop, str) else stop, "seed": body.get("seed")}
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if name in body:
             try:
-                asked["max_tokens"] = record_from_json(Limit, body[name])
+                options["max_tokens"] = record_from_json(Limit, body[name])
             except ValueError:
                 raise ValueError(
                     f"{name}={body[name]!r:.100} is no number of tokens; give 1 or more"
                 ) from None
-    return record_from_json(Draw, asked)
+    return record_from_json(Draw, options)
 
 
 def body_of(content: bytes) -> Members:
@@ -153,11 +153,11 @@ def check_members(body: Members, read: Sequence[str], section: SampleSection) ->
     }
     for name, value in body.items():
         if name in own:
-            asked = record_from_json(Number, value)
-            if asked != own[name] and name not in _WARNED:
+            number = record_from_json(Number, value)
+            if number != own[name] and name not in _WARNED:
                 _WARNED.add(name)
                 log.warning(
-                    f"{name}={asked:g} of a request is ignored, since what is learned is drawn "
+                    f"{name}={number:g} of a request is ignored, since what is learned is drawn "
                     f"from the policy as sample.{name}={own[name]:g} says; leave it out"
                 )
         elif name in read or name in _HARMLESS or value in _ONLY.get(name, ()):
@@ -296,12 +296,12 @@ def _usage(answer: ChatAnswer, read: str, wrote: str) -> Members:
 
 
 def chat_answer(
-    asked: ChatRequest, renderer: Renderer, completion: Completion, prompt_tokens: int, turn: int
+    request: ChatRequest, renderer: Renderer, completion: Completion, prompt_tokens: int, turn: int
 ) -> tuple[ChatAnswer, list[Any]]:
     """The answer that a completion is, and the calls in it: None for one that cannot be read."""
     ids, parsed = completion.token_ids, list[Any]()
     calls: list[Members] = []
-    if asked.tools and asked.may_call:
+    if request.tools and request.may_call:
         parsed = renderer.calls(completion.text, ids)
         calls = [
             {
@@ -313,8 +313,8 @@ def chat_answer(
         ]
     text = completion.text
     text = said_before(text) if calls else renderer.content_of(text)
-    tokens = [renderer.tokenizer.decode([id]) for id in ids] if asked.logprobs else []
-    return ChatAnswer(asked, completion, tokens, calls, text, prompt_tokens), parsed
+    tokens = [renderer.tokenizer.decode([id]) for id in ids] if request.logprobs else []
+    return ChatAnswer(request, completion, tokens, calls, text, prompt_tokens), parsed
 
 
 def chat_completion(answer: ChatAnswer) -> tuple[Members, list[bytes]]:

@@ -141,8 +141,8 @@ class Learner:
             wanted = self.lacking(rows, reader.column)
             if not wanted:
                 continue
-            asked = [reader.asked(rows[i]) if reader.asked else rows[i] for i in wanted]
-            values, _ = self.measure_step(asked, reader.role, reader.output)
+            read = [reader.transform(rows[i]) if reader.transform else rows[i] for i in wanted]
+            values, _ = self.measure_step(read, reader.role, reader.output)
             for i, value in zip(wanted, values, strict=True):
                 rows[i] = rows[i].with_trained(reader.column, value)
         if own := self.lacking(rows, "old_logprobs"):

@@ -46,7 +46,7 @@ def model_over(
     engine: Engine,
     config: PretrainedConfig,
     dtype: torch.dtype,
-    asked: str = "auto",
+    attention: str = "auto",
     is_whole: bool = False,
 ) -> Any:
     """A Transformers causal LM whose every parameter is a view of vLLM's storage, but for the
@@ -54,13 +54,13 @@ def model_over(
 
     Args:
         config: read before the engine started, since vLLM registers its own classes for some.
-        asked: ``model.attention``.
+        attention: ``model.attention``.
         is_whole: with the parts that text does not pass.
 
     Raises:
         ModelError: a layer that cannot be shared, with its name and why.
     """
-    model = _empty_model(engine, config, dtype, asked)
+    model = _empty_model(engine, config, dtype, attention)
     if not is_whole:
         multimodal.drop_towers(model)
     model.tie_weights()  # init_empty_weights unties
@@ -79,7 +79,9 @@ def model_over(
     return model.eval()
 
 
-def _empty_model(engine: Engine, config: PretrainedConfig, dtype: torch.dtype, asked: str) -> Any:
+def _empty_model(
+    engine: Engine, config: PretrainedConfig, dtype: torch.dtype, attention: str
+) -> Any:
     """The Transformers model of the config, whose parameters have no storage."""
     from vllm.config import CompilationMode, set_current_vllm_config
 
@@ -93,7 +95,7 @@ def _empty_model(engine: Engine, config: PretrainedConfig, dtype: torch.dtype, a
         return multimodal.auto_class(config).from_config(
             config,
             dtype=dtype,
-            attn_implementation=attention_for(config, asked),
+            attn_implementation=attention_for(config, attention),
             trust_remote_code=False,
         )
 
@@ -141,12 +143,12 @@ def _has_own_head(module: nn.Module) -> bool:
     return bool(heads) and all(head is not embedding for head in heads for embedding in embeddings)
 
 
-def attention_for(config: PretrainedConfig, asked: str = "auto") -> str:
-    """Attention implementation for Transformers: SDPA with our additions. It is eager if ``asked``
+def attention_for(config: PretrainedConfig, requested: str = "auto") -> str:
+    """Attention implementation for Transformers: SDPA with our additions. It is eager if requested
     (``model.attention``, checked by ``plan.backends``), for Gemma 2, which soft-caps its attention
     scores, and for gpt-oss, which has sinks. Falcon, Bloom and GPT-J have their own."""
     text = config.get_text_config(decoder=True)
-    if asked == "eager" or getattr(text, "attn_logit_softcapping", None) is not None:
+    if requested == "eager" or getattr(text, "attn_logit_softcapping", None) is not None:
         return "eager"
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
     takes_any = text.model_type in families.PACKED  # Qwen3.5 does not say so

@@ -114,21 +114,21 @@ def _check_config(run: Path) -> None:
         return  # the reader reports it
 
 
-def check_writes(asked: Config | Path, what: str) -> None:
+def check_writes(target: Config | Path, what: str) -> None:
     """Raise ConfigError for a model that gives scores, since ``what`` needs completions.
 
     Args:
-        asked: the config of a run, or the folder of an adapter; a run's folder passes.
+        target: the config of a run, or the folder of an adapter; a run's folder passes.
     """
-    if isinstance(asked, Path):
-        if not is_run(asked) and (asked / SCORE_HEAD).exists():
+    if isinstance(target, Path):
+        if not is_run(target) and (target / SCORE_HEAD).exists():
             raise ConfigError(
-                f"{asked} is a reward model's adapter, which scores completions and writes none; "
+                f"{target} is a reward model's adapter, which scores completions and writes none; "
                 "name it as a reward, or export it"
             )
-    elif asked.of_stage.scores:
+    elif target.of_stage.scores:
         raise ConfigError(
-            f"{asked.run.name} is a reward model (stage={asked.stage}): it scores completions "
+            f"{target.run.name} is a reward model (stage={target.stage}): it scores completions "
             f"and writes none, so {what} does not take it; name a run of another stage"
         )
 
