@@ -79,7 +79,7 @@ class Direct:
                 await asyncio.sleep(0)
             asks = open_asks[:]
             self.asked += [ask.ids for ask in asks]
-            self.most += [ask.most for ask in asks]
+            self.most += [ask.max_tokens for ask in asks]
             self.server.answer(
                 [(self.session, ask) for ask in asks], [completion(t) for t in said[: len(asks)]]
             )
