@@ -1,6 +1,6 @@
 """A wave of rollouts, and the batches in which their turns are sampled. With vLLM a request joins
 the one under way. With other samplers, and with ``model.deterministic``, there is a barrier: the
-next batch begins when all live rollouts ask. Equal batches have equal bits, whoever came first.
+next batch begins when all live rollouts ask. Equal batches have equal bits in any order of arrival.
 """
 
 import random

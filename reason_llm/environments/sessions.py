@@ -8,8 +8,8 @@ All programs of a wave run in one thread with one event loop. Each ends with wha
 number is the reward ``environment``. One that raises, or keeps the others waiting for longer than
 ``sample.environment_seconds``, ends its rollout with the reason ``error``.
 
-A rollout of an agent that shortens or forks what it says is several conversations. That in which
-the model wrote most is the completion, which rewards judge; all are learned, with one advantage.
+If an agent shortens or forks its messages, the rollout has several conversations. The one with the
+most sampled tokens is the completion, which rewards judge; all are trained, with one advantage.
 """
 
 import asyncio

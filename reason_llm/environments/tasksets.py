@@ -2,8 +2,8 @@
 
 verifiers runs a task's own code in this process, and its tool servers in processes; rewards and
 metrics of what the model wrote are called in the sandbox. It asks the token server through its
-training client, with our renderer or with one of its own that was named. In the place of its
-harness for plain chats, which starts a process for each rollout, stands one that asks from here; a
+training client, with our renderer or with one of its own that was named. Its harness for plain
+chats, which starts a process for each rollout, is replaced by one that runs in this process; a
 taskset that ships a harness keeps it.
 """
 

@@ -5,12 +5,12 @@
     POST /v1/responses            items in, items out; OpenAI's form
     GET  /v1/models               the one model and its context
 
-The port is of 127.0.0.1 and open while one wave is sampled. Who asks names a rollout of that wave:
-by the rollout's own key, or by the wave's key and ``X-Session-ID``. Keys are new in each wave.
+The port is open on 127.0.0.1 while one wave is sampled. A request names a rollout of that wave, by
+the rollout's own key, or by the wave's key and ``X-Session-ID``. Keys are new in each wave.
 
 **The barrier.** The model is asked when every live rollout waits for it, in the rollouts' order, so
-that what is drawn does not depend on who came first. With vLLM a request joins the batch under way.
-Who keeps all others waiting for too long is ended. What was sampled is never encoded again: a chat
+that samples do not depend on the order of arrival. With vLLM a request joins the batch under way.
+A rollout that keeps all others waiting is ended. Sampled tokens are never encoded again: a chat
 that continues an earlier answer is asked with the ids so far and those of the reply. A rollout
 may ask in parallel: each request is a conversation, and it waits once all its tasks do.
 

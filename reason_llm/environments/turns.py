@@ -14,12 +14,12 @@ Instead of ``step`` there may be other public methods, with types and docstrings
 tools that the model calls, and a turn without a call is the last one. That is the form of TRL's
 ``environment_factory``. Any method may be ``async``.
 
-What the model sampled is never encoded again: a reply's tokens are put after the ids so far. An
+Sampled tokens are never encoded again: a reply's tokens are appended to the ids so far. An
 environment that raises, or takes longer than ``sample.environment_seconds``, ends its rollout with
 the reason ``error``, which teaches nothing; the model reads a tool's error.
 
-Objects are made as a wave needs them and used again, the n-th one for the n-th rollout: ``reset``
-must begin anew. One that failed is closed and never used again; the others are closed at the end.
+Objects are created when a wave needs them and reused, the n-th one for the n-th rollout: ``reset``
+must start over. One that failed is closed and not reused; the others are closed at the end.
 
 Source: ``environment_factory`` of ``GRPOTrainer`` of trl 1.14.2. Differs: ``close`` is called;
 ``reset`` may give messages; ``get_reward`` gets the reason of the end if it takes ``ended``.

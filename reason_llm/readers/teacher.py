@@ -1,6 +1,6 @@
-"""The teacher of opd, which gives a step's rollouts their column ``teacher_logprobs``. It is an
-adapter over the base, or the base with a prompt that says more; or another model, which is on the
-GPU between sampling and learning alone; or a vLLM server, which reads the rollouts' token ids."""
+"""The teacher of opd, which adds the column ``teacher_logprobs`` to a step's rollouts. It is an
+adapter over the base, or the base with a longer prompt; or another model, which is on the GPU only
+between sampling and learning; or a vLLM server, which reads the rollouts' token ids."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Sampling in shards: the prompts are dealt in a number of parts that the config fixes, each with a
-seed of its own. What is drawn does not depend on who draws which part: where vLLM draws several
-parts in one batch, each request has a seed of its own."""
+"""Sampling in shards: the prompts are split into a number of parts that the config fixes, each with
+its own seed. Samples do not depend on which process draws a part: if vLLM draws several parts in
+one batch, each request has its own seed."""
 
 import random
 from collections.abc import Callable, Sequence
