@@ -46,7 +46,7 @@ class BusyError(ReasonError, BlockingIOError):
 
 
 class WriteError(ReasonError, OSError):
-    """Something cannot be written where the config says."""
+    """A path of the config cannot be written."""
 
 
 class RewardError(ReasonError, RuntimeError):
@@ -71,10 +71,10 @@ class Stopped(KeyboardInterrupt):
 
 def raise_all(errors: Iterable[ReasonError]) -> None:
     """Raise the first of several different errors, if any, with the others as its notes."""
-    told = dict[str, ReasonError]()
+    distinct = dict[str, ReasonError]()
     for error in errors:
-        told.setdefault(str(error), error)
-    first, *others = told.values() or (None,)
+        distinct.setdefault(str(error), error)
+    first, *others = distinct.values() or (None,)
     if first is not None:
         for other in others:
             first.add_note(str(other))
@@ -97,14 +97,14 @@ def clear_frames(error: BaseException) -> None:
     activations and views of the weights. Frames that still run keep theirs."""
     left, done = [error], set()
     while left:
-        each = left.pop()
-        done.add(id(each))
-        traceback.clear_frames(each.__traceback__)
-        before = (each.__context__, each.__cause__)
+        current = left.pop()
+        done.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        before = (current.__context__, current.__cause__)
         left += [other for other in before if other is not None and id(other) not in done]
 
 
-MOST_SHOWN_CHARACTERS = 2000
+MAX_SHOWN_CHARACTERS = 2000
 _SECRET = re.compile(
     r"(^|_)(TOKEN|API_?KEY|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
@@ -113,13 +113,13 @@ _SHORTEST_SECRET = 8
 
 
 def shown(error: Exception | str) -> str:
-    """Text of an error as it is printed: one line, printable, bounded, without secrets."""
+    """Text of an error for printing: one line, printable, bounded, without secrets."""
     text = without_secrets(printable(str(error)))
-    return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[:MOST_SHOWN_CHARACTERS]}…"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with control characters spelled out, but for those to ``keep``."""
+    """The text with control characters spelled out, except those to ``keep``."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
@@ -130,7 +130,7 @@ def secrets() -> dict[str, str]:
         for name, value in os.environ.items()
         if len(value) >= _SHORTEST_SECRET and _SECRET.search(name)
     }
-    return dict(sorted(values.items(), key=lambda each: -len(each[0])))
+    return dict(sorted(values.items(), key=lambda item: -len(item[0])))
 
 
 def without_secrets(text: str, known: dict[str, str] | None = None) -> str:

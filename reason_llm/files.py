@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from reason_llm.errors import BusyError, NotAsWritten, WriteError, one_line
 
 T = TypeVar("T")
-MOST_BESIDE = 10_000
+MAX_NEIGHBORS = 10_000
 """Files of a folder among which a similar name is looked for."""
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class FileLock:
             self._file = None
 
 
-def write_for_oneself() -> None:
+def restrict_umask() -> None:
     """Make all later files of this process writable by its user only; a stricter umask stays."""
     os.umask(os.umask(0o077) | 0o022)
 
@@ -151,9 +151,9 @@ def open_to_append(path: Path) -> BufferedWriter:
 def replacing_folder(
     target: Path, *, is_noted: bool = True, known: Mapping[str, str] = {}
 ) -> Iterator[Path]:
-    """A temporary folder to fill, which then takes its place: whole or not at all. ``digests.json``
-    is added if it ``is_noted``; ``known`` digests of files, by name, need not be computed. After a
-    WriteError ``target`` is as it was."""
+    """A temporary folder to fill, which then replaces ``target``: whole or not at all.
+    ``digests.json`` is added if it ``is_noted``; ``known`` digests of files, by name, are not
+    computed again. After a WriteError ``target`` is unchanged."""
     if target.is_symlink():
         raise WriteError(
             f"{target} is a link to {target.readlink()}, which a folder cannot replace; remove the "
@@ -215,7 +215,7 @@ def move_aside(path: Path) -> None:
 
 
 MIB = 1 << 20
-MOST_NESTING = 64
+MAX_NESTING = 64
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -233,28 +233,28 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Content of the regular file at ``path``; raises OSError above ``most_bytes``."""
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Content of the regular file at ``path``; raises OSError above ``max_bytes``."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most_bytes:
-            raise too_large(most_bytes)
+        if size > max_bytes:
+            raise too_large(max_bytes)
         content = file.read(size + 1)  # Python allocates as much memory as it is asked to read
-        while len(content) <= most_bytes and (more := file.read(MIB)):
+        while len(content) <= max_bytes and (more := file.read(MIB)):
             content += more  # it grew meanwhile, or has no size, as in /proc
-    if len(content) > most_bytes:
-        raise too_large(most_bytes)
+    if len(content) > max_bytes:
+        raise too_large(max_bytes)
     return content
 
 
-def read_text(path: Path, most_bytes: int = MIB) -> str:
+def read_text(path: Path, max_bytes: int = MIB) -> str:
     """The UTF-8 text in the regular file at ``path``."""
-    return read_bounded(path, most_bytes).decode()
+    return read_bounded(path, max_bytes).decode()
 
 
-def read_object(path: Path, most_bytes: int = 64 * MIB) -> dict[str, Any]:
+def read_object(path: Path, max_bytes: int = 64 * MIB) -> dict[str, Any]:
     """The JSON object in the regular file at ``path``."""
-    return parsed_object(read_bounded(path, most_bytes))
+    return parsed_object(read_bounded(path, max_bytes))
 
 
 def parsed_object(content: bytes) -> dict[str, Any]:
@@ -295,16 +295,16 @@ def check_seal(content: bytes, *, must_carry: bool = False) -> None:
     compare("it", digest.hexdigest(), expected)
 
 
-def compare(what: str, found: str, expected: str) -> None:
+def compare(what: str, actual: str, expected: str) -> None:
     """Raises NotAsWritten where a SHA-256 differs from the one that was noted."""
-    if found != expected:
+    if actual != expected:
         raise NotAsWritten(
-            f"{what} is not what was written: its SHA-256 is {found:.12}..., and "
+            f"{what} is not what was written: its SHA-256 is {actual:.12}..., and "
             f"{expected:.12}... was noted"
         )
 
 
-def noted_digest(file: Path) -> str:
+def recorded_digest(file: Path) -> str:
     """SHA-256 of a file by the ``digests.json`` of its folder, without reading the file."""
     return str(read_object(file.parent / MANIFEST, MIB)["files"][file.name]["sha256"])
 
@@ -316,9 +316,9 @@ def check_digests(
     SHA-256 by name, empty where the folder carries none."""
     if not os.path.lexists(folder / MANIFEST):
         return {}
-    noted = read_object(folder / MANIFEST, MIB).get("files")
+    recorded = read_object(folder / MANIFEST, MIB).get("files")
     digests = {}
-    for name, entry in noted.items() if isinstance(noted, dict) else ():
+    for name, entry in recorded.items() if isinstance(recorded, dict) else ():
         file = folder / name
         if not is_read(name):
             continue
@@ -327,6 +327,7 @@ def check_digests(
         if file.is_symlink():
             raise NotAsWritten(f"{name} is a link")
         status = file.stat()
+        # The size comes first: it is known without reading the file.
         if status.st_size != entry.get("bytes"):
             raise NotAsWritten(
                 f"{name} is not what was written: it has {status.st_size} bytes, and "
@@ -343,7 +344,7 @@ def _known(file: Path, *state: int) -> str:
     return sha256_of_pieces(file)
 
 
-MOST_BYTES = 1 << 40
+MAX_BYTES = 1 << 40
 PIECE_BYTES = 16 * MIB
 
 
@@ -371,11 +372,11 @@ def sha256_of_pieces(file: Path) -> str:
     return hashlib.sha256(b"".join(piece.digest() for piece in pieces)).hexdigest()
 
 
-def sha256(path: Path, most_bytes: int = MOST_BYTES) -> str:
+def sha256(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """SHA-256 of the regular file at ``path``, read piece by piece; raises as ``read_bounded``."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most_bytes:
-            raise too_large(most_bytes)
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise too_large(max_bytes)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -385,15 +386,15 @@ def regular(path: Path) -> Path:
     return path
 
 
-def too_large(most_bytes: int) -> OSError:
+def too_large(max_bytes: int) -> OSError:
     """The error of a file that is larger than it may be."""
-    return OSError(errno.EFBIG, f"it is larger than {most_bytes / MIB:,g} MiB")
+    return OSError(errno.EFBIG, f"it is larger than {max_bytes / MIB:,g} MiB")
 
 
 def check_nesting(value: T) -> T:
-    """The parsed value; raises ValueError where it is nested deeper than ``MOST_NESTING``."""
+    """The parsed value; raises ValueError where it is nested deeper than ``MAX_NESTING``."""
     level: list[Any] = [value] if isinstance(value, list | Mapping) else []
-    for _ in range(MOST_NESTING):
+    for _ in range(MAX_NESTING):
         level = [
             item
             for node in level
@@ -402,11 +403,11 @@ def check_nesting(value: T) -> T:
         ]
         if not level:
             return value
-    raise ValueError(f"nested more than {MOST_NESTING} levels deep")
+    raise ValueError(f"nested more than {MAX_NESTING} levels deep")
 
 
 class Panic(RuntimeError):
-    """A library that is written in Rust gave up."""
+    """A Rust library panicked."""
 
 
 @contextmanager
@@ -424,13 +425,13 @@ def without_panics() -> Iterator[None]:
 
 
 def similar(name: str, known: Iterable[str] = ()) -> str:
-    """Return `` (did you mean model/tiny?)`` with the name of ``known``, or of the files next to a
-    path, whose last part is spelt most like that of ``name``; empty without one."""
-    beside: Iterable[Path] = (
-        islice(Path(name).parent.glob("*"), MOST_BESIDE) if not Path(name).exists() else ()
+    """Return `` (did you mean model/tiny?)`` with the most similar name of ``known``, or of the
+    files next to a path; empty if there is none."""
+    neighbors: Iterable[Path] = (
+        islice(Path(name).parent.glob("*"), MAX_NEIGHBORS) if not Path(name).exists() else ()
     )
-    every = [each for each in (*known, *map(str, beside)) if each != name]
-    names = {Path(each).name.partition(":")[0].casefold(): each for each in every}
+    candidates = [other for other in (*known, *map(str, neighbors)) if other != name]
+    names = {Path(other).name.partition(":")[0].casefold(): other for other in candidates}
     last = Path(name).name[:200].partition(":")[0].casefold()
     near = difflib.get_close_matches(last, names, n=1, cutoff=0.8)
     return f" (did you mean {names[near[0]]}?)" if near else ""
@@ -471,8 +472,8 @@ def cached_repositories(kind: str = "model") -> list[str]:
     """Return the ids of the models or ``dataset``s in the Hub's cache."""
     from huggingface_hub import constants
 
-    folders = islice(Path(constants.HF_HUB_CACHE).glob(f"{kind}s--*"), MOST_BESIDE)
-    return [each.name.partition("--")[2].replace("--", "/") for each in folders]
+    folders = islice(Path(constants.HF_HUB_CACHE).glob(f"{kind}s--*"), MAX_NEIGHBORS)
+    return [folder.name.partition("--")[2].replace("--", "/") for folder in folders]
 
 
 def cached(repository: str, name: str) -> Path | None:

@@ -61,7 +61,7 @@ _ROLES = {"assistant", "bot", "model", "user", "human", "system"}
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Data that some tokens of a prompt stand for, such as an image, which no record holds."""
+    """Data behind some tokens of a prompt, such as an image; no record holds it."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     kind: Text
@@ -94,18 +94,18 @@ class Prompt:
         """The prompt's attachments, in order. Raises ValueError: they do not lie within it."""
         if ATTACHMENTS not in self.extra:
             return ()
-        found = record_from_json(tuple[Attachment, ...], self.extra[ATTACHMENTS])
-        ends = [0, *(n for each in found for n in (each.start, each.start + each.length))]
+        attachments = record_from_json(tuple[Attachment, ...], self.extra[ATTACHMENTS])
+        ends = [0, *(n for a in attachments for n in (a.start, a.start + a.length))]
         if ends != sorted(ends) or ends[-1] > len(self.token_ids):
             raise ValueError(f"prompt {self.id!r}: its attachments do not lie within its tokens")
-        return found
+        return attachments
 
     @property
     def opened(self) -> str:
         """The tag that the prompt ends with and the model continues, such as ``<think>\\n`` of the
         templates of thinking models; empty for none."""
-        found = _OPENED.search(self.text, max(0, len(self.text) - 64))
-        return "" if found is None or found[1].lower() in _ROLES else found[0]
+        match = _OPENED.search(self.text, max(0, len(self.text) - 64))
+        return "" if match is None or match[1].lower() in _ROLES else match[0]
 
     def continued_by(self, completion: "Completion") -> str:
         """The text that rewards of form and answers judge: the opened tag and the completion."""
@@ -114,8 +114,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens ``start .. end`` of a completion that the model did not write: what an environment
-    answered, with the chat template's tokens around it."""
+    """Tokens ``start .. end`` of a completion that the model did not write: an environment's reply,
+    with the chat template's tokens around it."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     start: Count
@@ -131,8 +131,8 @@ def _is_sampled(tokens: int, spans: Sequence[Span]) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One more conversation of a rollout, of an agent that shortens, forks or writes anew what was
-    said. What is in its prompt is learned elsewhere or was not sampled."""
+    """One more conversation of a rollout, from an agent that shortens, forks or rewrites its
+    messages. Tokens of its prompt are trained elsewhere or were not sampled."""
 
     __pydantic_config__ = KNOWN_FIELDS_ONLY
     prompt_ids: TokenIds
@@ -222,14 +222,14 @@ class Completion:
 
     def of_turns(self, values: Sequence[float]) -> NDArray[np.float64]:
         """For each of the T tokens the number of its turn; 0 if the model did not write it."""
-        found = np.zeros(len(self.token_ids))
+        of_tokens = np.zeros(len(self.token_ids))
         starts = [0, *(span.end for span in self.spans)]
-        ends = [*(span.start for span in self.spans), len(found)]
+        ends = [*(span.start for span in self.spans), len(of_tokens)]
         if len(starts) > self.num_turns:  # it begins with the end of its prompt
             starts, ends = starts[1:], ends[1:]
         for value, start, end in zip(values, starts, ends, strict=True):
-            found[start:end] = value
-        return found
+            of_tokens[start:end] = value
+        return of_tokens
 
     @property
     def has_reward(self) -> bool:
@@ -271,13 +271,13 @@ def check_lengths(group: Group) -> None:
     for number, completion in enumerate(group.completions):
         where = f"prompt {group.prompt.id!r}, completion {number}"
         conversations: list[Completion | Conversation] = [completion, *completion.others]
-        for each in conversations:
-            ends = [0, *(n for span in each.spans for n in (span.start, span.end))]
-            tokens = len(each.token_ids)
+        for conversation in conversations:
+            ends = [0, *(n for span in conversation.spans for n in (span.start, span.end))]
+            tokens = len(conversation.token_ids)
             if ends != sorted(ends) or ends[-1] > tokens:
                 raise ValueError(f"{where}: its spans do not follow each other within its tokens")
-            of_learner = completion.learner_logprobs if each is completion else None
-            for logprobs in (each.logprobs, of_learner):
+            of_learner = completion.learner_logprobs if conversation is completion else None
+            for logprobs in (conversation.logprobs, of_learner):
                 if logprobs is not None and len(logprobs) != tokens:
                     raise ValueError(f"{where}: {tokens} token_ids but {len(logprobs)} log-probs")
         turns = completion.num_turns

@@ -24,7 +24,7 @@ from queue import Empty, LifoQueue, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-MOST_ANSWER_BYTES = 256 << 20
+MAX_ANSWER_BYTES = 256 << 20
 WAKE_SECONDS = 1.0
 """A thread that waits looks for an interrupt so often: one that comes just before it waits does not
 end the wait."""
@@ -67,12 +67,12 @@ def within(seconds: float | None, what: str, call: Callable[[], T]) -> T:
                 raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
     if error is not None:
         raise error
-    found: T = result
-    return found
+    value: T = result
+    return value
 
 
 class Died(RuntimeError):
-    """The process of a worker ended, or gave no answer in time and was ended.
+    """A worker's process ended, or gave no answer in time and was ended.
 
     Args:
         code: exit code; the negative number of the signal that ended it.
@@ -213,7 +213,7 @@ def serve(answer: Callable[[Any], Any]) -> None:
 def _receive(descriptor: int, deadline: float) -> Any:
     """A message; raises TimeoutError, EOFError at the end, or ValueError."""
     size = struct.unpack("<Q", _read_exactly(descriptor, 8, deadline))[0]
-    if size > MOST_ANSWER_BYTES:
+    if size > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {size} bytes")
     return json.loads(_read_exactly(descriptor, size, deadline))
 
@@ -237,15 +237,14 @@ os.register_at_fork(after_in_child=_shared.clear)
 
 
 def shared(make: Callable[..., T], *arguments: Hashable) -> T:
-    """Return this process's own ``make(*arguments)``, made when first asked for and, by its method
-    ``close``, closed at exit.
-    A fork has another one: it would read its parent's answers."""
+    """Return this process's own ``make(*arguments)``, created at the first call and closed by its
+    method ``close`` at exit. A fork gets another one, since it would read its parent's answers."""
     key = (make, *arguments)
     with _making:
         if key not in _shared:
-            made: Any = make(*arguments)
+            worker: Any = make(*arguments)
             process = os.getpid()
-            atexit.register(lambda: made.close() if os.getpid() == process else None)
-            _shared[key] = made
-        found: T = _shared[key]
-    return found
+            atexit.register(lambda: worker.close() if os.getpid() == process else None)
+            _shared[key] = worker
+        result: T = _shared[key]
+    return result

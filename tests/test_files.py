@@ -25,11 +25,11 @@ from reason_llm.files import (
     read_bounded,
     read_object,
     replacing_folder,
+    restrict_umask,
     sealed,
     sha256,
     without_panics,
     write_atomically,
-    write_for_oneself,
 )
 
 
@@ -233,7 +233,7 @@ def test_a_folder_is_told_to_be_forbidden_before_it_is_made(
 def test_files_are_writable_by_their_user_only(before: int, after: int) -> None:
     old = os.umask(before)
     try:
-        write_for_oneself()
+        restrict_umask()
         found = os.umask(old)
     finally:
         os.umask(old)

@@ -110,7 +110,7 @@ class PolicyServer:
 
     def app(self) -> web.Application:
         """The application, not yet listening."""
-        app = web.Application(client_max_size=openai_api.MOST_BYTES)
+        app = web.Application(client_max_size=openai_api.MAX_BYTES)
         app.router.add_get(MODELS, self._answered(self._models))
         for path in (*openai_api.FORMS, TEXT):
             app.router.add_post(path, self._answered(self._completions))
@@ -124,7 +124,7 @@ class PolicyServer:
                 answer: web.StreamResponse = await handler(request)
                 return answer
             except web.HTTPRequestEntityTooLarge:
-                status, text = 413, f"a request has at most {openai_api.MOST_BYTES:,} bytes"
+                status, text = 413, f"a request has at most {openai_api.MAX_BYTES:,} bytes"
             except web.HTTPException as error:
                 status, text = error.status, str(error.text)
             except (ReasonError, ValueError) as error:
@@ -281,7 +281,7 @@ class PolicyServer:
         return tuple(ids)
 
     def _check_size(self, characters: int) -> None:
-        if characters > openai_api.MOST_TOKEN_CHARACTERS * self.chat.context_tokens:
+        if characters > openai_api.MAX_TOKEN_CHARACTERS * self.chat.context_tokens:
             raise ValueError(
                 f"{characters:,} characters leave no room in the context of "
                 f"{self.chat.context_tokens} tokens (model.context_tokens)"

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 
-from reason_llm.files import MOST_NESTING, check_nesting
+from reason_llm.files import MAX_NESTING, check_nesting
 
 MOST_INTEGER = 2**63 - 1
 _KINDS = {
@@ -28,7 +28,7 @@ def parse(text: str) -> Any:
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except RecursionError as error:
-        raise ValueError(f"nested more than {MOST_NESTING} levels deep") from error
+        raise ValueError(f"nested more than {MAX_NESTING} levels deep") from error
     except UnicodeEncodeError as error:
         raise ValueError("it holds an incomplete character; remove it") from error
     except _BAD_SCALAR as error:

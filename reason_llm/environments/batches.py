@@ -1,14 +1,17 @@
 """A wave of rollouts, and the batches in which their turns are sampled. With vLLM a request joins
 the one under way. With other samplers, and with ``model.deterministic``, there is a barrier: the
-next batch begins when all live rollouts ask. Equal batches have equal bits, whoever came first.
+next batch begins when all live rollouts ask. Equal batches have equal bits in any order of arrival.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from reason_llm.errors import DataError
+from reason_llm.model import decode
 from reason_llm.rollout import Completion, Prompt
 from reason_llm.sample import Ended, Progress, Sampler, SamplingParams, VllmBatch, VllmSampler
 
@@ -29,10 +32,21 @@ def turn_seed(seed: int, rollout: int, turn: int | str) -> int:
     return random.Random(f"{seed}/{rollout}/turn/{turn}").getrandbits(62)
 
 
-def common_prefix(ids: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The tokens with which all of these begin."""
+def common_prompt(
+    prompt: Prompt, ids: Sequence[tuple[int, ...]], tokenizer: Any, fix: str
+) -> Prompt:
+    """The prompt with the tokens with which all of these begin; DataError if there are none."""
     same = takewhile(lambda column: len(set(column)) == 1, zip(*ids, strict=False))
-    return tuple(column[0] for column in same)
+    common = tuple(column[0] for column in same)
+    if not common:
+        raise DataError(
+            f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be compared "
+            f"with each other; {fix}"
+        )
+    if common == prompt.token_ids:
+        return prompt
+    (text,) = decode(tokenizer, [list(common)])
+    return replace(prompt, token_ids=common, text=text)
 
 
 class Barrier:
@@ -58,9 +72,9 @@ class Barrier:
 
     def step(self, progress: Progress) -> list[tuple[Any, tuple[Completion, ...]]]:
         """Sample the batch."""
-        asked, self.keys = self.keys, {}
-        shared = {key: (p, params) for key, (p, params, seed) in asked.items() if seed is None}
-        found: dict[Any, tuple[Completion, ...]] = {}
+        requests, self.keys = self.keys, {}
+        shared = {key: (p, params) for key, (p, params, seed) in requests.items() if seed is None}
+        completions: dict[Any, tuple[Completion, ...]] = {}
         if shared:
             number = f"{self._seed}/turn/{self._number}"
             self._number += 1
@@ -70,12 +84,14 @@ class Barrier:
                 random.Random(number).getrandbits(63),
                 progress,
             )
-            found |= {key: group.completions for key, group in zip(shared, groups, strict=True)}
-        for key, (prompt, params, seed) in asked.items():
+            completions |= {
+                key: group.completions for key, group in zip(shared, groups, strict=True)
+            }
+        for key, (prompt, params, seed) in requests.items():
             if seed is not None:
                 (group,) = self._sampler.sample([prompt], params, seed, progress)
-                found[key] = group.completions
-        return [(key, found[key]) for key in asked]
+                completions[key] = group.completions
+        return [(key, completions[key]) for key in requests]
 
 
 @contextmanager

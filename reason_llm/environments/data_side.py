@@ -66,15 +66,15 @@ class DataSide:
         return {n: reset_columns(where) for n, where in environments_by_name(self.named).items()}
 
     def columns_of(self, row: Mapping[str, Any]) -> set[str]:
-        """Columns that ``reset`` or the agent is given, and the one that names the environment."""
+        """Columns that ``reset`` or the agent receives, and the one that names the environment."""
         name = row.get(ENVIRONMENT) if isinstance(self.named, Mapping) else ""
-        given = self._given.get(str(name), ())
-        return {*(row if given is None else given), ENVIRONMENT}
+        columns = self._accepted.get(str(name), ())
+        return {*(row if columns is None else columns), ENVIRONMENT}
 
     @cached_property
-    def _given(self) -> Mapping[str, list[str] | None]:
+    def _accepted(self) -> Mapping[str, list[str] | None]:
         """Columns that ``reset`` or the agent takes, by the environments' names; None: all."""
-        return {n: given_columns(where) for n, where in environments_by_name(self.named).items()}
+        return {n: accepted_columns(where) for n, where in environments_by_name(self.named).items()}
 
     def name(self, where: str, row: Mapping[str, Any]) -> str:
         """Name of the row's environment."""
@@ -89,7 +89,7 @@ class DataSide:
                 digests |= command_sources(key, where.removeprefix("mcp:"))
             else:
                 digests |= with_imports(key, file_of(where.removeprefix("agent:")), sys.path)
-        for name in (parsed_source(each)[0] for each in data if each.startswith(TASKSET)):
+        for name in (parsed_source(source)[0] for source in data if source.startswith(TASKSET)):
             if (place := module_file(name, sys.path)) is not None:
                 digests |= with_imports(name, place, sys.path, name)
         return digests
@@ -104,23 +104,23 @@ def own_session(where: str | Mapping[str, str] | None) -> tuple[str, str]:
     return (kind, rest) if mark and kind in SESSIONS else ("", "")
 
 
-def environments_by_name(given: str | Mapping[str, str] | None) -> dict[str, str]:
+def environments_by_name(setting: str | Mapping[str, str] | None) -> dict[str, str]:
     """The classes of ``sample.environment`` by the name in a row's column ``environment``; a single
     one, for all rows, by the empty name."""
-    return {"": given} if isinstance(given, str) else dict(given or {})
+    return {"": setting} if isinstance(setting, str) else dict(setting or {})
 
 
 def environment_name(
-    given: str | Mapping[str, str] | None, where: str, row: Mapping[str, Any]
+    setting: str | Mapping[str, str] | None, where: str, row: Mapping[str, Any]
 ) -> str:
     """The name of a row's environment in ``environments_by_name``; DataError if there is none."""
-    if not isinstance(given, Mapping):
+    if not isinstance(setting, Mapping):
         return ""
     name = row.get(ENVIRONMENT)
-    if name not in given:
+    if name not in setting:
         raise DataError(
             f"{where}: column environment={name!r:.80} is no name of sample.environment, which has "
-            f"{', '.join(given)}; write one of these"
+            f"{', '.join(setting)}; write one of these"
         )
     return str(name)
 
@@ -128,20 +128,20 @@ def environment_name(
 def environment_class(where: str) -> type[Any]:
     """The class of ``sample.environment``; ConfigError if there is none, or it has no ``reset``, or
     neither ``step`` nor another public method."""
-    found = load_function(where, "sample.environment")
-    if not inspect.isclass(found):
+    cls = load_function(where, "sample.environment")
+    if not inspect.isclass(cls):
         raise ConfigError(f"sample.environment={where} is no class; name one")
-    if "step" not in dir(found) and not tool_methods(found):
+    if "step" not in dir(cls) and not tool_methods(cls):
         raise ConfigError(
             f"sample.environment={where} has neither a method step(text), which answers what the "
             "model writes, nor public methods that the model could call; add one"
         )
-    if not callable(getattr(found, "reset", None)):
+    if not callable(getattr(cls, "reset", None)):
         raise ConfigError(
             f"sample.environment={where} has no method reset; add it: reset(**row) gives a text or "
             "None"
         )
-    return found
+    return cls
 
 
 def tool_methods(kind: type[Any]) -> dict[str, Callable[..., Any]]:
@@ -162,7 +162,7 @@ def reset_columns(where: str) -> list[str]:
     return [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
 
 
-def given_columns(where: str) -> list[str] | None:
+def accepted_columns(where: str) -> list[str] | None:
     """The columns that ``reset`` of ``sample.environment`` takes, or its agent; None: all."""
     parameters = _reset_parameters(where)
     takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters) or own_session(where)[0] == "agent"
@@ -217,7 +217,7 @@ def command_words(command: str) -> list[str]:
 def command_sources(key: str, command: str) -> dict[str, str]:
     """Digests of the files that a command line names, and of what its Python files import."""
     words = command_words(command)
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for before, word in zip(["", *words], words, strict=False):
         file: Path | None = Path(word.partition("=")[2] if word.startswith("-") else word)
         name = word if before == "-m" else ""
@@ -225,5 +225,5 @@ def command_sources(key: str, command: str) -> dict[str, str]:
             file = module_file(name, [str(Path.cwd()), *sys.path])
         if file is not None and file.is_file():
             places = [str(Path.cwd() if name else file.parent), *sys.path]
-            found |= with_imports(f"{key} runs {word}", file, places, name)
-    return found
+            digests |= with_imports(f"{key} runs {word}", file, places, name)
+    return digests

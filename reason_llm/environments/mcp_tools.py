@@ -4,7 +4,7 @@
     mcp:https://host/mcp …       streamable HTTP, one or several addresses
     mcp:path/to/servers.json     several of either, as ``{"mcpServers": {name: {...}}}``
 
-All are tried before a model is loaded. While sampling, programs are started once for each wave. A
+All are probe before a model is loaded. While sampling, programs are started once for each wave. A
 result is read as it came: ``mcp`` 2.0.0 would check it by the tool's schema, and open the addresses
 which that names (CVE-2026-116686).
 """
@@ -38,8 +38,8 @@ from reason_llm.sample import openai_api
 UseTool = Callable[[str, dict[str, Any]], Awaitable[str]]
 START_SECONDS = 60.0
 """For all servers to start and to list their tools."""
-MOST_TOOLS = 1000
-MOST_CHARACTERS = 1 << 16
+MAX_TOOLS = 1000
+MAX_CHARACTERS = 1 << 16
 """Longest result that the model reads."""
 CALL_FRACTION = 0.8
 """Fraction of ``sample.environment_seconds`` after which a call has failed."""
@@ -96,8 +96,8 @@ async def converse(
                 text = orjson.dumps({"error": one_line(error)[:1000]}).decode()
                 if notes is not None:
                     notes["failed_calls"] = notes.get("failed_calls", 0) + 1
-            told = {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
-            messages.append(told)
+            result = {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
+            messages.append(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ class McpServer:
     """Transport, as some write it; the command or the address tells it."""
 
 
-def servers_of(asked: str) -> dict[str, McpServer]:
+def servers_of(setting: str) -> dict[str, McpServer]:
     """The servers by their names; a ConfigError if there are none, or one cannot be started."""
-    where = f"sample.environment=mcp:{asked}"
-    words = command_words(asked)
+    where = f"sample.environment=mcp:{setting}"
+    words = command_words(setting)
     if not words:
         raise ConfigError(
             "sample.environment=mcp: names no server; write mcp:COMMAND ARGUMENTS, "
@@ -134,19 +134,20 @@ def servers_of(asked: str) -> dict[str, McpServer]:
         try:
             content = read_object(Path(words[0])).get("mcpServers")
             servers = record_from_json(dict[str, McpServer], content)
-            servers = {n: _with_variables(each) for n, each in servers.items()}
+            servers = {name: _with_variables(server) for name, server in servers.items()}
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{where}: {one_line(error)}; write a file such as "
                 '{"mcpServers": {"a": {"command": "python", "args": ["server.py"]}, '
                 '"b": {"url": "https://…"}}}'
             ) from error
-    for name, each in servers.items():
-        if (each.command is None) == (each.url is None):
+    # Checked at the start: a server itself is started by the first rollout.
+    for name, server in servers.items():
+        if (server.command is None) == (server.url is None):
             raise ConfigError(f"{where}: {name} needs a command or a url, one of them")
-        if each.command is not None and which(each.command) is None:
+        if server.command is not None and which(server.command) is None:
             raise ConfigError(
-                f"{where}: there is no program {each.command}; name the command that starts the "
+                f"{where}: there is no program {server.command}; name the command that starts the "
                 "server"
             )
     if not servers:
@@ -157,13 +158,13 @@ def servers_of(asked: str) -> dict[str, McpServer]:
 def _with_variables(server: McpServer) -> McpServer:
     """The server with the values of environment variables; ValueError where one is not set."""
 
-    def value(found: re.Match[str]) -> str:
-        if (known := os.environ.get(found[1])) is None:
-            raise ValueError(f"the environment variable {found[1]} is not set")
+    def value(match: re.Match[str]) -> str:
+        if (known := os.environ.get(match[1])) is None:
+            raise ValueError(f"the environment variable {match[1]} is not set")
         return known
 
-    def filled(given: Mapping[str, str]) -> dict[str, str]:
-        return {name: re.sub(r"\$\{(\w++)\}", value, text) for name, text in given.items()}
+    def filled(values: Mapping[str, str]) -> dict[str, str]:
+        return {name: re.sub(r"\$\{(\w++)\}", value, text) for name, text in values.items()}
 
     return McpServer(
         server.command,
@@ -213,32 +214,23 @@ async def _opened(
     clients: dict[str, Any] = {}
     owners: dict[str, str] = {}
     async with AsyncExitStack() as stack:
-        for server, each in servers.items():
+        for name, server in servers.items():
             try:
-                opened = await stack.enter_async_context(Client(await _transport(each, stack)))
+                opened = await stack.enter_async_context(Client(await _transport(server, stack)))
                 tools = await _listed(opened)
             except Exception as error:
                 raise ConfigError(
-                    f"the MCP server {server} does not start or lists no tools "
-                    f"({_told(error)}); start it by hand to see why"
+                    f"the MCP server {name} does not start or lists no tools "
+                    f"({_first_error(error)}); start it by hand to see why"
                 ) from error
-            for tool in tools:
+            for tool in tools:  # the model calls them by name alone, so a name has one owner
                 if tool.name in owners:
                     raise ConfigError(
-                        f"the MCP servers {owners[tool.name]} and {server} both have a tool "
+                        f"the MCP servers {owners[tool.name]} and {name} both have a tool "
                         f"{tool.name}; leave one server out, or rename its tool"
                     )
-                owners[tool.name], clients[tool.name] = server, opened
-                described.append(
-                    {
-                        "type": "function",
-                        "function": {
-                            "name": tool.name,
-                            "description": tool.description or "",
-                            "parameters": tool.input_schema,
-                        },
-                    }
-                )
+                owners[tool.name], clients[tool.name] = name, opened
+                described.append(_as_function(tool))
 
         async def use(name: str, arguments: dict[str, Any]) -> str:
             if name not in clients:
@@ -253,15 +245,21 @@ async def _opened(
                 text = orjson.dumps(result.structured_content).decode()
             if result.is_error:
                 raise ValueError(text)
-            return text[:MOST_CHARACTERS].encode(errors="replace").decode()
+            return text[:MAX_CHARACTERS].encode(errors="replace").decode()
 
         yield described, use
 
 
+def _as_function(tool: Any) -> dict[str, Any]:
+    """A tool as a chat template reads it."""
+    function = {"name": tool.name, "description": tool.description or ""}
+    return {"type": "function", "function": {**function, "parameters": tool.input_schema}}
+
+
 async def _listed(client: Any) -> list[Any]:
-    """Return the tools of a server, page by page; one may go on listing for ever."""
+    """Return the tools of a server, page by page; the limit is for one that never ends its list."""
     tools, cursor = list[Any](), None
-    while len(tools) < MOST_TOOLS:
+    while len(tools) < MAX_TOOLS:
         page = await client.list_tools(cursor=cursor)
         tools, cursor = [*tools, *page.tools], page.next_cursor
         if cursor is None:
@@ -269,7 +267,7 @@ async def _listed(client: Any) -> list[Any]:
     return tools
 
 
-def _told(error: BaseException) -> str:
+def _first_error(error: BaseException) -> str:
     """The first error of a group of them, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -294,31 +292,31 @@ def _text(part: Any) -> str:
     return f"[{kind} of {len(data) * 3 // 4:,} bytes, left out]"
 
 
-def mcp_tools(asked: str) -> Plays:
+def mcp_tools(setting: str) -> Plays:
     """Rollouts with the tools of these servers; a ConfigError if the package is missing, or a
     server does not start."""
-    servers = servers_of(asked)
+    servers = servers_of(setting)
     if find_spec("mcp") is None:
         raise ConfigError(
-            f"sample.environment=mcp:{asked} needs the package mcp; install it with: "
+            f"sample.environment=mcp:{setting} needs the package mcp; install it with: "
             f"{installation.install('mcp')}"
         )
 
-    async def tried() -> None:
+    async def probe() -> None:
         async with _opened(servers, START_SECONDS):
             pass
 
     try:
         with ThreadPoolExecutor(1) as thread:  # a notebook's own has a loop already
-            started = asyncio.wait_for(tried(), START_SECONDS)
+            started = asyncio.wait_for(probe(), START_SECONDS)
             thread.submit(asyncio.run, started).result()
     except TimeoutError as error:
         raise ConfigError(
-            f"sample.environment=mcp:{asked}: the servers took more than {START_SECONDS:g} s to "
+            f"sample.environment=mcp:{setting}: the servers took more than {START_SECONDS:g} s to "
             "start and to list their tools; start them by hand to see why"
         ) from error
     except Exception as error:
-        raise ConfigError(f"sample.environment=mcp:{asked}: {_told(error)}") from error
+        raise ConfigError(f"sample.environment=mcp:{setting}: {_first_error(error)}") from error
 
     @asynccontextmanager
     async def plays(server: TokenServer) -> AsyncIterator[Play]:

@@ -18,9 +18,9 @@ from reason_llm.environments.rollout_side import failed_steps
 from reason_llm.environments.turns import Environments
 from reason_llm.errors import ConfigError, TrainingError, printable
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample import Ended, Episodes, Progress, Sampler, SamplingParams, unheard
+from reason_llm.sample import Ended, Episodes, Progress, Sampler, SamplingParams, ignore_ended
 
-MOST_FAILED_STEPS = 3
+MAX_FAILED_STEPS = 3
 """Steps in a row whose rollouts all failed, at which a run ends."""
 
 
@@ -49,21 +49,21 @@ class Played:
         self, groups: Sequence[Group], earlier: Callable[[], Sequence[Mapping[str, Any]]]
     ) -> None:
         """Raise TrainingError at the third step in a row in which all rollouts failed."""
-        found = [completion for group in groups for completion in group.completions]
-        if not all(each.finish_reason == "error" for each in found):
+        completions = [completion for group in groups for completion in group.completions]
+        if not all(completion.finish_reason == "error" for completion in completions):
             return
-        if failed_steps(earlier()) + 1 < MOST_FAILED_STEPS:
+        if failed_steps(earlier()) + 1 < MAX_FAILED_STEPS:
             return
-        problems = Counter(str(each.environment.get("problem")) for each in found)
+        problems = Counter(str(c.environment.get("problem")) for c in completions)
         ((problem, _),) = problems.most_common(1)
         raise TrainingError(
-            f"the environment failed in all rollouts of the last {MOST_FAILED_STEPS} steps: "
+            f"the environment failed in all rollouts of the last {MAX_FAILED_STEPS} steps: "
             f"{printable(problem)[:300]}; fix sample.environment={self.named}, "
             "and give the same command again, which resumes the run"
         )
 
     def close(self) -> None:
-        """Close the environments."""
+        """Release everything held between waves; another wave creates it again."""
         self.game.close()
 
 
@@ -80,7 +80,7 @@ class PlayedSampler:
         params: SamplingParams,
         seed: int,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[Group]:
         """See ``Sampler``."""
         return self.game.play(Wave(prompts, params, seed, progress, self.sampler, ended))

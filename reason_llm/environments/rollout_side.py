@@ -40,21 +40,24 @@ class RewardOptions(Section):
 
 
 def reward(options: RewardOptions, completion: Completion) -> float:
-    """The reward that an environment gave, or a number of its notes; NaN where it gave none."""
-    told = completion.environment
+    """The environment's reward, or a number of its notes; NaN if there is none."""
+    environment = completion.environment
     if options.note is None:
-        return float(told.get("reward", math.nan))
-    note = told.get("notes", {}).get(options.note)
+        return float(environment.get("reward", math.nan))
+    note = environment.get("notes", {}).get(options.note)
     return float(note) if isinstance(note, int | float) else math.nan
 
 
 def argument(group: Group) -> list[SimpleNamespace] | None:
     """An environment's values for each rollout, including its notes, as attributes."""
-    told = [completion.environment for completion in group.completions]
-    if not any(told):
+    environments = [completion.environment for completion in group.completions]
+    if not any(environments):
         return None
-    noted = [(each, each.get("notes", {})) for each in told]
-    return [SimpleNamespace(**{**each, **notes, "notes": notes}) for each, notes in noted]
+    with_notes = [(environment, environment.get("notes", {})) for environment in environments]
+    return [
+        SimpleNamespace(**{**environment, **notes, "notes": notes})
+        for environment, notes in with_notes
+    ]
 
 
 def problem(completion: Completion) -> str | None:
@@ -63,7 +66,7 @@ def problem(completion: Completion) -> str | None:
 
 
 def metrics(completions: Sequence[Completion]) -> dict[str, float]:
-    """Statistics of rollouts in an environment; empty without one."""
+    """Statistics of rollouts in an environment; empty if there are none."""
     played = [completion for completion in completions if completion.environment]
     if not played:
         return {}

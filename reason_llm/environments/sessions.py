@@ -8,8 +8,8 @@ All programs of a wave run in one thread with one event loop. Each ends with wha
 number is the reward ``environment``. One that raises, or keeps the others waiting for longer than
 ``sample.environment_seconds``, ends its rollout with the reason ``error``.
 
-A rollout of an agent that shortens or forks what it says is several conversations. That in which
-the model wrote most is the completion, which rewards judge; all are learned, with one advantage.
+If an agent shortens or forks its messages, the rollout has several conversations. The one with the
+most sampled tokens is the completion, which rewards judge; all are trained, with one advantage.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from typing import Any, SupportsFloat
 
 from reason_llm.config import Config
 from reason_llm.data import Renderer, load_function
-from reason_llm.environments.batches import Wave, batch_of, common_prefix, turn_seed
+from reason_llm.environments.batches import Wave, batch_of, common_prompt, turn_seed
 from reason_llm.environments.data_side import REPLY, own_session
 from reason_llm.environments.mcp_tools import mcp_tools
 from reason_llm.environments.tasksets import tasksets
 from reason_llm.environments.token_server import Branch, Endpoint, Play, Plays, Session, TokenServer
-from reason_llm.errors import ConfigError, DataError, one_line
+from reason_llm.errors import ConfigError, one_line
 from reason_llm.model import decode, end_token_ids
 from reason_llm.rollout import CHAT, ROW, Completion, Conversation, Group, Span
 from reason_llm.workers import abandon
@@ -72,21 +72,21 @@ class Sessions:
             self.end_token_ids,
         )
         parts = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
-        found: dict[int, Group] = {}
+        played: dict[int, Group] = {}
         ended = 0
         with server, _played(self, server), batch_of(sampler, seed) as batch:
             while True:
                 batch.keep(server.wants)
-                asked = server.waiting(batch.keys, joins=batch.joins)
-                before, ended = ended, sum(each.has_ended for each in rollouts)
+                requests = server.waiting(batch.keys, joins=batch.joins)
+                before, ended = ended, sum(rollout.has_ended for rollout in rollouts)
                 progress(0, ended - before)
                 for place, part in enumerate(parts):
-                    if place not in found and all(each.is_done for each in part):
-                        found[place] = self._group(_seats(part))
-                        report(place, found[place])
-                for session, ask in asked:
+                    if place not in played and all(rollout.is_done for rollout in part):
+                        played[place] = self._group(_seats(part))
+                        report(place, played[place])
+                for session, ask in requests:
                     prompt = replace(session.prompt, token_ids=ask.ids)
-                    own = replace(params, num_completions=1, max_new_tokens=ask.most)
+                    own = replace(params, num_completions=1, max_new_tokens=ask.max_tokens)
                     if batch.joins:  # else the answer is cut when it is whole
                         own = replace(own, stop=(*params.stop, *ask.stop))
                     turn = session.drawn if ask.seed is None else f"seed {ask.seed}"
@@ -98,59 +98,49 @@ class Sessions:
                 done = dict(batch.step(lambda tokens, ended: progress(tokens, 0)))
                 server.answer(list(done), [completion for (completion,) in done.values()])
         for place, part in enumerate(parts):
-            if place not in found:
-                self._speak(seats := _seats(part), wave)
-                found[place] = self._group(seats)
-        return [found[place] for place in range(len(parts))]
+            if place not in played:
+                self._sample_one_token(seats := _seats(part), wave)
+                played[place] = self._group(seats)
+        return [played[place] for place in range(len(parts))]
 
     def close(self) -> None:
         """Nothing is held between waves."""
 
-    def _speak(self, group: list[Session], wave: Wave) -> None:
+    def _sample_one_token(self, group: list[Session], wave: Wave) -> None:
         """A token for each rollout that never asked, since a completion has one at least."""
-        silent = [each for each in group if not each.branches]
+        silent = [session for session in group if not session.branches]
         if not silent:
             return
-        asked = [each.learned.prompt for each in group if each.branches]
-        prompt = replace(group[0].prompt, token_ids=(asked or [group[0].prompt.token_ids])[0])
+        prompts = [session.learned.prompt for session in group if session.branches]
+        prompt = replace(group[0].prompt, token_ids=(prompts or [group[0].prompt.token_ids])[0])
         one = replace(wave.params, num_completions=1, max_new_tokens=1)
         asks = [prompt] * len(silent)
-        said = wave.sampler.sample(asks, one, wave.seed, lambda tokens, ended: None)
-        for each, (completion,) in zip(silent, (g.completions for g in said), strict=True):
-            if each.notes["turns"]:
-                each.fail("all answers of the model were cut before their first token by stop")
-            elif each.finish is None:
-                each.fail("it never asked the model")
+        groups = wave.sampler.sample(asks, one, wave.seed, lambda tokens, ended: None)
+        for session, (completion,) in zip(silent, (g.completions for g in groups), strict=True):
+            if session.notes["turns"]:
+                session.fail("all answers of the model were cut before their first token by stop")
+            elif session.finish is None:
+                session.fail("it never asked the model")
             ids, logprobs = list(completion.token_ids), list(completion.logprobs)
-            each.branches.append(Branch(prompt.token_ids, ids, logprobs, text=completion.text))
+            session.branches.append(Branch(prompt.token_ids, ids, logprobs, text=completion.text))
 
     def _group(self, group: list[Session]) -> Group:
         """The completions after what their prompts have in common."""
-        prompts = [each.learned.prompt for each in group]
-        common = common_prefix(prompts)
-        prompt = group[0].prompt
-        if not common:
-            raise DataError(
-                f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be "
-                "compared with each other; let what is asked first depend on the row alone"
-            )
-        (text,) = decode(self.renderer.tokenizer, [list(common)])
-        if common == prompt.token_ids:
-            text = prompt.text
-        return Group(
-            replace(prompt, token_ids=common, text=text),
-            tuple(self._completion(each, len(common)) for each in group),
-        )
+        ids = [session.learned.prompt for session in group]
+        fix = "let what is asked first depend on the row alone"
+        prompt = common_prompt(group[0].prompt, ids, self.renderer.tokenizer, fix)
+        common = len(prompt.token_ids)
+        return Group(prompt, tuple(self._completion(session, common) for session in group))
 
     def _completion(self, session: Session, common: int) -> Completion:
         branch = session.learned
         own = branch.prompt[common:]
         ids = (*own, *branch.ids)
         spans = [Span(0, len(own))] if own else []
-        spans += [Span(len(own) + each.start, len(own) + each.end) for each in branch.spans]
-        others = [each for each in session.branches if each is not branch]
-        told = [list(ids), *(each.ids for each in others)]
-        text, *texts = decode(self.renderer.tokenizer, told, self.end_token_ids)
+        spans += [Span(len(own) + span.start, len(own) + span.end) for span in branch.spans]
+        others = [other for other in session.branches if other is not branch]
+        rows = [list(ids), *(other.ids for other in others)]
+        text, *texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
         return Completion(
             ids,
             text,
@@ -160,15 +150,15 @@ class Sessions:
             environment=session.notes,
             last_turn=branch.text,
             others=tuple(
-                Conversation(b.prompt, tuple(b.ids), said, tuple(b.logprobs), tuple(b.spans))
-                for b, said in zip(others, texts, strict=True)
+                Conversation(b.prompt, tuple(b.ids), other_text, tuple(b.logprobs), tuple(b.spans))
+                for b, other_text in zip(others, texts, strict=True)
             ),
         )
 
 
 def _seats(part: list[Session]) -> list[Session]:
     """The rollouts of a prompt, each seat for itself."""
-    return [seat for each in part for seat in each.seats or [each]]
+    return [seat for session in part for seat in session.seats or [session]]
 
 
 @cache
@@ -248,7 +238,7 @@ async def _play_all(own: Sessions, server: TokenServer) -> None:
 
     try:
         async with own.plays(server) as play:
-            await asyncio.gather(*(one(each, play) for each in server.sessions))
+            await asyncio.gather(*(one(session, play) for session in server.sessions))
     except Exception as error:  # noqa: BLE001  (of what all share: a tool server, a taskset)
         first: BaseException = error
         while isinstance(first, BaseExceptionGroup):
@@ -262,7 +252,7 @@ async def _play_all(own: Sessions, server: TokenServer) -> None:
 
 
 def _end(session: Session, reward: Any) -> None:
-    """Keep what a program gave."""
+    """Store a program's result."""
     if reward is None or session.finish == "error":
         return
     if isinstance(reward, SupportsFloat) and math.isfinite(number := float(reward)):

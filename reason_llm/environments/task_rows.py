@@ -25,8 +25,8 @@ def rows(source: str) -> Iterator[dict[str, Any]]:
 def parsed_source(source: str) -> tuple[str, slice, dict[str, Any]]:
     """The taskset's name, which of its tasks are meant, and its own options; ValueError if skip or
     size is no whole number from 0 on, or an option has no value."""
-    name, _, asked = source.removeprefix(TASKSET).partition("?")
-    options = options_of(asked)
+    name, _, query = source.removeprefix(TASKSET).partition("?")
+    options = options_of(query)
     skip, size = (options.pop(key, usual) for key, usual in (("skip", 0), ("size", TASKS)))
     for key, value in (("skip", skip), ("size", size)):
         if type(value) is not int or value < 0:
@@ -77,7 +77,7 @@ def rows_of_tasks(source: str) -> Iterator[dict[str, Any]]:
 
 
 def _seeds(source: str) -> Iterator[dict[str, Any]]:
-    """A row with a seed for each of so many prompts, of which the first are left out."""
+    """Rows with one seed each: ``size`` of them, after the first ``skip``."""
     try:
         options = {"size": NUM_SEEDS, "skip": 0} | options_of(source.partition("?")[2])
         size, skip = (options.pop(name) for name in ("size", "skip"))

@@ -2,21 +2,18 @@
 
 verifiers runs a task's own code in this process, and its tool servers in processes; rewards and
 metrics of what the model wrote are called in the sandbox. It asks the token server through its
-training client, with our renderer or with one of its own that was named. In the place of its
-harness for plain chats, which starts a process for each rollout, stands one that asks from here; a
+training client, with our renderer or with one of its own that was named. Its harness for plain
+chats, which starts a process for each rollout, is replaced by one that runs in this process; a
 taskset that ships a harness keeps it.
 """
 
 import asyncio
-import copy
 import inspect
 import pickle
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import cache, partial, wraps
-from threading import Lock
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,13 +21,8 @@ from urllib.parse import parse_qsl
 from reason_llm.config import Config, installation
 from reason_llm.data import (
     DATE_OPTION,
-    Messages,
     Renderer,
-    date_argument,
-    plain_messages,
-    said_before,
 )
-from reason_llm.environments.data_side import REPLY
 from reason_llm.environments.mcp_tools import client, converse
 from reason_llm.environments.task_rows import TASKSET, parsed_source, tasks_of
 from reason_llm.environments.token_server import (
@@ -41,8 +33,8 @@ from reason_llm.environments.token_server import (
     Session,
     TokenServer,
 )
-from reason_llm.errors import ConfigError, ReasonError, one_line
-from reason_llm.model import decode, end_token_ids
+from reason_llm.errors import ConfigError, one_line
+from reason_llm.model import end_token_ids
 from reason_llm.sample import openai_api
 from reason_llm.score.code import CheckerError, Mode, Subject, checkers_of, finite
 
@@ -54,12 +46,12 @@ TURNS = "reason_llm_turns"
 """The module by whose name it finds our renderer."""
 
 
-def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
+def tasksets(config: Config, query: str, own: Renderer) -> Plays:
     """Rollouts of the tasks of ``data.train`` and ``data.eval``.
 
     Args:
-        asked: options of ``sample.environment``: ``renderer=qwen3``.
-        own: what puts turns together where no renderer is named.
+        query: options of ``sample.environment``: ``renderer=qwen3``.
+        own: renderer of the turns unless an option names another.
     """
     where = f"sample.environment={config.sample.environment}"
     try:
@@ -71,12 +63,12 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
             f"{installation.install('verifiers')}"
         ) from error
     try:
-        options = dict(parse_qsl(asked, strict_parsing=True)) if asked else {}
+        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
         scoring = options.pop("scoring", SANDBOX)
         if scoring not in (SANDBOX, TRAINER):
             raise ValueError(f"scoring={scoring} is neither {SANDBOX} nor {TRAINER}")
-        named = _renderer_options(options, config, own)
-        renderer = TrainClientConfig.model_validate({"renderer": named}).renderer
+        renderer_options = _renderer_options(options, config, own)
+        renderer = TrainClientConfig.model_validate({"renderer": renderer_options}).renderer
     except (ValueError, KeyError) as error:
         raise ConfigError(
             f"{where}: {one_line(error)[:300]}; write verifiers, or verifiers?renderer=qwen3 with "
@@ -98,7 +90,7 @@ def tasksets(config: Config, asked: str, own: Renderer) -> Plays:
         async with AsyncExitStack() as stack:
             stack.enter_context(_scoring_in(config.score.sandbox if scoring == SANDBOX else None))
             sources = {_place(session)[0] for session in server.sessions}
-            opened = {each: _environment(each, config.sample.turns) for each in sorted(sources)}
+            opened = {name: _environment(name, config.sample.turns) for name in sorted(sources)}
             for environment in opened.values():
                 await stack.enter_async_context(environment.serving())
 
@@ -159,7 +151,7 @@ def _environment(source: str, turns: int) -> Any:
     if default_harness_id(name) != name:
         role["harness"] = {"id": HARNESS}
     fields = kind.model_fields.items()
-    roles = [each for each, field in fields if isinstance(field.default, AgentConfig)]
+    roles = [role_name for role_name, field in fields if isinstance(field.default, AgentConfig)]
     settings = {"taskset": {"id": name, **options}, **dict.fromkeys(roles, role)}
     return load_environment(kind.model_validate(settings))
 
@@ -168,24 +160,24 @@ def _reward(session: Session, episode: Any) -> float | None:
     """The reward of an episode with one trained seat, whose parts go to the rollout's notes. With
     several seats each is a rollout of the group, with its own conversations and its own reward."""
     if not episode.ok:
-        errors = [*episode.errors, *(each for t in episode.traces for each in t.errors)]
+        errors = [*episode.errors, *(error for t in episode.traces for error in t.errors)]
         raise ValueError(f"{errors[0].type}: {errors[0].message}" if errors else "it has no reward")
     traces = [trace for trace in episode.traces if trace.agent.trainable]
-    said = _conversations(session.branches, episode.traces)
+    conversations = _conversations(session.branches, episode.traces)
     if len(traces) == 1:
         (trace,) = traces
-        session.branches = said[trace.id]
+        session.branches = conversations[trace.id]
         session.notes |= _notes(trace)
         return _paid(trace)
     for trace in traces:
-        if not said[trace.id]:
+        if not conversations[trace.id]:
             continue  # it never asked the model
         turns = sum(call.node is not None for call in trace.calls)
         notes = {"turns": turns, "seat": trace.agent.name} | _notes(trace)
         if (paid := _paid(trace)) is not None:
             notes["reward"] = paid
         is_cut = bool(trace.calls) and trace.calls[-1].finish_reason == "length"
-        part = Session(session.prompt, branches=said[trace.id], is_cut=is_cut, notes=notes)
+        part = Session(session.prompt, branches=conversations[trace.id], is_cut=is_cut, notes=notes)
         session.seats.append(part)
     if not session.seats:
         session.branches = []  # of seats that are not trained
@@ -207,27 +199,27 @@ def _conversations(branches: list[Branch], traces: list[Any]) -> dict[str, list[
                 (n for n, own in enumerate(reversed(is_sampled)) if own), len(ids)
             )
             owners.setdefault(tuple(ids[:end]), []).append(trace)
-    found: dict[str, list[Branch]] = {trace.id: [] for trace in traces}
+    by_trace: dict[str, list[Branch]] = {trace.id: [] for trace in traces}
     for branch in branches:
-        those = owners.get((*branch.prompt, *branch.ids), [])
-        kinds = {(trace.agent.trainable, _paid(trace)) for trace in those}
-        if len(kinds) > 1 or (not those and len(traces) > 1):
+        same = owners.get((*branch.prompt, *branch.ids), [])
+        kinds = {(trace.agent.trainable, _paid(trace)) for trace in same}
+        if len(kinds) > 1 or (not same and len(traces) > 1):
             raise ValueError(
                 "a conversation of this episode is that of no seat, or of two seats that are paid "
                 "differently; let each seat's prompt name the seat"
             )
-        owner = min(those or traces, key=lambda trace: len(found[trace.id]))
-        found[owner.id].append(branch)
-    return found
+        owner = min(same or traces, key=lambda trace: len(by_trace[trace.id]))
+        by_trace[owner.id].append(branch)
+    return by_trace
 
 
 def _paid(trace: Any) -> float | None:
-    rewards = [each.value for each in trace.rewards.values() if each is not None]
+    rewards = [reward.value for reward in trace.rewards.values() if reward is not None]
     return float(sum(rewards)) if rewards else None
 
 
 def _notes(trace: Any) -> dict[str, Any]:
-    rewards = {n: float(each.value) for n, each in trace.rewards.items() if each is not None}
+    rewards = {n: float(reward.value) for n, reward in trace.rewards.items() if reward is not None}
     return {"rewards": rewards, "metrics": dict(trace.metrics)}
 
 
@@ -241,10 +233,10 @@ def _scoring_in(mode: Mode | None) -> Iterator[None]:
     called_by = cache(partial(checkers_of, mode)) if mode is not None else None  # found once
 
     def confined(task: Any, kind: str) -> list[Callable[..., Any]]:
-        found: list[Callable[..., Any]] = hooks(task, kind)
+        functions: list[Callable[..., Any]] = hooks(task, kind)
         if kind == "stop" or called_by is None:
-            return found
-        return [_confined(each, called_by) for each in found]
+            return functions
+        return [_confined(function, called_by) for function in functions]
 
     Task.hooks = confined
     try:
@@ -260,14 +252,15 @@ def _confined(function: Callable[..., Any], called_by: Callable[..., Any]) -> Ca
         return function
 
     def call(named: dict[str, Any]) -> float | dict[str, float] | None:
+        # The sandbox imports the modules of the function and of its task, to call them there.
         own = getattr(function, "__func__", function)
         task = (function.__self__,) if inspect.ismethod(function) else ()
-        modules = {own.__module__, *(type(each).__module__ for each in task)}
+        modules = {own.__module__, *(type(owner).__module__ for owner in task)}
         try:
-            found: float | dict[str, float] | None = called_by(*sorted(modules)).call(
+            scores: float | dict[str, float] | None = called_by(*sorted(modules)).call(
                 Subject(own), task, named, read=_scores
             )
-            return found
+            return scores
         except (CheckerError, pickle.PicklingError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{function.__name__} cannot be called in the sandbox ({one_line(error)}); if "
@@ -277,89 +270,24 @@ def _confined(function: Callable[..., Any], called_by: Callable[..., Any]) -> Ca
     @wraps(function)
     async def called(**named: Any) -> float | dict[str, float]:
         named.pop("runtime", None)
-        found = await asyncio.to_thread(call, named)
-        return 0.0 if found is None else found
+        scores = await asyncio.to_thread(call, named)
+        return 0.0 if scores is None else scores
 
     return called
 
 
 def _scores(value: Any) -> float | dict[str, float]:
     if isinstance(value, dict):
-        return {str(name): finite(each) for name, each in value.items()}
+        return {str(name): finite(score) for name, score in value.items()}
     return finite(value)
 
 
 def _turns(own: Renderer, ends: Collection[int]) -> ModuleType:
     """A module with the renderer, as verifiers loads one; ``ends`` are the end tokens."""
-    from renderers import DefaultRenderer, DefaultRendererConfig, ParsedToolCall, RenderedTokens
-
-    one_at_a_time = Lock()
-
-    class Options(DefaultRendererConfig):
-        reply_tokens: int
-        _internal_fields = DefaultRendererConfig._internal_fields | {"reply_tokens"}
-
-    class Turns(DefaultRenderer):
-        """Renders by the chat template; continues from the sampled ids as our own renderer does."""
-
-        config_class = Options
-        supports_tools = True
-
-        def __init__(self, tokenizer: Any, config: Any = None) -> None:
-            dated, date = copy.copy(tokenizer), date_argument(own.template.date)
-            dated.apply_chat_template = partial(tokenizer.apply_chat_template, **date)
-            super().__init__(dated, config)
-
-        def _apply(
-            self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
-        ) -> list[int]:
-            renderer = replace(own, tools=tuple(tools or ()))
-            if tools:
-                renderer.check_tools("a task of sample.environment=verifiers")
-            if not renderer.spells_controls(messages):
-                options = {"tools": tools, "add_generation_prompt": add_generation_prompt}
-                return list(super()._apply(messages, **options))
-            pairs = zip(messages, plain_messages(messages), strict=True)
-            talk = [{**message, **plain} for message, plain in pairs]
-            with one_at_a_time:
-                text = renderer.marked_text("a task", talk, add_generation_prompt)
-                return renderer.marked_ids("a task", text)
-
-        def bridge_to_next_turn(
-            self, prompt: list[int], answer: list[int], reply: Messages, *, tools: Any = None
-        ) -> RenderedTokens | None:
-            renderer, ids = replace(own, tools=tuple(tools or ())), [*prompt, *answer]
-            try:
-                with one_at_a_time:
-                    added = renderer.after(
-                        ids, plain_messages(reply), self.config.reply_tokens, REPLY
-                    )
-            except ReasonError:
-                return None  # it is rendered anew
-            return RenderedTokens(
-                token_ids=[*ids, *added],
-                message_indices=[-1] * len(ids) + [len(reply) - 1] * len(added),
-                message_roles=[message["role"] for message in reply],
-            )
-
-        def parse_response(
-            self, answer: list[int], *, tools: Any = None, prompt_ids: Any = None
-        ) -> Any:
-            parsed = super().parse_response(answer, tools=tools, prompt_ids=prompt_ids)
-            if self._tool_parser is self._reasoning_parser is None and parsed.content:
-                # As rewards see it, where it left special tokens out.
-                (text,) = decode(own.tokenizer, [answer], ends)
-                has_thought = parsed.reasoning_content is not None
-                parsed.content = text.partition("</think>")[2] if has_thought else text
-            if tools and self.config.tool_parser is None:
-                renderer = replace(own, tools=tuple(tools))
-                if calls := [each for each in renderer.calls(parsed.content, answer) if each]:
-                    parsed.tool_calls = [ParsedToolCall("", *each) for each in calls]
-                    parsed.content = said_before(parsed.content)
-            return parsed
+    from reason_llm.environments.verifiers_renderer import Turns
 
     module = ModuleType(TURNS)
-    vars(module).update(Turns=Turns)
+    vars(module).update(Turns=type("Turns", (Turns,), {"own": own, "end_token_ids": ends}))
     return module
 
 
@@ -381,15 +309,22 @@ def _harness() -> ModuleType:
         NEEDS_CONTAINER = False
 
         async def launch(
-            self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str,
-            mcp_urls: dict[str, str], data: Any,
-        ) -> ProgramResult:  # fmt: skip
+            self,
+            ctx: Any,
+            trace: Any,
+            runtime: Any,
+            endpoint: str,
+            secret: str,
+            mcp_urls: dict[str, str],
+            data: Any,
+        ) -> ProgramResult:
             system, prompt = self.resolve_prompt(data)
-            talk: list[Any] = [{"role": "system", "content": system}] if system else []
+            messages: list[Any] = [{"role": "system", "content": system}] if system else []
             if isinstance(prompt, str):
-                talk.append({"role": "user", "content": prompt})
+                messages.append({"role": "user", "content": prompt})
             else:
-                talk += [message_to_wire(message) for message in prompt or []]
+                messages += [message_to_wire(message) for message in prompt or []]
+            # verifiers' own harness would start a process for this; here it is a task of the loop.
             servers = {name: {"url": url} for name, url in mcp_urls.items()}
             async with AsyncExitStack() as stack:
                 http = await stack.enter_async_context(client())
@@ -398,7 +333,7 @@ def _harness() -> ModuleType:
                 async def use(name: str, arguments: dict[str, Any]) -> str:
                     return str(await call_mcp(links, known, name, arguments))
 
-                await converse(http, endpoint, secret, talk, tools, use)
+                await converse(http, endpoint, secret, messages, tools, use)
             return ProgramResult(0, "", "")
 
     module = ModuleType(HARNESS)

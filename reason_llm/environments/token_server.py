@@ -5,12 +5,12 @@
     POST /v1/responses            items in, items out; OpenAI's form
     GET  /v1/models               the one model and its context
 
-The port is of 127.0.0.1 and open while one wave is sampled. Who asks names a rollout of that wave:
-by the rollout's own key, or by the wave's key and ``X-Session-ID``. Keys are new in each wave.
+The port is open on 127.0.0.1 while one wave is sampled. A request names a rollout of that wave, by
+the rollout's own key, or by the wave's key and ``X-Session-ID``. Keys are new in each wave.
 
 **The barrier.** The model is asked when every live rollout waits for it, in the rollouts' order, so
-that what is drawn does not depend on who came first. With vLLM a request joins the batch under way.
-Who keeps all others waiting for too long is ended. What was sampled is never encoded again: a chat
+that samples do not depend on the order of arrival. With vLLM a request joins the batch under way.
+A rollout that keeps all others waiting is ended. Sampled tokens are never encoded again: a chat
 that continues an earlier answer is asked with the ids so far and those of the reply. A rollout
 may ask in parallel: each request is a conversation, and it waits once all its tasks do.
 
@@ -44,7 +44,7 @@ from reason_llm.model import decode
 from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
 from reason_llm.sample import openai_api
 
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 """Connections allowed in addition to one for each rollout."""
 GENERATE = "/inference/v1/generate"
 SESSION = "X-Session-ID"
@@ -92,7 +92,7 @@ class Ask:
     branch: Branch
     added: tuple[int, ...]
     """Ids after those of the branch, which the model did not write."""
-    most: int
+    max_tokens: int
     answer: "asyncio.Future[Completion]"
     stop: tuple[str, ...] = ()
     """Strings before which the answer is cut."""
@@ -136,8 +136,8 @@ class Session:
     @property
     def is_done(self) -> bool:
         """Whether it has ended by itself, and the model wrote something in each of its seats."""
-        has_said = all(each.branches for each in self.seats or [self])
-        return self.has_ended and self.finish != "error" and has_said
+        all_sampled = all(seat.branches for seat in self.seats or [self])
+        return self.has_ended and self.finish != "error" and all_sampled
 
     @property
     def why(self) -> FinishReason:
@@ -166,7 +166,7 @@ class Session:
         self.notes.pop("reward", None)
 
     def take(self, ask: Ask, completion: Completion, rest: Sequence[int] = ()) -> None:
-        """Add an answer of the model, and ids of what it says after the last whole token."""
+        """Add an answer of the model, and the ids of its text after the last whole token."""
         branch, added = ask.branch, ask.added
         if len(branch.ids) > ask.known:  # another request went on from there
             branch, added = Branch(ask.ids, tools=branch.tools), ()
@@ -176,7 +176,7 @@ class Session:
         branch.logprobs += completion.logprobs
         branch.add(rest)
         branch.messages = []  # until the client has the answer
-        if branch.sampled and all(each is not branch for each in self.branches):
+        if branch.sampled and all(known is not branch for known in self.branches):
             self.branches.append(branch)
         self.notes["turns"] += 1
         self.asks.remove(ask)
@@ -208,13 +208,13 @@ class TokenServer:
     section: SampleSection
     renderer: Renderer
     context_tokens: int
-    most_tokens: int
+    max_tokens: int
     end_token_ids: Sequence[int]
 
     def __post_init__(self) -> None:
         self.key = secrets.token_urlsafe(32)
         self.port = 0
-        self._by_key = {each.key: each for each in self.sessions}
+        self._by_key = {session.key: session for session in self.sessions}
         self._by_name: dict[str, Session] = {}
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -273,57 +273,59 @@ class TokenServer:
             if session.asks:
                 self._changed.notify_all()
 
-    def wants(self, asked: tuple[Session, Ask]) -> bool:
+    def wants(self, request: tuple[Session, Ask]) -> bool:
         """Whether the rollout still waits for this."""
-        session, ask = asked
+        session, ask = request
         return ask in session.asks and not session.has_ended
 
     def waiting(
         self, under_way: Collection[tuple[Session, Ask]] = (), *, joins: bool = False
     ) -> list[tuple[Session, Ask]]:
-        """Open requests, in an order that does not depend on which came first; blocks until every
-        live rollout waits, and gives none when all have ended. While others are under way, at once
-        those that are not; with ``joins`` as soon as there is one."""
+        """Open requests, in an order that does not depend on arrival. Blocks until every live
+        rollout waits; empty if all have ended. While requests are under way, returns the others at
+        once; with ``joins``, as soon as there is one."""
         seconds = self.section.environment_seconds
-        done, until = set[Session](), 0.0
+        waited, until = set[Session](), 0.0
         with self._changed:
             while True:
-                live = [each for each in self.sessions if not each.has_ended]
-                late = [each for each in live if not each.asks]
-                part = [] if late or joins else [each for each in live if not each.waits]
-                if joins or under_way or not (late or part):
-                    asked = self._within_turns(live, under_way)
-                    if asked or under_way or not live:
-                        return asked
+                live = [session for session in self.sessions if not session.has_ended]
+                late = [session for session in live if not session.asks]
+                unsettled = [] if late or joins else [s for s in live if not s.waits]
+                if joins or under_way or not (late or unsettled):
+                    requests = self._within_turns(live, under_way)
+                    if requests or under_way or not live:
+                        return requests
                 # A client that breaks off and asks again does not prolong the time of others.
-                if not done.issuperset(now := set(self.sessions).difference(late)) or not until:
-                    done, until = done | now, time.monotonic() + seconds
+                if not waited.issuperset(ready := set(self.sessions).difference(late)) or not until:
+                    waited, until = waited | ready, time.monotonic() + seconds
                 left = until - time.monotonic()
-                if left > 0 and self._changed.wait(min(SETTLE_SECONDS, left) if part else left):
+                if left > 0 and self._changed.wait(
+                    min(SETTLE_SECONDS, left) if unsettled else left
+                ):
                     continue
-                for each in part:
-                    each.idle |= each.busy
-                for each in [each for each in late if each not in done] or late:
-                    each.fail(f"it took longer than {seconds:g} s to ask again or to end")
-                    each.has_ended = True
-                    each.cancel()
+                for session in unsettled:
+                    session.idle |= session.busy
+                for session in [session for session in late if session not in waited] or late:
+                    session.fail(f"it took longer than {seconds:g} s to ask again or to end")
+                    session.has_ended = True
+                    session.cancel()
 
     def _within_turns(
         self, live: Sequence[Session], under_way: Collection[tuple[Session, Ask]]
     ) -> list[tuple[Session, Ask]]:
-        """The open requests but for those under way; those beyond ``sample.turns`` are refused."""
+        """The open requests that are not under way; refuse those beyond ``sample.turns``."""
         begun = Counter(session for session, _ in under_way)
-        found: list[tuple[Session, Ask]] = []
+        accepted: list[tuple[Session, Ask]] = []
         for session in live:
-            asks = [each for each in session.asks if (session, each) not in under_way]
+            asks = [ask for ask in session.asks if (session, ask) not in under_way]
             if len(asks) > 1:
                 asks.sort(key=_order)
             room = self.section.turns - session.notes["turns"] - begun[session]
             for ask in asks[room:]:
                 session.asks.remove(ask)
                 self._loop.call_soon_threadsafe(_refuse, ask.answer, self._out_of_turns(session))
-            found += [(session, ask) for ask in asks[:room]]
-        return found
+            accepted += [(session, ask) for ask in asks[:room]]
+        return accepted
 
     def _out_of_turns(self, session: Session) -> ValueError:
         session.finish = session.finish or "turns"
@@ -336,14 +338,17 @@ class TokenServer:
         )
         return ValueError(session.notes["problem"])
 
-    def answer(self, asked: Sequence[tuple[Session, Ask]], answers: Sequence[Completion]) -> None:
+    def answer(
+        self, requests: Sequence[tuple[Session, Ask]], answers: Sequence[Completion]
+    ) -> None:
         """Give each of these the model's answer; it is nothing to a client that has gone."""
         answers = [
-            openai_api.limited(c, ask.most) for c, (_, ask) in zip(answers, asked, strict=True)
+            openai_api.limited(c, ask.max_tokens)
+            for c, (_, ask) in zip(answers, requests, strict=True)
         ]
-        rows = [list(each.token_ids) for each in answers]
+        rows = [list(answer.token_ids) for answer in answers]
         texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
-        for (session, ask), completion, text in zip(asked, answers, texts, strict=True):
+        for (session, ask), completion, text in zip(requests, answers, texts, strict=True):
             try:
                 completion, rest = self._before_stop(replace(completion, text=text), ask.stop)
             except ReasonError as error:  # the tokenizer cannot write what is before the string
@@ -367,24 +372,28 @@ class TokenServer:
         """The completion up to the first of these strings, in whole tokens, and ids of the text
         between the last of them and the string."""
         text, ids = completion.text, completion.token_ids
-        ends = [at for each in stop if (at := text.find(each)) >= 0]
+        ends = [at for string in stop if (at := text.find(string)) >= 0]
         if not ends:
             return completion, []
-        said = text[: min(ends)]
+        text_before = text[: min(ends)]
 
         def begin(count: int) -> str:
             (decoded,) = decode(self.renderer.tokenizer, [list(ids[:count])])
             return decoded
 
-        kept = bisect_right(range(1, len(ids) + 1), len(said), key=lambda n: len(begin(n)))
-        while kept and not said.startswith(begin(kept)):  # of a character of several tokens
-            kept -= 1
-        rest = said[len(begin(kept)) :] if kept else said
+        num_kept = bisect_right(
+            range(1, len(ids) + 1), len(text_before), key=lambda n: len(begin(n))
+        )
+        while num_kept and not text_before.startswith(
+            begin(num_kept)
+        ):  # of a character of several tokens
+            num_kept -= 1
+        rest = text_before[len(begin(num_kept)) :] if num_kept else text_before
         completion = replace(
             completion,
-            token_ids=ids[:kept],
-            logprobs=completion.logprobs[:kept],
-            text=said,
+            token_ids=ids[:num_kept],
+            logprobs=completion.logprobs[:num_kept],
+            text=text_before,
             finish_reason="stop",
         )
         return completion, self.renderer.token_ids("an answer", rest) if rest else []
@@ -392,7 +401,7 @@ class TokenServer:
     # In the server's own thread
 
     async def _open(self) -> None:
-        app = web.Application(client_max_size=openai_api.MOST_BYTES)
+        app = web.Application(client_max_size=openai_api.MAX_BYTES)
         app.router.add_post(GENERATE, self._answered(self._generate))
         for path in openai_api.FORMS:
             app.router.add_post(path, self._answered(self._chat))
@@ -400,12 +409,12 @@ class TokenServer:
         app.router.add_route("*", "/{path:.*}", self._answered(self._other))
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
-        self._runner, most = runner, MOST_CONNECTIONS + len(self.sessions)
+        self._runner, limit = runner, MAX_CONNECTIONS + len(self.sessions)
 
         def connection() -> asyncio.Protocol:
             server = runner.server
             assert server is not None
-            return server() if len(server.connections) < most else _Closed()
+            return server() if len(server.connections) < limit else _Closed()
 
         listening = await self._loop.create_server(connection, "127.0.0.1", 0)
         self.port = listening.sockets[0].getsockname()[1]
@@ -430,7 +439,7 @@ class TokenServer:
             except _NotOffered as error:
                 status, text = 404, one_line(error)
             except web.HTTPRequestEntityTooLarge:
-                status, text = 413, f"a request has at most {openai_api.MOST_BYTES:,} bytes"
+                status, text = 413, f"a request has at most {openai_api.MAX_BYTES:,} bytes"
             except (ReasonError, ValueError) as error:
                 status, text = 400, one_line(error)
             except Exception as error:  # noqa: BLE001  (whatever a request holds, the run continues)
@@ -465,30 +474,30 @@ class TokenServer:
 
     async def _generate(self, session: Session, request: web.Request) -> Any:
         body = openai_api.body_of(await request.read())
-        given = body.pop("sampling_params", {})
-        if not isinstance(given, dict):
-            raise ValueError(f"sampling_params={given!r:.100} is no object")
-        params = {name: value for name, value in given.items() if value is not None}
+        sampling_params = body.pop("sampling_params", {})
+        if not isinstance(sampling_params, dict):
+            raise ValueError(f"sampling_params={sampling_params!r:.100} is no object")
+        params = {name: value for name, value in sampling_params.items() if value is not None}
         if params.get("logprobs", 1) not in (0, 1):
             raise ValueError("logprobs is not offered: only the sampled token's log-prob is known")
         openai_api.check_members(body, ("token_ids",), self.section)
         read = ("max_tokens", "stop", "stop_token_ids", "seed", "logprobs")
         openai_api.check_members(params, read, self.section)
         draw, ends = openai_api.draw_of(params), params.get("stop_token_ids", ())
-        asked = record_from_json(_Generate, {**body, "stop_token_ids": ends})
-        if not set(asked.stop_token_ids) <= set(self.end_token_ids):
+        parsed = record_from_json(_Generate, {**body, "stop_token_ids": ends})
+        if not set(parsed.stop_token_ids) <= set(self.end_token_ids):
             raise ValueError(
-                f"stop_token_ids={list(asked.stop_token_ids)!r:.100} are not all of the model's "
+                f"stop_token_ids={list(parsed.stop_token_ids)!r:.100} are not all of the model's "
                 f"end tokens {sorted(self.end_token_ids)}; take the renderer of this model"
             )
-        if (last := len(self.renderer.tokenizer) - 1) < (largest := max(asked.token_ids)):
+        if (last := len(self.renderer.tokenizer) - 1) < (largest := max(parsed.token_ids)):
             raise ValueError(f"token_ids has {largest}; the vocabulary ends at {last}")
         # Ids that continue a conversation are its next turn: training passes their prefix once.
-        ids, branch, added = asked.token_ids, Branch(asked.token_ids), tuple[int, ...]()
-        for each in session.branches:
-            so_far = (*each.prompt, *each.ids)
+        ids, branch, added = parsed.token_ids, Branch(parsed.token_ids), tuple[int, ...]()
+        for other in session.branches:
+            so_far = (*other.prompt, *other.ids)
             if len(ids) > len(so_far) and ids[: len(so_far)] == so_far:
-                branch, added = each, ids[len(so_far) :]
+                branch, added = other, ids[len(so_far) :]
         completion, _ = await self._sampled(session, branch, added, draw)
         content: list[dict[str, Any]] = [
             {"token": f"token_id:{number}", "logprob": logprob, "bytes": None, "top_logprobs": []}
@@ -508,43 +517,43 @@ class TokenServer:
 
     async def _chat(self, session: Session, request: web.Request) -> web.Response:
         read, write = openai_api.FORMS[request.path]
-        asked = read(openai_api.body_of(await request.read()), self.section)
-        answer = await self._chat_answer(session, asked)
+        chat = read(openai_api.body_of(await request.read()), self.section)
+        answer = await self._chat_answer(session, chat)
         whole, lines = write(answer)
-        if not asked.stream:
+        if not chat.stream:
             return web.Response(body=orjson.dumps(whole), content_type="application/json")
         content = b"".join(line + b"\n\n" for line in lines)
         return web.Response(body=content, content_type="text/event-stream")
 
     async def _chat_answer(
-        self, session: Session, asked: openai_api.ChatRequest
+        self, session: Session, chat: openai_api.ChatRequest
     ) -> openai_api.ChatAnswer:
-        messages = asked.messages
+        messages = chat.messages
         size = sum(len(message["content"]) for message in messages)
-        if size > openai_api.MOST_TOKEN_CHARACTERS * self.context_tokens:
+        if size > openai_api.MAX_TOKEN_CHARACTERS * self.context_tokens:
             raise self._no_room(session, f"{size:,} characters")
-        renderer = replace(self.renderer, tools=asked.tools)
-        if asked.tools:
+        renderer = replace(self.renderer, tools=chat.tools)
+        if chat.tools:
             renderer.check_tools("a request")
         # Messages that continue a conversation follow its sampled ids: nothing is rendered again.
-        branch, added = Branch((), tools=asked.tools), list[int]()
-        for each in session.branches:
-            known = len(each.messages)
-            if known and known < len(messages) and messages[:known] == each.messages:
-                branch = each if each.tools == asked.tools else branch
+        branch, added = Branch((), tools=chat.tools), list[int]()
+        for other in session.branches:
+            known = len(other.messages)
+            if known and known < len(messages) and messages[:known] == other.messages:
+                branch = other if other.tools == chat.tools else branch
         if branch.ids:
             tail = messages[len(branch.messages) :]
             added = renderer.after(branch.ids, tail, self.section.reply_tokens, REPLY)
         else:
             branch.prompt = renderer.prompt("a chat", messages, "").token_ids
-        completion, ask = await self._sampled(session, branch, tuple(added), asked.draw)
+        completion, ask = await self._sampled(session, branch, tuple(added), chat.draw)
         notes = session.notes
-        answer, found = openai_api.chat_answer(
-            asked, renderer, completion, len(ask.ids), notes["turns"]
+        answer, calls = openai_api.chat_answer(
+            chat, renderer, completion, len(ask.ids), notes["turns"]
         )
-        if found:
-            notes["calls"] = notes.get("calls", 0) + len(found)
-        if unreadable := found.count(None):
+        if calls:
+            notes["calls"] = notes.get("calls", 0) + len(calls)
+        if unreadable := calls.count(None):
             notes["failed_calls"] = notes.get("failed_calls", 0) + unreadable
         ask.branch.messages = [*messages, *plain_messages([answer.message])]
         return answer
@@ -553,15 +562,15 @@ class TokenServer:
         self, session: Session, branch: Branch, added: tuple[int, ...], draw: openai_api.Draw
     ) -> tuple[Completion, Ask]:
         """The model's answer, once all rollouts wait."""
-        section, own = self.section, self.most_tokens - len(branch.ids) - len(added)
-        room = min(own, self.context_tokens - len(branch.prompt) - self.most_tokens + own)
+        section, own = self.section, self.max_tokens - len(branch.ids) - len(added)
+        room = min(own, self.context_tokens - len(branch.prompt) - self.max_tokens + own)
         if session.notes["turns"] >= section.turns:
             raise self._out_of_turns(session)
         if room < 1:
             if own > 0:
                 raise self._no_room(session, f"{len(branch.prompt)} tokens")
             session.finish = "length"
-            raise ValueError(f"the rollout had its {self.most_tokens} tokens (max_new_tokens)")
+            raise ValueError(f"the rollout had its {self.max_tokens} tokens (max_new_tokens)")
         ask = Ask(
             branch,
             added,
@@ -584,7 +593,7 @@ class TokenServer:
 
 def _order(ask: Ask) -> Any:
     """Order of a rollout's open requests, whichever came first."""
-    return ask.ids, ask.most, ask.stop, ask.seed is not None, ask.seed or 0
+    return ask.ids, ask.max_tokens, ask.stop, ask.seed is not None, ask.seed or 0
 
 
 class _NotOffered(Exception):

@@ -14,12 +14,12 @@ Instead of ``step`` there may be other public methods, with types and docstrings
 tools that the model calls, and a turn without a call is the last one. That is the form of TRL's
 ``environment_factory``. Any method may be ``async``.
 
-What the model sampled is never encoded again: a reply's tokens are put after the ids so far. An
+Sampled tokens are never encoded again: a reply's tokens are appended to the ids so far. An
 environment that raises, or takes longer than ``sample.environment_seconds``, ends its rollout with
 the reason ``error``, which teaches nothing; the model reads a tool's error.
 
-Objects are made as a wave needs them and used again, the n-th one for the n-th rollout: ``reset``
-must begin anew. One that failed is closed and never used again; the others are closed at the end.
+Objects are created when a wave needs them and reused, the n-th one for the n-th rollout: ``reset``
+must start over. One that failed is closed and not reused; the others are closed at the end.
 
 Source: ``environment_factory`` of ``GRPOTrainer`` of trl 1.14.2. Differs: ``close`` is called;
 ``reset`` may give messages; ``get_reward`` gets the reason of the end if it takes ``ended``.
@@ -41,7 +41,7 @@ import orjson
 
 from reason_llm.config import Config
 from reason_llm.data import Call, Messages, Renderer
-from reason_llm.environments.batches import Wave, batch_of, common_prefix, turn_seed
+from reason_llm.environments.batches import Wave, batch_of, common_prompt, turn_seed
 from reason_llm.environments.data_side import (
     ENVIRONMENT,
     REPLY,
@@ -59,11 +59,11 @@ from reason_llm.workers import within
 AT_A_TIME = 32
 CALLS_PER_TURN = 4
 """Calls of tools that are made in a turn; each further call gets an error as its result."""
-MOST_CHARACTERS = 1 << 16
+MAX_CHARACTERS = 1 << 16
 """Longest reply."""
-MOST_MESSAGES = 64
+MAX_MESSAGES = 64
 """Number of messages that ``reset`` may give."""
-MOST_NOTES_BYTES = 1 << 16
+MAX_NOTES_BYTES = 1 << 16
 ENDED = "ended"
 """A parameter of ``get_reward``: the rollout's finish reason."""
 
@@ -119,26 +119,26 @@ class Environments:
         rollouts = [_Rollout(self, prompt) for prompt in wave.prompts for _ in range(size)]
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         for kind in self.kinds.values():
-            those = [each for each in rollouts if each.kind is kind]
-            for each, environment in zip(those, kind.pool, strict=False):
-                each.environment = environment
+            same_kind = [rollout for rollout in rollouts if rollout.kind is kind]
+            for rollout, environment in zip(same_kind, kind.pool, strict=False):
+                rollout.environment = environment
         with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="environment") as threads:
             try:
                 list(threads.map(_Rollout.begin, rollouts))
                 for group in groups:
-                    self._tell(group, wave.params.max_new_tokens)
-                found = self._play(groups, threads, wave)
+                    self._open_prompts(group, wave.params.max_new_tokens)
+                played = self._play(groups, threads, wave)
             except BaseException:  # Ctrl-C too
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
             finally:
                 for kind in self.kinds.values():
-                    made = [each.environment for each in rollouts if each.kind is kind]
-                    made = [each for each in made if each is not None]
-                    kind.pool[: len(made)] = made
-            failed = [each for each in rollouts if each.finish == "error"]
+                    used = [rollout.environment for rollout in rollouts if rollout.kind is kind]
+                    used = [environment for environment in used if environment is not None]
+                    kind.pool[: len(used)] = used
+            failed = [rollout for rollout in rollouts if rollout.finish == "error"]
             list(threads.map(_Rollout.discard, failed))
-        return found
+        return played
 
     def close(self) -> None:
         """Close the environments, as far as they let themselves be closed."""
@@ -157,20 +157,22 @@ class Environments:
         except ValueError as error:
             log.warning("sample.environment: %.300s", error)
 
-    def _tell(self, group: "list[_Rollout]", new_tokens: int) -> None:
-        """Put what ``reset`` said at the end of each rollout's prompt."""
-        begun = [each for each in group if each.finish is None]
-        made: dict[str, Prompt] = {}
-        for each in begun:
-            said = str((each.text, each.opening))
+    def _open_prompts(self, group: "list[_Rollout]", new_tokens: int) -> None:
+        """Append the result of ``reset`` to each rollout's prompt."""
+        begun = [rollout for rollout in group if rollout.finish is None]
+        prompts: dict[str, Prompt] = {}
+        for rollout in begun:
+            opening = str((rollout.text, rollout.opening))
             try:
-                made[said] = each.prompt = made.get(said) or each.opened(new_tokens)
+                prompts[opening] = rollout.prompt = prompts.get(opening) or rollout.opened(
+                    new_tokens
+                )
             except DataError as error:  # too long, or messages that the template does not write
-                each.fail(str(error))
-        begun = [each for each in begun if each.finish is None]
-        for each in group:
-            if begun and each.finish is not None:
-                each.prompt = begun[0].prompt
+                rollout.fail(str(error))
+        begun = [rollout for rollout in begun if rollout.finish is None]
+        for rollout in group:
+            if begun and rollout.finish is not None:
+                rollout.prompt = begun[0].prompt
 
     def _play(
         self, groups: "list[list[_Rollout]]", threads: ThreadPoolExecutor, wave: Wave
@@ -178,39 +180,46 @@ class Environments:
         """Ask the model for a turn of each, have the environments answer, and ask for the next;
         a group is reported when all of its rollouts have ended."""
         _, params, seed, progress, sampler, report = wave
-        most, rollouts = params.max_new_tokens, [each for group in groups for each in group]
+        max_tokens, rollouts = (
+            params.max_new_tokens,
+            [rollout for group in groups for rollout in group],
+        )
         ending = [list[Future[None]]() for _ in groups]
-        found: dict[int, Group] = {}
+        played: dict[int, Group] = {}
 
         def take(wait_for_all: bool = False) -> None:
             for place, (group, ends) in enumerate(zip(groups, ending, strict=True)):
-                if place in found or len(ends) < len(group):
+                if place in played or len(ends) < len(group):
                     continue
-                if wait_for_all or all(each.done() for each in ends):
-                    for each in ends:
-                        each.result()
-                    found[place] = _group(group)
-                    report(place, found[place])
+                if wait_for_all or all(end.done() for end in ends):
+                    for end in ends:
+                        end.result()
+                    played[place] = _group(group)
+                    report(place, played[place])
 
         asking, answering = list(range(len(rollouts))), dict[Future[Messages], int]()
         with batch_of(sampler, seed) as batch:
             until = FIRST_COMPLETED if batch.joins else ALL_COMPLETED
             while asking or batch.keys or answering:
                 for number in asking:
-                    each = rollouts[number]
-                    room = most - len(each.ids)
+                    rollout = rollouts[number]
+                    room = max_tokens - len(rollout.ids)
                     tokens = min(room, self.section.turn_tokens or room)
-                    prompt = replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.ids))
+                    prompt = replace(
+                        rollout.prompt, token_ids=(*rollout.prompt.token_ids, *rollout.ids)
+                    )
                     own = replace(params, num_completions=1, max_new_tokens=tokens)
-                    batch.add(number, prompt, own, turn_seed(seed, number, each.notes["turns"]))
+                    batch.add(number, prompt, own, turn_seed(seed, number, rollout.notes["turns"]))
                 for number, (completion,) in batch.step(lambda tokens, ended: progress(tokens, 0)):
-                    rollouts[number].take(completion, most)
+                    rollouts[number].take(completion, max_tokens)
                     answering[threads.submit(rollouts[number].answer)] = number
                 done, _ = wait(answering, 0 if batch.keys else None, until)
                 # In the rollouts' order, whichever answered first: equal batches have equal bits.
                 ordered = sorted(done, key=answering.__getitem__)
-                answers = {answering.pop(each): each.result() for each in ordered}
-                self._reply([(rollouts[n], each) for n, each in answers.items()], most)
+                answers = {answering.pop(future): future.result() for future in ordered}
+                self._reply(
+                    [(rollouts[n], messages) for n, messages in answers.items()], max_tokens
+                )
                 asking = [number for number in answers if rollouts[number].finish is None]
                 for number in answers:
                     if rollouts[number].finish is not None:
@@ -219,25 +228,29 @@ class Environments:
                 progress(0, len(answers) - len(asking))
                 take()
         take(wait_for_all=True)
-        return [found[place] for place in range(len(groups))]
+        return [played[place] for place in range(len(groups))]
 
-    def _reply(self, answered: "list[tuple[_Rollout, Messages]]", most: int) -> None:
-        """Have what the environments answered read in the next turns, where there are such."""
-        going = [(each, messages) for each, messages in answered if not each.finish]
-        for each, _ in going:
-            if each.notes["turns"] == self.section.turns:
-                each.finish = "turns"
+    def _reply(self, answered: "list[tuple[_Rollout, Messages]]", max_tokens: int) -> None:
+        """Append the environments' answers to the rollouts that continue."""
+        going = [(rollout, messages) for rollout, messages in answered if not rollout.finish]
+        for rollout, _ in going:
+            if rollout.notes["turns"] == self.section.turns:
+                rollout.finish = "turns"
         for kind in self.kinds.values():
-            told = [(each, m) for each, m in going if each.kind is kind and not each.finish]
-            if not told:
+            continuing = [
+                (rollout, m) for rollout, m in going if rollout.kind is kind and not rollout.finish
+            ]
+            if not continuing:
                 continue
-            replies = kind.renderer.replies([m for _, m in told], self.section.reply_tokens, REPLY)
-            for (each, _), ids in zip(told, replies, strict=True):
-                each.reply(ids, most)
+            replies = kind.renderer.replies(
+                [m for _, m in continuing], self.section.reply_tokens, REPLY
+            )
+            for (rollout, _), ids in zip(continuing, replies, strict=True):
+                rollout.reply(ids, max_tokens)
 
     def call(self, what: str, function: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-        """Result of the user's code, as ``read`` takes it; a ValueError in one line if it raised,
-        took too long or gave the wrong thing."""
+        """Result of the user's code, converted by ``read``. Raises ValueError: one line if the code
+        raised, took too long or returned a wrong value."""
 
         def guarded() -> Any:
             try:
@@ -285,14 +298,14 @@ class _Rollout:
         self.notes = {"turns": 0} | ({"calls": 0} if self.kind.tools else {})
 
     def begin(self) -> None:
-        """Reset the environment, which is made where the pool had none."""
+        """Reset the environment; create it if the pool had none."""
         row = deepcopy(self.prompt.extra[ROW]["columns"])
         hidden = ENVIRONMENT if self.kind.name else None
 
         def reset() -> Any:
             if self.environment is None:
                 self.environment = self.kind.make()
-            return self.environment.reset(**_taken(self.environment.reset, row, hidden))
+            return self.environment.reset(**_accepted_columns(self.environment.reset, row, hidden))
 
         self.text, self.opening = self._call("reset", reset, _begin) or ("", [])
         has_prompt: Any = self.text or self.opening or self.prompt.extra[CHAT][-1]["content"]
@@ -300,26 +313,26 @@ class _Rollout:
             self.fail("reset gave no prompt, and the row has none")
 
     def opened(self, new_tokens: int) -> Prompt:
-        """The prompt with what ``reset`` said."""
+        """The prompt with the result of ``reset``."""
         prompt = self.prompt
         if not self.text and not self.opening:
             return prompt
-        talk = [dict(message) for message in prompt.extra[CHAT]]
-        talk[-1]["content"] = f"{talk[-1]['content']}{self.text}"
-        if not talk[-1]["content"] and self.opening:
-            talk.pop()  # the prompt of a row that has none
-        told = self.kind.renderer.prompt(prompt.id, [*talk, *self.opening], prompt.answer)
+        messages = [dict(message) for message in prompt.extra[CHAT]]
+        messages[-1]["content"] = f"{messages[-1]['content']}{self.text}"
+        if not messages[-1]["content"] and self.opening:
+            messages.pop()  # the prompt of a row that has none
+        extended = self.kind.renderer.prompt(prompt.id, [*messages, *self.opening], prompt.answer)
         context = self.environments.context_tokens
-        if len(told.token_ids) + new_tokens > context:
+        if len(extended.token_ids) + new_tokens > context:
             raise DataError(
-                f"{prompt.id}: with what reset says the prompt has {len(told.token_ids)} tokens; "
-                f"the context of {context} leaves {context - new_tokens}"
+                f"{prompt.id}: with what reset says the prompt has {len(extended.token_ids)} "
+                f"tokens; the context of {context} leaves {context - new_tokens}"
             )
-        return replace(told, extra=prompt.extra)
+        return replace(extended, extra=prompt.extra)
 
-    def take(self, completion: Completion, most: int) -> None:
+    def take(self, completion: Completion, max_tokens: int) -> None:
         """Add a turn of the model, cut where the rollout has ``most`` tokens."""
-        room = most - len(self.ids)
+        room = max_tokens - len(self.ids)
         self.ids += completion.token_ids[:room]
         self.logprobs += completion.logprobs[:room]
         self.text = completion.text
@@ -341,10 +354,10 @@ class _Rollout:
         return self._use_tools() if self.kind.tools else self._step()
 
     def _step(self) -> Messages:
-        given = self._call("step", lambda: self.environment.step(self.text), _reply)
-        if given is None:
+        answer = self._call("step", lambda: self.environment.step(self.text), _reply)
+        if answer is None:
             return []
-        text, is_over, reward = given
+        text, is_over, reward = answer
         if reward is None and self.kind.pays_turns:
             raise ConfigError(
                 f"{self.prompt.id}: step of the environment gave no reward, and there is no method "
@@ -356,16 +369,16 @@ class _Rollout:
         return self.kind.reply(text)
 
     def _use_tools(self) -> Messages:
-        calls, most = self.calls, CALLS_PER_TURN
+        calls, limit = self.calls, CALLS_PER_TURN
         if not calls:
             self.finish = "stop"
         replies: Messages = []
-        for number, call in enumerate(calls[: most + 1]):
+        for number, call in enumerate(calls[: limit + 1]):
             name, arguments = call or ("unknown", {})
             self.notes["calls"] += 1
             try:
-                if number == most:
-                    raise ValueError(f"only {most} calls of a turn are made")
+                if number == limit:
+                    raise ValueError(f"only {limit} calls of a turn are made")
                 if call is None:
                     raise ValueError("this call is no JSON object with a name and arguments")
                 if name not in self.kind.tools:
@@ -380,10 +393,10 @@ class _Rollout:
     def _use(self, name: str, arguments: dict[str, Any]) -> Any:
         return getattr(self.environment, name)(**arguments)
 
-    def reply(self, ids: list[int], most: int) -> None:
+    def reply(self, ids: list[int], max_tokens: int) -> None:
         """Add the environment's reply, where the model then has room for a token."""
         ids = self.kind.renderer.not_yet_in(self.ids, ids)
-        if len(self.ids) + len(ids) >= most:
+        if len(self.ids) + len(ids) >= max_tokens:
             self.finish = "length"
             return
         self.spans.append(Span(len(self.ids), len(self.ids) + len(ids)))
@@ -398,7 +411,7 @@ class _Rollout:
 
         def get_reward() -> Any:
             reward = getattr(environment, "get_reward", lambda: None)
-            return reward(**_taken(reward, ended, None))
+            return reward(**_accepted_columns(reward, ended, None))
 
         value = self._call("get_reward", get_reward, _number)
         notes = self._call("notes", lambda: getattr(environment, "notes", {}), _json)
@@ -416,7 +429,7 @@ class _Rollout:
         """Close the environment, which failed, and use it never again."""
         if self.environment is not None:
             pool = self.kind.pool
-            pool[:] = [each for each in pool if each is not self.environment]
+            pool[:] = [environment for environment in pool if environment is not self.environment]
             self.environments._close(self.environment)
 
     def fail(self, problem: str) -> None:
@@ -436,45 +449,48 @@ class _Rollout:
         own = self.prompt.token_ids[common:]
         ids = (*own, *self.ids)
         spans = [Span(0, len(own))] if own else []
-        spans += [Span(len(own) + each.start, len(own) + each.end) for each in self.spans]
+        spans += [Span(len(own) + span.start, len(own) + span.end) for span in self.spans]
         ends = self.environments.end_token_ids
         (text,) = decode(self.kind.renderer.tokenizer, [list(ids)], ends)
         return Completion(
-            ids, text, (*[0.0] * len(own), *self.logprobs), self.finish,
-            spans=tuple(spans), environment=self.notes, last_turn=self.text,
-        )  # fmt: skip
+            ids,
+            text,
+            (*[0.0] * len(own), *self.logprobs),
+            self.finish,
+            spans=tuple(spans),
+            environment=self.notes,
+            last_turn=self.text,
+        )
 
 
 def _group(group: list[_Rollout]) -> Group:
-    """The completions of a prompt, each after its own where ``reset`` said different things."""
-    prompt, common = group[0].prompt, common_prefix([each.prompt.token_ids for each in group])
-    if not common:
-        raise DataError(
-            f"{prompt.id}: two rollouts of it begin with different tokens, and cannot be compared "
-            "with each other; let what reset says begin alike"
-        )
-    if common != prompt.token_ids:
-        (text,) = decode(group[0].kind.renderer.tokenizer, [list(common)])
-        prompt = replace(prompt, token_ids=common, text=text)
-    return Group(prompt, tuple(each.completion(len(common)) for each in group))
+    """The completions of a prompt, each after its own beginning if ``reset`` returned different
+    texts."""
+    ids, tokenizer = (
+        [rollout.prompt.token_ids for rollout in group],
+        group[0].kind.renderer.tokenizer,
+    )
+    prompt = common_prompt(group[0].prompt, ids, tokenizer, "let what reset says begin alike")
+    common = len(prompt.token_ids)
+    return Group(prompt, tuple(rollout.completion(common) for rollout in group))
 
 
-def _taken(
+def _accepted_columns(
     function: Callable[..., Any], row: Mapping[str, Any], hidden: str | None
 ) -> dict[str, Any]:
     """Columns of the row that a function takes, by name; the hidden one only if it names it."""
-    named = inspect.signature(function).parameters
-    takes_all = any(each.kind == each.VAR_KEYWORD for each in named.values())
-    return {n: v for n, v in row.items() if n in named or (takes_all and n != hidden)}
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {n: v for n, v in row.items() if n in parameters or (takes_all and n != hidden)}
 
 
 class _WrongError(ValueError):
-    """Value that the user's code gave, and the values that are allowed."""
+    """A value that the user's code returned, and the values that are allowed."""
 
 
 def _text(value: Any) -> str:
     """Text of a value, within the limit and of characters that a tokenizer and JSON take."""
-    return str(value)[:MOST_CHARACTERS].encode(errors="replace").decode()
+    return str(value)[:MAX_CHARACTERS].encode(errors="replace").decode()
 
 
 def _begin(value: Any) -> tuple[str, Messages]:
@@ -493,7 +509,7 @@ def _begin(value: Any) -> tuple[str, Messages]:
                     f"{part!r:.60}, and not a text, messages with role and content, parts of type "
                     "text, or None"
                 )
-    return _text(text), messages[:MOST_MESSAGES]
+    return _text(text), messages[:MAX_MESSAGES]
 
 
 def _reply(value: Any) -> tuple[str, bool, float | None]:
@@ -514,6 +530,6 @@ def _number(value: Any) -> float | None:
 def _json(value: Any) -> dict[str, Any]:
     text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     check_nesting([[orjson.loads(text)]])  # as deep as it stands in a completion
-    if not isinstance(value, dict) or len(text) > MOST_NOTES_BYTES:
+    if not isinstance(value, dict) or len(text) > MAX_NOTES_BYTES:
         raise _WrongError(f"{value!r:.60}, and not a dict of at most 64 KiB")
     return cast(dict[str, Any], orjson.loads(text))

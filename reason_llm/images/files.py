@@ -39,9 +39,9 @@ from reason_llm.rollout import (
     record_from_json,
 )
 
-MOST_BYTES = 64 * MIB
-MOST_PIXELS = 64 << 20
-MOST_IMAGES = 64
+MAX_BYTES = 64 * MIB
+MAX_PIXELS = 64 << 20
+MAX_IMAGES = 64
 """Images of one row."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 THUMBNAIL_SIDE = 96
@@ -162,8 +162,9 @@ def pictures_of(
             f"{where}: has images in its messages and in column {names[0]!r}; keep one of the two"
         )
     cells = own or cells
-    if len(cells) > MOST_IMAGES:
-        raise DataError(f"{where}: has {len(cells)} images; at most {MOST_IMAGES} are supported")
+    # Counted before any image is read.
+    if len(cells) > MAX_IMAGES:
+        raise DataError(f"{where}: has {len(cells)} images; at most {MAX_IMAGES} are supported")
     if inline and len(inline) != len(cells):
         raise DataError(
             f"{where}: has {len(cells)} images for {len(inline)} parts of type image; make them "
@@ -178,29 +179,30 @@ def placed(example: Example, pictures: Sequence[Picture]) -> Example:
     if not isinstance(example, Problem | Completed):
         raise DataError(f"{example.where}: has images, which the stage pretrain does not read")
     completions = example.completions if isinstance(example, Completed) else ()
-    if any(MARK in each["content"] for turns in completions for each in turns):
+    if any(MARK in message["content"] for turns in completions for message in turns):
         raise DataError(
             f"{example.where}: has an image after the assistant's first message, which is not "
             "supported; give the images in the prompt"
         )
-    messages, count = [dict(each) for each in example.messages], len(pictures)
-    asked = [each for each in messages if each["role"] == "user"]
-    if not any(MARK in each["content"] for each in messages):
-        tags = sum(each["content"].count(TAG) for each in asked)
-        for each in asked if tags == count else ():
-            each["content"] = each["content"].replace(TAG, MARK)
+    messages, count = [dict(message) for message in example.messages], len(pictures)
+    asked = [message for message in messages if message["role"] == "user"]
+    # As many tags as images are their places; any other number of tags is the user's text.
+    if not any(MARK in message["content"] for message in messages):
+        tags = sum(message["content"].count(TAG) for message in asked)
+        for message in asked if tags == count else ():
+            message["content"] = message["content"].replace(TAG, MARK)
         if tags != count:
             asked[0]["content"] = MARK * count + asked[0]["content"]
-    marks = sum(each["content"].count(MARK) for each in messages)
+    marks = sum(message["content"].count(MARK) for message in messages)
     if marks != count:
         raise DataError(
             f"{example.where}: has {marks} places of images, U+FFFC among them, for {count} "
             "images; remove that character from the text"
         )
     waiting = iter(pictures)
-    for each in messages:
-        if marks := each["content"].count(MARK):
-            each["attachments"] = [*islice(waiting, marks)]
+    for message in messages:
+        if marks := message["content"].count(MARK):
+            message["attachments"] = [*islice(waiting, marks)]
     if isinstance(example, Problem) and isinstance(example.extra.get(ROW), dict):
         example = replace(example, extra={**example.extra, ROW: _in_parts(example, messages)})
     return replace(example, messages=messages)
@@ -216,11 +218,11 @@ def _in_parts(example: Problem, messages: Messages) -> Row:
     return {**row, "prompt": with_parts([*added, *messages])}
 
 
-def _marked(value: Any, found: list[Any]) -> Any:
-    """The messages in a cell with ``MARK`` for each part that is an image, whose value, or
-    None without one, is added to ``found``."""
+def _marked(value: Any, cells: list[Any]) -> Any:
+    """The messages in a cell, with ``MARK`` for each part that is an image; append the image's
+    value, or None, to ``cells``."""
     if isinstance(value, list):
-        return [_marked(each, found) for each in value]
+        return [_marked(item, cells) for item in value]
     if not isinstance(value, dict) or not isinstance(value.get("content"), list):
         return value
     parts = []
@@ -228,7 +230,7 @@ def _marked(value: Any, found: list[Any]) -> Any:
         if KIND.is_part(part):
             members = ("image", "image_url", "path", "url", "bytes")
             cell = next((part[name] for name in members if part.get(name) is not None), None)
-            found.append(cell)
+            cells.append(cell)
             part = {"type": "text", "text": MARK}
         parts.append(part)
     return {**value, "content": parts}
@@ -240,7 +242,7 @@ def read_picture(where: str, cell: Any, folder: Path) -> Picture:
     if isinstance(cell, dict):
         url, content = cell.get("url"), cell.get("bytes")
         cell = url if url is not None else content if content is not None else cell.get("path")
-    if isinstance(cell, Pillow.Image):
+    if isinstance(cell, Pillow.Image):  # a digest is of bytes, and PNG loses nothing
         _check_pixels(where, cell.size)
         buffer = BytesIO()
         ImageOps.exif_transpose(cell).convert("RGB").save(buffer, "PNG")
@@ -260,8 +262,8 @@ def read_picture(where: str, cell: Any, folder: Path) -> Picture:
             f"{where}: image {shown(cell)} is of type {type(cell).__name__}; expected a path, "
             'bytes, an image of Pillow or {"bytes", "path"}'
         )
-    if len(content) > MOST_BYTES:
-        raise DataError(f"{where}: an image has {len(content):,} bytes; at most {MOST_BYTES:,}")
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{where}: an image has {len(content):,} bytes; at most {MAX_BYTES:,}")
     size = decoded(f"{where}: image {path}".rstrip(), content).size
     held = b"" if path else content
     return Picture(hashlib.sha256(content).hexdigest(), path, size, held)
@@ -287,16 +289,16 @@ def decoded(what: str, content: bytes, least: int = 0) -> Pillow.Image:
 
 def _check_pixels(what: str, size: tuple[int, int]) -> None:
     width, height = size
-    if width * height > MOST_PIXELS or min(size) < 1 or max(size) > 200 * min(size):
+    if width * height > MAX_PIXELS or min(size) < 1 or max(size) > 200 * min(size):
         raise DataError(
-            f"{what} has {width} x {height} pixels; at most {MOST_PIXELS:,} pixels and a side 200 "
+            f"{what} has {width} x {height} pixels; at most {MAX_PIXELS:,} pixels and a side 200 "
             "times as long as the other are supported: make it smaller"
         )
 
 
 def _read(where: str, path: Path) -> bytes:
     try:
-        return read_bounded(path, MOST_BYTES)
+        return read_bounded(path, MAX_BYTES)
     except OSError as error:
         raise DataError(f"{where}: image {path} cannot be read ({one_line(error)})") from error
 
@@ -304,7 +306,7 @@ def _read(where: str, path: Path) -> bytes:
 def _of_data_url(where: str, url: str) -> bytes:
     head, _, body = url.partition(",")
     try:
-        if not head.endswith(";base64") or len(body) > 2 * MOST_BYTES:
+        if not head.endswith(";base64") or len(body) > 2 * MAX_BYTES:
             raise ValueError("it is no base64, or too long")
         return base64.b64decode(body, validate=True)
     except ValueError as error:

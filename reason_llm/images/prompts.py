@@ -52,7 +52,7 @@ class Images:
             self._processor = Qwen2VLImageProcessorPil.from_pretrained(path)
         self._pictures: dict[str, Picture] = {}
         self._lengths: dict[str, int] = {}
-        self._most_images = 0
+        self._max_images = 0
 
     @property
     def line(self) -> str:
@@ -73,8 +73,8 @@ class Images:
         layers = len(getattr(tower, "deepstack_visual_indexes", None) or ())
         return ImageSizes(
             weights=self._weights,
-            most_tokens=max(lengths, default=1),
-            most_images=self._most_images,
+            max_tokens=max(lengths, default=1),
+            max_images=self._max_images,
             all_tokens=sum(lengths),
             token_pixels=patches * tower.patch_size**2,
             features=(1 + layers) * tower.out_hidden_size,
@@ -88,7 +88,7 @@ class Images:
 
         with torch.device("meta"):
             tower = AutoModel.from_config(self._tower_config, trust_remote_code=False)
-        return sum(each.numel() for each in tower.parameters())
+        return sum(parameter.numel() for parameter in tower.parameters())
 
     def embedder(self, base: Any) -> "Tower":
         """The part of the whole model that reads images."""
@@ -100,10 +100,10 @@ class Images:
         self, where: str, row: Row, source: str, ignored: Sequence[str]
     ) -> tuple[Row, list[Picture]]:
         """See ``pictures_of``; the images are known from now on."""
-        rest, found = pictures_of(where, row, source, ignored)
-        for each in found:
-            self._pictures.setdefault(each.sha256, each)
-        return rest, found
+        rest, pictures = pictures_of(where, row, source, ignored)
+        for picture in pictures:
+            self._pictures.setdefault(picture.sha256, picture)
+        return rest, pictures
 
     def placed(self, example: Example, pictures: Sequence[Picture]) -> Example:
         """See ``files.placed``."""
@@ -118,7 +118,7 @@ class Images:
     def prompt(self, prompt: Prompt, pictures: Sequence[Picture]) -> Prompt:
         """The prompt with all places of its images, and with their records."""
         ids, images = self._expanded(prompt.id, prompt.token_ids, len(prompt.token_ids), pictures)
-        records = [asdict(each) for each in images]
+        records = [asdict(image) for image in images]
         return replace(prompt, token_ids=ids, extra={**prompt.extra, ATTACHMENTS: records})
 
     def row(self, row: TokenRow, pictures: Sequence[Picture]) -> TokenRow:
@@ -139,40 +139,41 @@ class Images:
                     f"the image {image.sha256} of a rollout is not in the data; name the data that "
                     "it was sampled from as data.train"
                 )
-        made = self._processor(picture.pixels(), return_tensors="pt")
-        if tuple(made["image_grid_thw"][0].tolist()) != image.grid:
+        inputs = self._processor(picture.pixels(), return_tensors="pt")
+        if tuple(inputs["image_grid_thw"][0].tolist()) != image.grid:
             raise DataError(
                 f"the image {image.path or image.sha256} has the grid "
-                f"{made['image_grid_thw'][0].tolist()}, and its record {[*image.grid]}; restore "
+                f"{inputs['image_grid_thw'][0].tolist()}, and its record {[*image.grid]}; restore "
                 "preprocessor_config.json of the model"
             )
-        return made["pixel_values"], made["image_grid_thw"]
+        return inputs["pixel_values"], inputs["image_grid_thw"]
 
     def _expanded(
         self, where: str, ids: Sequence[int], end: int, pictures: Sequence[Picture]
     ) -> tuple[tuple[int, ...], tuple[Attachment, ...]]:
-        """The ids with all places of the images whose single token stands before ``end``."""
+        """The ids with all tokens of the images whose single token is before ``end``."""
         count = ids[:end].count(self.token_id)
         if count != len(pictures):
             raise DataError(
                 f"{where}: the chat template writes {count} image tokens for {len(pictures)} "
                 "images; take the template that the model was published with"
             )
-        found: list[int] = []
+        # An image's place is that in the expanded ids: every image moves those after it.
+        expanded: list[int] = []
         records, waiting = list[Attachment](), iter(pictures)
         for place, token in enumerate(ids):
             if token != self.token_id or place >= end:
-                found.append(token)
+                expanded.append(token)
                 continue
             picture = next(waiting)
             grid = self._grid(picture)
             length = grid[0] * grid[1] * grid[2] // self._processor.merge_size**2
-            image = Image(picture.sha256, picture.path, grid, len(found), length)
+            image = Image(picture.sha256, picture.path, grid, len(expanded), length)
             records.append(image.record)
-            found += [token] * length
+            expanded += [token] * length
             self._lengths[picture.sha256] = length
-        self._most_images = max(self._most_images, count)
-        return tuple(found), tuple(records)
+        self._max_images = max(self._max_images, count)
+        return tuple(expanded), tuple(records)
 
     def _grid(self, picture: Picture) -> tuple[int, int, int]:
         """Patches of an image over time, height and width, without decoding it."""

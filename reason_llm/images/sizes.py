@@ -5,7 +5,7 @@ from typing import Any
 
 from reason_llm.model import Line
 
-MOST_FEATURE_BYTES = 2 << 30
+MAX_FEATURE_BYTES = 2 << 30
 """Features of images that stay in host memory; the image that was passed longest ago is dropped
 first."""
 
@@ -16,9 +16,9 @@ class ImageSizes:
 
     weights: int
     """Parameters of that part."""
-    most_tokens: int
+    max_tokens: int
     """Tokens of the largest image."""
-    most_images: int
+    max_images: int
     """Images of one prompt at most."""
     all_tokens: int
     """Tokens of all different images together."""
@@ -38,33 +38,33 @@ class ImageSizes:
     ) -> list[Line]:
         """An image on its way through the part that reads it, and features that are kept: vLLM's
         for as many tokens as one of its passes has, ours of all images, in host memory."""
-        most = min(self.most_tokens, context)
+        tokens = min(self.max_tokens, context)
         passing, features = self.passing * element_bytes, self.features * element_bytes
-        lines = [Line("an image in flight", most * (passing + features), most * passing)]
+        lines = [Line("an image in flight", tokens * (passing + features), tokens * passing)]
         if vllm_tokens is not None:
-            batch = max(most, vllm_tokens)
+            batch = max(tokens, vllm_tokens)
             lines = [
-                Line("images in flight", batch * passing, most * passing),
+                Line("images in flight", batch * passing, tokens * passing),
                 Line("vLLM's cache of image features", batch * features),
             ]
         if not is_gpu:
-            kept = self.kept_bytes(element_bytes)
-            lines.append(Line("features of images", kept, kept))
+            cached = self.kept_bytes(element_bytes)
+            lines.append(Line("features of images", cached, cached))
         return lines
 
     def kept_bytes(self, element_bytes: int) -> int:
         """Bytes of the features that the learner keeps in host memory."""
-        return min(self.all_tokens * self.features * element_bytes, MOST_FEATURE_BYTES)
+        return min(self.all_tokens * self.features * element_bytes, MAX_FEATURE_BYTES)
 
     def engine_options(self, is_packed: bool) -> dict[str, Any]:
         """vLLM's options for images. It prepares none itself, and the size of its cache of features
         follows from the largest image that its processor would make."""
         if is_packed:
             _keep_tower_unpacked()
-        pixels = self.most_tokens * self.token_pixels
+        pixels = self.max_tokens * self.token_pixels
         size = {"shortest_edge": self.token_pixels, "longest_edge": pixels}
         return {
-            "limit_mm_per_prompt": {"image": self.most_images, "video": 0},
+            "limit_mm_per_prompt": {"image": self.max_images, "video": 0},
             "mm_processor_kwargs": {"images_kwargs": {"size": size}},
             "mm_processor_cache_gb": 0,
             "mm_device_do_normalize": False,  # or vLLM 0.32 normalises our pixels once more

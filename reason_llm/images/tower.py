@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reason_llm.images.files import Image, image_of
-from reason_llm.images.sizes import MOST_FEATURE_BYTES
+from reason_llm.images.sizes import MAX_FEATURE_BYTES
 from reason_llm.model import PlacedRow
 from reason_llm.rollout import Attachment, Prompt
 
@@ -41,16 +41,16 @@ class Tower:
         if (known := self._known.get(image.sha256)) is not None:
             self._known.move_to_end(image.sha256)
             return known
-        pixels, grid = (each.to(self._embed.weight.device) for each in self.pixels(image))
+        pixels, grid = (tensor.to(self._embed.weight.device) for tensor in self.pixels(image))
         output = self._model.get_image_features(pixels, grid, return_dict=True)
         layers = getattr(output, "deepstack_features", None) or []
         pieces = (piece for layer in (output.pooler_output, *layers) for piece in layer)
-        found = tuple(piece.cpu() for piece in pieces)
-        self._known[image.sha256] = found
-        self._bytes += sum(map(_bytes_of, found))
-        while self._bytes > MOST_FEATURE_BYTES and len(self._known) > 1:
+        embeddings = tuple(piece.cpu() for piece in pieces)
+        self._known[image.sha256] = embeddings
+        self._bytes += sum(map(_bytes_of, embeddings))
+        while self._bytes > MAX_FEATURE_BYTES and len(self._known) > 1:
             self._bytes -= sum(map(_bytes_of, self._known.popitem(last=False)[1]))
-        return found
+        return embeddings
 
     def embed(self, rows: Sequence[PlacedRow], width: int) -> "Sight":
         """Image features for one pass over rows, in a batch of ``width`` columns."""
@@ -63,9 +63,9 @@ class Tower:
         return sum(max(image.grid) // self.merge - image.length for image in images)
 
     def request(self, prompt: Prompt) -> Any:
-        """vLLM's input: ids that it takes as they are, with the pixels, digests and places of the
-        prompt's images. So vLLM neither prepares an image nor expands a token once more, takes
-        image tokens at other places for text, and tells prompts with equal ids apart."""
+        """vLLM's input: the ids unchanged, with the pixels, digests and places of the prompt's
+        images. vLLM then prepares no image, expands no token again, treats image tokens elsewhere
+        as text, and distinguishes prompts with equal ids."""
         from vllm.inputs import mm_input
         from vllm.multimodal.inputs import (
             MultiModalFieldConfig,
@@ -82,8 +82,8 @@ class Tower:
         items = MultiModalKwargsItems.from_hf_inputs(
             {"pixel_values": pixels, "image_grid_thw": grids}, fields
         )
-        places = [PlaceholderRange(offset=each.start, length=each.length) for each in images]
-        digests = [each.sha256 for each in images]
+        places = [PlaceholderRange(offset=image.start, length=image.length) for image in images]
+        digests = [image.sha256 for image in images]
         return mm_input(list(prompt.token_ids), items, {"image": digests}, {"image": places})
 
 
@@ -98,7 +98,7 @@ class Sight:
     width: int
 
     def inputs(self, ids_BT: Tensor, start: int) -> dict[str, Any]:
-        """Arguments of the decoder for the columns from ``start`` on, in the place of ids."""
+        """Arguments of the decoder that replace ids, for the columns from ``start`` on."""
         tower, device = self.tower, ids_BT.device
         end = start + ids_BT.shape[1]
         positions = torch.arange(self.width).repeat(3, ids_BT.shape[0], 1)
@@ -114,11 +114,13 @@ class Sight:
                 if image.start >= row.skipped and low < high:
                     is_image_BT[row.row, low - start : high - start] = True
                     features = tower.features(image)
-                    parts.append(tuple(each[low - first : high - first] for each in features))
+                    parts.append(tuple(layer[low - first : high - first] for layer in features))
         embeds_BTD = tower._embed(ids_BT)
         inputs: dict[str, Any] = {"position_ids": positions[:, :, start:end].to(device)}
         if parts:
-            first_ND, *layers = (torch.cat(each).to(device) for each in zip(*parts, strict=True))
+            first_ND, *layers = (
+                torch.cat(pieces).to(device) for pieces in zip(*parts, strict=True)
+            )
             mask_BT = is_image_BT.to(device)
             first_ND = first_ND.to(embeds_BTD.dtype)
             embeds_BTD = embeds_BTD.masked_scatter(mask_BT[..., None], first_ND)

@@ -4,7 +4,7 @@ first use, so that a plan needs no PyTorch."""
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from reason_llm.model.sizes import Line, most_keys
+from reason_llm.model.sizes import Line, max_keys
 
 if TYPE_CHECKING:
     from reason_llm.model import offload, recompute

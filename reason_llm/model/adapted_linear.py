@@ -33,8 +33,8 @@ class Parts(NamedTuple):
 
 
 def parts(layer: Any) -> Parts | None:
-    """The parts of PEFT's layer as it is now; None where it is anything else than a frozen weight,
-    in floats or in NF4, with one plain adapter, which drops nothing."""
+    """The parts of PEFT's layer; None unless it is a frozen weight, in floats or NF4, with one
+    plain adapter without dropout."""
     if BASES.get(type(layer)) is not type(getattr(layer, "base_layer", None)):
         return None
     names = [name for name in layer.active_adapters if name in layer.lora_A]
@@ -62,8 +62,8 @@ def lean(policy: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def without_outputs(layer: nn.Module) -> Iterator[None]:
-    """Context in which an adapted layer gives gradients but no outputs, as a backward pass needs
-    where nothing reads them. A layer that has no ``parts`` gives both."""
+    """Context in which adapted layers compute gradients but no outputs, for a backward pass that
+    reads none. A layer without ``parts`` computes both."""
     before = vars(layer).get("forward")
     vars(layer)["forward"] = _of_adapted(layer, gives_outputs=False)
     try:
@@ -122,7 +122,8 @@ def _of_adapted(layer: nn.Module, gives_outputs: bool = True) -> Callable[..., T
         layer_parts = parts(layer)
         if layer_parts is None or args or kwargs:
             return theirs(inputs, *args, **kwargs)
-        dtype = _computes_in(layer_parts.base)
+        base = layer_parts.base
+        dtype = base.compute_dtype if isinstance(base, Linear4bit) else base.weight.dtype
         own: tuple[Tensor, ...] = (inputs, layer_parts.low_RI, layer_parts.up_OR)
         if type(layer_parts.base) is Linear4bit and inputs.dtype != dtype:
             return theirs(inputs)  # it converts there and back
@@ -181,10 +182,6 @@ class _AdaptedProduct(torch.autograd.Function):
             None,
             None,
         )
-
-
-def _computes_in(base: nn.Linear) -> torch.dtype | None:
-    return base.compute_dtype if isinstance(base, Linear4bit) else base.weight.dtype
 
 
 def _of_base(base: nn.Linear, inputs: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ SHARED_EXPERT_GATE = "shared_expert_gate"
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
 """Ways to begin (init_lora_weights) that leave the base as it is."""
 ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
-MOST_BYTES = 64 << 30
+MAX_BYTES = 64 << 30
 """Largest file of an adapter."""
 POLICY = "default"
 """PEFT's name of the policy's adapter."""
@@ -58,9 +58,16 @@ RANGES = (
     ("lora_alpha", 1e-6, 1e6, (int, float)),
     ("lora_dropout", 0, 1, (int, float)),
 )
-"""Numbers of an adapter's config: least, most, types."""
-_BAD_CONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError,
-               RecursionError)  # fmt: skip
+"""Numbers of an adapter's config: lowest, highest, types."""
+_BAD_CONFIG = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    SafetensorError,
+    RecursionError,
+)
 """Errors that PEFT raises about a config; the last for a part whose name it does not know."""
 
 
@@ -94,9 +101,9 @@ def attach(base: Any, config: AdapterSection, excluded: str | None = None) -> Pe
     with _quiet_peft():
         policy = get_peft_model(base, lora)
     # PEFT reads some names of layers as the experts' weights, which vLLM would not apply.
-    asked = {target.rpartition(".")[2] for target in config.target_parameters}
+    requested = {target.rpartition(".")[2] for target in config.target_parameters}
     for module in policy.modules():
-        if isinstance(module, ParamWrapper) and module.parameter_name not in asked:
+        if isinstance(module, ParamWrapper) and module.parameter_name not in requested:
             raise ModelError(
                 f"model.adapter.targets={config.targets!r}: in {base.config.model_type} PEFT takes "
                 f"such names for the experts' {module.parameter_name}; name attention layers, and "
@@ -155,6 +162,7 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
     unadapted = UNADAPTED.get(base.config.get_text_config(decoder=True).model_type)
     if targets == "all-linear" and (unadapted or expert_weights(base)):
         head = base.get_output_embeddings()
+        # PEFT takes a target for every layer whose name ends in it.
         ends = {name.rpartition(".")[2] for name in linear if base.get_submodule(name) is not head}
         experts = TAKEN_FOR_EXPERTS | {SHARED_EXPERT_GATE} if expert_weights(base) else set()
         return sorted(ends - experts - {unadapted})
@@ -208,8 +216,8 @@ def reference(policy: PeftModel) -> Iterator[None]:
 
 
 def factors(layer: Any, inputs_ND: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Factors (N, R) and (outputs, R), scaled, of what the adapter adds to a layer's outputs; None
-    without an adapter or while it is off."""
+    """Scaled factors (N, R) and (outputs, R) of the adapter's addition to a layer's outputs; None
+    if there is no adapter or it is off."""
     if not isinstance(layer, LoraLayer) or layer.disable_adapters:
         return None
     (name,) = layer.active_adapters
@@ -273,7 +281,7 @@ def snapshot(policy: PeftModel, name: str = POLICY) -> Snapshot:
         if isinstance(value, set):  # PEFT would write it in the order of Python's hash seed
             setattr(config, field, sorted(value))
     tensors = state(policy, name)
-    return Snapshot({k: each.detach().to("cpu", copy=True) for k, each in tensors.items()}, config)
+    return Snapshot({k: v.detach().to("cpu", copy=True) for k, v in tensors.items()}, config)
 
 
 @torch.no_grad()
@@ -299,9 +307,8 @@ def check_fits(policy: PeftModel, folder: Path, base: str, name: str = POLICY) -
 
 
 def check_layers(folder: Path, layers: Collection[str], base: str) -> None:
-    """Check that the layers of an adapter are among those of the base. vLLM 0.32 does not: under
-    the names of another class of the same model it serves the base alone and says nothing. Raises
-    ModelError: one is not."""
+    """Check that the base has all layers of an adapter. vLLM 0.32 silently serves the base alone if
+    the names are those of another class of the model. Raises ModelError: one is missing."""
     with _reading(folder / WEIGHTS):
         stored = header_shapes(folder / WEIGHTS)
     for match in filter(None, map(ADAPTED.fullmatch, stored)):
@@ -370,9 +377,9 @@ def read_config(folder: Path) -> LoraConfig:
     check_written(folder)
     with _reading(folder / CONFIG):
         value = read_object(folder / CONFIG, MIB)
-        for name, least, most, kinds in RANGES:
-            number = value.get(name, least)
-            if type(number) not in kinds or not least <= number <= most:
+        for name, low, high, kinds in RANGES:
+            number = value.get(name, low)
+            if type(number) not in kinds or not low <= number <= high:
                 raise ValueError(f"{name}={number!r:.60} cannot be")
         if not isinstance(base := value.get("base_model_name_or_path"), str | None):
             raise ValueError(f"base_model_name_or_path={base!r:.60} cannot be")
@@ -387,16 +394,16 @@ def read_config(folder: Path) -> LoraConfig:
         config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
     plain = LoraConfig().to_dict()
     # What a later PEFT added counts, too, unless it is off.
-    found = {name: value[name] for name in value if value[name]} | config.to_dict()
-    odd = [n for n in found if n not in MAY_VARY and (n not in plain or found[n] != plain[n])]
+    options = {name: value[name] for name in value if value[name]} | config.to_dict()
+    odd = [n for n in options if n not in MAY_VARY and (n not in plain or options[n] != plain[n])]
     if getattr(config.peft_type, "value", config.peft_type) != "LORA":
         odd.insert(0, "peft_type")
     if config.init_lora_weights not in PLAIN_STARTS:
         odd.append("init_lora_weights")
     if odd:
         raise ModelError(
-            f"{folder} is no plain LoRA adapter: {odd[0]}={found.get(odd[0])!r}; merge it with the "
-            "library that made it"
+            f"{folder} is no plain LoRA adapter: {odd[0]}={options.get(odd[0])!r}; merge it with "
+            "the library that made it"
         )
     return config
 
@@ -411,8 +418,8 @@ def _has_plain_targets(config: LoraConfig) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """Name of the base model in an adapter's config. Raises ModelError: as ``read_config``, or it
-    does not say."""
+    """Name of the base model in an adapter's config. Raises ModelError: as ``read_config``, or the
+    name is missing."""
     path = read_config(folder).base_model_name_or_path
     if not path:
         raise ModelError(

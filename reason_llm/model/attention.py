@@ -134,7 +134,7 @@ class Segments:
         starts: list[int | None] = [None] * len(query_lengths)
         key_starts = accumulate(key_lengths, initial=0)
         rows = zip(query_lengths, key_lengths, key_starts, strict=False)
-        for i, (own, keys, at) in enumerate(rows):
+        for i, (own, keys, at) in enumerate(rows):  # more keys than queries continue a prompt
             if index_M is not None and own < keys:
                 starts[i] = int(index_M[at])
         return cls(
@@ -194,6 +194,7 @@ def attend(
         key_1KND, value_1KND = (_gathered(x, places) for x in (key_1KND, value_1KND))
     if query_1HND.device.type == "cuda":
         return _flash(query_1HND, key_1KND, value_1KND, segments, scaling, sliding_window)
+    # SDPA has no segments of different lengths, as FlashAttention has on a GPU: a call for each.
     parts = zip(
         query_1HND.split(segments.query_lengths, dim=2),
         key_1KND.split(segments.key_lengths, dim=2),
@@ -218,6 +219,7 @@ def _one_segment(
     queries, keys = query_1HTD.shape[2], key_1KTD.shape[2]
     is_windowed = sliding_window is not None and keys > sliding_window
     is_causal = queries == keys and queries > 1 and not is_windowed
+    # SDPA's is_causal has queries start at the first key, and here they end at the last one.
     mask_TT = None
     if not is_causal and (queries > 1 or is_windowed):
         mask_TT = torch.ones(queries, keys, dtype=torch.bool, device=query_1HTD.device)
@@ -252,7 +254,7 @@ def _flash(
         x[0].transpose(0, 1).to(value_1KND.dtype)
         for x in (query_1HND, key_1KND, value_1KND)
     )
-    found: Any = varlen_attn(
+    output: Any = varlen_attn(
         query_NHD,
         key_MKD,
         value_MKD,
@@ -264,7 +266,7 @@ def _flash(
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         enable_gqa=query_NHD.shape[1] != key_MKD.shape[1],
     )
-    attended_NHD: Tensor = found
+    attended_NHD: Tensor = output
     return attended_NHD[None]
 
 

@@ -68,14 +68,14 @@ class Embedded(Protocol):
     """Interface of a batch's inputs where its rows have attachments."""
 
     def inputs(self, ids_BT: Tensor, start: int) -> dict[str, Any]:
-        """Arguments of the decoder in the place of ids and positions, from a column on."""
+        """Arguments of the decoder that replace ids and positions, from a column on."""
 
 
 class Embedder(Protocol):
     """Interface of the part of a model that embeds attachments."""
 
     def embed(self, rows: Sequence[PlacedRow], width: int) -> Embedded:
-        """Inputs of a batch of so many columns."""
+        """Inputs of a batch with ``width`` columns."""
 
     def shift(self, attachments: Sequence[Attachment]) -> int:
         """Position of a token after these attachments, less its place in the row."""
@@ -216,8 +216,8 @@ class Model:
         self._give_back(error)
 
     def _give_back(self, error: BaseException | None) -> None:
-        """Free what the frames of ``error`` hold, every view of vLLM's storage, then vLLM. What
-        fails here is logged where it would hide that error."""
+        """Free the views of vLLM's storage in the frames of ``error``, then vLLM. A failure here is
+        logged, so that it does not hide that error."""
         if error is not None:
             clear_frames(error)
         if self.sync is not None:
@@ -289,6 +289,7 @@ class Model:
             ModelError: the adapter or the head cannot be read, or does not fit.
         """
         if role != "policy":
+            # A role's start must not depend on the roles that were added before it.
             torch.manual_seed(random.Random(f"{self._seed}/{role}").getrandbits(63))
             adapters.add(self.policy, _adapter_name(role), folder, self.path)
         elif folder is not None:
@@ -311,7 +312,7 @@ class Model:
         weights."""
         if self.is_full:
             held = weights.state(self.policy)
-            return {name: each.to("cpu", copy=True).contiguous() for name, each in held.items()}
+            return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in held.items()}
         return adapters.snapshot(self.policy, _adapter_name(role)).tensors
 
     def load_adapter(self, role: Role, tensors: dict[str, Tensor]) -> None:
@@ -336,7 +337,7 @@ class Model:
             return list(weights.parameters(self.policy).values())
         name = f".{_adapter_name(role)}."
         named = self.policy.named_parameters()
-        own = [each for key, each in named if ".lora_" in key and name in key]
+        own = [parameter for key, parameter in named if ".lora_" in key and name in key]
         return [*own, *(self.heads[role].parameters() if role in self.heads else ())]
 
     def hidden_states(
@@ -387,10 +388,10 @@ class Model:
 
     @contextmanager
     def attached(self, rows: Sequence[PlacedRow], width: int) -> Iterator[None]:
-        """Context in which hidden states are those of these rows with their attachments, in a batch
-        of so many columns; without any in the data it changes nothing. Raises ModelError: rows have
-        some, and the part that embeds them is not loaded."""
-        kinds = (each.kind for row in rows for each in row.attachments)
+        """Context in which the hidden states of these rows, in a batch of ``width`` columns,
+        include their attachments. Raises ModelError: rows have attachments, and the part that
+        embeds them is not loaded."""
+        kinds = (attachment.kind for row in rows for attachment in row.attachments)
         if self.embedder is None and (kind := next(kinds, None)) is not None:
             raise ModelError(
                 f"rollouts have {kind}, and no row of the run's data has one; name the data that "
@@ -433,8 +434,8 @@ class Model:
             options.fill_uninitialized_memory = fills
 
     def head_adapter(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Factors (N, R) and (V, R) of what an adapter on the head adds to the logits of N
-        positions; None without one or while it is off."""
+        """Factors (N, R) and (V, R) of the head adapter's addition to the logits of N positions;
+        None if there is no adapter or it is off."""
         with self._autocast():
             return adapters.factors(self.head, hidden_ND)
 
@@ -488,14 +489,14 @@ def weights_dtype(config: ModelSection, device: torch.device) -> torch.dtype:
 
 
 def read_config(path: str, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The config of the model in a folder or a Hub id; of a model that also reads images with one
-    line that says so. Raises ModelError: it cannot be read, or its text part cannot be trained."""
+    """The config of a model's folder or Hub id; log a line if the model also reads images. Raises
+    ModelError: it cannot be read, or its text part cannot be trained."""
     allowed = folder.check(path, "config.json", runs=trust_remote_code)
     with reading(path, "config"):
-        found: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
-    if multimodal.is_multimodal(found):
-        folder.say(multimodal.note(path, found.model_type))
-    return found
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=allowed)
+    if multimodal.is_multimodal(config):
+        folder.say(multimodal.note(path, config.model_type))
+    return config
 
 
 def auto_class(path: str, trust_remote_code: bool = False) -> Any:
@@ -506,8 +507,15 @@ def auto_class(path: str, trust_remote_code: bool = False) -> Any:
     return multimodal.auto_class(described)
 
 
-NOT_OF_THE_SHAPE = {"_name_or_path", "architectures", "dtype", "torch_dtype",
-                    "transformers_version", "use_cache", "quantization_config"}  # fmt: skip
+NOT_OF_THE_SHAPE = {
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "quantization_config",
+}
 """Keys of a model's config that do not matter for the fit of an adapter."""
 
 
@@ -538,9 +546,9 @@ def context_limit(config: ModelSection) -> int:
 
 
 def meta_model(config: ModelSection) -> Any:
-    """The model with what is trained and without storage; only its config is read. Raises
-    ModelError: no causal language model, a target that it lacks, or weights that are quantised
-    already in another way than asked for."""
+    """The model with its adapter on the meta device; only its config is read. Raises ModelError: it
+    is no causal language model, lacks a target, or its weights are quantised in another way than
+    the config asks for."""
     model = meta_base(config.path, config.trust_remote_code)
     if config.train == "full" and multimodal.is_multimodal(model.config):
         raise ModelError(
@@ -584,7 +592,7 @@ def stored_bytes(path: str, trust_remote_code: bool) -> int:
         kind = multimodal.auto_class(described)
         whole = kind.from_config(described, trust_remote_code=trust_remote_code)
     dtype = getattr(described, "dtype", None) or torch.bfloat16
-    weights: int = sum(each.numel() for each in whole.parameters())
+    weights: int = sum(parameter.numel() for parameter in whole.parameters())
     return weights * int(dtype.itemsize)
 
 
@@ -606,6 +614,7 @@ def check_model(config: ModelSection) -> Any:
     own_name = folder.names_of(weights.base_of(policy))
     for file, stored in folder.stored_shapes(config):
         for name, shape in ((own_name(name), shape) for name, shape in stored.items()):
+            # A quantised checkpoint may hold two 4-bit numbers a byte, in a single column.
             is_packed = packs and shape == [-(-math.prod(shapes.get(name, [])) // 2), 1]
             if name in shapes and shapes[name] != shape and not is_packed:
                 raise ModelError(
@@ -617,17 +626,17 @@ def check_model(config: ModelSection) -> Any:
 
 @torch.no_grad()
 def _check_pass(path: str, policy: Any) -> None:
-    """Refuse a config.json whose numbers contradict each other, by a pass of shapes alone: where
-    Transformers looks at values to make its mask, with a mask of four dimensions, which it takes as
-    it is. What needs values elsewhere is left to ``Model._check_head``."""
+    """Refuse a config.json with contradictory numbers, by a forward pass on the meta device. If
+    Transformers needs values to make its mask, a ready mask of four dimensions is passed.
+    ``Model._check_head`` checks what needs values elsewhere."""
     ids_BT = torch.zeros(1, 4, dtype=torch.long, device="meta")
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device="meta")
-    for given in (None, mask):
+    for attention_mask in (None, mask):
         try:
             is_whole = weights.base_of(policy) is policy
             alone = nullcontext() if is_whole else adapters.reference(policy)
             with torch.device("meta"), alone:
-                policy(input_ids=ids_BT, attention_mask=given, use_cache=False)
+                policy(input_ids=ids_BT, attention_mask=attention_mask, use_cache=False)
         except NotImplementedError:
             continue
         except Exception as error:
@@ -660,7 +669,7 @@ def _load_base(
             config.path,
             config=described,
             dtype=dtype,
-            use_safetensors=True,
+            use_safetensors=True,  # pickled weights could run code
             trust_remote_code=trusted,
             output_loading_info=True,
             quantization_config=quantization,
@@ -679,9 +688,9 @@ def _load_base(
 def _disable_dropout(base: Any) -> None:
     """Switch off the base's own dropout, such as GPT-2's, with which the learner would differ from
     the sampler. The adapter's dropout is model.adapter.dropout."""
-    for each in (*base.modules(), base.config.get_text_config(decoder=True)):  # Falcon reads that
-        if isinstance(each, nn.Dropout):
-            each.p = 0.0
-        for name, value in vars(each).items():
+    for holder in (*base.modules(), base.config.get_text_config(decoder=True)):  # Falcon reads that
+        if isinstance(holder, nn.Dropout):
+            holder.p = 0.0
+        for name, value in vars(holder).items():
             if "drop" in name and isinstance(value, float):
-                setattr(each, name, 0.0)
+                setattr(holder, name, 0.0)

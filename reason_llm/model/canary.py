@@ -77,14 +77,14 @@ def prove_logprobs(model: Model, sampled: Sequence[Group]) -> dict[str, float]:
     reported_N = torch.cat([datum.on_trained("sampler_logprobs") for datum in data])
     difference_N = (policy_N - reported_N).abs()
     worst, mean = int(difference_N.argmax()), float(difference_N.mean())
-    most_mean, most = CANARY_TOLERANCE[model.head.weight.dtype]
+    max_mean, max_difference = CANARY_TOLERANCE[model.head.weight.dtype]
     fold = "" if model.folding is None else " with sample.fold=true, which rounds; false does not"
-    if not (mean <= most_mean and difference_N[worst] <= most):
+    if not (mean <= max_mean and difference_N[worst] <= max_difference):
         raise TrainingError(
             f"the sampler is not the policy: it reports a log-prob of {reported_N[worst]:.5f} "
             f"where the learner computes {policy_N[worst]:.5f}, and they differ by {mean:.2g} in "
-            f"the mean (at most {most:g} and {most_mean:g} is rounding){fold}; set sample.engine "
-            "to transformers and report this"
+            f"the mean (at most {max_difference:g} and {max_mean:g} is rounding){fold}; set "
+            "sample.engine to transformers and report this"
         )
     share, error = share_of_base(sampled_N, base_N, reported_N)
     if is_base(share, error):
@@ -117,6 +117,6 @@ def share_of_base(policy_N: Tensor, base_N: Tensor, reported_N: Tensor) -> tuple
 
 
 def is_base(share: float, error: float) -> bool:
-    """Whether a ``share_of_base`` with this standard error is that of a sampler without the
-    adapter; False where the error is too large to tell."""
+    """Whether a ``share_of_base`` with this standard error shows a sampler without the adapter;
+    False if the error is too large to decide."""
     return error < LARGEST_ERROR and share - 4 * error > 0.5

@@ -60,19 +60,27 @@ class Datum:
         ``is_sampled`` which of them the model wrote (None: all)."""
         prompt = np.asarray(prompt_ids, np.int64)
 
+        # A column has an entry for every token of the row: the prompt's are 0.
         def whole(of_completion: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
             return np.append(np.zeros(len(prompt), dtype), np.asarray(of_completion, dtype))
 
         ids = np.append(prompt, np.asarray(completion_ids, np.int64))
         flags = np.ones(len(completion_ids)) if is_sampled is None else is_sampled
-        given = {
+        columns_T = {
             key: torch.from_numpy(whole(values, np.float32))
             for key, values in (columns or {}).items()
         }
         return cls(
-            name, ids, whole(flags, np.bool_), group, rollout, reward, is_truncated, has_reward,
-            given,
-        )  # fmt: skip
+            name,
+            ids,
+            whole(flags, np.bool_),
+            group,
+            rollout,
+            reward,
+            is_truncated,
+            has_reward,
+            columns_T,
+        )
 
     @classmethod
     def of_row(cls, row: TokenRow) -> Self:
@@ -103,7 +111,10 @@ class Datum:
     @property
     def prompt_key(self) -> tuple[bytes | str, ...]:
         """The prompt's ids, and the digests of what its attachments' tokens stand for."""
-        return (self.ids[: self.num_prompt].tobytes(), *(each.sha256 for each in self.attachments))
+        return (
+            self.ids[: self.num_prompt].tobytes(),
+            *(attachment.sha256 for attachment in self.attachments),
+        )
 
     def with_prompt(self, prompt_ids: tuple[int, ...]) -> Self:
         """A copy with another prompt and without columns."""
@@ -121,16 +132,16 @@ class Datum:
         return column[torch.from_numpy(self.trained).to(column.device)]
 
     def with_trained(self, name: str, values: Tensor) -> Self:
-        """The row with an additional column, given for its trained tokens in order."""
+        """The row with one more column, from the values of its trained tokens in order."""
         mask = torch.from_numpy(self.trained).to(values.device)
         column = torch.zeros(len(mask), dtype=values.dtype, device=values.device)
         return replace(self, columns={**self.columns, name: column.masked_scatter(mask, values)})
 
 
 def to_data(groups: Sequence[Group]) -> list[Datum]:
-    """The buffer's groups as the learner's rows, in order, with the columns ``sampler_logprobs``,
-    ``advantages`` and, of an environment that rewards turns, ``earned``: before weights, what it
-    gave for the turns before the token's own. Further conversations of the rollouts come last."""
+    """The buffer's groups as rows for the learner, in order, with the columns ``sampler_logprobs``
+    and ``advantages``. If an environment rewards turns, ``earned`` is the unweighted reward of all
+    turns before the token's own. Further conversations of the rollouts come last."""
     numbered = [
         (number, group.prompt, i, completion)
         for number, group in enumerate(groups)
@@ -147,21 +158,31 @@ def to_data(groups: Sequence[Group]) -> list[Datum]:
         if c.turn_rewards:
             columns["earned"] = c.of_turns(c.earned)
         datum_of = partial(
-            Datum.of, group=number, rollout=rollout, reward=float(c.reward or 0.0),
-            is_truncated=c.finish_reason == "length", has_reward=c.has_reward or c.reward is None,
-        )  # fmt: skip
+            Datum.of,
+            group=number,
+            rollout=rollout,
+            reward=float(c.reward or 0.0),
+            is_truncated=c.finish_reason == "length",
+            has_reward=c.has_reward or c.reward is None,
+        )
         row = datum_of(
-            prompt.token_ids, c.token_ids, name, columns=columns,
+            prompt.token_ids,
+            c.token_ids,
+            name,
+            columns=columns,
             is_sampled=c.is_sampled if c.spans else None,
-        )  # fmt: skip
+        )
         rows.append(replace(row, attachments=attachments[number]))
         for n, o in enumerate(c.others, 1):
-            told, wrote = f"{name}.{n}", o.is_sampled
+            name_of_other, wrote = f"{name}.{n}", o.is_sampled
             columns = {
                 "sampler_logprobs": o.logprobs,
-                "advantages": [advantage * each for each in wrote],
+                "advantages": [advantage * is_sampled for is_sampled in wrote],
             }
             others.append(
-                datum_of(o.prompt_ids, o.token_ids, told, columns=columns, is_sampled=wrote)
+                datum_of(
+                    o.prompt_ids, o.token_ids, name_of_other, columns=columns, is_sampled=wrote
+                )
             )
+    # The rows of completions come first, so that a rollout's number is that of its row.
     return rows + others

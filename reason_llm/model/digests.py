@@ -30,26 +30,26 @@ def weights_digest(model: str, adapter: Path | None = None) -> str:
 
 
 def folder_digest(folder: Path, *patterns: str) -> str:
-    """Digest of the files of these patterns, and of an adapter's config without what says nothing
-    of its values, such as the order of its layers' names; raises ModelError."""
+    """Digest of the files that match, and of an adapter's config without options that do not affect
+    its values, such as the order of layer names. Raises ModelError."""
     files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
     config = folder / ADAPTER_CONFIG
     read, known = {file.name for file in (*files, config)}, dict[str, str]()
     try:
         with suppress(ValueError):  # not as written: another digest; whoever loads it refuses it
             known = check_digests(folder, read.__contains__)
-        found = large_digest(files, known)
+        digest = large_digest(files, known)
         if config.is_file():
             value = read_object(config, MIB)
-            kept = {
-                name: sorted(each, key=repr) if isinstance(each, list) else each
-                for name, each in value.items()
+            options = {
+                name: sorted(option, key=repr) if isinstance(option, list) else option
+                for name, option in value.items()
                 if name not in NOT_OF_THE_VALUES
             }
-            content = orjson.dumps([found, kept], option=orjson.OPT_SORT_KEYS)
-            found = hashlib.sha256(content).hexdigest()
+            content = orjson.dumps([digest, options], option=orjson.OPT_SORT_KEYS)
+            digest = hashlib.sha256(content).hexdigest()
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder} has a file that cannot be read ({one_line(error)[:200]}); restore it"
         ) from error
-    return found
+    return digest

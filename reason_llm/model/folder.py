@@ -31,8 +31,8 @@ from reason_llm.files import (
     similar,
 )
 
-MOST_JSON_BYTES = 64 * MIB
-MOST_LAYERS = 1024
+MAX_JSON_BYTES = 64 * MIB
+MAX_LAYERS = 1024
 COUNT = re.compile(r"(layers?|experts|labels)\Z")
 """Ending of a count's name: num_hidden_layers, GPT-2's n_layer, num_local_experts, num_labels."""
 SIZE = re.compile(
@@ -120,8 +120,8 @@ def check_weights(path: str) -> None:
 
 
 def check_written(folder: Path, is_read: Callable[[str], bool] = lambda name: True) -> None:
-    """Compare the files of a model or an adapter with the SHA-256 that its folder carries, if it
-    does; ``is_read`` as in ``check_digests``. Raises ModelError: one is not what was written."""
+    """Compare the files of a model or an adapter with the folder's own SHA-256, if it has any;
+    ``is_read`` as in ``check_digests``. Raises ModelError: a file was changed."""
     try:
         check_digests(folder, is_read)
     except (OSError, ValueError) as error:
@@ -173,7 +173,9 @@ def stored_shapes(config: ModelSection) -> Iterator[tuple[Path, dict[str, list[i
         try:
             yield file, header_shapes(file)
         except (SafetensorError, OSError) as error:
-            raise _damaged(file, error) from error
+            raise ModelError(
+                f"{file} is damaged ({one_line(error)[:300]}); copy or download it again"
+            ) from error
     if files:
         return
     raise ModelError(
@@ -194,7 +196,7 @@ def names_of(model: Any) -> Callable[[str], str]:
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     table = get_model_conversion_mapping(model)
-    renamings = [each for each in table if isinstance(each, WeightRenaming)]
+    renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
     return lambda name: rename_source_key(name, renamings, [])[0]
 
 
@@ -203,7 +205,7 @@ def check_json(file: Path) -> None:
     only files of this folder. Raises ModelError: one line with the file."""
     try:
         # Not orjson: there are configs with Infinity.
-        content = read_bounded(file, MOST_JSON_BYTES)
+        content = read_bounded(file, MAX_JSON_BYTES)
         value = json.loads(content)
         check_nesting(value)
     except (OSError, ValueError, RecursionError) as error:
@@ -213,10 +215,10 @@ def check_json(file: Path) -> None:
     if isinstance(value, dict) and file.name.endswith(".index.json"):
         weights = value.get("weight_map")
         named = set(map(str, weights.values())) if isinstance(weights, dict) else {"?"}
-        for each in sorted(named):
-            if Path(each).name != each or not (file.parent / each).is_file():
+        for other in sorted(named):
+            if Path(other).name != other or not (file.parent / other).is_file():
                 raise ModelError(
-                    f"{file} names the weights {each[:100]!r}, which are not in that folder; copy "
+                    f"{file} names the weights {other[:100]!r}, which are not in that folder; copy "
                     "or download the model again"
                 )
     if isinstance(value, dict) and file.name == "config.json":
@@ -224,24 +226,21 @@ def check_json(file: Path) -> None:
 
 
 def _check_counts(file: Path, value: dict[str, Any]) -> None:
-    """No more layers, experts or labels than any model has: Transformers makes an object for each,
-    even without storage. And no size below 0: where a shape is made of it, -1 is whatever fits."""
-    for name, each in value.items():
-        if isinstance(each, dict):
-            _check_counts(file, each)
-        elif not isinstance(each, int):
+    """Check that a config has no more layers, experts or labels than any model (Transformers makes
+    an object for each, even without storage), and no negative size, as -1 in a shape fits
+    anything."""
+    for name, number in value.items():
+        if isinstance(number, dict):
+            _check_counts(file, number)
+        elif not isinstance(number, int):
             continue
-        elif COUNT.search(name) and each > MOST_LAYERS:
+        elif COUNT.search(name) and number > MAX_LAYERS:
             raise ModelError(
-                f"{file} has {name[:60]}={str(each)[:30]}, more than any model's {MOST_LAYERS}; "
+                f"{file} has {name[:60]}={str(number)[:30]}, more than any model's {MAX_LAYERS}; "
                 "fix it"
             )
-        elif SIZE.search(name) and each < 0:
-            raise ModelError(f"{file} has {name[:60]}={str(each)[:30]}, which is below 0; fix it")
-
-
-def _damaged(file: Path, error: Exception) -> ModelError:
-    return ModelError(f"{file} is damaged ({one_line(error)[:300]}); copy or download it again")
+        elif SIZE.search(name) and number < 0:
+            raise ModelError(f"{file} has {name[:60]}={str(number)[:30]}, which is below 0; fix it")
 
 
 @cache

@@ -91,11 +91,11 @@ def placed(data: Sequence[Datum], layout: Layout | None) -> list[PlacedRow]:
     """The rows of a batch, padded or end to end."""
     if layout is None:
         return [PlacedRow(row.attachments, row.num_tokens, i, 0) for i, row in enumerate(data)]
-    found, column = list[PlacedRow](), 0
+    rows, column = list[PlacedRow](), 0
     for row, skipped in zip(data, layout.skipped, strict=True):
-        found.append(PlacedRow(row.attachments, row.num_tokens, 0, column, skipped))
+        rows.append(PlacedRow(row.attachments, row.num_tokens, 0, column, skipped))
         column += row.num_tokens - skipped
-    return found
+    return rows
 
 
 def collate(data: Sequence[Datum], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -114,14 +114,14 @@ def places_of(mask_BT: Tensor) -> Tensor:
 
 
 def in_rows(data: Sequence[Datum], order: Sequence[int], parts: Sequence[Tensor]) -> list[Tensor]:
-    """Numbers of each row's trained tokens, in host memory; ``parts`` hold those of the rows in
-    ``order``, one after another, and the other rows have none. A card is waited for."""
-    found = [torch.empty(0)] * len(data)
+    """Values of each row's trained tokens, in host memory; ``parts`` are those of the rows in
+    ``order``, and other rows get none. Waits for the GPU."""
+    values = [torch.empty(0)] * len(data)
     if parts:
         split = torch.cat(list(parts)).cpu().split([data[i].num_trained for i in order])
         for i, numbers in zip(order, split, strict=True):
-            found[i] = numbers
-    return found
+            values[i] = numbers
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class MicroBatch:
             name: pad_sequence([datum.columns[name].float() for datum in data], batch_first=True)
             for name in sorted(names)
         }
-        made = cls(
+        batch = cls(
             ids_BT,
             mask_BT,
             torch.from_numpy(np.flatnonzero(mask_BT.numpy())),
@@ -157,7 +157,7 @@ class MicroBatch:
             columns,
             lay_out(data, host) if is_packed else None,
         )
-        return on_device(made, device)
+        return on_device(batch, device)
 
 
 def on_device(value: T, device: torch.device) -> T:
@@ -165,20 +165,20 @@ def on_device(value: T, device: torch.device) -> T:
     memory, for which nobody waits."""
     if device.type == "cpu":
         return value
-    found = list[Tensor]()
-    _changed(value, found.append)
-    starts = [0, *accumulate(-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in found)]
+    tensors = list[Tensor]()
+    _changed(value, tensors.append)
+    starts = [0, *accumulate(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in tensors)]
     held = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
 
     def parts(whole: Tensor) -> Iterator[Tensor]:
-        for start, each in zip(starts, found, strict=False):
-            part = whole[start : start + each.nbytes]
-            yield part.view(each.dtype).view(each.shape)
+        for start, tensor in zip(starts, tensors, strict=False):
+            part = whole[start : start + tensor.nbytes]
+            yield part.view(tensor.dtype).view(tensor.shape)
 
-    for part, each in zip(parts(held), found, strict=True):
-        part.copy_(each)
-    there = parts(held.to(device, non_blocking=True))
-    moved: T = _changed(value, lambda _: next(there))
+    for part, tensor in zip(parts(held), tensors, strict=True):
+        part.copy_(tensor)
+    copies = parts(held.to(device, non_blocking=True))
+    moved: T = _changed(value, lambda _: next(copies))
     return moved
 
 
@@ -187,10 +187,10 @@ def _changed(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple):
-        return tuple(_changed(each, change) for each in value)
+        return tuple(_changed(item, change) for item in value)
     if isinstance(value, dict):
-        return {name: _changed(each, change) for name, each in value.items()}
+        return {name: _changed(item, change) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
         return replace(value, **_changed(parts, change))
     return value

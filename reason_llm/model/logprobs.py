@@ -69,7 +69,7 @@ def target_logprobs(
         return logprobs_CV.gather(-1, targets_C[:, None])[:, 0], entropy_C
 
     low_NR, up_VR = adapter if adapter is not None else (hidden_ND[:, :0], None)
-    columns = (each.split(chunk) for each in (hidden_ND, low_NR, targets_N))
+    columns = (column.split(chunk) for column in (hidden_ND, low_NR, targets_N))
     chunks = [
         checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False)
         for part in zip(*columns, strict=True)
@@ -101,6 +101,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs_N = hidden_ND.new_empty(len(targets_N), dtype=accumulate)
         entropy_N = torch.empty_like(logprobs_N)
         wanted = (wants_gradient, wants_gradient and entropy_gradient)
+        # Gradients are computed here, while a chunk's logits exist: backward needs none of them.
         gradients = [torch.empty_like(hidden_ND) if want else None for want in wanted]
         for start in range(0, len(targets_N), chunk):
             part = slice(start, start + chunk)
@@ -192,7 +193,7 @@ def policy_logprobs(
         ids_BT.flatten().index_select(0, places_M),
         model.head.weight,
         model.head.bias,
-        temperature / model.logit_scale,
+        temperature / model.logit_scale,  # a scale of the logits costs no pass of its own over them
         chunk_tokens,
         softcap=model.softcap,
         entropy_gradient=entropy_gradient,

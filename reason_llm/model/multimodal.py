@@ -26,8 +26,8 @@ def is_multimodal(config: "PretrainedConfig") -> bool:
 
 
 def note(path: str, family: str) -> str:
-    """The line that says what is trained of a model that also reads images. Raises ModelError: its
-    text part cannot be trained."""
+    """A line on what is trained of a model that also reads images. Raises ModelError: its text part
+    cannot be trained."""
     if family not in FAMILIES:
         why = LLAMA4 if family == "llama4" else "its text part was not tried"
         raise ModelError(
@@ -70,8 +70,8 @@ def drop_towers(model: Any) -> Any:
     them: vision and audio towers and their projectors."""
     if not is_multimodal(model.config):
         return model
-    kept = {id(model.get_decoder()), id(model.get_output_embeddings())}
-    ends = {name for name, module in model.named_modules() if id(module) in kept}
+    text_modules = {id(model.get_decoder()), id(model.get_output_embeddings())}
+    ends = {name for name, module in model.named_modules() if id(module) in text_modules}
     way = {end.rsplit(".", i)[0] for end in ends for i in range(1, end.count(".") + 1)} | {""}
     for parent in way - ends:
         for child, _ in list(model.get_submodule(parent).named_children()):

@@ -46,9 +46,9 @@ def config_for(dtype: torch.dtype, unpacked: Sequence[str] = ()) -> BitsAndBytes
 
 
 def make_tables(device: torch.device) -> None:
-    """Create the table of the second quantisation, which bitsandbytes keeps for the whole process,
-    before vLLM starts: made at its first use, it would lie in vLLM's pool of weights, and vLLM
-    refuses to start again while anything is in there."""
+    """Create bitsandbytes' table of the second quantisation before vLLM starts. bitsandbytes keeps
+    it for the whole process; created at its first use, it would be in vLLM's pool of weights, which
+    vLLM requires to be empty when it starts again."""
     if "dynamic" not in name2qmap:
         name2qmap["dynamic"] = create_dynamic_map().to(device)
 
@@ -64,6 +64,7 @@ def unfit(
         is_mixture: it has experts, which ``check`` refuses in NF4.
     """
     method = str(quantized.get("quant_method"))[:40]
+    # Each kind of model has another way to weights that can be trained over.
     other = "take the unquantised model and set model.quantize to nf4"
     if is_mixture:
         other = "take the same weights in bfloat16 (the experts of a mixture have no NF4 here)"
@@ -96,7 +97,7 @@ def can_pack(module: nn.Module) -> bool:
 
 def check(model: Any, path: str) -> None:
     """Check that a model on the meta device has layers to pack besides its head. Raises ModelError:
-    it has none, so it would stay as it is."""
+    it has none."""
     head = model.get_output_embeddings()
     if adapters.expert_weights(model):
         raise ModelError(

@@ -18,8 +18,8 @@ def is_plain(rope: Mapping[str, Any] | None) -> bool:
 
 
 def yarn(positions: int, rope: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """The keys of a text config with these ``rope_parameters`` and positions, fewer than
-    ``tokens``, that reads so many tokens by YaRN."""
+    """Keys of a text config with ``rope_parameters`` for ``positions``, changed to read ``tokens``
+    positions by YaRN."""
     scaled = {"rope_type": "yarn", "factor": tokens / positions}
     scaled |= {"original_max_position_embeddings": positions}
     return {"rope_parameters": {**rope, **scaled}, "max_position_embeddings": tokens}
@@ -49,11 +49,11 @@ def extend(config: Any, tokens: int | None) -> Any:
 
 
 def note(path: str, config: Any, tokens: int | None) -> str | None:
-    """The line that says how the positions are scaled, if they are. Raises ModelError: as
+    """A line on how the positions are scaled; None if they are not. Raises ModelError: as
     ``keys``."""
-    if not (found := keys(config, tokens)):
+    if not (scaling := keys(config, tokens)):
         return None
-    rope = found["rope_parameters"]
+    rope = scaling["rope_parameters"]
     return (
         f"model.context_tokens={tokens} exceeds the {rope['original_max_position_embeddings']} "
         f"positions of {path}: YaRN scales them by {rope['factor']:.4g}, in short texts too"

@@ -59,7 +59,7 @@ def _tokenwise(decoder: nn.Module) -> list[nn.Module]:
 def _takes_one_tensor(part: nn.Module) -> bool:
     """Attention takes positions and masks, too; some feed-forwards the residual."""
     takes = [*inspect.signature(type(part).forward).parameters.values()][1:]
-    return [each.kind for each in takes] == [inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return [parameter.kind for parameter in takes] == [inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
 
 def _is_norm(part: nn.Module) -> bool:
@@ -77,8 +77,8 @@ def _is_feed_forward(part: nn.Module) -> bool:
 def tiled(decoder: nn.Module) -> Iterator[None]:
     """Context in which norms and feed-forwards keep their input alone, in passes of more tokens
     than a tile. Models that are ``unfit`` and parts that drop values at random stay as they are."""
-    found = _tokenwise(decoder) if unfit(decoder) is None else []
-    parts = [part for part in found if "forward" not in vars(part)]
+    tokenwise = _tokenwise(decoder) if unfit(decoder) is None else []
+    parts = [part for part in tokenwise if "forward" not in vars(part)]
     try:
         for part in parts:
             vars(part)["forward"] = _in_tiles(part)
@@ -100,13 +100,13 @@ def _in_tiles(part: nn.Module) -> Run:
         tiles = -(-tokens // TILE_TOKENS.get(inputs.device.type, tokens))
         if tiles == 1 or any(m.training and m.p > 0 for m in drops):
             return theirs(inputs)
-        learned = [each for each in part.parameters() if each.requires_grad]
+        learned = [p for p in part.parameters() if p.requires_grad]
         if not torch.is_grad_enabled() or not (inputs.requires_grad or learned):
             return _in_turn(theirs, inputs, tiles)
         # Kept before the outputs are computed: here a layer that is computed again may stop.
-        kept = _Keep.apply(inputs, torch.empty(0, requires_grad=True)).grad_fn
+        keeper = _Keep.apply(inputs, torch.empty(0, requires_grad=True)).grad_fn
         last = adapted[-1] if adapted else None
-        outputs: Tensor = _Tiled.apply(theirs, tiles, last, kept, inputs, *learned)
+        outputs: Tensor = _Tiled.apply(theirs, tiles, last, keeper, inputs, *learned)
         return outputs
 
     return forward
@@ -119,11 +119,11 @@ def _split(x: Tensor, tiles: int) -> tuple[Tensor, ...]:
 
 def _in_turn(run: Run, inputs: Tensor, tiles: int) -> Tensor:
     first, *others = _split(inputs, tiles)
-    found = run(first)
-    outputs = torch.empty_like(inputs, dtype=found.dtype)
+    output = run(first)
+    outputs = torch.empty_like(inputs, dtype=output.dtype)
     into, *rest = _split(outputs, tiles)
-    into.copy_(found)
-    del found
+    into.copy_(output)
+    del output
     for tile, place in zip(others, rest, strict=True):
         place.copy_(run(tile))
     return outputs
@@ -152,11 +152,11 @@ class _Tiled(torch.autograd.Function):
         run: Run,
         tiles: int,
         last: nn.Module | None,
-        kept: Any,
+        keeper: Any,
         inputs: Tensor,
         *learned: nn.Parameter,
     ) -> Tensor:
-        ctx.run, ctx.tiles, ctx.last, ctx.kept, ctx.learned = run, tiles, last, kept, learned
+        ctx.run, ctx.tiles, ctx.last, ctx.keeper, ctx.learned = run, tiles, last, keeper, learned
         ctx.autocast = _autocast(inputs.device.type)
         if last is None:
             return _in_turn(run, inputs, tiles)
@@ -168,7 +168,7 @@ class _Tiled(torch.autograd.Function):
                 ctx.last = None
             return outputs
 
-        hook = last.register_forward_hook(lambda m, given, out: places.append(out.data_ptr()))
+        hook = last.register_forward_hook(lambda m, args, out: places.append(out.data_ptr()))
         try:
             return _in_turn(run_watched, inputs, tiles)
         finally:
@@ -177,24 +177,24 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (inputs,) = ctx.kept.saved_tensors
-        ctx.kept = None  # frees it
+        (inputs,) = ctx.keeper.saved_tensors
+        ctx.keeper = None  # frees it
         wants_inputs = ctx.needs_input_grad[4]
         of_inputs = torch.empty_like(inputs) if wants_inputs else inputs
-        sums = [torch.zeros_like(each, dtype=torch.float32) for each in ctx.learned]
+        sums = [torch.zeros_like(p, dtype=torch.float32) for p in ctx.learned]
         without = nullcontext if ctx.last is None else adapted_linear.without_outputs
-        parts = (_split(each, ctx.tiles) for each in (inputs, gradient, of_inputs))
+        parts = (_split(whole, ctx.tiles) for whole in (inputs, gradient, of_inputs))
         for tile, of_tile, into in zip(*parts, strict=True):
             tile = tile.detach().requires_grad_(wants_inputs)
             with torch.enable_grad(), ctx.autocast(), without(ctx.last):
                 outputs = ctx.run(tile)
             wanted = [*([tile] if wants_inputs else []), *ctx.learned]
-            found = list(torch.autograd.grad(outputs, wanted, of_tile))
+            gradients = list(torch.autograd.grad(outputs, wanted, of_tile))
             if wants_inputs:
-                into.copy_(found.pop(0))
-            for total, each in zip(sums, found, strict=True):
-                total += each
-        learned = (total.to(each.dtype) for total, each in zip(sums, ctx.learned, strict=True))
+                into.copy_(gradients.pop(0))
+            for total, of_parameter in zip(sums, gradients, strict=True):
+                total += of_parameter
+        learned = (total.to(p.dtype) for total, p in zip(sums, ctx.learned, strict=True))
         return *(None,) * 4, of_inputs if wants_inputs else None, *learned
 
 
@@ -251,7 +251,7 @@ class _Before:
 
     def __init__(self, function: Callable[..., Tensor], args: Sequence[Any]) -> None:
         self._function = function
-        self._args = [each.detach() if isinstance(each, Tensor) else each for each in args]
+        self._args = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
         self._autocast = _autocast(self._args[0].device.type)
         self._devices = [torch.cuda.current_device()] if self._args[0].is_cuda else []
         self._random = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)]

@@ -53,7 +53,8 @@ class Rounds:
 
 @lru_cache(maxsize=2)
 def rounds(segments: Segments, before: int) -> Rounds:
-    """Rounds of these segments, of whose tokens the convolution sees so many ``before`` each."""
+    """Rounds of these segments; the convolution of each token reads the ``before`` tokens ahead of
+    it."""
     lengths = zip(segments.query_lengths, segments.key_lengths, strict=True)
     skipped = [keys - own for own, keys in lengths]
     starts = segments.prompt_starts
@@ -142,15 +143,15 @@ def _scan(theirs: Callable[..., Any]) -> Callable[..., Any]:
             return theirs(x_1NHD, dt_1NH, A_H, *BC, **kwargs)
         # The steps are made here, so that zeros behind a row are steps of no length.
         dt_1NH = softplus(dt_1NH + kwargs["dt_bias"].to(dt_1NH.dtype)).clamp(*kwargs["dt_limit"])
-        made = {"dt_bias": None, "dt_softplus": False, "dt_limit": (0.0, math.inf)}
+        step_options = {"dt_bias": None, "dt_softplus": False, "dt_limit": (0.0, math.inf)}
 
         def one_round(columns: Columns, states: Tensor | None) -> tuple[list[Tensor], Tensor]:
             x_STHD, dt_STH, *rest = (pad_sequence(list(c), batch_first=True) for c in columns)
             size = min(kwargs["chunk_size"], x_STHD.shape[1])
-            options = made | {"initial_states": states, "chunk_size": size}
+            options = step_options | {"initial_states": states, "chunk_size": size}
             options["return_final_states"] = True
-            found, ends = theirs(x_STHD, dt_STH, A_H, *rest, **kwargs | options)
-            return [each[: len(own)] for each, own in zip(found, columns[0], strict=True)], ends
+            outputs, ends = theirs(x_STHD, dt_STH, A_H, *rest, **kwargs | options)
+            return [out[: len(own)] for out, own in zip(outputs, columns[0], strict=True)], ends
 
         return _apart(one_round, (x_1NHD, dt_1NH, *BC), segments)
 
@@ -169,13 +170,13 @@ def _fused(theirs: Callable[..., Any]) -> Callable[..., Any]:
 def _apart(one_round: Round, columns: Sequence[Tensor], segments: Segments) -> Tensor:
     """The outputs of a row from its inputs, each (1, N, ...), computed in two rounds."""
     plan = rounds(segments, 0)
-    parts = [each[0].split(plan.lengths) for each in columns]
-    found, states = one_round([[c[i] for i in plan.first] for c in parts], None)
+    parts = [column[0].split(plan.lengths) for column in columns]
+    outputs, states = one_round([[c[i] for i in plan.first] for c in parts], None)
     if plan.second:
         states = states.index_select(0, plan.parents_S)
-        found += one_round([[c[i] for i in plan.second] for c in parts], states)[0]
-    in_order = dict(zip((*plan.first, *plan.second), found, strict=True))
-    return torch.cat([in_order[i] for i in range(len(found))])[None]
+        outputs += one_round([[c[i] for i in plan.second] for c in parts], states)[0]
+    in_order = dict(zip((*plan.first, *plan.second), outputs, strict=True))
+    return torch.cat([in_order[i] for i in range(len(outputs))])[None]
 
 
 def _one_round(
@@ -185,13 +186,13 @@ def _one_round(
     (``attention.unfit``); by torch with zeros behind them, which change no state."""
     lengths = [len(part) for part in columns[0]]
     if columns[0][0].device.type == "cuda":
-        q, k, v, g, beta = (torch.cat(list(each))[None] for each in columns)
+        q, k, v, g, beta = (torch.cat(list(column))[None] for column in columns)
         ends = torch.tensor([0, *accumulate(lengths)], device=q.device)
         out_1NHD, states = theirs(q, k, v, g=g, beta=beta, **options | {"cu_seqlens": ends})
         return list(out_1NHD[0].split(lengths)), states
-    q, k, v, g, beta = (pad_sequence(list(each), batch_first=True) for each in columns)
+    q, k, v, g, beta = (pad_sequence(list(column), batch_first=True) for column in columns)
     out_STHD, states = theirs(q, k, v, g=g, beta=beta, **options)
-    return [each[:length] for each, length in zip(out_STHD, lengths, strict=True)], states
+    return [out[:length] for out, length in zip(out_STHD, lengths, strict=True)], states
 
 
 FUNCTIONS: dict[str, dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {

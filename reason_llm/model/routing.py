@@ -51,8 +51,8 @@ class Routing:
 
     def _hook(self, place: int) -> Any:
         def hook(router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-            found = output if output[0].is_floating_point() else output[::-1]  # Granite's
-            self._logits[place], _, self.experts[place] = found
+            outputs = output if output[0].is_floating_point() else output[::-1]  # Granite's
+            self._logits[place], _, self.experts[place] = outputs
 
         return hook
 

@@ -26,7 +26,7 @@ def make(width: int, device: torch.device, bias: bool) -> nn.Linear:
 
 def state(head: nn.Linear) -> dict[str, Tensor]:
     """Copies in host memory: ``weight`` (1, D) and, where there is one, ``bias`` (1,)."""
-    return {name: each.detach().to("cpu", copy=True) for name, each in head.state_dict().items()}
+    return {name: t.detach().to("cpu", copy=True) for name, t in head.state_dict().items()}
 
 
 def save(tensors: dict[str, Tensor], folder: Path) -> None:
@@ -35,7 +35,7 @@ def save(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def scale(head: nn.Linear, slope: float, offset: float) -> None:
-    """Have a head with a bias give ``slope * score + offset`` instead of its score."""
+    """Change a head with a bias so that it computes ``slope * score + offset``."""
     with torch.no_grad():
         head.weight.mul_(slope)
         head.bias.mul_(slope).add_(offset)

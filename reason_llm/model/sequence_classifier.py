@@ -28,7 +28,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class ClassifierShape:
-    """Sizes of such a model, from its files."""
+    """Sizes of a sequence classifier, from its files."""
 
     weight_bytes: int
     passing_bytes_per_token: int
@@ -52,6 +52,7 @@ def look_at(path: Path) -> ClassifierShape:
             f"{path}: {config.model_type} has no sequence-classification model in Transformers; "
             "name another"
         )
+    # The memory plan needs the sizes before anything is loaded: they are in the files' headers.
     shapes: dict[str, list[int]] = {}
     for _, stored in folder.stored_shapes(ModelSection(path=str(path))):
         shapes |= stored
@@ -77,9 +78,12 @@ class SequenceClassifier:
         folder.check_weights(str(path))
         with reading(str(path), "weights"):
             model, report = AutoModelForSequenceClassification.from_pretrained(
-                str(path), dtype="auto", use_safetensors=True, trust_remote_code=False,
+                str(path),
+                dtype="auto",
+                use_safetensors=True,
+                trust_remote_code=False,
                 output_loading_info=True,
-            )  # fmt: skip
+            )
         if missing := sorted(report["missing_keys"]):
             raise ModelError(
                 f"{path}: its weights lack {missing[0]}, which would be random; save it whole"
@@ -88,8 +92,8 @@ class SequenceClassifier:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Context in which the weights are on the GPU, where there is one. Raises OutOfMemory: they
-        do not fit."""
+        """Context in which the weights are on the GPU, if there is one. Raises OutOfMemory: they do
+        not fit."""
         with offload.on_device(self._model, self.device, f"the reward model {self.path}"):
             yield
 
@@ -112,15 +116,16 @@ class SequenceClassifier:
                 f"a rollout has {longest} tokens for the reward model {self.path}, which reads "
                 f"{self.max_tokens}; lower sample.max_new_tokens, or take another model"
             )
+        # Transformers finds a row's last token by the padding token: without one, no row is padded.
         pad = self._model.config.get_text_config().pad_token_id
         for batch in _batches([len(ids) for ids in rows], budget_tokens if pad is not None else 1):
             ids = [torch.tensor(rows[i], dtype=torch.long) for i in batch]
             ids_BT = pad_sequence(ids, batch_first=True, padding_value=pad or 0)
-            mask_BT = pad_sequence([torch.ones_like(each) for each in ids], batch_first=True)
-            found = self._model(
+            mask_BT = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+            output = self._model(
                 input_ids=ids_BT.to(self.device), attention_mask=mask_BT.to(self.device)
             )
-            yield from zip(batch, found.logits[:, 0].float().cpu().tolist(), strict=True)
+            yield from zip(batch, output.logits[:, 0].float().cpu().tolist(), strict=True)
 
 
 def _batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-MOST_KEYS_PER_TOKEN = 4
+MAX_KEYS_PER_TOKEN = 4
 """Gathered keys, of the tokens that a micro-batch may have: every layer copies them."""
-MOST_KEYS = 2**16
+MAX_KEYS = 2**16
 """Limit of the same for a micro-batch with fewer tokens than that."""
 TILE_TOKENS = {"cpu": 2048, "cuda": 4096}
 """Most tokens of a tile of a feed-forward (``recompute``), with which products still run at full
@@ -17,9 +17,9 @@ MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as max_lora_rank."""
 
 
-def most_keys(tokens: int) -> int:
-    """Gathered keys of a micro-batch that may have so many tokens."""
-    return max(tokens, min(MOST_KEYS_PER_TOKEN * tokens, MOST_KEYS))
+def max_keys(tokens: int) -> int:
+    """Maximum number of gathered keys in a micro-batch of this many tokens."""
+    return max(tokens, min(MAX_KEYS_PER_TOKEN * tokens, MAX_KEYS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class AttachmentSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """Sizes that vLLM is given."""
+    """Sizes with which vLLM starts."""
 
     context_tokens: int
     kv_cache_bytes: int
@@ -73,7 +73,7 @@ class EngineSizes:
     quantize: Literal["none", "nf4"] = "none"
     prefill_tokens: int | None = None
     """Tokens of one forward pass at most; None: vLLM's own choice."""
-    beside_kv_bytes: int = 0
+    other_bytes: int = 0
     """Weights and workspace, for an engine that takes the total (Unsloth's)."""
     attachments: AttachmentSizes | None = None
     """None: vLLM loads no part that embeds attachments."""

@@ -16,7 +16,7 @@ from reason_llm.errors import ModelError, one_line
 from reason_llm.files import Panic, read_bounded, without_panics
 from reason_llm.model import folder
 
-MOST_TOKENS = 1 << 31
+MAX_TOKENS = 1 << 31
 """Largest vocabulary."""
 PROBE = "What is 3 + 4?"
 """A text that every tokenizer must be able to read."""
@@ -55,6 +55,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         limit = tokenizer.model_max_length
         if not isinstance(limit, int | float) or not limit > 0:
             raise ValueError(f"model_max_length={limit!r:.60} is no number of tokens")
+    # A damaged tokenizer may load without an error, and only its texts show it.
     is_same = "".join(spelled.split()).casefold() == "".join(PROBE.split()).casefold()
     if not is_same or len(spelled.split()) < len(PROBE.split()):
         raise ModelError(
@@ -69,20 +70,20 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def class_of(path: str, runs_code: bool = False) -> Any:
-    """The class that reads a tokenizer: that which ``AutoTokenizer`` takes, by ``CLASSES`` where it
-    is there, else ``AutoTokenizer`` itself."""
+    """The class that reads a tokenizer: the one that ``AutoTokenizer`` chooses, if ``CLASSES``
+    lists it, else ``AutoTokenizer``."""
     described, wanted = (_read(path, name) for name in ("config.json", "tokenizer_config.json"))
     named = str(wanted.get("tokenizer_class")).removesuffix("Fast")
     plain = {_FILE: _FILE, "PreTrainedTokenizer": _FILE}
-    found = CLASSES.get(str(described.get("model_type")), {}).get(plain.get(named, named))
-    known = found is not None and not runs_code and "auto_map" not in wanted
-    return getattr(transformers, str(found) if known else "AutoTokenizer")
+    class_name = CLASSES.get(str(described.get("model_type")), {}).get(plain.get(named, named))
+    known = class_name is not None and not runs_code and "auto_map" not in wanted
+    return getattr(transformers, str(class_name) if known else "AutoTokenizer")
 
 
 def _read(path: str, name: str) -> dict[str, Any]:
     """An object in a JSON file of a model; empty where there is none. Raises ValueError."""
     file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-    value = {} if file is None else json.loads(read_bounded(Path(file), folder.MOST_JSON_BYTES))
+    value = {} if file is None else json.loads(read_bounded(Path(file), folder.MAX_JSON_BYTES))
     if not isinstance(value, dict):
         raise ValueError(f"{name} is no JSON object")
     return value
@@ -91,18 +92,18 @@ def _read(path: str, name: str) -> dict[str, Any]:
 def _as_in_file(
     path: str, tokenizer: PreTrainedTokenizerFast, file: str
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer, or the one in its tokenizer.json, where the class that Transformers chose
-    reads texts otherwise: LlamaTokenizer of Transformers 5 replaces what a byte-level file splits
-    texts by, and loses each blank (DeepSeek-R1's distillates). Raises ValueError where the file
-    cannot be loaded as it is."""
+    """The tokenizer, or a plain one from its tokenizer.json if Transformers' class encodes texts
+    differently: LlamaTokenizer of Transformers 5 replaces a byte-level file's pre-tokenizer and
+    loses every blank (DeepSeek-R1's distillates). Raises ValueError: the file cannot be loaded as
+    it is."""
     if type(tokenizer) is PreTrainedTokenizerFast:  # which has read that file alone
         return tokenizer
     whole = tokenizers.Tokenizer.from_file(file)
     whole.no_truncation()
     whole.no_padding()
     expected = [whole.encode(text, add_special_tokens=False).ids for text in PROBES]
-    found = _probe_ids(tokenizer)
-    if found == expected:
+    loaded_ids = _probe_ids(tokenizer)
+    if loaded_ids == expected:
         return tokenizer
     named = {
         name: token
@@ -110,7 +111,7 @@ def _as_in_file(
         if isinstance(token, str) and whole.token_to_id(token) is not None
     }
     plain = PreTrainedTokenizerFast.from_pretrained(path, **named)
-    if _probe_ids(plain) == found:  # as tokenizer_config.json asks
+    if _probe_ids(plain) == loaded_ids:  # as tokenizer_config.json asks
         return tokenizer
     kind = type(tokenizer).__name__
     if _probe_ids(plain) != expected:
@@ -165,13 +166,13 @@ def quiet_libraries() -> None:
 
 
 def end_token_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of all tokens that end an answer: the tokenizer's and those of generation_config.json.
-    Raises ModelError: that file is damaged."""
+    """Ids of all tokens that end an answer, from the tokenizer and generation_config.json. Raises
+    ModelError: that file is damaged."""
     theirs = None
     with reading(path, "generation config"), suppress(OSError):  # there is no such file
         theirs = _read(path, "generation_config.json").get("eos_token_id")
     more = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
-    if not all(type(each) is int and 0 <= each < MOST_TOKENS for each in more):
+    if not all(type(id) is int and 0 <= id < MAX_TOKENS for id in more):
         raise ModelError(
             f"model.path={path}: generation_config.json has eos_token_id={str(theirs)[:60]}; give "
             "ids"

@@ -27,7 +27,7 @@ FILES = {"adapter": adapters.WEIGHTS, "full": WEIGHTS}
 """File with what a policy trains, by ``model.train``."""
 INDEX = f"{WEIGHTS}.index.json"
 """File that names the model's weights; without it vLLM reads every safetensors file."""
-BESIDE = (*TOKENIZER, "chat_template*", "generation_config.json")
+TOKENIZER_FILES = (*TOKENIZER, "chat_template*", "generation_config.json")
 """Files of a model that are copied as they are; its config is written."""
 
 
@@ -38,19 +38,19 @@ def base_of(policy: Any) -> Any:
 
 def parameters(base: nn.Module) -> dict[str, nn.Parameter]:
     """The trained parameters by name; tied ones once."""
-    return {name: each for name, each in base.named_parameters() if each.requires_grad}
+    return {name: p for name, p in base.named_parameters() if p.requires_grad}
 
 
 def state(base: nn.Module) -> dict[str, Tensor]:
-    """All that the model's file holds, trained or not, where it lies; tied tensors once."""
+    """All tensors of the model's file, trained or not, on their devices; tied tensors once."""
     own = dict(base.named_parameters())
     tied = dict(base.named_parameters(remove_duplicate=False)).keys() - own.keys()
-    return {name: each for name, each in base.state_dict().items() if name not in tied}
+    return {name: t for name, t in base.state_dict().items() if name not in tied}
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsSnapshot:
-    """The model as it is while this is written: its tensors are not copied."""
+    """The live model, to be written; its tensors are not copied."""
 
     base: Any
     path: str
@@ -58,29 +58,29 @@ class WeightsSnapshot:
 
     def write(self, folder: Path) -> None:
         """Write weights, config and tokenizer."""
-        tensors = {name: each.detach().contiguous() for name, each in state(self.base).items()}
+        tensors = {name: t.detach().contiguous() for name, t in state(self.base).items()}
         save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
         index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, WEIGHTS)}
         (folder / INDEX).write_bytes(orjson.dumps(index))
         self.base.config.save_pretrained(str(folder))
-        copy_beside(self.path, folder)
+        copy_tokenizer_files(self.path, folder)
 
 
-def copy_beside(path: str, folder: Path) -> None:
+def copy_tokenizer_files(path: str, folder: Path) -> None:
     """Copy a model's tokenizer and its generation config."""
     config = cached(path, "config.json")
     source = Path(path) if config is None else config.parent
-    for file in sorted({file for pattern in BESIDE for file in source.glob(pattern)}):
+    for file in sorted({file for pattern in TOKENIZER_FILES for file in source.glob(pattern)}):
         shutil.copyfile(regular(file), folder / file.name)
 
 
 @contextmanager
 def reference(base: Any, path: str) -> Iterator[None]:
-    """Context in which the trained parameters hold the values of the checkpoint in ``path``,
-    without gradients; the trained values wait in host memory and come back bit by bit. Raises
-    ModelError: the checkpoint lacks one of them, or is not what was written."""
+    """Context in which the trained parameters have the values of the checkpoint in ``path``,
+    without gradients; the trained values wait in host memory and are restored bit by bit. Raises
+    ModelError: the checkpoint lacks one of them, or was changed."""
     own = parameters(base)
-    held = {name: each.detach().to("cpu", copy=True) for name, each in own.items()}
+    held = {name: p.detach().to("cpu", copy=True) for name, p in own.items()}
     try:
         with torch.no_grad():
             _read(own, path, base.base_model_prefix)

@@ -28,7 +28,7 @@ class Base:
 
 
 class StopRequest(Protocol):
-    """Says whether what is under way should end early."""
+    """A check whether the current work should end early."""
 
     @property
     def requested(self) -> bool:
@@ -60,7 +60,7 @@ class Reader:
         return []
 
     def take(self, data: Data) -> None:
-        """Take what it needs of the run's data."""
+        """Take the required parts of the run's data."""
 
     def add_roles(self, model: Model, run: Path) -> None:
         """Add its adapters to the model; ``run`` is the run's folder."""
@@ -71,12 +71,13 @@ class Reader:
         return None
 
     def learning(self, config: Config, policy: LearningSettings) -> LearningSettings | None:
-        """Settings of its learner, from those of the policy's; None if it does not learn."""
+        """Settings of the reader's learner, derived from the policy's; None if it does not
+        learn."""
         return None
 
 
 class OutsideReader(Reader, ABC):
-    """A model with separate weights, which gives a column in a separate memory phase."""
+    """A model with separate weights that adds a column in its own memory phase."""
 
     is_outside = True
 
@@ -92,7 +93,7 @@ class OutsideReader(Reader, ABC):
 
 
 class RewardReader(Reader, ABC):
-    """A model that pays, before advantages are made."""
+    """A model that gives rewards, before advantages are computed."""
 
     key: str
     """Key of its reward."""

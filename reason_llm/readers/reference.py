@@ -64,7 +64,7 @@ def opened(config: Config, subject: Subject, base: Base) -> Sequence[Reference]:
 
 
 class References:
-    """Log-probs of one reference by row, in memory and in a file, if there is one."""
+    """Log-probs of one reference by row, in memory and optionally in a file."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -78,13 +78,13 @@ class References:
             for datum, logprobs in zip(data, known, strict=True)
         ]
 
-    def read(self, most_bytes: int) -> None:
-        """Take what the file holds; a damaged one raises a warning and counts as empty."""
+    def read(self, max_bytes: int) -> None:
+        """Read the file; a damaged one raises a warning and counts as empty."""
         assert self.path is not None
         if not self.path.exists():
             return
         try:
-            self._logprobs = _from_bytes(read_bounded(self.path, most_bytes))
+            self._logprobs = _from_bytes(read_bounded(self.path, max_bytes))
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             logger.warning("%s is damaged (%s); it is measured again", self.path, one_line(error))
 
@@ -105,8 +105,8 @@ class References:
         progress: Progress,
         stop: StopRequest,
     ) -> None:
-        """Measure the rows of steps from ``missing`` and write them; raises WriteError, and Stopped
-        when what was measured is written. Of a row that was known, the known ones stay."""
+        """Measure the rows of the steps from ``missing`` on and write them; rows that are known
+        keep their values. Raises WriteError, and Stopped after the measured rows are written."""
         written = time.monotonic()
         for data, count in steps:
             logprobs, _ = learner.measure(data, learner.settings.reference)
@@ -138,7 +138,7 @@ def path_of(config: Config, folder: Path, start: Path) -> Path:
     return folder / f"reference-{digest.hexdigest()[:16]}.safetensors"
 
 
-def most_bytes(steps: Iterable[Sequence[Datum]]) -> int:
+def max_bytes(steps: Iterable[Sequence[Datum]]) -> int:
     """Largest file that is read: twice the size of these rows, as it may hold others."""
     needed = sum(KEY_BYTES + 8 + 4 * datum.num_trained for data in steps for datum in data)
     return 2 * needed + MIB

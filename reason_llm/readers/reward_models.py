@@ -92,15 +92,15 @@ class RewardModelReader(RewardReader):
         """Score of each completion, in order."""
         if not self.is_outside:
             of_rollouts = to_data(groups)[: sum(len(group.completions) for group in groups)]
-            found = learner.scores(of_rollouts, self.role)
-            progress(len(found))
-            return found
+            scores = learner.scores(of_rollouts, self.role)
+            progress(len(scores))
+            return scores
         if self._classifier is None:
             self._classifier = SequenceClassifier(self.folder, learner.model.device)
-        asked = conversations(groups, self._classifier, self.reads_end_token, self.date)
-        scores = [math.nan] * len(asked)
+        rows = conversations(groups, self._classifier, self.reads_end_token, self.date)
+        scores = [math.nan] * len(rows)
         with self._classifier.on_device():
-            for index, score in self._classifier.scores(asked, learner.micro_batches.tokens):
+            for index, score in self._classifier.scores(rows, learner.micro_batches.tokens):
                 scores[index] = score
                 progress(1)
         return scores
@@ -122,9 +122,9 @@ def opened(config: Config, subject: Subject, base: Base) -> Sequence[RewardModel
     ModelError: its files are damaged."""
     rewards = config.rewards_by_readers.items()
     return [
-        _checked(key, each, config, base)
-        for key, each in rewards
-        if isinstance(each, kinds.RewardModelOptions)
+        _checked(key, options, config, base)
+        for key, options in rewards
+        if isinstance(options, kinds.RewardModelOptions)
     ]
 
 
@@ -154,10 +154,13 @@ def _checked(
                 "name a reward model over this base"
             )
         if described and described.get("template") != base.template:
+            # Such scores are less accurate, but not meaningless.
             logger.warning(
                 "the reward model %s in %s was trained with another chat template or system prompt "
-                "than this run's; set data.template and data.system_prompt alike", key, folder,
-            )  # fmt: skip
+                "than this run's; set data.template and data.system_prompt alike",
+                key,
+                folder,
+            )
     scale = _scale(key, folder, described) if options.normalize == "fixed" else None
     ends = described.get("read_at") == END_TOKEN
     digest = _digest(folder, options.is_outside)
@@ -166,8 +169,8 @@ def _checked(
 
 
 def paid_by(config: Config, folder: Path, option: str) -> tuple[float, float]:
-    """Slope and offset of the reward in the score of the reward model in this folder: what the run
-    pays by it; where it pays nothing, the normalised score; raises ModelError, which names the
+    """Slope and offset from the score of the reward model in this folder to the run's reward, or to
+    the normalised score if the run has no such reward. Raises ModelError, which names the
     ``option``."""
     described = _described(option, folder)
     mean, std = (_number(described.get(name)) for name in ("mean", "std"))
@@ -230,7 +233,7 @@ def _number(value: object) -> float | None:
 def _digest(folder: Path, is_outside: bool) -> str:
     read = ["*.safetensors", SCALE, "config.json"]
     if is_outside:  # it reads text by its own tokenizer and template
-        read += weights.BESIDE
+        read += weights.TOKENIZER_FILES
     return digests.folder_digest(folder, *read)[:16]
 
 
@@ -240,9 +243,9 @@ def conversations(
     reads_end_token: bool,
     date: str | None = None,
 ) -> list[list[int]]:
-    """The conversations of all completions as the reward model's own template and tokenizer write
-    them, in its token ids; raises DataError. One that ``reads_end_token`` is not given the white
-    space after it."""
+    """The conversations of all completions as token ids, by the reward model's own template and
+    tokenizer. If it ``reads_end_token``, the white space after that token is omitted. Raises
+    DataError."""
     template = chat_template("auto", str(classifier.path), model_has_one=True, date=date)
     renderer = Renderer(classifier.tokenizer, template, None)
     rows = []
@@ -258,7 +261,7 @@ def conversations(
 def description(
     config: Config, records: Sequence[Mapping[str, float]], base: str, template: str
 ) -> dict[str, bytes]:
-    """Files beside the adapter of a run, by name: ``reward.json`` of a reward model, with what the
+    """Files next to the adapter of a run, by name: ``reward.json`` of a reward model, with what the
     run's records say of its held-out rows, where there were any, and the digests of what it was
     trained over: of the base's config and of how prompts are written."""
     if not config.of_stage.scores:

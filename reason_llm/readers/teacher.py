@@ -1,6 +1,6 @@
-"""The teacher of opd, which gives a step's rollouts their column ``teacher_logprobs``. It is an
-adapter over the base, or the base with a prompt that says more; or another model, which is on the
-GPU between sampling and learning alone; or a vLLM server, which reads the rollouts' token ids."""
+"""The teacher of opd, which adds the column ``teacher_logprobs`` to a step's rollouts. It is an
+adapter over the base, or the base with a longer prompt; or another model, which is on the GPU only
+between sampling and learning; or a vLLM server, which reads the rollouts' token ids."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class _Teacher(Reader):
         """See ``Reader``."""
         self.prompts = data.reader_prompts.get("teacher", {})
 
-    def asked(self, datum: Datum) -> Datum:
+    def with_teacher_prompt(self, datum: Datum) -> Datum:
         """The row with the teacher's prompt, where it has one; raises TrainingError."""
         if not self.prompts:
             return datum
@@ -93,7 +93,7 @@ class TeacherRole(_Teacher):
     def column(self) -> RoleReader:
         """See ``Reader``."""
         role = "reference" if self.adapter is None else "teacher"
-        return RoleReader(COLUMN, role, asked=self.asked)
+        return RoleReader(COLUMN, role, transform=self.with_teacher_prompt)
 
 
 @dataclass(eq=False)
@@ -118,35 +118,45 @@ class TeacherModel(_Teacher, OutsideReader):
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
         """The rows with the teacher's log-probs, under the temperature of sampling; raises
         ModelError and OutOfMemory."""
+        # Loaded at its first step and kept in host memory: the GPU belongs to one phase at a time.
         if (model := self._model) is None:
             with ending_out_of_memory("loading the teacher"):
                 model = self._model = Model(self.section, learner.model.tokenizer, seed=0)
             model.policy.eval()
             offload.to_host(model.policy)
-        asked = [self.asked(row) for row in data]
+        teacher_rows = [self.with_teacher_prompt(row) for row in data]
         settings = learner.settings
         name = f"the teacher {self.section.path}"
 
         def measure(batches: list[list[int]]) -> list[torch.Tensor]:
-            found = []
+            trained_logprobs = []
             for indices in batches:
-                of_batch = [replace(asked[i], columns={}) for i in indices]
+                of_batch = [replace(teacher_rows[i], columns={}) for i in indices]
                 rows = MicroBatch.of(of_batch, model.device, is_packed=False)
                 logprobs_BT, _ = policy_logprobs(
-                    model, rows.ids_BT, rows.mask_BT, settings.temperature,
-                    chunk_tokens=settings.chunk_tokens, places_M=rows.places_M,
-                )  # fmt: skip
-                found.append(logprobs_BT.flatten()[rows.places_M])
+                    model,
+                    rows.ids_BT,
+                    rows.mask_BT,
+                    settings.temperature,
+                    chunk_tokens=settings.chunk_tokens,
+                    places_M=rows.places_M,
+                )
+                trained_logprobs.append(logprobs_BT.flatten()[rows.places_M])
                 progress(len(indices))
-            return in_rows(asked, [i for indices in batches for i in indices], found)
+            return in_rows(
+                teacher_rows, [i for indices in batches for i in indices], trained_logprobs
+            )
 
         with (
             offload.on_device(model.policy, model.device, name),
             model.fused_adapters(),
             model.using("reference"),
         ):
-            read = MicroBatches(learner.micro_batches.tokens).run(asked, measure)
-        return [datum.with_trained(COLUMN, each) for datum, each in zip(data, read, strict=True)]
+            columns = MicroBatches(learner.micro_batches.tokens).run(teacher_rows, measure)
+        return [
+            datum.with_trained(COLUMN, logprobs)
+            for datum, logprobs in zip(data, columns, strict=True)
+        ]
 
 
 class _Logprob(BaseModel):
@@ -178,13 +188,14 @@ class TeacherService(_Teacher, OutsideReader):
         return [f"the teacher is {self.section.model} at {self.section.url}"]
 
     def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
-        """See ``TeacherModel.read``; at temperature 1. Raises TrainingError where the server does
-        not give log-probs."""
-        asked, found = [self.asked(row) for row in data], list[Datum]()
+        """See ``TeacherModel.read``; at temperature 1. Raises TrainingError: the server returns no
+        log-probs."""
+        teacher_rows = [self.with_teacher_prompt(row) for row in data]
+        rows = list[Datum]()
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
-            for datum, logprobs in zip(data, pool.map(self._logprobs, asked), strict=True):
-                found.append(datum.with_trained(COLUMN, logprobs))
+            for datum, logprobs in zip(data, pool.map(self._logprobs, teacher_rows), strict=True):
+                rows.append(datum.with_trained(COLUMN, logprobs))
                 progress(1)
         except (ValueError, ConnectionError, TimeoutError) as error:
             raise TrainingError(
@@ -193,7 +204,7 @@ class TeacherService(_Teacher, OutsideReader):
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
-        return found
+        return rows
 
     def _logprobs(self, row: Datum) -> torch.Tensor:
         """Log-probs of the row's trained tokens."""
@@ -205,16 +216,16 @@ class TeacherService(_Teacher, OutsideReader):
         }
         answer = self.server.ask(body, (64 + row.num_tokens) << 10)
         try:
-            given = _TeacherAnswer.model_validate_json(answer).choices[0].prompt_logprobs
-            pairs = zip(given, row.ids.tolist(), row.trained, strict=True)
-            found = [(at or {})[id].logprob for at, id, is_trained in pairs if is_trained]
+            prompt_logprobs = _TeacherAnswer.model_validate_json(answer).choices[0].prompt_logprobs
+            pairs = zip(prompt_logprobs, row.ids.tolist(), row.trained, strict=True)
+            logprobs = [(at or {})[id].logprob for at, id, is_trained in pairs if is_trained]
         except (ValidationError, ValueError, KeyError) as error:
             raise ValueError(
                 f"its answer has no prompt_logprobs of the {row.num_tokens} tokens of {row.name}"
             ) from error
-        if not all(math.isfinite(each) and each <= 1e-3 for each in found):
+        if not all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in logprobs):
             raise ValueError(f"its answer has something that is no log-prob, for {row.name}")
-        return torch.tensor(found)
+        return torch.tensor(logprobs)
 
 
 def opened(config: Config, subject: Subject, base: Base) -> Sequence[Reader]:
@@ -260,9 +271,9 @@ def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
     text = " ".join(tokenizer.decode([id]) for id in range(0, len(tokenizer), step))
     body = {"model": section.model, "prompt": text, "add_special_tokens": False}
     url = url.removesuffix("/v1") + "/tokenize"
-    asked = service.Service("the teacher", url, section, TrainingError)
+    server = service.Service("the teacher", url, section, TrainingError)
     try:
-        answer = asked.ask(body, 1 << 20)
+        answer = server.ask(body, 1 << 20)
         tokens = _Tokens.model_validate_json(answer).tokens
     except (ValueError, ConnectionError, TimeoutError) as error:
         raise ModelError(

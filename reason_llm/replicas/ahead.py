@@ -91,7 +91,7 @@ class Ahead:
             )
         elif self._error is not None:
             raise self._error
-        self._crew.tell_of_losses()
+        self._crew.report_losses()
 
     def _end(self) -> None:
         self._is_abandoned = True

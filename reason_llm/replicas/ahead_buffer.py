@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class AheadBuffer(RolloutBuffer):
-    """The ``RolloutBuffer`` of such a run."""
+    """A ``RolloutBuffer`` that also holds rollouts of later steps."""
 
     folder: Path = field(kw_only=True)
     """Folder of the steps that are sampled ahead."""
@@ -30,7 +30,9 @@ class AheadBuffer(RolloutBuffer):
     def __enter__(self) -> Self:
         super().__enter__()
         if not self.discard:
-            self._ahead = {each.step: each for _, each in read_ahead(self.folder, self.run)}
+            self._ahead = {
+                document.step: document for _, document in read_ahead(self.folder, self.run)
+            }
         return self
 
     def read(self, step: int, checkpoint: str | None = None) -> Document | None:
@@ -52,10 +54,10 @@ class AheadBuffer(RolloutBuffer):
     def _held(self, step: int) -> Document | None:
         return self._ahead.get(step) or super()._held(step)
 
-    def _as_moved(self, document: Document, checkpoint: str | None) -> Document:
+    def _as_own(self, document: Document, checkpoint: str | None) -> Document:
         if document is self._ahead.get(document.step):
             return document  # it names the checkpoint of the policy that sampled it
-        return super()._as_moved(document, checkpoint)
+        return super()._as_own(document, checkpoint)
 
     def _keep(self, document: Document) -> None:
         if self._current is None or document.step <= self._current:
@@ -71,7 +73,7 @@ class AheadBuffer(RolloutBuffer):
 
     def _drop(self, before: int | None = None) -> None:
         """Remove the steps ahead that are before this one; None: all."""
-        for step in [each for each in self._ahead if before is None or each < before]:
+        for step in [step for step in self._ahead if before is None or step < before]:
             del self._ahead[step]
             (self.folder / _name(step)).unlink(missing_ok=True)
 

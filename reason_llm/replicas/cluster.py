@@ -39,7 +39,7 @@ PLACE_SECONDS = 60.0
 START_SECONDS = 300.0
 """Time limit for the first heartbeat of a new process, and for the start of a local cluster."""
 POLL_SECONDS = 0.1
-MOST_TEMPORARY_BYTES = 19
+MAX_TEMPORARY_BYTES = 19
 """Longest name of the temporary folder: paths of sockets are 88 bytes longer, and may have 107."""
 OBJECT_STORE_BYTES = 1 << 30
 """Ray's object store of a local cluster, for an adapter's state and a step's rows."""
@@ -135,7 +135,7 @@ class Call:
                 raise type(cause)(f"{member.name}: {cause}") from None
             member.lost = f"failed ({type(cause).__name__}: {one_line(cause):.300})"
         except ray.exceptions.RayError as error:
-            member.lost = member.lost or f"died ({_why(error)})"
+            member.lost = member.lost or f"died ({_cause(error)})"
         raise PeersLost(f"{member.name} {member.lost}")
 
 
@@ -167,7 +167,7 @@ class Cluster:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._own_gpu = torch.cuda.device_count() > 0
-        self._each = GPU_REPLICA if self._own_gpu else CPU_REPLICA
+        self._share = GPU_REPLICA if self._own_gpu else CPU_REPLICA
         """The resources of the cluster that one replica takes."""
 
     @property
@@ -220,13 +220,13 @@ class Cluster:
 
     def _connect(self) -> None:
         address = self._config.run.ray
-        given = {"RAY_USAGE_STATS_ENABLED": "0"}  # no usage reports
+        environment = {"RAY_USAGE_STATS_ENABLED": "0"}  # no usage reports
         if address is not None:
             # Without it Ray does not send the token that the environment names.
-            with _environment(given | {"RAY_AUTH_MODE": "token"}):
+            with _environment(environment | {"RAY_AUTH_MODE": "token"}):
                 self._join(address)
             return
-        is_short = len(os.fsencode(tempfile.gettempdir())) <= MOST_TEMPORARY_BYTES
+        is_short = len(os.fsencode(tempfile.gettempdir())) <= MAX_TEMPORARY_BYTES
         folder = tempfile.mkdtemp(prefix="reason_llm-", dir=None if is_short else "/tmp")
         self.folder = Path(folder)
         # It ends the cluster when this process is gone, in whatever way.
@@ -236,7 +236,7 @@ class Cluster:
             start_new_session=True,
         )
         gpus = _visible_gpus()[1:]  # the first is this process's
-        given |= {
+        environment |= {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": _token(),
             # Ray's own switch for a cluster of one machine, on which it takes the loopback address.
@@ -247,8 +247,8 @@ class Cluster:
             "RAY_worker_register_timeout_seconds": f"{START_SECONDS:.0f}",
         }
         if self._own_gpu:
-            given["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        with _environment(given):
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        with _environment(environment):
             self._start_local(self.folder / "ray", len(gpus))
 
     def _join(self, address: str) -> None:
@@ -263,7 +263,7 @@ class Cluster:
                 "RAY_AUTH_TOKEN_PATH)"
             ) from None
         self.address = ray.util.get_node_ip_address()
-        _be_quiet()
+        _silence_ray()
 
     def _start_local(self, folder: Path, gpus: int) -> None:
         import ray  # here, as it reads the environment when it is imported
@@ -271,7 +271,8 @@ class Cluster:
         try:
             with _own_start():
                 ray.init(
-                    num_cpus=int(self._each["CPU"]) * (self.total - 1),  # Ray's workers, made ahead
+                    num_cpus=int(self._share["CPU"])
+                    * (self.total - 1),  # Ray's workers, made ahead
                     num_gpus=gpus,
                     object_store_memory=OBJECT_STORE_BYTES,
                     include_dashboard=False,
@@ -284,31 +285,31 @@ class Cluster:
                 f"Ray cannot start on this machine ({one_line(error):.300}); set run.replicas to 1 "
                 "to do without it"
             ) from None
-        _be_quiet()
+        _silence_ray()
 
     def _reserve(self) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        there = ray.cluster_resources()
+        resources = ray.cluster_resources()
         # Nobody else in a joined cluster may get the GPU of this process, which Ray did not start.
         if self._config.run.ray is not None and self._own_gpu:
-            here = NodeAffinitySchedulingStrategy(
+            this_node = NodeAffinitySchedulingStrategy(
                 ray.get_runtime_context().get_node_id(), soft=False
             )
-            held = ray.remote(num_gpus=1, num_cpus=4, scheduling_strategy=here)(_Holder)
+            held = ray.remote(num_gpus=1, num_cpus=4, scheduling_strategy=this_node)(_Holder)
             self._holder = held.remote()
             self._check_gpu(self._holder)
         if self.count == 0:
-            gpus = int(there.get("GPU", 0))
+            gpus = int(resources.get("GPU", 0))
             self.count = power_of_two(min(max(1, gpus - self.samplers), self._config.run.shards))
         if self.total == 1:
             return
-        each = self._each
-        self._group = ray.util.placement_group([each] * (self.total - 1), strategy="PACK")
+        share = self._share
+        self._group = ray.util.placement_group([share] * (self.total - 1), strategy="PACK")
         if not self._group.wait(PLACE_SECONDS):
-            has = ", ".join(f"{there.get(name, 0):g} {name}" for name in each)
-            needs = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
+            has = ", ".join(f"{resources.get(name, 0):g} {name}" for name in share)
+            needs = ", ".join(f"{amount:g} {name}" for name, amount in share.items())
             asks = f"run.replicas={self.count}"
             if self.samplers:
                 asks += f" with run.samplers={self.samplers}"
@@ -328,24 +329,27 @@ class Cluster:
                 f"the cluster at run.ray={self._config.run.ray} has no free GPU on this machine, "
                 "and this process is a replica, too; start it on a machine with one"
             )
-        if (given := str(ray.get(ref))) != own:
+        if (gpu := str(ray.get(ref))) != own:
             raise ReplicaError(
-                f"the cluster gives this process GPU {given} and it uses GPU {own}; call it again "
-                f"with CUDA_VISIBLE_DEVICES={given}"
+                f"the cluster gives this process GPU {gpu} and it uses GPU {own}; call it again "
+                f"with CUDA_VISIBLE_DEVICES={gpu}"
             )
 
     def _start(self, number: int) -> Member:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        each = self._each
+        share = self._share
         place = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=number - 1
         )
         kind = ray.remote(
-            num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), scheduling_strategy=place,
-            concurrency_groups={"heart": 1}, max_restarts=0,
-        )(Host)  # fmt: skip
+            num_cpus=share["CPU"],
+            num_gpus=share.get("GPU", 0),
+            scheduling_strategy=place,
+            concurrency_groups={"heart": 1},
+            max_restarts=0,
+        )(Host)
         return Member(
             number,
             kind.remote(),
@@ -371,7 +375,7 @@ class Cluster:
                 member.where = f"{host}, process {process}"
                 member.heard, member.beat, member.has_beaten = time.monotonic(), None, True
         except ray.exceptions.RayError as error:
-            self._lose(member, f"died ({_why(error)})")
+            self._lose(member, f"died ({_cause(error)})")
             return
         silent = time.monotonic() - member.heard
         if silent > (SILENT_SECONDS if member.has_beaten else START_SECONDS):
@@ -409,7 +413,7 @@ class _Holder:
     """Takes the place of this process's GPU in a cluster that others use, too."""
 
     def gpu(self) -> str:
-        """The GPU that Ray gave."""
+        """The GPU that Ray assigned."""
         import ray
 
         return str(ray.get_gpu_ids()[0])
@@ -422,11 +426,11 @@ def _visible_gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def _why(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     return one_line(error).partition(". ")[0][:200]
 
 
-def _be_quiet() -> None:
+def _silence_ray() -> None:
     """Stop Ray from printing its daemons' messages about dead workers: the run prints one line. Ray
     prints them whatever ``log_to_driver`` is (2.60, worker.listen_error_messages)."""
     from ray._private import worker
@@ -458,7 +462,7 @@ def _own_start() -> Iterator[None]:
             try:
                 return get_node(*arguments)
             except RuntimeError:  # it is not there yet
-                if time.monotonic() > until or any(each.poll() is not None for each in daemons):
+                if time.monotonic() > until or any(daemon.poll() is not None for daemon in daemons):
                     raise
             time.sleep(POLL_SECONDS)
 

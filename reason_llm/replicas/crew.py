@@ -34,7 +34,7 @@ from reason_llm.run.watch import Watch
 from reason_llm.sample import SamplingParams
 from reason_llm.train import Learner, Learners, LearningSettings
 
-MOST_STARTS = 8
+MAX_STARTS = 8
 """Processes that a run starts in the places of lost replicas."""
 WHILE_SAMPLING = "while sampling: what it had of the wave is sampled again"
 
@@ -57,8 +57,8 @@ class Crew(Team):
         """Held while the head's state is copied, and while ``sampled_by`` changes."""
         self._sent: tuple[int, Any] | None = None
         """The version that was sent last, with its reference in the cluster."""
-        self._starts_left = MOST_STARTS
-        self._told: list[Member] = []
+        self._starts_left = MAX_STARTS
+        self._reported: list[Member] = []
         """Lost members that the user was told of."""
         self._record: Record = {}
         """The work of each process since the last record."""
@@ -91,18 +91,18 @@ class Crew(Team):
         opened = [self._open(member) for member in self.members]
         started = time.perf_counter()
         for call in opened:
-            with suppress(PeersLost):
+            with suppress(PeersLost):  # reported below, where another one is started
                 call.result()
             while not (call.member.address or call.member.lost):
                 time.sleep(cluster.POLL_SECONDS)
-        self.tell_of_losses("while it loaded the model")
+        self.report_losses("while it loaded the model")
         count = 1 + len(self.ready())
         machines = len({self.cluster.address, *(m.address or "" for m in self.members)} - {""})
-        told = f"{count} replica{'s' if count > 1 else ''}"
+        size = f"{count} replica{'s' if count > 1 else ''}"
         if self.cluster.samplers:
-            told += f" and {len(self._alive(samplers=True))} that sample only"
+            size += f" and {len(self._alive(samplers=True))} that sample only"
         self._watch.line(
-            f"{told} on {machines} machine{'s' if machines > 1 else ''}, "
+            f"{size} on {machines} machine{'s' if machines > 1 else ''}, "
             f"{self._run.shards} shards; the others were waited for "
             f"{time.perf_counter() - started:.0f} s; the plan above is for each"
         )
@@ -125,10 +125,10 @@ class Crew(Team):
         """See ``Team``."""
         if version == self.version or not self.adapters:
             return nullcontext()
-        return self._at_earlier(version)
+        return self._with_version(version)
 
     @contextmanager
-    def _at_earlier(self, version: int) -> Iterator[None]:
+    def _with_version(self, version: int) -> Iterator[None]:
         model = self.learners.policy.model
         with self._lock:
             self.sampled_by = version
@@ -140,42 +140,42 @@ class Crew(Team):
             self.sampled_by = None
 
     def ready(self) -> list[Member]:
-        """Replicas that live and have the head's adapter. Those that have not are given it here,
-        unless the head samples by an earlier one at this moment."""
+        """Live replicas that have the head's adapter. Replicas without it get it now, unless the
+        head is sampling with an earlier one."""
         replicas = self._alive(samplers=False)
-        behind = [member for member in replicas if member.version != self.version]
+        outdated = [member for member in replicas if member.version != self.version]
         with self._lock:
-            own = self.learners.state() if behind and self.sampled_by is None else None
+            own = self.learners.state() if outdated and self.sampled_by is None else None
         if own is not None:
             assert self.cluster is not None
             state, tokens = self.cluster.shared(own), self.learners.policy.micro_batches.tokens
-            for call in [self.call(member, "load", state, tokens) for member in behind]:
+            for call in [self.call(member, "load", state, tokens) for member in outdated]:
                 with suppress(PeersLost):
                     call.result()
                     call.member.version = self.version
         return [m for m in replicas if not m.lost and m.version == self.version]
 
     def who_samples(self, version: int, *, learners: bool = True) -> list[Member]:
-        """Members that live, but for ``learners`` that learn at this moment; they are given the
-        adapter of this version where they lack it."""
+        """Live members except the ``learners``; members without the adapter of this version get it
+        now."""
         members = self._alive(samplers=True)
         if learners:
             members = self.ready() + members
         for member in members:
             if version not in (member.version, member.held):
-                self.call(member, "hold", version, self._as_sent(version))
+                self.call(member, "hold", version, self._shared_adapter(version))
                 member.held = version
         return members
 
-    def tell_of_losses(self, when: str = WHILE_SAMPLING) -> int:
+    def report_losses(self, when: str = WHILE_SAMPLING) -> int:
         """Print a line for each lost member, and start a new process for it; their number."""
-        before = len(self._told)
+        before = len(self._reported)
         for member in self.members:
-            if not member.lost or member in self._told:
+            if not member.lost or member in self._reported:
                 continue
             assert self.cluster is not None
-            self._told.append(member)
-            left = 1 + sum(not each.lost for each in self.members)
+            self._reported.append(member)
+            left = 1 + sum(not other.lost for other in self.members)
             then = "no further one is started"
             if self._starts_left:
                 self._starts_left -= 1
@@ -186,7 +186,7 @@ class Crew(Team):
                 f"{member.name} {member.lost} {when}; {left} of {self.cluster.total} {kind} are "
                 f"left and {then}"
             )
-        return len(self._told) - before
+        return len(self._reported) - before
 
     def note(self, number: int, values: Mapping[str, float]) -> None:
         """Add numbers to the record of a process."""
@@ -201,7 +201,7 @@ class Crew(Team):
         yield
         self.note(0, {f"{phase}_seconds": time.perf_counter() - started})
 
-    def _as_sent(self, version: int) -> Any:
+    def _shared_adapter(self, version: int) -> Any:
         """The adapter of a version as the cluster holds it, sent once."""
         if self._sent is None or self._sent[0] != version:
             assert self.cluster is not None
@@ -243,7 +243,7 @@ class Deal:
 
     def __post_init__(self) -> None:
         self._waiting = deque(lots(self.parts, self.takers, self.crew.samples_in_batches))
-        self._found: dict[int, list[Group]] = {}
+        self._results: dict[int, list[Group]] = {}
         """Sampled groups by shard."""
         self._under_way: dict[int, list[tuple[Lot, Call]]] = {}
         self._lock = threading.Lock()
@@ -251,23 +251,23 @@ class Deal:
     @property
     def is_done(self) -> bool:
         """Whether every part is sampled."""
-        return len(self._found) == len(self.parts)
+        return len(self._results) == len(self.parts)
 
     def groups(self) -> list[list[Group]]:
         """The groups of each part, in order."""
-        return [self._found[part.shard] for part in self.parts]
+        return [self._results[part.shard] for part in self.parts]
 
     def take(self) -> Lot | None:
         """A free lot for this process; None if all are taken."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
-    def hand_out(self, members: Sequence[Member], most: int) -> None:
-        """Give waiting lots to these members, so that each has up to ``most``."""
-        for _ in range(most):
+    def hand_out(self, members: Sequence[Member], max_lots: int) -> None:
+        """Give waiting lots to these members, so that each has up to ``max_lots``."""
+        for _ in range(max_lots):
             for member in members:
                 calls = self._under_way.setdefault(member.number, [])
-                if len(calls) < most and (lot := self.take()) is not None:
+                if len(calls) < max_lots and (lot := self.take()) is not None:
                     of = None if self.version == member.version else self.version
                     call = self.crew.call(member, "sample", lot, self.params, of)
                     calls.append((lot, call))
@@ -295,4 +295,4 @@ class Deal:
     def keep(self, lot: Lot, groups: Sequence[list[Group]]) -> None:
         """Store the sampled groups of each part of a lot."""
         for part, groups_of_part in zip(lot, groups, strict=True):
-            self._found[part.shard] = groups_of_part
+            self._results[part.shard] = groups_of_part

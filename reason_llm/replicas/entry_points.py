@@ -99,10 +99,12 @@ def replicas_of(config: Config) -> int:
     run, replicas = config.run, config.run.replicas
     if replicas == 1 and not run.samplers:
         return 1
-    gpus = _count_gpus()
+    import torch
+
+    gpus = torch.cuda.device_count()
     if replicas == "auto" and run.ray is None:
         replicas = power_of_two(min(max(1, gpus - run.samplers), run.shards))
-    if replicas == 1 and not run.samplers:
+    if replicas == 1 and not run.samplers:  # auto has found one GPU, which needs no Ray
         return 1
     if importlib.util.find_spec("ray") is None:
         asks, without = f"run.replicas={run.replicas}", "run.replicas to 1"
@@ -128,16 +130,9 @@ def replicas_of(config: Config) -> int:
     return replicas
 
 
-def power_of_two(most: int) -> int:
-    """The largest power of two up to ``most``."""
-    return 1 << (most.bit_length() - 1)
-
-
-def _count_gpus() -> int:
-    """GPUs of this machine."""
-    import torch
-
-    return torch.cuda.device_count()
+def power_of_two(limit: int) -> int:
+    """The largest power of two up to ``limit``."""
+    return 1 << (limit.bit_length() - 1)
 
 
 def start(job: Any, watch: Any) -> AbstractContextManager[Any]:
@@ -150,15 +145,15 @@ def start(job: Any, watch: Any) -> AbstractContextManager[Any]:
 def totals(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     """Sums of what each replica did, by its number: ``sampling_seconds``, ``learning_seconds``,
     ``waiting_seconds`` (of these) and ``sent_bytes``; none for a run by one process."""
-    found: dict[str, dict[str, float]] = {}
+    by_number: dict[str, dict[str, float]] = {}
     for record in records:
         for key, value in record.items():
             _, _, rest = key.partition("replicas/")
             number, _, name = rest.partition("/")
             if name:
-                sums = found.setdefault(number, {})
+                sums = by_number.setdefault(number, {})
                 sums[name] = round(sums.get(name, 0.0) + value, 3)
-    return dict(sorted(found.items(), key=lambda each: (len(each[0]), each[0])))
+    return dict(sorted(by_number.items(), key=lambda item: (len(item[0]), item[0])))
 
 
 def lines(did: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -168,7 +163,7 @@ def lines(did: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _line(number: str, did: Mapping[str, float]) -> str:
-    told = [
+    phases = [
         f"{did[f'{phase}_seconds']:.0f} s {phase}"
         for phase in ("sampling", "learning")
         if f"{phase}_seconds" in did
@@ -177,4 +172,6 @@ def _line(number: str, did: Mapping[str, float]) -> str:
     if "waiting_seconds" in did:
         sent = did.get("sent_bytes", 0.0) / 2**20
         cost = f" ({did['waiting_seconds']:.0f} s of it waiting, {sent:.1f} MiB sent)"
-    return f"replica {number}{' (this process)' if number == '0' else ''}: {', '.join(told)}{cost}"
+    return (
+        f"replica {number}{' (this process)' if number == '0' else ''}: {', '.join(phases)}{cost}"
+    )

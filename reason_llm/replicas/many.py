@@ -20,7 +20,7 @@ import torch
 from reason_llm.model import Datum
 from reason_llm.replicas.ahead import Ahead
 from reason_llm.replicas.cluster import SILENT_SECONDS, Call, Cluster, Member
-from reason_llm.replicas.crew import MOST_STARTS, Crew, Deal
+from reason_llm.replicas.crew import MAX_STARTS, Crew, Deal
 from reason_llm.replicas.entry_points import Several, totals
 from reason_llm.replicas.errors import PeersLost, ReplicaError
 from reason_llm.replicas.peers import GroupPeers, Seat, listen
@@ -31,11 +31,11 @@ from reason_llm.rollout import Group
 from reason_llm.run.collect import Step
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store.metrics import Record
-from reason_llm.run.team import SamplingBy, Told
+from reason_llm.run.team import RowProgress, SamplingBy
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Progress, Sampler, SamplingParams
 
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """Attempts at a step in which peers lose each other although none is dead."""
 
 
@@ -115,7 +115,7 @@ class Many(Crew):
                     deal.keep(lot, own(lot))
             sampled = [c for group in deal.gather(wait=lot is None) for c in group.completions]
             progress(sum(len(c.token_ids) for c in sampled), len(sampled))
-            self.tell_of_losses()
+            self.report_losses()
         return deal.groups()
 
     def learning(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
@@ -124,7 +124,7 @@ class Many(Crew):
             return nullcontext()
         return Ahead(self, step, sampling, self._sampled_ahead)
 
-    def learn(self, step: int, data: Sequence[Datum], progress: Told) -> Record:
+    def learn(self, step: int, data: Sequence[Datum], progress: RowProgress) -> Record:
         """``Learners.learn``, shared between as many replicas as live, in a power of two.
 
         Raises:
@@ -133,27 +133,27 @@ class Many(Crew):
         """
         own, passed = self.learners, 0
 
-        def tell(rows: int) -> None:
+        def report(rows: int) -> None:
             nonlocal passed
             passed += rows
             progress(rows)
 
-        for _ in range(MOST_STARTS + MOST_ATTEMPTS):
+        for _ in range(MAX_STARTS + MAX_ATTEMPTS):
             ready = self.ready()
             # With this process a power of two, by which the tree of shards divides evenly.
             members = ready[: (1 << (len(ready) + 1).bit_length() - 1) - 1]
             if not members:
                 self._leave()
-                record = own.learn(step, data, tell)
+                record = own.learn(step, data, report)
             else:
                 before = own.state()
                 try:
-                    record = self._learn_with(members, step, data, tell)
+                    record = self._learn_with(members, step, data, report)
                 except PeersLost as error:
                     own.load(before)
-                    tell(-passed)
+                    report(-passed)
                     again = f"step {step + 1} was learned: it is learned again from its rollouts"
-                    if not self.tell_of_losses(f"while {again}"):
+                    if not self.report_losses(f"while {again}"):
                         self._watch.line(f"the replicas lost each other while {again} ({error})")
                     continue
                 record |= {"replicas/count": float(1 + len(members))}
@@ -162,7 +162,7 @@ class Many(Crew):
             for member in members:
                 member.version = self.version
             if members:
-                self.tell_of_losses(f"when step {step + 1} was learned")
+                self.report_losses(f"when step {step + 1} was learned")
             return record
         raise ReplicaError(
             f"step {step + 1}: the replicas keep losing each other; check the network "
@@ -179,7 +179,7 @@ class Many(Crew):
         members: list[Member],
         step: int,
         data: Sequence[Datum],
-        progress: Told,
+        progress: RowProgress,
     ) -> Record:
         own, cluster = self.learners, self.cluster
         assert cluster is not None
@@ -206,8 +206,8 @@ class Many(Crew):
                 record = own.learn(step, data, progress)
         except BaseException as error:
             self._leave()
-            if isinstance(error, PeersLost) and (told := self._find_out(calls)):
-                raise PeersLost(told) from error
+            if isinstance(error, PeersLost) and (cause := self._wait_for_all(calls)):
+                raise PeersLost(cause) from error
             raise
         self.note(0, own_costs)
         for call in calls:
@@ -218,19 +218,19 @@ class Many(Crew):
         return record
 
     def _leave(self) -> None:
-        """Leave the group of peers, if there is one."""
+        """Leave the group of peers, if any."""
         deal(self.learners, Shards(self._run.shards))
         if self._peers is not None:
             self._peers.close()
         self._peers, self._group = None, []
 
-    def _find_out(self, calls: list[Call]) -> str:
-        """Wait until it is known of each replica whether it lives; what one of them said. Raises
-        what one of them failed with."""
+    def _wait_for_all(self, calls: list[Call]) -> str:
+        """Wait until every replica has either answered or been lost; return the first loss. Raises
+        the first error of a replica."""
         assert self.cluster is not None
         until = time.monotonic() + SILENT_SECONDS + 30
         errors: list[Exception] = []
-        told = ""
+        lost = ""
         for call in calls:
             call.member.version = None  # it may have moved
             while not call.is_done(1.0):
@@ -240,9 +240,9 @@ class Many(Crew):
             try:
                 call.result()
             except PeersLost as error:
-                told = told or f"{call.member.name}: {error}"
+                lost = lost or f"{call.member.name}: {error}"
             except Exception as error:  # noqa: BLE001  (raised below, when all have ended)
                 errors.append(error)
         if errors:
             raise errors[0]
-        return told
+        return lost

@@ -29,15 +29,20 @@ POLL_SECONDS = 0.001
 
 
 def listen(address: str) -> tuple[dist.Store, int]:
-    """A store on a free port of ``address`` in which peers find each other, and the port."""
-    taken = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    taken.bind((address, 0))
-    taken.listen(128)
-    port = int(taken.getsockname()[1])
+    """A store on a free port of ``address``, where peers find each other, and the port."""
+    server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    server.bind((address, 0))
+    server.listen(128)
+    port = int(server.getsockname()[1])
     store = dist.TCPStore(
-        address, port, None, True, timedelta(seconds=MEET_SECONDS),
-        wait_for_workers=False, master_listen_fd=taken.detach(),
-    )  # fmt: skip
+        address,
+        port,
+        None,
+        True,
+        timedelta(seconds=MEET_SECONDS),
+        wait_for_workers=False,
+        master_listen_fd=server.detach(),
+    )
     return store, port
 
 
@@ -93,7 +98,9 @@ class GroupPeers:
         try:
             store, off = seat.store(), f"{seat.name}/off"
             try:
-                self._wait_beside(lambda: self._meet(seat), lambda: is_off() or store.check([off]))
+                self._wait_in_thread(
+                    lambda: self._meet(seat), lambda: is_off() or store.check([off])
+                )
             except BaseException:
                 store.set(off, "")  # or the others would wait for this process
                 raise
@@ -157,7 +164,7 @@ class GroupPeers:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         own = torch.tensor([len(content)])
         self._finish(lambda: self._gloo.allgather([sizes], [own]))
-        longest = max(int(each) for each in sizes)
+        longest = max(int(size) for size in sizes)
         padded = torch.zeros(max(1, longest), dtype=torch.uint8)
         if content:
             padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -165,7 +172,8 @@ class GroupPeers:
         self._finish(lambda: self._gloo.allgather([contents], [padded]))
         self.sent_bytes += (self.size - 1) * len(padded)
         return [
-            each[: int(size)].numpy().tobytes() for each, size in zip(contents, sizes, strict=True)
+            padded[: int(size)].numpy().tobytes()
+            for padded, size in zip(contents, sizes, strict=True)
         ]
 
     def _finish(self, begin: Callable[[], dist.Work]) -> None:
@@ -176,7 +184,7 @@ class GroupPeers:
             if self._device.type == "cuda" and self._tensors is not self._gloo:
                 self._poll(begin())
             else:
-                self._wait_beside(lambda: begin().wait())
+                self._wait_in_thread(lambda: begin().wait())
         except RuntimeError as error:
             raise PeersLost(f"a replica was lost ({one_line(error):.200})") from error
         self.waited_seconds += time.perf_counter() - started
@@ -192,7 +200,7 @@ class GroupPeers:
             raise PeersLost("a replica was lost (NCCL ended its work with an error)")
         work.wait()
 
-    def _wait_beside(
+    def _wait_in_thread(
         self, act: Callable[[], object], is_off: Callable[[], bool] = lambda: False
     ) -> None:
         """Make the call in a thread, which is abandoned if gloo waits for a lost peer: gloo's calls

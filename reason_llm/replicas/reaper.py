@@ -28,11 +28,11 @@ def users_of(folder: str, head: int) -> list[int]:
     processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            opened = [str(each.readlink()) for each in (process / "fd").iterdir()]
+            opened = [str(link.readlink()) for link in (process / "fd").iterdir()]
         except OSError:  # another user's, or gone
             continue
         is_head = int(process.name) == head
-        if not is_head and any(each.startswith(f"{folder}/") for each in opened):
+        if not is_head and any(file.startswith(f"{folder}/") for file in opened):
             processes.append(int(process.name))
     return processes
 

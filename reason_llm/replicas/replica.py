@@ -47,8 +47,8 @@ class Work:
 
 
 def as_written(config: Config) -> Config:
-    """The config as read from a file: rewards and rows given in Python stay with the head, because
-    perhaps they cannot be sent."""
+    """The config as it would be read from a file: rewards and rows passed as Python objects stay
+    with the head, since they may not be picklable."""
     return Config.model_validate(config.model_dump(mode="json"))
 
 
@@ -66,14 +66,19 @@ class Replica:
         self._model = Model(
             config.model, tokenizer, config.run.seed, work.plan.engine, checkpointing
         )
-        self._made: Learners | None = None
-        if work.only_samples:
+        self._optional_learners: Learners | None = None
+        if work.only_samples:  # it needs no optimizer and no reader
             self._model.add_role("policy")
         else:
-            self._made = make_learners(
-                config, work.folder, work.state, work.plan, self._model, work.readers,
+            self._optional_learners = make_learners(
+                config,
+                work.folder,
+                work.state,
+                work.plan,
+                self._model,
+                work.readers,
                 partial(learner, shards=config.run.shards),
-            )  # fmt: skip
+            )
         self._work = work
         self._seat: Seat | None = None
         self._peers: GroupPeers | None = None
@@ -82,8 +87,8 @@ class Replica:
 
     @property
     def _learners(self) -> Learners:
-        assert self._made is not None
-        return self._made
+        assert self._optional_learners is not None
+        return self._optional_learners
 
     def load(self, state: Mapping[str, Tensor], micro_batch_tokens: int) -> None:
         """Load the state of the head's learners."""
@@ -92,7 +97,7 @@ class Replica:
         self._proven = False
 
     def hold(self, version: int, adapter: Mapping[str, Tensor]) -> None:
-        """Take an adapter to sample by: that of so many learned steps."""
+        """Store an adapter to sample with, that of ``version`` learned steps."""
         self._held = version, adapter
         self._proven = False
 
@@ -108,7 +113,7 @@ class Replica:
                 prove_sampler_is_policy(sampler, self._model, lot[0].prompts)
                 self._proven = True
             groups = sample_lot(sampler, lot, params, lambda tokens, items: None)
-        content = orjson.dumps([each for part in groups for each in part])
+        content = orjson.dumps([group for part in groups for group in part])
         return content, time.perf_counter() - started
 
     @contextmanager
@@ -119,7 +124,7 @@ class Replica:
         held, adapter = self._held
         if held != version:
             raise ReplicaError(f"version {version} is asked for and {held} is held")
-        own = {} if self._made is None else self._model.adapter_of("policy")
+        own = {} if self._optional_learners is None else self._model.adapter_of("policy")
         self._model.load_adapter("policy", dict(adapter))
         try:
             yield
@@ -128,8 +133,8 @@ class Replica:
                 self._model.load_adapter("policy", own)
 
     def learn(self, step: int, data: Sequence[Datum], seat: Seat) -> dict[str, float]:
-        """Learn a step together with the head; what it cost: ``learning_seconds``,
-        ``waiting_seconds`` (of these) and ``sent_bytes``.
+        """Learn a step together with the head; return ``learning_seconds``, ``waiting_seconds`` (of
+        these) and ``sent_bytes``.
 
         Raises:
             PeersLost: another replica is gone.
@@ -173,8 +178,8 @@ def costs(peers: GroupPeers) -> Iterator[dict[str, float]]:
 
 
 def completions(prompts: Sequence[Prompt], content: bytes) -> list[Group]:
-    """The groups that ``Replica.sample`` told of, with the head's own prompts."""
-    groups = [record_from_json(Group, each) for each in orjson.loads(content)]
+    """The groups of ``Replica.sample``'s result, with the head's own prompts."""
+    groups = [record_from_json(Group, group) for group in orjson.loads(content)]
     for group in groups:
         check_lengths(group)
     return [replace(g, prompt=prompt) for g, prompt in zip(groups, prompts, strict=True)]

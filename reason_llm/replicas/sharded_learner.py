@@ -24,7 +24,8 @@ from reason_llm.train import Learner, Learners, LearningSettings, Output, Part, 
 
 
 class Peers(Protocol):
-    """The processes that learn a step together. Every call is made by all of them, in one order."""
+    """The processes that learn a step together. All of them make the same calls in the same
+    order."""
 
     rank: int
     size: int
@@ -63,26 +64,25 @@ class Shards:
     @property
     def own(self) -> range:
         """Shards of this process."""
-        each = self.count // self.peers.size
-        return range(self.peers.rank * each, (self.peers.rank + 1) * each)
+        per_peer = self.count // self.peers.size
+        return range(self.peers.rank * per_peer, (self.peers.rank + 1) * per_peer)
 
     def deal(self, data: Sequence[Datum]) -> list[list[int]]:
-        """Indices of the rows of each shard, ascending. The rows of a group stay together; groups
-        with the most tokens are dealt first, each to the shard that has the fewest tokens by then.
-        """
+        """Indices of the rows of each shard, ascending. Rows of a group stay together; larger
+        groups come first, each to the shard with the fewest tokens so far."""
         if self.count == 1:
             return [list(range(len(data)))]
         groups: dict[int, list[int]] = {}
         for i, datum in enumerate(data):
             groups.setdefault(datum.group, []).append(i)
         tokens = {key: sum(data[i].num_tokens for i in rows) for key, rows in groups.items()}
-        dealt: list[list[int]] = [[] for _ in range(self.count)]
+        rows_of_shards: list[list[int]] = [[] for _ in range(self.count)]
         held = [0] * self.count
         for key in sorted(groups, key=lambda key: (-tokens[key], key)):
             shard = held.index(min(held))
-            dealt[shard] += groups[key]
+            rows_of_shards[shard] += groups[key]
             held[shard] += tokens[key]
-        return [sorted(rows) for rows in dealt]
+        return [sorted(rows) for rows in rows_of_shards]
 
 
 class GradientSum:
@@ -125,7 +125,7 @@ class GradientSum:
 
     def _show(self, flat: Tensor) -> None:
         """Have the gradients be views of ``flat``."""
-        sizes = [each.numel() for each in self._parameters]
+        sizes = [parameter.numel() for parameter in self._parameters]
         for parameter, part in zip(self._parameters, flat.split(sizes), strict=True):
             parameter.grad = part.view_as(parameter)
 
@@ -141,16 +141,16 @@ class ShardedLearner(Learner):
         self, data: Sequence[Datum], role: Role, output: Output | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """See ``Learner``: the peers measure the rows of their shards."""
-        dealt = self.shards.deal(data)
+        rows_of_shards = self.shards.deal(data)
         outputs: list[Tensor] = [torch.empty(0)] * len(data)
         entropies = list(outputs)
         for shard in self.shards.own:
-            measured = self.measure([data[i] for i in dealt[shard]], role, output)
-            for i, value, entropy in zip(dealt[shard], *measured, strict=True):
+            measured = self.measure([data[i] for i in rows_of_shards[shard]], role, output)
+            for i, value, entropy in zip(rows_of_shards[shard], *measured, strict=True):
                 outputs[i], entropies[i] = value, entropy
         if self.shards.peers.size > 1:
-            self._exchange(data, dealt, outputs)
-            self._exchange(data, dealt, entropies)
+            self._exchange(data, rows_of_shards, outputs)
+            self._exchange(data, rows_of_shards, entropies)
         return outputs, entropies
 
     def judge(self, data: Sequence[Datum]) -> dict[str, float]:
@@ -162,18 +162,22 @@ class ShardedLearner(Learner):
             self.shards = held
 
     def _exchange(
-        self, data: Sequence[Datum], dealt: list[list[int]], values: list[Tensor]
+        self, data: Sequence[Datum], rows_of_shards: list[list[int]], values: list[Tensor]
     ) -> None:
-        """Fill in what the peers measured of their shards' rows, to the last bit."""
+        """Fill in the peers' measurements for the rows of their shards, bit by bit."""
         shards = self.shards
-        own = [values[i].float() for shard in shards.own for i in dealt[shard]]
+        own = [values[i].float() for shard in shards.own for i in rows_of_shards[shard]]
         content = torch.cat([torch.empty(0), *own]).numpy().tobytes()
-        each = shards.count // shards.peers.size
-        for rank, given in enumerate(shards.peers.gather(content)):
-            if rank == shards.peers.rank or not given:
+        per_peer = shards.count // shards.peers.size
+        for rank, measured in enumerate(shards.peers.gather(content)):
+            if rank == shards.peers.rank or not measured:
                 continue
-            rows = [i for shard in dealt[rank * each : (rank + 1) * each] for i in shard]
-            numbers = torch.frombuffer(bytearray(given), dtype=torch.float32)
+            rows = [
+                i
+                for shard in rows_of_shards[rank * per_peer : (rank + 1) * per_peer]
+                for i in shard
+            ]
+            numbers = torch.frombuffer(bytearray(measured), dtype=torch.float32)
             parts = numbers.split([data[i].num_trained for i in rows])
             for i, part in zip(rows, parts, strict=True):
                 values[i] = part
@@ -184,21 +188,23 @@ class ShardedLearner(Learner):
     def _accumulate(self, part: Part) -> list[Tally]:
         """The gradient shard by shard, summed over the peers; the tallies of this process's."""
         tallies = []
-        dealt = self.shards.deal([part.data[i] for i in part.passed])
+        rows_of_shards = self.shards.deal([part.data[i] for i in part.passed])
         seed = f"{self.settings.seed}/dropout/{part.step}/{self.updates_in_step}"
         for shard in self.shards.own:
-            rows = [part.passed[i] for i in dealt[shard]]
+            rows = [part.passed[i] for i in rows_of_shards[shard]]
             torch.manual_seed(random.Random(f"{seed}/shard/{shard}").getrandbits(63))
             self._gradient.begin()
             tallies.append(self._accumulate_rows(part._replace(passed=rows)))
             self._gradient.end()
         self._gradient.finish()
-        part.progress(len(part.passed) - sum(len(dealt[shard]) for shard in self.shards.own))
+        part.progress(
+            len(part.passed) - sum(len(rows_of_shards[shard]) for shard in self.shards.own)
+        )
         return tallies
 
     def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
-        """The tallies of all shards in order. The peers compare their adapters here, and tell what
-        only one of them has seen.
+        """The tallies of all shards in order. The peers compare their adapters here, and share what
+        only one of them has measured.
 
         Raises:
             TrainingError: a peer has another adapter.
@@ -217,10 +223,10 @@ class ShardedLearner(Learner):
                 if has_peers and values is not None
             },
         }
-        told: list[dict[str, Any]] = [
-            json.loads(given) for given in self.shards.peers.gather(json.dumps(content).encode())
+        results: list[dict[str, Any]] = [
+            json.loads(result) for result in self.shards.peers.gather(json.dumps(content).encode())
         ]
-        digests = [each["digest"] for each in told]
+        digests = [result["digest"] for result in results]
         if len(set(digests)) > 1:
             shown = ", ".join(f"{rank}: {digest[:12]}" for rank, digest in enumerate(digests))
             raise TrainingError(
@@ -229,15 +235,15 @@ class ShardedLearner(Learner):
                 "again to resume from the last checkpoint"
             )
         # The smallest micro-batch of any peer holds for all, and in the checkpoint.
-        self.micro_batches.tokens = min(each["micro_batch_tokens"] for each in told)
-        for each in told:
-            for i, values in each["logprobs_at_start"].items():
+        self.micro_batches.tokens = min(result["micro_batch_tokens"] for result in results)
+        for result in results:
+            for i, values in result["logprobs_at_start"].items():
                 self.logprobs_at_start[int(i)] = torch.tensor(values)
         of_all = [
-            [_from_json(tally) for each in told for tally in each["updates"][update]]
+            [_from_json(tally) for result in results for tally in result["updates"][update]]
             for update in range(len(tallies))
         ]
-        return of_all, sum(each["replays"] for each in told)
+        return of_all, sum(result["replays"] for result in results)
 
 
 def deal(learners: Learners, shards: Shards) -> None:
@@ -250,8 +256,8 @@ def deal(learners: Learners, shards: Shards) -> None:
 def _to_json(tally: Tally) -> dict[str, Any]:
     """A tally as JSON values, which ``_from_json`` reads; Infinity and NaN may be in it."""
     sums, unit_sums = (
-        {name: float(value) for name, value in each.items()}
-        for each in (tally.sums, tally.unit_sums)
+        {name: float(value) for name, value in values.items()}
+        for values in (tally.sums, tally.unit_sums)
     )
     ratios = torch.cat([torch.empty(0), *tally.log_ratios]).tolist()
     plain = asdict(replace(tally, sums={}, unit_sums={}, log_ratios=[]))

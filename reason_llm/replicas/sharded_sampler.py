@@ -1,6 +1,6 @@
-"""Sampling in shards: the prompts are dealt in a number of parts that the config fixes, each with a
-seed of its own. What is drawn does not depend on who draws which part: where vLLM draws several
-parts in one batch, each request has a seed of its own."""
+"""Sampling in shards: the prompts are split into a number of parts that the config fixes, each with
+its own seed. Samples do not depend on which process draws a part: if vLLM draws several parts in
+one batch, each request has its own seed."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from reason_llm.rollout import Group, Prompt
-from reason_llm.sample import Ended, Progress, Sampler, SamplingParams, VllmSampler, unheard
+from reason_llm.sample import Ended, Progress, Sampler, SamplingParams, VllmSampler, ignore_ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ShardedSampler:
         params: SamplingParams,
         seed: int,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[Group]:
         """See ``Sampler.sample``; ``ended`` is called for what this process samples."""
         parts = []
@@ -77,13 +77,13 @@ def sample_lot(
     lot: Lot,
     params: SamplingParams,
     progress: Progress,
-    ended: Ended = unheard,
+    ended: Ended = ignore_ended,
 ) -> list[list[Group]]:
     """The groups of each part: under vLLM in one batch, else of one part after the other. The
     places that ``ended`` gets are those among the prompts of all parts."""
     if isinstance(sampler, VllmSampler):
         waves = [(part.prompts, part.seed) for part in lot]
-        return sampler.sample_together(waves, params, progress, ended)
+        return sampler.sample_in_one_batch(waves, params, progress, ended)
     sampled: list[list[Group]] = []
     for part in lot:
         before = sum(map(len, sampled))
@@ -97,7 +97,7 @@ def _later(ended: Ended, before: int, place: int, group: Group) -> None:
 
 
 def lots(parts: Sequence[Part], takers: int, in_batches: bool) -> list[Lot]:
-    """The parts as they are handed out: one for each taker where a process takes all of its own in
-    one batch, else part by part, so that who is faster takes more."""
+    """The parts, grouped for handing out: one lot for each taker if a process samples all its parts
+    in one batch, else part by part, so that faster processes take more."""
     count = min(takers, len(parts)) if in_batches else len(parts)
     return [tuple(parts[number::count]) for number in range(count)]

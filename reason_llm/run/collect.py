@@ -72,9 +72,14 @@ class Step:
         """Write its rollouts so far; arguments as of ``RolloutBuffer.write``."""
         with timed(self.record, "buffer"):
             self.buffer.write(
-                self.number, groups, whole=whole, drawn=drawn, counts=counts,
-                checkpoint=self.checkpoint, version=self.version,
-            )  # fmt: skip
+                self.number,
+                groups,
+                whole=whole,
+                drawn=drawn,
+                counts=counts,
+                checkpoint=self.checkpoint,
+                version=self.version,
+            )
 
 
 def collect(step: Step, sampler: Sampler) -> list[Group]:
@@ -94,7 +99,7 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
     fresh_tokens = 0  # without those of an interrupted run
     total = sample.prompts_per_step * sample.completions_per_prompt
     with step.watch.phase("sampling", total) as progress, _Collected(step) as collected:
-        progress(0, len(collected.together()[0]) * sample.completions_per_prompt)
+        progress(0, len(collected.snapshot()[0]) * sample.completions_per_prompt)
         for part in _waves(step, collected, wave):
             seed = random.Random(f"{step.config.run.seed}/sample/{step.number}/{part.start}")
             ended = collected.begin()
@@ -102,19 +107,19 @@ def collect(step: Step, sampler: Sampler) -> list[Group]:
                 sampled = sampler.sample(
                     prompts[part], params, seed=seed.getrandbits(63), progress=progress, ended=ended
                 )
-            so_far = [*collected.together()[0], *sampled]
+            so_far = [*collected.snapshot()[0], *sampled]
             if len(so_far) >= sample.prompts_per_step:
                 # Before the wave is saved: after an error the same command samples it again.
                 job.run.episodes.check(so_far, step.earlier)
             fresh_tokens += sum(len(c.sampled_ids) for group in sampled for c in group.completions)
             collected.add(sampled)
-            step.save(*collected.together())
+            step.save(*collected.snapshot())
             collected.settle(but=1)
     if seconds := record.get("time/sampling_seconds"):
         record["sample/tokens_per_second"] = fresh_tokens / seconds
     scored = collected.groups or collected.last
     if job.run.reward_readers:
-        step.save(*collected.together())
+        step.save(*collected.snapshot())
         return scored
     return _finished(step, scored, collected.drawn, collected.counts)
 
@@ -161,18 +166,18 @@ def _waves(step: Step, collected: "_Collected", wave: int) -> Iterator[slice]:
     bound = wanted * row.dynamic_sampling
     if row.dynamic_sampling > 1:
         collected.settle()
-    groups, drawn, _ = collected.together()
-    kept = len(groups)
-    while kept < wanted and drawn < bound:
-        size = min(wave, wanted - kept, bound - drawn)
+    groups, drawn, _ = collected.snapshot()
+    num_groups = len(groups)
+    while num_groups < wanted and drawn < bound:
+        size = min(wave, wanted - num_groups, bound - drawn)
         yield slice(drawn, drawn + size)
-        kept, drawn = kept + size, drawn + size
+        num_groups, drawn = num_groups + size, drawn + size
         if row.dynamic_sampling > 1:
             collected.settle()
-            kept, drawn = len(collected.groups), collected.drawn
-        if step.stop.requested and kept < wanted and drawn < bound:
+            num_groups, drawn = len(collected.groups), collected.drawn
+        if step.stop.requested and num_groups < wanted and drawn < bound:
             collected.settle()
-            step.save(*collected.together())
+            step.save(*collected.snapshot())
             step.stop.check()
 
 
@@ -259,12 +264,12 @@ class _Collected:
         self._wave.close(sampled)
 
     def settle(self, but: int = 0) -> None:
-        """Wait until all waves that were begun are scored, ``but`` so many of the last."""
+        """Wait until all waves are scored, except the last ``but``."""
         with timed(self._step.record, "scoring"):
             while len(self._under_way) > but:
                 self._under_way.popleft().result()
 
-    def together(self) -> tuple[list[Group], int, dict[str, float]]:
+    def snapshot(self) -> tuple[list[Group], int, dict[str, float]]:
         """All groups in drawing order, the number of prompts sampled for them, and the counts."""
         with self._lock:
             return self.groups + self.waiting, self.drawn + len(self.waiting), self.counts
@@ -273,9 +278,9 @@ class _Collected:
         scorer, row = self._step.job.scorer, self._step.config.algorithm.row()
         scored = scorer.score_as_they_come(wave)
         kind = self._step.config.score.rewards[0].kind
-        kept = [group for group in scored if is_kept(group, row, scorer.weights, kind)]
+        groups = [group for group in scored if is_kept(group, row, scorer.weights, kind)]
         with self._lock:
-            self.groups, self.drawn = self.groups + kept, self.drawn + len(scored)
+            self.groups, self.drawn = self.groups + groups, self.drawn + len(scored)
             self.waiting, self.last = self.waiting[len(scored) :], scored
             self.counts = metrics.added(self.counts, scorer.take_counts())
 
@@ -284,9 +289,14 @@ def sampling_params(config: Config) -> SamplingParams:
     """Sampling parameters for training rollouts."""
     sample = config.sample
     return SamplingParams(
-        sample.completions_per_prompt, sample.max_new_tokens, sample.temperature, sample.top_k,
-        sample.top_p, sample.min_p, tuple(sample.stop),
-    )  # fmt: skip
+        sample.completions_per_prompt,
+        sample.max_new_tokens,
+        sample.temperature,
+        sample.top_k,
+        sample.top_p,
+        sample.min_p,
+        tuple(sample.stop),
+    )
 
 
 def is_kept(

@@ -49,28 +49,28 @@ class HeldOut:
         self._rows = rows
         self._team = team
         sets, held = job.data.held_out, job.data.held_out_rows
-        asked = [
+        identity = [
             [(prompt.token_ids, prompt.answer) for prompt in sets[0].prompts] if sets else [],
             [] if held is None else [(row.ids, row.value) for row in held.rows],
             job.config.eval_max_new_tokens,
         ]
         self._params = sampling_params(job.config)
         if job.config.eval.samples:
-            asked.append(asdict(self._params))
-        self.digest = hashlib.sha256(orjson.dumps(asked)).hexdigest()[:16]
+            identity.append(asdict(self._params))
+        self.digest = hashlib.sha256(orjson.dumps(identity)).hexdigest()[:16]
         """Of what an evaluation asks."""
         self.exists = bool(sets) or held is not None
         """Whether there is something to evaluate on."""
 
     def is_due(self, step: int) -> bool:
-        """Whether the policy of so many learned steps is to be evaluated."""
+        """Whether to evaluate the policy after ``step`` learned steps."""
         every, last = self._job.config.eval.every, self._job.config.run.steps
         return self.exists and (step == last or (every > 0 and step % every == 0))
 
     def evaluate(self, step: int, watch: Watch, writer: BackgroundWriter) -> Record:
         """The metrics of this moment's policy; the completions are written to a file."""
-        found = self._answers(step, watch, writer) if self._job.data.held_out else {}
-        return found | self.judge_rows()
+        answers = self._answers(step, watch, writer) if self._job.data.held_out else {}
+        return answers | self.judge_rows()
 
     def judge_rows(self) -> Record:
         """Loss and metrics of the held-out rows; empty without any."""
@@ -117,30 +117,30 @@ def evaluate(
     )
     completions = [completion for group in groups for completion in group.completions]
     count, name = len(completions), scorer.rewards[0].name
-    found = {
+    record = {
         "eval/accuracy": sum(c.rewards[name] for c in completions) / count,
         "eval/problems": float(len(groups)),
         "eval/completion_tokens": sum(len(c.sampled_ids) for c in completions) / count,
         "eval/truncated_fraction": sum(c.finish_reason == "length" for c in completions) / count,
     }
     if params.temperature > 0:
-        found |= of_samples([[each.rewards[name] for each in g.completions] for g in groups])
-    return found, groups
+        record |= of_samples([[c.rewards[name] for c in g.completions] for g in groups])
+    return record, groups
 
 
 def of_samples(rewards: Sequence[Sequence[float]]) -> Record:
     """Statistics of k samples of each problem beyond their mean: ``eval/samples``, k; the 95 %
     interval of the mean, over problems; and ``eval/pass_at_k`` of rewards of 0 and 1."""
     k = len(rewards[0])
-    interval = estimate([fmean(each) for each in rewards], trials_each=k)
-    found = {
+    interval = estimate([fmean(samples) for samples in rewards], trials_each=k)
+    record = {
         "eval/samples": float(k),
         "eval/accuracy_low": interval.low,
         "eval/accuracy_high": interval.high,
     }
-    if k > 1 and all(reward in (0.0, 1.0) for each in rewards for reward in each):
-        found["eval/pass_at_k"] = fmean(max(each) for each in rewards)
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+    if k > 1 and all(reward in (0.0, 1.0) for samples in rewards for reward in samples):
+        record["eval/pass_at_k"] = fmean(max(samples) for samples in rewards)
+    return {name: value for name, value in record.items() if not math.isnan(value)}
 
 
 def to_lines(name: str, groups: Sequence[Group]) -> bytes:
@@ -165,15 +165,15 @@ def to_lines(name: str, groups: Sequence[Group]) -> bytes:
 def judge(learner: Learner, data: Sequence[Datum]) -> Record:
     """Loss and metrics of held-out rows; the perplexity of tokens that are learned by their
     likelihood, the number of pairs, and of a reward model its scale and how it goes by length."""
-    found = learner.judge(data)
-    if "nll" in found:
-        found["perplexity"] = math.exp(min(found["nll"], LARGEST_NLL))
+    metrics = learner.judge(data)
+    if "nll" in metrics:
+        metrics["perplexity"] = math.exp(min(metrics["nll"], LARGEST_NLL))
     if learner.settings.objective.unit == "pair":
-        found["pairs"] = len(data) / 2
+        metrics["pairs"] = len(data) / 2
     if learner.settings.objective.output == "scores":
         scores = learner.scores(data, learner.settings.role)
         lengths = [datum.num_trained for datum in data]
         of_scores = {"reward_mean": fmean(scores), "reward_std": stdev(scores)}
         of_scores |= length_bias(scores[::2], scores[1::2], lengths[::2], lengths[1::2])
-        found |= {name: value for name, value in of_scores.items() if not math.isnan(value)}
-    return {f"eval/{name}": value for name, value in found.items()}
+        metrics |= {name: value for name, value in of_scores.items() if not math.isnan(value)}
+    return {f"eval/{name}": value for name, value in metrics.items()}

@@ -50,20 +50,25 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         StopSignal() as stop,
     ):
         log = job.begin(started)
-        made = make_learners(
+        learners = make_learners(
             config, job.folder, job.state, plan, model, job.run.readers, team.learner
         )
-        checkpoint.restore(job.state, model, made.optimizers)
-        team.begin(made)
-        run = Run(job, made, team, buffer, archive, writer, log, watch, stop, meter)
+        checkpoint.restore(job.state, model, learners.optimizers)
+        team.begin(learners)
+        run = Run(job, learners, team, buffer, archive, writer, log, watch, stop, meter)
         begun = Begun(
-            job.folder, job.state.run.id, str(config.run.name), job.state.step, config.run.steps,
-            log.records(), config.score.judged_by,
-        )  # fmt: skip
+            job.folder,
+            job.state.run.id,
+            str(config.run.name),
+            job.state.step,
+            config.run.steps,
+            log.records(),
+            config.score.judged_by,
+        )
         if not config.samples:
             run.rows.write_texts()
         with watch.run(begun):
-            run.rows.measure(made.policy, run.phases.record, watch, stop)
+            run.rows.measure(learners.policy, run.phases.record, watch, stop)
             if job.is_new:
                 run.evaluate_untrained()
             stop.check()
@@ -136,7 +141,7 @@ def make_learners(
         first_step=config.first_policy_step,
         chunk_tokens=plan.chunk_tokens,
         skip_every=plan.skip_every,
-        readers=tuple(each for each in columns if each is not None),
+        readers=tuple(column for column in columns if column is not None),
     )
     policy = learner(model, settings)
     for reader in readers:

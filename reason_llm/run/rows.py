@@ -17,7 +17,7 @@ from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.train import Learner, learning
 
-MOST_UNITS = 200
+MAX_UNITS = 200
 """Units whose text is written."""
 
 
@@ -40,13 +40,13 @@ class Rows:
         )
 
     def write_texts(self) -> None:
-        """Write an even sample of the rows to learn from, as lines like those of an evaluation."""
+        """Write an even sample of the training rows, as lines like those of an evaluation."""
         config, units = self._job.config, self._job.data.units
         count = config.train.rows_per_step
         drawn = self._drawn(0, config.run.steps * count)
         decode = partial(self._job.run.subject.tokenizer.decode, clean_up_tokenization_spaces=False)
         content = b""
-        for n in range(0, len(drawn), 1 + len(drawn) // MOST_UNITS):
+        for n in range(0, len(drawn), 1 + len(drawn) // MAX_UNITS):
             for side, row in zip(SIDES, units[drawn[n]], strict=False):
                 start, step = prompt_tokens(row), n // count + 1
                 line = {"step": step, "id": f"step {step} · {row.name}"}
@@ -79,7 +79,7 @@ class Rows:
         steps.append(self.held_out())
         path = reference.path_of(config, folder, folder / reference.START)
         self._references = reference.References(path)
-        self._references.read(reference.most_bytes(steps))
+        self._references.read(reference.max_bytes(steps))
         if missing := self._references.missing(steps):
             with (
                 timed(record, "reference"),

@@ -57,9 +57,14 @@ class Run:
         )
         self._held_out = HeldOut(job, policy, self.rows, self._team)
         self._kept = kept_adapters.KeptAdapters(
-            job.config, job.folder, job.run.digests, self.model, policy.optimizer, self._log,
+            job.config,
+            job.folder,
+            job.run.digests,
+            self.model,
+            policy.optimizer,
+            self._log,
             self._writer,
-        )  # fmt: skip
+        )
         self.state = self._kept.restore(job.state)
         self._saved = None if job.is_new else self.state
         """The state in the run's newest checkpoint."""
@@ -78,11 +83,17 @@ class Run:
     def step(self, number: int) -> Step:
         """The step that is learned next, ready to be collected."""
         return Step(
-            number, self.state.drawn, self._team.version_of(number),
+            number,
+            self.state.drawn,
+            self._team.version_of(number),
             None if self._saved is None else str(self._saved.folder),
-            self.job, self._buffer, self._stop, self._watch, self.phases.record,
+            self.job,
+            self._buffer,
+            self._stop,
+            self._watch,
+            self.phases.record,
             self._log.records,
-        )  # fmt: skip
+        )
 
     def batch(self, step: int) -> list[Datum]:
         """The rows of a step, in a stage that learns from a set of rows."""
@@ -104,8 +115,8 @@ class Run:
             return reader.rewards(groups, self.learners.policy, progress)
 
     def read(self, data: list[Datum]) -> list[Datum]:
-        """The step's rows with the columns of models that have weights of their own, one memory
-        phase each; those of the base's roles are read in the learning phase."""
+        """The step's rows with the columns of models with separate weights, one memory phase each;
+        the base's roles are read in the learning phase."""
         for reader in self.job.run.readers:
             if isinstance(reader, OutsideReader):
                 with self.phases.reading(reader.title, len(data)) as progress:
@@ -122,7 +133,7 @@ class Run:
             with others, self.phases.learning(len(data) * self.config.train.epochs) as progress:
                 yield lambda: self._team.learn(step, data, progress)
         except OutOfMemory:
-            if not any(each.updates_in_step for each in self.learners.by_role.values()):
+            if not any(learner.updates_in_step for learner in self.learners.by_role.values()):
                 self._save()
             raise
 
@@ -137,7 +148,7 @@ class Run:
             document = self._buffer.find(step)
             assert document is not None
             logprobs = self.learners.policy.logprobs_at_start if self.config.learns else None
-            if self._archive.most_bytes:
+            if self._archive.max_bytes:
                 self._writer.submit(partial(_archive, self._archive, document, logprobs))
             drawn, last = document.drawn, document.groups[-1]
             sampled_by = document.weight_version
@@ -222,6 +233,7 @@ class Run:
         """Save the state, if it is not saved yet."""
         if self.state is self._saved:
             return
+        # A size lowered as memory ran out holds after resuming; a planned one does not.
         tokens = self.learners.policy.micro_batches.tokens
         planned = self.job.plan.micro_batch_tokens
         state = replace(

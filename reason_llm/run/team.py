@@ -13,7 +13,7 @@ from reason_llm.run.store.metrics import Record
 from reason_llm.sample import Sampler
 from reason_llm.train import Learner, Learners, LearningSettings
 
-Told = Callable[[int], None]
+RowProgress = Callable[[int], None]
 """Called with the number of rows that were learned."""
 SamplingBy = Callable[[int], AbstractContextManager[Sampler]]
 """The sampling phase of this process, with the policy of the given number of learned steps."""
@@ -56,14 +56,14 @@ class Team:
         return nullcontext()
 
     def dealing(self, sampler: Sampler) -> Sampler:
-        """The sampler that shares what it is asked between all, from this process's."""
+        """A sampler that shares its requests between all processes, from this process's own."""
         return sampler
 
     def learning(self, step: Step, sampling: SamplingBy) -> AbstractContextManager[None]:
         """Context of the learning of a step, in which idle processes may sample later steps."""
         return nullcontext()
 
-    def learn(self, step: int, data: Sequence[Datum], progress: Told) -> Record:
+    def learn(self, step: int, data: Sequence[Datum], progress: RowProgress) -> Record:
         """Learn a step by all, as ``Learners.learn``."""
         return self.learners.learn(step, data, progress)
 

@@ -8,7 +8,7 @@ from reason_llm.sample.protocol import (
     Progress,
     Sampler,
     SamplingParams,
-    unheard,
+    ignore_ended,
 )
 from reason_llm.sample.transformers_sampler import TransformersSampler, stop_strings, stream
 from reason_llm.sample.vllm_sampler import VllmBatch, VllmSampler

@@ -27,6 +27,5 @@ class OneAnswer:
 
 def episodes_of(config: Config, renderer: Renderer, context_tokens: int) -> Episodes:
     """The form of the rollouts that a config asks for; raises ConfigError."""
-    opened = open_played(config, renderer, context_tokens) if config.judges_answers else None
-    found: Episodes = opened or OneAnswer()
-    return found
+    episodes = open_played(config, renderer, context_tokens) if config.judges_answers else None
+    return episodes or OneAnswer()

@@ -18,9 +18,9 @@ class ReservedCache(DynamicCache):
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config=config)
-        made: list[CacheLayerMixin] = self.layers
+        layers: list[CacheLayerMixin] = self.layers
         self.layers: list[CacheLayerMixin] = [
-            _ReservedLayer() if type(layer) is DynamicLayer else layer for layer in made
+            _ReservedLayer() if type(layer) is DynamicLayer else layer for layer in layers
         ]
         self.is_reserved = all(isinstance(layer, _ReservedLayer) for layer in self.layers)
         """Whether no layer copies what it keeps when rows leave."""

@@ -12,7 +12,7 @@ Source: the types of ``openai`` 3.57 (``types/chat``, ``types/responses``).
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 MODEL = "policy"
 Members = dict[str, Any]
 
-MOST_BYTES = 8 * MIB
+MAX_BYTES = 8 * MIB
 """Largest request."""
-MOST_TOKEN_CHARACTERS = 256
+MAX_TOKEN_CHARACTERS = 256
 """A longer text for each token of the context is refused before it is encoded, which holds up all
 others: longest tokens have about 128."""
-MOST_STOPS = 16
-MOST_STOP_CHARACTERS = 256
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
 """Longest string of ``stop``."""
 LOGPROBS = "message.output_text.logprobs"
 """Member of ``include`` of a Response that asks for log-probs."""
@@ -69,7 +69,7 @@ _WHY = {
 Limit = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Seed = Annotated[int, Field(strict=True, ge=-(1 << 63), lt=1 << 64)]
-Stop = Annotated[str, Field(strict=True, min_length=1, max_length=MOST_STOP_CHARACTERS)]
+Stop = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Draw:
     """Options with which one answer is sampled."""
 
     max_tokens: Limit | None = None
-    stop: Annotated[tuple[Stop, ...], Field(max_length=MOST_STOPS)] = ()
+    stop: Annotated[tuple[Stop, ...], Field(max_length=MAX_STOPS)] = ()
     seed: Seed | None = None
 
 
@@ -123,17 +123,16 @@ class ChatAnswer:
 def draw_of(body: Members) -> Draw:
     """Sampling options of a request; ValueError names what is wrong."""
     stop = body.get("stop", ())
-    asked = {"stop": [stop] if isinstance(stop, str) else stop, "seed": body.get("seed")}
-    limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-    for name in limits:
+    options = {"stop": [stop] if isinstance(stop, str) else stop, "seed": body.get("seed")}
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if name in body:
             try:
-                asked["max_tokens"] = record_from_json(Limit, body[name])
+                options["max_tokens"] = record_from_json(Limit, body[name])
             except ValueError:
                 raise ValueError(
                     f"{name}={body[name]!r:.100} is no number of tokens; give 1 or more"
                 ) from None
-    return record_from_json(Draw, asked)
+    return record_from_json(Draw, options)
 
 
 def body_of(content: bytes) -> Members:
@@ -147,16 +146,18 @@ def body_of(content: bytes) -> Members:
 def check_members(body: Members, read: Sequence[str], section: SampleSection) -> None:
     """Refuse by name what is neither read nor harmless; warn once of filters that are ignored."""
     own: Members = {
-        "temperature": section.temperature, "top_p": section.top_p, "top_k": section.top_k,
+        "temperature": section.temperature,
+        "top_p": section.top_p,
+        "top_k": section.top_k,
         "min_p": section.min_p,
-    }  # fmt: skip
+    }
     for name, value in body.items():
         if name in own:
-            asked = record_from_json(Number, value)
-            if asked != own[name] and name not in _WARNED:
+            number = record_from_json(Number, value)
+            if number != own[name] and name not in _WARNED:
                 _WARNED.add(name)
                 log.warning(
-                    f"{name}={asked:g} of a request is ignored, since what is learned is drawn "
+                    f"{name}={number:g} of a request is ignored, since what is learned is drawn "
                     f"from the policy as sample.{name}={own[name]:g} says; leave it out"
                 )
         elif name in read or name in _HARMLESS or value in _ONLY.get(name, ()):
@@ -172,20 +173,25 @@ _WARNED: set[str] = set()
 
 def chat_request(body: Members, section: SampleSection) -> ChatRequest:
     """A request of ``/v1/chat/completions``; ValueError names what is wrong or not offered."""
-    read = ("messages", "tools", "max_tokens", "max_completion_tokens", "stop", "seed", "logprobs",
-            "stream")  # fmt: skip
+    limits = ("max_tokens", "max_completion_tokens")
+    read = ("messages", "tools", "stop", "seed", "logprobs", "stream", *limits)
     check_members(body, read, section)
     tools = [_function(tool, tool.get("function")) for tool in _dicts(body, "tools")]
     options = body.get("stream_options", {})
     return ChatRequest(
-        draw_of(body), _conversation(_dicts(body, "messages")), tuple(tools),
-        body.get("tool_choice") != "none", _flag(body, "logprobs"), _flag(body, "stream"),
+        draw_of(body),
+        _conversation(_dicts(body, "messages")),
+        tuple(tools),
+        body.get("tool_choice") != "none",
+        _flag(body, "logprobs"),
+        _flag(body, "stream"),
         isinstance(options, dict) and options.get("include_usage") is True,
-    )  # fmt: skip
+    )
 
 
 def response_request(body: Members, section: SampleSection) -> ChatRequest:
     """A request of ``/v1/responses``; ValueError names what is wrong or not offered."""
+    # Clients send these objects with null members, which ask for nothing.
     for name in ("text", "reasoning"):
         if isinstance(body.get(name), dict):
             body[name] = {key: value for key, value in body[name].items() if value is not None}
@@ -193,7 +199,7 @@ def response_request(body: Members, section: SampleSection) -> ChatRequest:
     check_members(body, read, section)
     known = {LOGPROBS, "reasoning.encrypted_content"}
     include = body.get("include", [])
-    if not isinstance(include, list) or not all(each in known for each in map(str, include)):
+    if not isinstance(include, list) or not all(item in known for item in map(str, include)):
         raise ValueError(
             f"include={include!r:.100} is not offered: give {LOGPROBS} or leave it out"
         )
@@ -205,17 +211,21 @@ def response_request(body: Members, section: SampleSection) -> ChatRequest:
     else:
         messages += _messages(_dicts(body, "input"))
     return ChatRequest(
-        draw_of(body), _conversation(messages),
+        draw_of(body),
+        _conversation(messages),
         tuple(_function(tool, tool) for tool in _dicts(body, "tools")),
-        body.get("tool_choice") != "none", LOGPROBS in include, _flag(body, "stream"), True,
-    )  # fmt: skip
+        body.get("tool_choice") != "none",
+        LOGPROBS in include,
+        _flag(body, "stream"),
+        True,
+    )
 
 
 def _dicts(body: Members, name: str) -> list[dict[str, Any]]:
-    found = body.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise ValueError(f"{name}={found!r:.100} is no list of objects")
-    return found
+    items = body.get(name, [])
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ValueError(f"{name}={items!r:.100} is no list of objects")
+    return items
 
 
 def _flag(body: Members, name: str) -> bool:
@@ -238,8 +248,8 @@ def _function(tool: dict[str, Any], function: Any) -> dict[str, Any]:
         raise ValueError(f"tools has {tool!r:.100}; give functions, no other tools are offered")
     if not isinstance(function.get("name"), str):
         raise ValueError(f"tools has {tool!r:.100}, which has no name")
-    told = {name: value for name, value in function.items() if name not in ("strict", "type")}
-    return {"type": "function", "function": told}
+    members = {name: value for name, value in function.items() if name not in ("strict", "type")}
+    return {"type": "function", "function": members}
 
 
 def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -254,8 +264,8 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append({"type": "function", "function": item})
         elif kind == "function_call_output":
-            told = {"role": "tool", "tool_call_id": item.get("call_id")}
-            messages.append({**told, "content": item.get("output")})
+            reply = {"role": "tool", "tool_call_id": item.get("call_id")}
+            messages.append({**reply, "content": item.get("output")})
         else:
             raise ValueError(
                 f"input has an item of type {kind!r:.60}; give messages, function_call and "
@@ -265,11 +275,12 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _logprobs(answer: ChatAnswer) -> list[Members]:
-    each = zip(answer.tokens, answer.completion.logprobs, strict=True)
     likely = answer.likely or [{}] * len(answer.tokens)
     return [
-        _token(*own) | {"top_logprobs": [_token(*other) for other in others.items()]}
-        for own, others in zip(each, likely, strict=True)
+        _token(token, logprob) | {"top_logprobs": [_token(*other) for other in others.items()]}
+        for token, logprob, others in zip(
+            answer.tokens, answer.completion.logprobs, likely, strict=True
+        )
     ]
 
 
@@ -280,54 +291,61 @@ def _token(token: str, logprob: float) -> Members:
 
 def _usage(answer: ChatAnswer, read: str, wrote: str) -> Members:
     tokens = len(answer.completion.token_ids)
-    return {
-        read: answer.prompt_tokens, wrote: tokens, "total_tokens": answer.prompt_tokens + tokens,
-    }  # fmt: skip
+    total = answer.prompt_tokens + tokens
+    return {read: answer.prompt_tokens, wrote: tokens, "total_tokens": total}
 
 
 def chat_answer(
-    asked: ChatRequest, renderer: Renderer, completion: Completion, prompt_tokens: int, turn: int
+    request: ChatRequest, renderer: Renderer, completion: Completion, prompt_tokens: int, turn: int
 ) -> tuple[ChatAnswer, list[Any]]:
     """The answer that a completion is, and the calls in it: None for one that cannot be read."""
-    ids, found = completion.token_ids, list[Any]()
+    ids, parsed = completion.token_ids, list[Any]()
     calls: list[Members] = []
-    if asked.tools and asked.may_call:
-        found = renderer.calls(completion.text, ids)
+    if request.tools and request.may_call:
+        parsed = renderer.calls(completion.text, ids)
         calls = [
-            {"id": f"call_{turn}_{number}", "type": "function", "function": {
-                "name": name, "arguments": orjson.dumps(arguments).decode(),
-            }} for number, (name, arguments) in enumerate(filter(None, found))
-        ]  # fmt: skip
+            {
+                "id": f"call_{turn}_{number}",
+                "type": "function",
+                "function": {"name": name, "arguments": orjson.dumps(arguments).decode()},
+            }
+            for number, (name, arguments) in enumerate(filter(None, parsed))
+        ]
     text = completion.text
     text = said_before(text) if calls else renderer.content_of(text)
-    tokens = [renderer.tokenizer.decode([id]) for id in ids] if asked.logprobs else []
-    return ChatAnswer(asked, completion, tokens, calls, text, prompt_tokens), found
+    tokens = [renderer.tokenizer.decode([id]) for id in ids] if request.logprobs else []
+    return ChatAnswer(request, completion, tokens, calls, text, prompt_tokens), parsed
 
 
 def chat_completion(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     """The answer of ``/v1/chat/completions``, whole and as the lines of a stream."""
     reason: str = answer.completion.finish_reason
     choice: Members = {
-        "index": 0, "message": answer.message,
+        "index": 0,
+        "message": answer.message,
         "finish_reason": "tool_calls" if answer.calls and reason == "stop" else reason,
         "logprobs": None,
-    }  # fmt: skip
+    }
     if answer.request.logprobs:
         choice["logprobs"] = {"content": _logprobs(answer), "refusal": None}
     whole: Members = {
-        "id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion",
-        "created": int(time.time()), "model": answer.model, "choices": [choice],
+        "id": f"chatcmpl-{secrets.token_hex(8)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": answer.model,
+        "choices": [choice],
         "usage": _usage(answer, "prompt_tokens", "completion_tokens"),
-    }  # fmt: skip
+    }
     delta = dict(answer.message)
     if answer.calls:
         delta["tool_calls"] = [{"index": n, **call} for n, call in enumerate(answer.calls)]
     streamed = {name: value for name, value in choice.items() if name != "message"}
+    # Usage is in a chunk of its own at the end, if the client asks for it, and null before.
     chunk = whole | {"object": "chat.completion.chunk", "usage": None}
     chunks = [chunk | {"choices": [streamed | {"delta": delta}]}]
     if answer.request.has_usage:
         chunks.append(chunk | {"choices": [], "usage": whole["usage"]})
-    return whole, [*(b"data: " + orjson.dumps(each) for each in chunks), b"data: [DONE]"]
+    return whole, [*(b"data: " + orjson.dumps(chunk) for chunk in chunks), b"data: [DONE]"]
 
 
 def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
@@ -338,64 +356,86 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     output: list[Members] = []
     if answer.text or not answer.calls:
         logprobs = _logprobs(answer) if answer.request.logprobs else []
-        said = {"type": "output_text", "text": answer.text, "annotations": []}
-        output.append({
-            "type": "message", "id": f"msg_{number}", "role": "assistant", "status": status,
-            "content": [said | {"logprobs": logprobs}],
-        })  # fmt: skip
+        text = {"type": "output_text", "text": answer.text, "annotations": []}
+        output.append(
+            {
+                "type": "message",
+                "id": f"msg_{number}",
+                "role": "assistant",
+                "status": status,
+                "content": [text | {"logprobs": logprobs}],
+            }
+        )
     output += [
-        {"type": "function_call", "id": f"fc_{number}_{n}", "call_id": call["id"],
-         "status": "completed", **call["function"]}
+        {
+            "type": "function_call",
+            "id": f"fc_{number}_{n}",
+            "call_id": call["id"],
+            "status": "completed",
+            **call["function"],
+        }
         for n, call in enumerate(answer.calls)
-    ]  # fmt: skip
+    ]
     usage = _usage(answer, "input_tokens", "output_tokens")
     usage |= {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
     usage |= {"output_tokens_details": {"reasoning_tokens": 0}}
     request = answer.request
+    # Clients check the types of all members: those that do not apply are null.
     whole: Members = {
-        "id": f"resp_{number}", "object": "response", "created_at": int(time.time()),
-        "model": answer.model, "status": status, "output": output, "usage": usage, "error": None,
+        "id": f"resp_{number}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": answer.model,
+        "status": status,
+        "output": output,
+        "usage": usage,
+        "error": None,
         "instructions": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None, "metadata": {},
-        "parallel_tool_calls": True, "tool_choice": "auto" if request.may_call else "none",
-        "tools": [{"type": "function", "strict": False, "parameters": None, **tool["function"]}
-                  for tool in request.tools],
-        "temperature": None, "top_p": None,
-    }  # fmt: skip
-    events: list[Members] = [_event("created", response=whole | {"output": [], "usage": None})]
-    for index, item in enumerate(output):
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto" if request.may_call else "none",
+        "tools": [
+            {"type": "function", "strict": False, "parameters": None, **tool["function"]}
+            for tool in request.tools
+        ],
+        "temperature": None,
+        "top_p": None,
+    }
+    return whole, [
+        b"event: %b\ndata: %b"
+        % (event["type"].encode(), orjson.dumps({**event, "sequence_number": n}))
+        for n, event in enumerate(_events(whole))
+    ]
+
+
+def _events(whole: Members) -> Iterator[Members]:
+    """Events of a stream, which build a Response item by item."""
+    yield _event("created", response=whole | {"output": [], "usage": None})
+    for index, item in enumerate(whole["output"]):
         at = {"item_id": item["id"], "output_index": index}
-        events.append(_event("output_item.added", output_index=index, item=_begun(item)))
+        yield _event("output_item.added", output_index=index, item=_unfilled(item))
         if item["type"] == "message":
             (part,) = item["content"]
             at |= {"content_index": 0}
-            said = {"logprobs": part["logprobs"]}
-            empty = part | {"text": "", "logprobs": []}
-            events += [
-                _event("content_part.added", **at, part=empty),
-                _event("output_text.delta", **at, delta=part["text"], **said),
-                _event("output_text.done", **at, text=part["text"], **said),
-                _event("content_part.done", **at, part=part),
-            ]
+            logprobs = {"logprobs": part["logprobs"]}
+            yield _event("content_part.added", **at, part=part | {"text": "", "logprobs": []})
+            yield _event("output_text.delta", **at, delta=part["text"], **logprobs)
+            yield _event("output_text.done", **at, text=part["text"], **logprobs)
+            yield _event("content_part.done", **at, part=part)
         else:
             arguments, name = item["arguments"], "function_call_arguments"
-            done = {"arguments": arguments, "name": item["name"]}
-            events.append(_event(f"{name}.delta", **at, delta=arguments))
-            events.append(_event(f"{name}.done", **at, **done))
-        events.append(_event("output_item.done", output_index=index, item=item))
-    events.append(_event("incomplete" if is_cut else "completed", response=whole))
-    return whole, [
-        f"event: {each['type']}\n".encode()
-        + b"data: " + orjson.dumps(each | {"sequence_number": n})
-        for n, each in enumerate(events)
-    ]  # fmt: skip
+            yield _event(f"{name}.delta", **at, delta=arguments)
+            yield _event(f"{name}.done", **at, arguments=arguments, name=item["name"])
+        yield _event("output_item.done", output_index=index, item=item)
+    yield _event(whole["status"], response=whole)
 
 
 def _event(kind: str, **members: Any) -> Members:
     return {"type": f"response.{kind}", **members}
 
 
-def _begun(item: Members) -> Members:
+def _unfilled(item: Members) -> Members:
     """An item of a stream before anything is in it."""
     empty: Members = {"content": []} if item["type"] == "message" else {"arguments": ""}
     return item | empty | {"status": "in_progress"}
@@ -412,9 +452,9 @@ FORMS: Mapping[str, Form] = {
 """Reader of requests and writer of answers, by path."""
 
 
-def limited(completion: Completion, most: int) -> Completion:
+def limited(completion: Completion, max_tokens: int) -> Completion:
     """The completion, cut where the rollout has no more room."""
-    if len(completion.token_ids) <= most:
+    if len(completion.token_ids) <= max_tokens:
         return completion
-    ids, logprobs = completion.token_ids[:most], completion.logprobs[:most]
+    ids, logprobs = completion.token_ids[:max_tokens], completion.logprobs[:max_tokens]
     return replace(completion, token_ids=ids, logprobs=logprobs, finish_reason="length")

@@ -51,6 +51,7 @@ def prove_sampler_is_policy(
     Raises:
         TrainingError: they differ by more than rounding.
     """
+    # The check is of weights, not of prompts: the shortest ones cost least.
     short = sorted(prompts, key=lambda prompt: len(prompt.token_ids))[:CANARY_PROMPTS]
     params = SamplingParams(CANARY_COMPLETIONS, CANARY_TOKENS)
     sampled = sampler.sample(short, params, seed=0, progress=lambda tokens, items: None)
@@ -73,7 +74,9 @@ def _route_agreement(sampler: Sampler, model: Model, sampled: Sequence[Group]) -
             model.engine.llm.reset_prefix_cache()
             with model.engine.routes() as theirs:
                 once = SamplingParams(1, 1)
-                sampler.sample([replace(group.prompt, token_ids=ids)], once, 0, lambda *told: None)
+                sampler.sample(
+                    [replace(group.prompt, token_ids=ids)], once, 0, lambda *progress: None
+                )
             with torch.no_grad(), seen.hooked(), model.as_sampled():
                 model.hidden_states(torch.tensor([ids], device=model.device))
             for ours, passes in zip(seen.experts, theirs, strict=True):

@@ -32,7 +32,7 @@ Ended = Callable[[int, Group], None]
 have ended. A sampler need not call it for every group."""
 
 
-def unheard(place: int, group: Group) -> None:
+def ignore_ended(place: int, group: Group) -> None:
     """The ``Ended`` that does nothing."""
 
 
@@ -45,7 +45,7 @@ class Sampler(Protocol):
         params: SamplingParams,
         seed: int,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[Group]:
         """A Group of ``params.num_completions`` completions for each prompt, in the prompts' order.
 
@@ -72,4 +72,4 @@ class Episodes(Protocol):
         """
 
     def close(self) -> None:
-        """Close what is held between waves; another wave makes it anew."""
+        """Release everything held between waves; another wave creates it again."""

@@ -22,7 +22,7 @@ from reason_llm.model import Model, PlacedRow, decode
 from reason_llm.model.plan import READ_TOKENS
 from reason_llm.rollout import Completion, FinishReason, Group, Prompt, shortest_decimals
 from reason_llm.sample.kv_cache import ReservedCache, filling
-from reason_llm.sample.protocol import Ended, Progress, SamplingParams, unheard
+from reason_llm.sample.protocol import Ended, Progress, SamplingParams, ignore_ended
 
 
 class TransformersSampler:
@@ -38,11 +38,12 @@ class TransformersSampler:
         params: SamplingParams,
         seed: int,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[Group]:
         """See ``Sampler.sample``."""
         size = params.num_completions
         num_rows = len(prompts) * size
+        # Numbers for all rows at once: what is drawn does not depend on the size of a batch.
         uniforms_NL = self.uniforms(num_rows, params.max_new_tokens, seed).to(self.model.device)
         rows = self._rows_at_once(prompts, params)
         completions: dict[int, Completion] = {}
@@ -52,14 +53,17 @@ class TransformersSampler:
             first, last = of_prompt[0], of_prompt[-1]
             with self.model.decoding():
                 for row, completion in self._decode(
-                    prompts[first : last + 1], [p - first for p in of_prompt], params,
-                    uniforms_NL[start:], progress,
-                ):  # fmt: skip
+                    prompts[first : last + 1],
+                    [p - first for p in of_prompt],
+                    params,
+                    uniforms_NL[start:],
+                    progress,
+                ):
                     completions[start + row] = completion
                     place = of_prompt[row]
                     own = range(place * size, (place + 1) * size)
-                    if all(each in completions for each in own):
-                        group = Group(prompts[place], tuple(completions[each] for each in own))
+                    if all(row in completions for row in own):
+                        group = Group(prompts[place], tuple(completions[row] for row in own))
                         groups[place] = group
                         ended(place, group)
         return [groups[place] for place in range(len(prompts))]
@@ -114,8 +118,8 @@ class TransformersSampler:
                 texts = decode(self.model.tokenizer, rows, self.model.end_token_ids)
                 values = shortest_decimals(logprobs_BL[ended_E, : position + 1].cpu().numpy())
                 stops = stopped_B[ended_E].tolist()
-                each = zip(ended_E.tolist(), rows, texts, values, stops, strict=True)
-                for row, ids, text, logprobs_L, stopped in each:
+                ended = zip(ended_E.tolist(), rows, texts, values, stops, strict=True)
+                for row, ids, text, logprobs_L, stopped in ended:
                     why: FinishReason = "stop" if stopped else "length"
                     yield row, Completion(tuple(ids), text, tuple(logprobs_L), why)
             if len(ended_E) == len(alive):
@@ -217,9 +221,9 @@ class _DecodingBatch:
 def stop_strings(
     tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]
 ) -> StopStringCriteria | None:
-    """Criterion that tells of rows of token ids (B, T) whether each has just completed one of the
-    strings, across token borders; None without strings. Raises ConfigError: a string is not found
-    in its own tokens."""
+    """Criterion for rows of token ids (B, T): whether each has just completed one of the strings,
+    across token borders; None if there are no strings. Raises ConfigError: a string's own tokens do
+    not contain it."""
     if not strings:
         return None
     for string in strings:
@@ -276,6 +280,7 @@ def draw(logits_BV: Tensor, params: SamplingParams, uniforms_B: Tensor) -> tuple
     if params.top_k or params.top_p < 1 or params.min_p > 0:
         logits_BV = filtered_logprobs(logits_BV, params)
     probs_BV = logits_BV.softmax(-1)
+    # torch.multinomial would draw by the batch's order; a row's token depends on the row alone.
     tokens_B = _inverse_cumulative(probs_BV, uniforms_B)
     logprobs_B = probs_BV.gather(-1, tokens_B[:, None])[:, 0].log()
     if not torch.isfinite(logprobs_B).all():

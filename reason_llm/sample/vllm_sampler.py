@@ -21,7 +21,7 @@ from reason_llm.rollout import (
     Prompt,
     shortest_decimals,
 )
-from reason_llm.sample.protocol import Ended, Progress, SamplingParams, unheard
+from reason_llm.sample.protocol import Ended, Progress, SamplingParams, ignore_ended
 
 
 class VllmSampler:
@@ -39,34 +39,34 @@ class VllmSampler:
         params: SamplingParams,
         seed: int,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[Group]:
         """See ``Sampler.sample``. On a GPU the same seed need not give the same tokens."""
-        (groups,) = self.sample_together([(prompts, seed)], params, progress, ended)
+        (groups,) = self.sample_in_one_batch([(prompts, seed)], params, progress, ended)
         return groups
 
-    def sample_together(
+    def sample_in_one_batch(
         self,
         waves: Sequence[tuple[Sequence[Prompt], int]],
         params: SamplingParams,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[list[Group]]:
         """Several prompts with a seed, all in one batch: the groups of each, as of ``sample``. The
         places that ``ended`` gets are those among all prompts."""
-        asked = list[tuple[Prompt, int]]()
+        requests = list[tuple[Prompt, int]]()
         for prompts, seed in waves:
             numbers = random.Random(seed)
-            asked += [(prompt, numbers.getrandbits(62)) for prompt in prompts]
-        found: dict[int, Group] = {}
+            requests += [(prompt, numbers.getrandbits(62)) for prompt in prompts]
+        completed: dict[int, Group] = {}
         with self.batch() as batch:
-            for place, (prompt, number) in enumerate(asked):
+            for place, (prompt, number) in enumerate(requests):
                 batch.add(place, prompt, params, number)
             while batch.keys:
                 for place, completions in batch.step(progress):
-                    found[place] = Group(asked[place][0], completions)
-                    ended(place, found[place])
-        groups = (found[place] for place in range(len(asked)))
+                    completed[place] = Group(requests[place][0], completions)
+                    ended(place, completed[place])
+        groups = (completed[place] for place in range(len(requests)))
         return [list(islice(groups, len(prompts))) for prompts, _ in waves]
 
     @contextmanager
@@ -164,7 +164,9 @@ class VllmBatch:
             if output.finished:
                 key = self._by_number.pop(output.request_id)
                 completions = tuple(map(self._sampler._completion, output.outputs))
-                progress(sum(len(each.token_ids) for each in completions), len(completions))
+                progress(
+                    sum(len(completion.token_ids) for completion in completions), len(completions)
+                )
                 ended.append((key, completions))
                 del self.keys[key]
         return ended

@@ -85,7 +85,8 @@ def per_reward_advantages(
     Source: arXiv:2601.05242 eq. 4 to 7.
     """
     normalized = [
-        group_advantages(each, group_size, "group", epsilon=epsilon) for each in rewards_RN
+        group_advantages(rewards_N, group_size, "group", epsilon=epsilon)
+        for rewards_N in rewards_RN
     ]
     total_N = (weights_R[:, None] * torch.stack(normalized)).sum(dim=0)
     if scale != "whiten":
@@ -155,11 +156,11 @@ def _gae(
     advantages_BT = torch.zeros_like(values_BT)
     advantage_B = value_B = torch.zeros_like(values_BT[:, 0])
     for t in reversed(range(values_BT.shape[1])):
-        here_B = mask_BT[:, t]
+        is_trained_B = mask_BT[:, t]
         delta_B = rewards_BT[:, t] + gamma * value_B - values_BT[:, t]
-        advantage_B = torch.where(here_B, delta_B + gamma * lam * advantage_B, advantage_B)
-        value_B = torch.where(here_B, values_BT[:, t], value_B)
-        advantages_BT[:, t] = torch.where(here_B, advantage_B, 0.0)
+        advantage_B = torch.where(is_trained_B, delta_B + gamma * lam * advantage_B, advantage_B)
+        value_B = torch.where(is_trained_B, values_BT[:, t], value_B)
+        advantages_BT[:, t] = torch.where(is_trained_B, advantage_B, 0.0)
     return advantages_BT
 
 

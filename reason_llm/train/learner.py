@@ -70,7 +70,7 @@ class LearningSettings:
     @property
     def reference(self) -> Role:
         """Role whose log-probs are the column ref_logprobs."""
-        (role,) = (each.role for each in self.readers if each.column == "ref_logprobs")
+        (role,) = (reader.role for reader in self.readers if reader.column == "ref_logprobs")
         return role
 
 
@@ -116,7 +116,7 @@ class Learner:
         self.parameters = model.parameters_of(settings.role)
         self._carriers = optim.carriers(self.parameters, settings.train.optimizer)
         self.optimizer = optim.make_optimizer(
-            [each.moved for each in self._carriers],
+            [carrier.moved for carrier in self._carriers],
             settings.train,
             lambda i: model.is_inner(self._carriers[i].parameter),
         )
@@ -141,8 +141,8 @@ class Learner:
             wanted = self.lacking(rows, reader.column)
             if not wanted:
                 continue
-            asked = [reader.asked(rows[i]) if reader.asked else rows[i] for i in wanted]
-            values, _ = self.measure_step(asked, reader.role, reader.output)
+            read = [reader.transform(rows[i]) if reader.transform else rows[i] for i in wanted]
+            values, _ = self.measure_step(read, reader.role, reader.output)
             for i, value in zip(wanted, values, strict=True):
                 rows[i] = rows[i].with_trained(reader.column, value)
         if own := self.lacking(rows, "old_logprobs"):
@@ -200,8 +200,8 @@ class Learner:
         tallies, replays = self._of_all(step, tallies)
         tally = Tally()
         for of_update, (norm, rate) in zip(tallies, moved, strict=True):
-            for each in of_update:
-                tally.merge(each)
+            for part_tally in of_update:
+                tally.merge(part_tally)
             tally.add_update(norm, rate)
         metrics = tally.metrics() | {
             "train/trained_fraction": len(trained) / len(data),
@@ -234,21 +234,28 @@ class Learner:
             tally = Tally()
             for indices in batches:
                 batch, places_M, tokens = self._passed([rows[i] for i in indices])
-                found = objective.loss(batch, counts)
+                loss = objective.loss(batch, counts)
                 tally.add_micro_batch(
-                    found.total / counts.denominator, batch.mask_BT, tokens, 0,
-                    found.values, None, None, found.of_units, places_M,
-                )  # fmt: skip
+                    loss.total / counts.denominator,
+                    batch.mask_BT,
+                    tokens,
+                    0,
+                    loss.values,
+                    None,
+                    None,
+                    loss.of_units,
+                    places_M,
+                )
             return tally
 
-        self.model.policy.eval()
+        self.model.policy.eval()  # dropout would add noise to the metrics
         with self.model.using(self.settings.role):
             tally = self.micro_batches.run(rows, read, ROWS[objective.unit])
         return tally.of_rows()
 
     def scores(self, data: Sequence[Datum], role: Role) -> list[float]:
         """Score of each row by the role's head, without dropout."""
-        return [float(each.sum()) for each in self.measure(data, role, "scores")[0]]
+        return [float(score.sum()) for score in self.measure(data, role, "scores")[0]]
 
     @torch.no_grad()
     def measure(
@@ -258,14 +265,14 @@ class Learner:
         entropies, without dropout, in host memory."""
 
         def read(batches: list[list[int]]) -> list[list[Tensor]]:
-            found = list[list[Tensor]]()
+            measured = list[list[Tensor]]()
             for indices in batches:
                 rows = [data[i] for i in indices]
                 batch, places_M, _ = self._passed(rows, role=role, output=output)
                 both_BT = batch.logprobs_BT, batch.entropies_BT
-                found.append([each_BT.flatten()[places_M] for each_BT in both_BT])
+                measured.append([output_BT.flatten()[places_M] for output_BT in both_BT])
             order = [i for indices in batches for i in indices]
-            return [in_rows(data, order, [each[i] for each in found]) for i in (0, 1)]
+            return [in_rows(data, order, [pair[i] for pair in measured]) for i in (0, 1)]
 
         self.model.policy.eval()
         with self.model.using(role), self._seen_routers():
@@ -276,7 +283,7 @@ class Learner:
     def measure_step(
         self, data: Sequence[Datum], role: Role, output: Output | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """``measure`` of rows of the step that is learned, by all who learn it."""
+        """``measure`` for rows of the current step, shared by all processes that learn it."""
         return self.measure(data, role, output)
 
     def _make_gradients(self) -> None:
@@ -284,11 +291,12 @@ class Learner:
             parameter.grad = torch.zeros_like(parameter)
 
     def _accumulate(self, part: Part) -> list[Tally]:
-        """Set the gradients to those of an optimizer batch; the tallies of its parts."""
+        """Set the gradients to those of an optimizer batch; return the tallies of its parts."""
         return [self._accumulate_rows(part)]
 
     def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
-        """The tallies of each optimizer step, and how often work began again, by all who learn."""
+        """Tallies of each optimizer step, and the number of restarts after running out of memory,
+        of all processes that learn."""
         return tallies, self.micro_batches.take_replays()
 
     def _count(self, rows: Sequence[Datum]) -> Counts:
@@ -311,7 +319,7 @@ class Learner:
         output: Output | None = None,
     ) -> tuple[Batch, Tensor, int]:
         """A micro-batch after its forward pass, the places of its trained tokens, and its number of
-        tokens; role and output are by default those of the learner."""
+        tokens; role and output default to the learner's."""
         model, settings = self.model, self.settings
         output = output or settings.objective.output
         rows = MicroBatch.of(data, model.device, self.is_packed)
@@ -322,20 +330,26 @@ class Learner:
         with model.attached(placed(data, layout), passed.shape[1]):
             if output == "logprobs":
                 output_BT, entropies_BT = policy_logprobs(
-                    model, ids_BT, mask_BT, settings.temperature, entropy_gradient, layout,
-                    settings.chunk_tokens, places_M,
-                )  # fmt: skip
+                    model,
+                    ids_BT,
+                    mask_BT,
+                    settings.temperature,
+                    entropy_gradient,
+                    layout,
+                    settings.chunk_tokens,
+                    places_M,
+                )
             else:
                 read = {"values": token_values, "scores": row_scores}[output]
                 where = places_M if output == "values" else mask_BT
                 output_BT = read(model, role or settings.role, ids_BT, where, layout)
-                entropies_BT = torch.zeros_like(output_BT)
+                entropies_BT = torch.zeros_like(output_BT)  # there is no distribution
         rewards = [datum.reward for datum in data]
         batch = Batch(mask_BT, output_BT, entropies_BT, rows.columns, rows.rewards_B, rewards)
         return batch, places_M, passed.numel()
 
     def _accumulate_rows(self, part: Part) -> Tally:
-        """Set the gradients to those of these rows; out of memory, from the start again."""
+        """Set the gradients to those of these rows; start over after running out of memory."""
         step, data, passed, counts, progress = part
         states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
         done, objective = 0, self.settings.objective
@@ -358,14 +372,14 @@ class Learner:
 
         own = [data[i] for i in passed]
         tally, learned = self.micro_batches.run(own, learn, ROWS[objective.unit])
-        for each in learned:
-            if not torch.isfinite(each.loss):
-                names = ", ".join(data[i].name for i in each.rows)
-                what = f"step {step}: the loss is {each.loss.item()} on {names}"
-                raise _diverged(what, float(each.largest_log_ratio))
+        for micro_batch in learned:
+            if not torch.isfinite(micro_batch.loss):
+                names = ", ".join(data[i].name for i in micro_batch.rows)
+                what = f"step {step}: the loss is {micro_batch.loss.item()} on {names}"
+                raise _diverged(what, float(micro_batch.largest_log_ratio))
         if self.updates_in_step == 0 and objective.output == "logprobs":
-            order = [i for each in learned for i in each.rows]
-            held = in_rows(data, order, [each.logprobs_N.float() for each in learned])
+            order = [i for micro_batch in learned for i in micro_batch.rows]
+            held = in_rows(data, order, [micro_batch.logprobs_N.float() for micro_batch in learned])
             for i in order:
                 if "old_logprobs" not in data[i].columns:  # which are without dropout
                     self.logprobs_at_start[i] = held[i]
@@ -398,9 +412,16 @@ class Learner:
             mismatch_BT = logprobs_BT - batch.columns["sampler_logprobs"]
         padding = 0 if self.is_packed else tokens - sum(row.num_tokens for row in rows)
         tally.add_micro_batch(
-            loss, mask_BT, tokens, padding, result.values, log_ratio_BT if is_sampled else None,
-            mismatch_BT, result.of_units, places_M,
-        )  # fmt: skip
+            loss,
+            mask_BT,
+            tokens,
+            padding,
+            result.values,
+            log_ratio_BT if is_sampled else None,
+            mismatch_BT,
+            result.of_units,
+            places_M,
+        )
         tally.left_out += result.masked_out
         logprobs_N = logprobs_BT.detach().flatten()[places_M]
         return Learned(indices, logprobs_N, loss.detach(), log_ratio_BT.abs().max())
@@ -411,12 +432,14 @@ class Learner:
         """Take an optimizer step, and return the gradient's norm and the learning rate."""
         settings = self.settings
         with ending_out_of_memory("clipping the gradient"):
-            most = settings.train.max_grad_norm
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, most))
+            max_norm = settings.train.max_grad_norm
+            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, max_norm))
         if not math.isfinite(norm):
-            raise _diverged(f"step {step}: the gradient's norm is {norm} over "
-                            f"{', '.join(names[:4])} and {max(0, len(names) - 4)} more",
-                            max(tally.largest_log_ratio for tally in tallies))  # fmt: skip
+            raise _diverged(
+                f"step {step}: the gradient's norm is {norm} over "
+                f"{', '.join(names[:4])} and {max(0, len(names) - 4)} more",
+                max(tally.largest_log_ratio for tally in tallies),
+            )
         rate = optim.learning_rate(settings.train, optimizer_step, settings.total_optimizer_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -467,7 +490,7 @@ class Learners:
     @property
     def optimizers(self) -> dict[Role, torch.optim.Optimizer]:
         """Optimizers by the role whose adapter they train."""
-        return {role: each.optimizer for role, each in self.by_role.items()}
+        return {role: learner.optimizer for role, learner in self.by_role.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Copies in host memory of all that learning moves: adapters, heads, moments."""
@@ -504,7 +527,7 @@ class Learners:
         rows = policy.prepared(data)
         if critic is None:
             return policy.update(step, rows, progress)
-        policy.park()
+        policy.park()  # the device has room for one learner's gradients and moments
         optim.move_state(critic.optimizer, critic.model.device)
         metrics = critic.update(step, rows, lambda count: None, prefix="critic")
         critic.park()

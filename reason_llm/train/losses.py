@@ -52,7 +52,7 @@ def importance_weights(
     with a cap of 3.
     """
     log_ratio_BT = (old_BT - sampler_BT) * mask_BT
-    if rounding:
+    if rounding:  # smaller differences are noise of the two implementations, not of the policy
         log_ratio_BT = log_ratio_BT.masked_fill(log_ratio_BT.abs() <= rounding, 0.0)
     if kind.startswith("sequence"):
         log_ratio_BT = log_ratio_BT.sum(dim=1, keepdim=True)
@@ -75,7 +75,7 @@ def is_near_policy(
     of ``log pi_sampler - log pi`` is at most ``threshold``. (B, 1), or (B, T) where advantages are.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556 eq. 9.
-    """  # fmt: skip
+    """
     drift_B1 = masked_mean(sampler_BT - logprobs_BT.detach(), mask_BT)
     return (advantages_BT >= 0) | (drift_B1 <= threshold)
 

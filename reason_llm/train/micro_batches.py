@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from reason_llm.errors import OutOfMemory
-from reason_llm.model import Datum, most_keys
+from reason_llm.model import Datum, max_keys
 from reason_llm.model.vllm import is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class MicroBatches:
-    """Micro-batches of so many tokens, halved for the rest of the run when memory does not suffice;
-    packed: rows lie end to end."""
+    """Micro-batches of at most ``tokens`` tokens, halved for the rest of the run if memory runs
+    out; if packed, rows lie end to end."""
 
     def __init__(self, tokens: int, is_packed: bool = False) -> None:
         self.tokens = tokens
@@ -30,8 +30,8 @@ class MicroBatches:
         return replays
 
     def run(self, data: Sequence[Datum], work: Callable[[list[list[int]]], T], size: int = 1) -> T:
-        """Call ``work`` with the indices of every micro-batch, and out of memory once more with
-        smaller ones, until it suffices. Each ``size`` rows that follow each other stay together.
+        """Call ``work`` with the indices of every micro-batch; if memory runs out, call it again
+        with smaller ones. Every ``size`` consecutive rows stay together.
 
         Raises:
             OutOfMemory: these alone in a micro-batch are too much.
@@ -60,8 +60,8 @@ class MicroBatches:
                 )
             self.tokens = max(largest, self.tokens // 2)
             self._replays += 1
-            said = "out of memory while learning (%s): again with micro-batches of %d tokens"
-            log.warning(said, failed, self.tokens)
+            message = "out of memory while learning (%s): again with micro-batches of %d tokens"
+            log.warning(message, failed, self.tokens)
             torch.cuda.empty_cache()
 
 
@@ -80,7 +80,7 @@ def ending_out_of_memory(doing: str) -> Iterator[None]:
         ) from None
 
 
-MOST_PADDING = 0.05
+MAX_PADDING = 0.05
 """Largest part of padding among all tokens that go through the model."""
 
 
@@ -90,7 +90,7 @@ def units(values: Sequence[T], size: int) -> list[Sequence[T]]:
 
 
 def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) -> list[list[int]]:
-    """Indices grouped so that rows * longest row <= budget and at most ``MOST_PADDING`` of all is
+    """Indices grouped so that rows * longest row <= budget and at most ``MAX_PADDING`` of all is
     padding, longest first; ``size`` rows are never split, and may be more than the budget alone."""
     longest_of = [max(unit) for unit in units(lengths, size)]
     batches: list[list[int]] = []
@@ -101,7 +101,7 @@ def padded_batches(lengths: Sequence[int], budget_tokens: int, size: int = 1) ->
         longest = longest_of[batches[-1][0] // size] if batches else 0
         fits = batches and (len(batches[-1]) + size) * longest <= budget_tokens
         real += sum(lengths[row] for row in rows)
-        if fits and padded + size * longest - real <= MOST_PADDING * (padded + size * longest):
+        if fits and padded + size * longest - real <= MAX_PADDING * (padded + size * longest):
             batches[-1] += rows
             padded += size * longest
         else:
@@ -132,7 +132,7 @@ def packed_batches(data: Sequence[Datum], budget_tokens: int, size: int = 1) -> 
             shared = data[unit[0]].num_prompt if place else 0  # which the unit before has
             more = own - shared
             fits = tokens + more <= budget_tokens
-            if batches and fits and keys + own_keys <= most_keys(budget_tokens):
+            if batches and fits and keys + own_keys <= max_keys(budget_tokens):
                 batches[-1] += unit
                 tokens, keys = tokens + more, keys + own_keys
             else:

@@ -102,7 +102,7 @@ class Objective(ABC):
         return self.counted(data)
 
     def extra_rows(self, data: Sequence[Datum]) -> list[Datum]:
-        """Further rows, whose log-probs by the policy and by the reference ``count`` is given."""
+        """Further rows; ``count`` receives their log-probs by the policy and the reference."""
         return []
 
     def count(self, data: Sequence[Datum], extra: Sequence[tuple[Tensor, Tensor]] = ()) -> Counts:
@@ -167,16 +167,16 @@ class PolicyGradient(Objective):
             return with_critic(data, self.row, self.critic, self.turn_weight)
         if self.row.teacher:
             ratios = [_log_ratio(datum, "teacher_logprobs") for datum in data]
-            shaped = [-each for each in ratios]
+            shaped = [-ratio for ratio in ratios]
         else:
             shaped = shaped_advantages(data, self.row, self.turn_weight)
-        return [d.with_trained("advantages", each) for d, each in zip(data, shaped, strict=True)]
+        return [d.with_trained("advantages", s) for d, s in zip(data, shaped, strict=True)]
 
     def counted(self, data: Sequence[Datum]) -> list[int]:
         """The rows that ``keep`` and ``truncated`` leave."""
-        row, kept = self.row, list(range(len(data)))
+        row, counted = self.row, list(range(len(data)))
         if row.keep == "positive":
-            kept = [i for i in kept if mean_advantage(data[i]) > 0]
+            counted = [i for i in counted if mean_advantage(data[i]) > 0]
         elif row.keep != "all":
             groups: dict[int, dict[int, float]] = {}
             for datum in data:
@@ -184,9 +184,9 @@ class PolicyGradient(Objective):
                     groups.setdefault(datum.group, {})[datum.rollout] = -datum.reward
             best = set[int]()
             for group in groups.values():
-                best |= {each for _, each in sorted((r, n) for n, r in group.items())[: row.keep]}
-            kept = [i for i in kept if data[i].rollout in best]
-        return [i for i in kept if not _is_left_out(data[i], row)]
+                best |= {n for _, n in sorted((r, n) for n, r in group.items())[: row.keep]}
+            counted = [i for i in counted if data[i].rollout in best]
+        return [i for i in counted if not _is_left_out(data[i], row)]
 
     def trained(self, data: Sequence[Datum]) -> list[int]:
         """The rows with an advantage, or all rows where another term has a gradient."""
@@ -209,23 +209,31 @@ class PolicyGradient(Objective):
     def loss(self, batch: Batch, counts: Counts) -> Loss:
         """The surrogate with its importance weights, the KL, the entropy bonus."""
         row, mask_BT, logprobs_BT = self.row, batch.mask_BT, batch.logprobs_BT
-        kept_BT = self._kept(batch)
-        masked_out = (mask_BT.any(1) & ~kept_BT.any(1)).sum()
+        trained_BT = self._trained_mask(batch)
+        masked_out = (mask_BT.any(1) & ~trained_BT.any(1)).sum()
         if row.top_entropy_fraction < 1:
             # Those from before the step: as the policy moves, the part stays the same.
-            kept_BT = kept_BT & (batch.columns["entropies"] >= counts.min_entropy)
+            trained_BT = trained_BT & (batch.columns["entropies"] >= counts.min_entropy)
         weights_BT = None
         if row.correction not in ("auto", "none"):
             weights_BT = losses.importance_weights(
-                batch.old_BT, batch.columns["sampler_logprobs"], mask_BT, row.correction,
-                row.correction_cap, self.rounding_nats,
-            )  # fmt: skip
+                batch.old_BT,
+                batch.columns["sampler_logprobs"],
+                mask_BT,
+                row.correction,
+                row.correction_cap,
+                self.rounding_nats,
+            )
         terms = Terms(
-            logprobs_BT, batch.old_BT, batch.columns["advantages"], mask_BT, weights_BT,
+            logprobs_BT,
+            batch.old_BT,
+            batch.columns["advantages"],
+            mask_BT,
+            weights_BT,
             weight_is_shared=row.correction.startswith("sequence"),
-        )  # fmt: skip
+        )
         loss_BT, clipped_BT = SURROGATES[row.surrogate].loss(row, terms)
-        loss_BT = loss_BT * kept_BT
+        loss_BT = loss_BT * trained_BT
         measured = {"clip_fraction": clipped_BT, "entropy": batch.entropies_BT}
         if row.kl != "none":
             measured["kl"] = losses.kl_penalty(logprobs_BT, batch.columns["ref_logprobs"], row.kl)
@@ -235,7 +243,7 @@ class PolicyGradient(Objective):
             measured["importance_weight"] = weights_BT
         total = losses.masked_sum(loss_BT, mask_BT, row.aggregation)
         if row.entropy_coefficient > 0:  # a mean over the trained tokens, whatever the sums
-            bonus = (batch.entropies_BT * kept_BT).sum() / counts.tokens
+            bonus = (batch.entropies_BT * trained_BT).sum() / counts.tokens
             total = total - row.entropy_coefficient * bonus * counts.denominator
         return Loss(total, measured, masked_out)
 
@@ -252,15 +260,18 @@ class PolicyGradient(Objective):
             described["train/teacher_kl"] = float(ratios.mean())
         return described
 
-    def _kept(self, batch: Batch) -> Tensor:
+    def _trained_mask(self, batch: Batch) -> Tensor:
         """Mask of the tokens near enough to the policy; the denominator counts the others, too."""
-        row, kept_BT = self.row, batch.mask_BT
+        row, trained_BT = self.row, batch.mask_BT
         if row.off_policy_threshold:
-            kept_BT = kept_BT & losses.is_near_policy(
-                batch.logprobs_BT, batch.columns["sampler_logprobs"], batch.columns["advantages"],
-                batch.mask_BT, row.off_policy_threshold,
-            )  # fmt: skip
-        return kept_BT
+            trained_BT = trained_BT & losses.is_near_policy(
+                batch.logprobs_BT,
+                batch.columns["sampler_logprobs"],
+                batch.columns["advantages"],
+                batch.mask_BT,
+                row.off_policy_threshold,
+            )
+        return trained_BT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +316,7 @@ def _earned(data: Sequence[Datum], weight: float) -> Tensor:
 
 
 def _mask(lengths: Sequence[int], like_NT: Tensor) -> Tensor:
-    """(N, T): True for as many tokens of each row as its length says."""
+    """Mask (N, T): True for the first ``lengths`` tokens of each row."""
     places_T = torch.arange(like_NT.shape[1], device=like_NT.device)
     return places_T[None] < torch.tensor(lengths, device=like_NT.device)[:, None]
 
@@ -334,9 +345,13 @@ def with_critic(
     off_reward = row.kl != "none" and row.kl_place == "token_reward"
     policy_NT = padded("old_logprobs")
     rewards_NT = advantages.kl_in_reward(
-        policy_NT, padded("ref_logprobs") if off_reward else policy_NT, mask_NT, scores_N,
-        row.kl_coefficient, row.kl,
-    )  # fmt: skip
+        policy_NT,
+        padded("ref_logprobs") if off_reward else policy_NT,
+        mask_NT,
+        scores_N,
+        row.kl_coefficient,
+        row.kl,
+    )
     earned_NT = _earned(data, turn_weight).to(rewards_NT)
     rewards_NT += earned_NT.diff(dim=1, append=earned_NT[:, :1] * 0)  # the rest at the row's end
     gamma, lam = critic.gamma, critic.lam
@@ -346,13 +361,13 @@ def with_critic(
     returns_NT = torch.where(taught_NT, returns_NT, values_NT)
     if row.scale == "whiten":
         advantages_NT = advantages.whiten(advantages_NT, taught_NT)
-    made = {
+    columns_NT = {
         "advantages": advantages_NT,
         "returns": returns_NT,
         "whole_returns": advantages.returns_to_go(rewards_NT, mask_NT, critic.gamma),
     }
     rows = list(data)
-    for name, column_NT in made.items():
+    for name, column_NT in columns_NT.items():
         for i, length in enumerate(lengths):
             rows[i] = rows[i].with_trained(name, column_NT[i, :length].float())
     return rows
@@ -390,6 +405,7 @@ def shaped_advantages(
     ]
     earned_NT = _earned(data, turn_weight)
     if row.kl_place == "reward":
+        # A rollout may have several rows, and the KL of all is subtracted from its one reward.
         first: dict[int, Datum] = {}
         kl_of: dict[int, float] = {}
         for datum, k in zip(data, kl, strict=True):
@@ -399,12 +415,18 @@ def shaped_advantages(
         rewards_N = torch.tensor(less, dtype=torch.float64)
         size = len(first) // len({datum.group for datum in data})
         counted_N = torch.tensor([not _is_left_out(datum, row) for datum in first.values()])
-        found_TN = advantages.group_advantages(
-            rewards_N, size, row.scale, row.baseline, counted_N=counted_N,
+        advantages_TN = advantages.group_advantages(
+            rewards_N,
+            size,
+            row.scale,
+            row.baseline,
+            counted_N=counted_N,
             earned_KN=earned_NT[: len(first)].T,
-        )  # fmt: skip
+        )
         place = {rollout: i for i, rollout in enumerate(first)}
-        return [found_TN[: len(k), place[d.rollout]].to(k) for d, k in zip(data, kl, strict=True)]
+        return [
+            advantages_TN[: len(k), place[d.rollout]].to(k) for d, k in zip(data, kl, strict=True)
+        ]
     lengths = [len(k) for k in kl]
     rewards_NT = pad_sequence([-beta * k for k in kl], batch_first=True)
     mask_NT = _mask(lengths, rewards_NT)

@@ -53,9 +53,9 @@ def make_optimizer(
     config: TrainSection,
     is_inner: Callable[[int], bool] = lambda number: True,
 ) -> torch.optim.Optimizer:
-    """AdamW with its two moments in float32, or in 8 bits by blocks (bitsandbytes; those of tensors
-    below 4,096 elements in float32), perhaps paged to host memory; Adafactor; or Muon, for matrices
-    whose number ``is_inner`` takes: neither an embedding nor a head.
+    """AdamW with two moments in float32, or in blocks of 8 bits (bitsandbytes; tensors below 4,096
+    elements keep float32), optionally paged to host memory; Adafactor; or Muon for the matrices
+    that ``is_inner`` accepts, which are neither embedding nor head.
 
     Source: arXiv:1711.05101; 8 bits, arXiv:2110.02861; paged, arXiv:2305.14314 section 3;
     Adafactor, arXiv:1804.04235.
@@ -66,8 +66,8 @@ def make_optimizer(
     if config.optimizer == "adafactor":  # foreach would hold temporaries of all parameters at once
         return torch.optim.Adafactor(parameters, foreach=False, **options)
     if config.optimizer == "muon":
-        chosen = {i for i, each in enumerate(parameters) if each.dim() == 2 and is_inner(i)}
-        others = [each for i, each in enumerate(parameters) if i not in chosen]
+        chosen = {i for i, p in enumerate(parameters) if p.dim() == 2 and is_inner(i)}
+        others = [p for i, p in enumerate(parameters) if i not in chosen]
         return MuonAndAdamW([parameters[i] for i in sorted(chosen)], others, options)
     from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 
@@ -76,8 +76,8 @@ def make_optimizer(
 
 
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the moments before anything is sampled, so that too little memory is noticed then;
-    names and types are those of torch 2.13 and bitsandbytes 0.50."""
+    """Allocate the moments before sampling begins, so that too little memory is noticed then; names
+    and types are those of torch 2.13 and bitsandbytes 0.50."""
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             if (theirs := getattr(optimizer, "init_state", None)) is not None:
@@ -112,21 +112,21 @@ class Carrier(NamedTuple):
 
 
 def carriers(parameters: Sequence[torch.nn.Parameter], optimizer: str) -> list[Carrier]:
-    """One for each parameter; of those of 16 bits one for each ``STEPPED_AT_ONCE`` elements or so,
-    where the optimizer's step of an element depends on no other."""
-    found = []
-    for each in parameters:
-        if each.dtype.itemsize >= 4:
-            found.append(Carrier(each, each, slice(None)))
+    """A carrier for each parameter; for 16-bit parameters one for about ``STEPPED_AT_ONCE``
+    elements, if the optimizer steps each element independently."""
+    carried = list[Carrier]()
+    for parameter in parameters:
+        if parameter.dtype.itemsize >= 4:
+            carried.append(Carrier(parameter, parameter, slice(None)))
             continue
-        rows = len(each)
+        rows = len(parameter)
         if optimizer not in UPDATE_BYTES:
-            rows = max(1, STEPPED_AT_ONCE // each[0].numel())
-        for start in range(0, len(each), rows):
+            rows = max(1, STEPPED_AT_ONCE // parameter[0].numel())
+        for start in range(0, len(parameter), rows):
             part = slice(start, start + rows)
-            moved = torch.zeros(1, device=each.device).expand(each[part].shape)
-            found.append(Carrier(torch.nn.Parameter(moved), each, part))
-    return found
+            moved = torch.zeros(1, device=parameter.device).expand(parameter[part].shape)
+            carried.append(Carrier(torch.nn.Parameter(moved), parameter, part))
+    return carried
 
 
 @torch.no_grad()
@@ -179,7 +179,7 @@ def update_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
 
 
 def averaged_steps(optimizer: torch.optim.Optimizer) -> int:
-    """Optimizer steps in the average; 0 without one."""
+    """Optimizer steps in the average; 0 if there is no average."""
     states = (optimizer.state[parameter] for parameter in _parameters(optimizer))
     return max((int(state.get(AVERAGED_STEPS, 0)) for state in states), default=0)
 
@@ -241,10 +241,10 @@ def _schedule(
     carrier = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate or 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the optimizer has taken no step
-        made: Any = get_scheduler(
+        schedule: Any = get_scheduler(
             name, carrier, warmup_steps, total_steps, scheduler_specific_kwargs=options
         )
-    return cast(Callable[[int], float], made.lr_lambdas[0])
+    return cast(Callable[[int], float], schedule.lr_lambdas[0])
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

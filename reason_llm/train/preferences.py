@@ -44,8 +44,8 @@ def rdpo(h_P: Tensor, beta: float, label_smoothing: float) -> Tensor:
 
 
 def ipo(h_P: Tensor, tau: float) -> Tensor:
-    """``(h - 1 / (2 tau))^2``: a finite h is the target. Of sums over tokens, the paper's letter,
-    or of means, as its authors told TRL that they had computed it.
+    """``(h - 1 / (2 tau))^2``, whose target for h is finite. The paper sums over tokens; its
+    authors confirmed to TRL that they had used means.
 
     Source: IPO, arXiv:2310.12036 eq. 17; TRL 1.14.2's ``loss_type="ipo"`` (means).
     """

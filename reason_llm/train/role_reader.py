@@ -16,7 +16,7 @@ class RoleReader:
     role: Role
     output: Output | None = None
     """Output that is read; None: the objective's."""
-    asked: Callable[[Datum], Datum] | None = None
+    transform: Callable[[Datum], Datum] | None = None
     """The row as the role reads it, with the same trained tokens; None: as the policy reads it."""
 
 

@@ -28,6 +28,7 @@ def with_advantages(
     """
     size = len(groups[0].completions)
     completions = [c for group in groups for c in group.completions]
+    # A truncated completion that is left out counts in no baseline, either.
     leaves_out = algorithm.truncated == "leave_out"
     counted = [not (leaves_out and c.finish_reason == "length") for c in completions]
     counted_N = torch.tensor(counted)
@@ -37,7 +38,7 @@ def with_advantages(
         rewards_RN = torch.tensor(by_name, dtype=torch.float64)
         own = [weights[name] if weights else 1.0 for name in names]
         weights_R = torch.tensor(own, dtype=torch.float64)
-        found = advantages.per_reward_advantages(
+        values_KN = advantages.per_reward_advantages(
             rewards_RN, weights_R, size, algorithm.scale, counted_N=counted_N
         )
     else:
@@ -45,29 +46,34 @@ def with_advantages(
         earned_KN = torch.tensor(list(earned), dtype=torch.float64)
         rewards = [c.reward if c.has_reward else math.nan for c in completions]
         rewards_N = torch.tensor(rewards, dtype=torch.float64)
-        found = advantages.group_advantages(
-            rewards_N, size, algorithm.scale, algorithm.baseline, counted_N=counted_N,
+        values_KN = advantages.group_advantages(
+            rewards_N,
+            size,
+            algorithm.scale,
+            algorithm.baseline,
+            counted_N=counted_N,
             earned_KN=turn_weight * earned_KN,
-        )  # fmt: skip
-    values = iter(found.view(-1, len(completions)).T.tolist())
+        )
+    values = iter(values_KN.view(-1, len(completions)).T.tolist())
 
-    def taught(completion: Completion) -> Completion:
-        found = next(values)
-        turns = tuple(found[: len(completion.turn_rewards)]) if turn_weight else ()
-        return replace(completion, advantage=found[0], turn_advantages=turns)
+    def with_own(completion: Completion) -> Completion:
+        own = next(values)
+        turns = tuple(own[: len(completion.turn_rewards)]) if turn_weight else ()
+        return replace(completion, advantage=own[0], turn_advantages=turns)
 
-    return [replace(group, completions=tuple(map(taught, group.completions))) for group in groups]
+    return [replace(group, completions=tuple(map(with_own, group.completions))) for group in groups]
 
 
 def with_learner_logprobs(
     groups: Sequence[Group], logprobs: Sequence[Tensor | None]
 ) -> list[Group]:
     """The groups with the learner's log-probs on every completion, 0 for tokens that the model did
-    not write; given for the sampled tokens of each completion, in ``to_data``'s order, or None."""
-    found = iter(logprobs)
+    not write. ``logprobs`` has those of each completion's sampled tokens, in ``to_data``'s order,
+    or None."""
+    remaining = iter(logprobs)
 
     def spread(completion: Completion) -> tuple[float, ...] | None:
-        if (values := next(found)) is None:
+        if (values := next(remaining)) is None:
             return None
         if not completion.spans:
             return tuple(shortest_decimals(values))
@@ -75,4 +81,6 @@ def with_learner_logprobs(
         return tuple(next(numbers) if wrote else 0.0 for wrote in completion.is_sampled)
 
     spreads = [tuple(replace(c, learner_logprobs=spread(c)) for c in g.completions) for g in groups]
-    return [replace(g, completions=made) for g, made in zip(groups, spreads, strict=True)]
+    return [
+        replace(g, completions=completions) for g, completions in zip(groups, spreads, strict=True)
+    ]

@@ -111,9 +111,14 @@ class Labels(Objective):
         ref_B = batch.columns["ref_logprobs"].sum(1)
         desirable_B = batch.rewards_B > 0
         loss_B = preferences.kto(
-            policy_B, ref_B, desirable_B, policy_B.new_full((), counts.baseline), row.beta,
-            row.desirable_weight, row.undesirable_weight,
-        )  # fmt: skip
+            policy_B,
+            ref_B,
+            desirable_B,
+            policy_B.new_full((), counts.baseline),
+            row.beta,
+            row.desirable_weight,
+            row.undesirable_weight,
+        )
         ratio_B = (policy_B - ref_B).detach()
         of_label = {True: [ratio_B[:0]], False: [ratio_B[:0]]}
         for i, label in enumerate(batch.rewards):  # a mask's number of rows would be the card's
@@ -154,9 +159,12 @@ def _of_rollouts(config: Config) -> Objective:
     has importance weights of exactly 1, and the same adapter to the last bit."""
     rounds = config.algorithm.row().correction == "auto" and config.off_policy is not None
     return PolicyGradient(
-        config.learned_row, config.sample.max_new_tokens, ROUNDING_NATS if rounds else 0.0,
-        config.critic, config.turn_weight,
-    )  # fmt: skip
+        config.learned_row,
+        config.sample.max_new_tokens,
+        ROUNDING_NATS if rounds else 0.0,
+        config.critic,
+        config.turn_weight,
+    )
 
 
 def _of_preferences(config: Config) -> Objective:

@@ -73,7 +73,7 @@ class Tally:
         self.left_out, self.mismatch_max = int(self.left_out), float(self.mismatch_max)
         for sums in (self.sums, self.unit_sums):
             sums |= {name: torch.as_tensor(value).cpu() for name, value in sums.items()}
-        self.log_ratios = [each.cpu() for each in self.log_ratios]
+        self.log_ratios = [ratios.cpu() for ratios in self.log_ratios]
 
     def add_update(self, norm: float, rate: float) -> None:
         """Add an optimizer step."""

@@ -29,7 +29,7 @@ from reason_llm.sample import (
     VllmSampler,
     sampling,
 )
-from reason_llm.sample.protocol import unheard
+from reason_llm.sample.protocol import ignore_ended
 from reason_llm.sample.vllm_sampler import VllmBatch
 
 pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of its own
@@ -134,7 +134,7 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def in_order(
-    own: Any, sampler: Any, *order: int, progress: Any = quiet, ended: Any = unheard
+    own: Any, sampler: Any, *order: int, progress: Any = quiet, ended: Any = ignore_ended
 ) -> list[Group]:
     """Three rows' rollouts, each of which goes on when the one before has ended."""
     AfterAnother.ended = defaultdict(threading.Event)

@@ -434,7 +434,7 @@ def test_the_server_takes_and_refuses() -> None:
             (GENERATE, {"token_ids": [beyond]}, 400, f"the vocabulary ends at {beyond - 1}"),
             (GENERATE, {"token_ids": [1] * 100}, 400, "no room in the context of 100"),
             (GENERATE, b"[" * 100_000, 400, ""),
-            (GENERATE, b" " * (100 << 20), 413, f"{openai_api.MOST_BYTES:,} bytes"),
+            (GENERATE, b" " * (100 << 20), 413, f"{openai_api.MAX_BYTES:,} bytes"),
             (CHATS, {"messages": said, "max_tokens": -100}, 400, "max_tokens=-100 is no number"),
             ("/v1/embeddings", {"input": "a"}, 404, "POST /v1/embeddings is not offered; there is"),
         ]:  # fmt: skip

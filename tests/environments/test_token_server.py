@@ -79,7 +79,7 @@ class Direct:
                 await asyncio.sleep(0)
             asks = open_asks[:]
             self.asked += [ask.ids for ask in asks]
-            self.most += [ask.most for ask in asks]
+            self.most += [ask.max_tokens for ask in asks]
             self.server.answer(
                 [(self.session, ask) for ask in asks], [completion(t) for t in said[: len(asks)]]
             )
@@ -255,7 +255,7 @@ def test_refusals_reach_no_model(direct: Any) -> None:
 
 
 def test_a_connection_that_is_one_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_server, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(token_server, "MAX_CONNECTIONS", 1)
     section = sessions(AGENT).section
     server = TokenServer([Session(a_prompt())], section, WRITES, 600, 200, [END])
     with server, ExitStack() as stack:

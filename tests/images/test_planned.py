@@ -15,7 +15,7 @@ from shapes import write_config
 def test_images_take_the_tower_and_their_features(tmp_path: Path) -> None:
     """One of 3,000 tokens, more than the 2,048 of a pass of vLLM, in bfloat16."""
     images = ImageSizes(
-        weights=400_000_000, most_tokens=3000, most_images=2, all_tokens=10**6, token_pixels=1024,
+        weights=400_000_000, max_tokens=3000, max_images=2, all_tokens=10**6, token_pixels=1024,
         features=10_000, passing=80_000,
     )  # fmt: skip
     path = write_config("Qwen/Qwen2.5-7B-Instruct", tmp_path)

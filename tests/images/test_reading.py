@@ -148,7 +148,7 @@ def test_damaged_and_huge_images_are_refused(folder: Path, cell: Any, problem: s
 
 
 def test_bytes_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_BYTES", 100)
     with pytest.raises(DataError, match=r"three\.png"):
         load(folder, {"image": str(folder / "three.png")})
     with pytest.raises(DataError, match="at most 100"):
@@ -252,8 +252,8 @@ def test_sizes_of_the_images_and_of_the_part_that_reads_them(tmp_path: Path) -> 
     stored = load_file(Path(path) / "model.safetensors")
     assert sizes.weights == sum(each.numel() for n, each in stored.items() if ".visual." in n)
     # Images of 4, 4, 6 and 4 tokens of 16 x 16 pixels; features for the input and one layer of 64.
-    assert (sizes.most_tokens, sizes.all_tokens, sizes.token_pixels) == (6, 18, 256)
-    assert (sizes.most_images, sizes.features) == (2, 128)
+    assert (sizes.max_tokens, sizes.all_tokens, sizes.token_pixels) == (6, 18, 256)
+    assert (sizes.max_images, sizes.features) == (2, 128)
 
 
 def test_a_model_of_text_refuses_images(folder: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from reason_llm.model.datum import Datum
 from reason_llm.model.layout import collate, lay_out
-from reason_llm.model.sizes import MOST_KEYS_PER_TOKEN
+from reason_llm.model.sizes import MAX_KEYS_PER_TOKEN
 from reason_llm.train.micro_batches import packed_batches, padded_batches
 
 
@@ -98,7 +98,7 @@ def test_packed_micro_batches_bound_the_copied_keys() -> None:
     rows = [rollout((1,) * 90, (2,)) for _ in range(40)]
     for batch in packed_batches(rows, 100):
         keys = sum(rows[i].num_tokens for i in batch)
-        assert keys <= MOST_KEYS_PER_TOKEN * 100
+        assert keys <= MAX_KEYS_PER_TOKEN * 100
     assert [len(batch) for batch in packed_batches(rows, 100)] == [4] * 10
 
 

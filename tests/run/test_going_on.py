@@ -180,7 +180,7 @@ def test_by_time_there_are_fewer_checkpoints_and_the_same_adapter(
     shutil.rmtree(run)
     config = config.with_options({"run.save_every": "auto"})
     monkeypatch.setattr(checkpoint, "FREE_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint, "MOST_SHARE", 0.0)
+    monkeypatch.setattr(checkpoint, "MAX_SHARE", 0.0)
     with pytest.raises(ArithmeticError):
         train(config, Crash())
     assert steps() == [0]

@@ -438,8 +438,8 @@ def test_the_teacher_s_advantage_is_how_much_likelier_it_finds_a_token() -> None
 def test_a_teacher_s_prompt_stands_in_the_prompt_s_place(model: Model) -> None:
     rows = rollouts(2)
     prompts = {rows[0].prompt_ids: (9, 8, 7), rows[1].prompt_ids: rows[1].prompt_ids}
-    asked_by = TeacherRole(None, prompts).asked
-    readers = (BASE, RoleReader("teacher_logprobs", "critic", asked=asked_by))
+    transform = TeacherRole(None, prompts).with_teacher_prompt
+    readers = (BASE, RoleReader("teacher_logprobs", "critic", transform=transform))
     made = Learner(model, replace(settings(PolicyGradient(ALGORITHMS["opd"], 32)), readers=readers))
     with learning(made):
         prepared = made.prepared(rows)

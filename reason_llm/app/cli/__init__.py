@@ -74,9 +74,9 @@ def run_command(body: Callable[[], int | None], when_stopped: str | None = None)
     from reason_llm.errors import ReasonError, Stopped, shown
 
     try:
-        from reason_llm.files import CLOSED_OUTPUT, discard_output, write_for_oneself
+        from reason_llm.files import CLOSED_OUTPUT, discard_output, restrict_umask
 
-        write_for_oneself()
+        restrict_umask()
         try:
             code = _flushed(body)
         except BrokenPipeError:

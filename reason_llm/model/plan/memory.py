@@ -599,7 +599,7 @@ class _Draft:
                 lora_targets=self.shape.adapted,
                 quantize=self.config.model.quantize,
                 prefill_tokens=self.prefill_tokens if self.machine.kind == "cuda" else None,
-                beside_kv_bytes=sum(line.sampling for line in lines if line.name not in CACHES),
+                other_bytes=sum(line.sampling for line in lines if line.name not in CACHES),
                 attachments=self.attachments,
             )
         tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)

@@ -250,7 +250,7 @@ def _described(path: str) -> Mapping[str, Any] | None:
     else:
         folder.check(path, "config.json")
     try:
-        value = json.loads(read_bounded(file, folder.MOST_JSON_BYTES))
+        value = json.loads(read_bounded(file, folder.MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return None  # Transformers says what is wrong
     return value if isinstance(value, dict) else None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reason_llm.model.plan.states import NO_STATES, States, cache_of
-from reason_llm.model.sizes import most_keys, packed_bytes
+from reason_llm.model.sizes import max_keys, packed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Shape:
             skip_every: of so many layers one keeps no input; 0: all keep theirs.
         """
         held, size = self.kept, element_bytes
-        keys = most_keys(tokens) / tokens if is_packed else 1
+        keys = max_keys(tokens) / tokens if is_packed else 1
         gathered = 2 * keys * self.key_value if is_packed else 0
         attention = 2 * self.query + 2 * self.key_value + self.adapter_outputs + gathered
         heads = 2 * keys * (self.query + self.key_value) + 3 * self.query if is_flash else 0

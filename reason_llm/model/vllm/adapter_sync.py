@@ -87,8 +87,8 @@ def _pair_up(
                 layer = ours[part]
                 a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
                 their_a = module.lora_a_stacked[index][slot, 0, : len(a), :]
-                pairs.append((their_a, their_b[slot, 0, :, : len(a)], a, b, slice(start, end),
-                              float(layer.scaling["default"])))  # fmt: skip
+                rows, scaling = slice(start, end), float(layer.scaling["default"])
+                pairs.append((their_a, their_b[slot, 0, :, : len(a)], a, b, rows, scaling))
                 left.discard(part)
             start = end
     if left:

@@ -44,17 +44,23 @@ def keep_delta_rule() -> None:
             mixed = nn.functional.silu(mixed).mT.to(mixed_qkv.dtype)
             q, k, v = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
             v = v.unflatten(-1, (-1, layer.head_v_dim))
-            q, k = (each.unflatten(-1, (-1, layer.head_k_dim)) for each in (q, k))
-            q, k = (each.repeat_interleave(v.shape[2] // k.shape[2], 2) for each in (q, k))
+            q, k = (x.unflatten(-1, (-1, layer.head_k_dim)) for x in (q, k))
+            q, k = (x.repeat_interleave(v.shape[2] // k.shape[2], 2) for x in (q, k))
             gates = nn.functional.softplus(a[tokens].float() + layer.dt_bias)
             g = (-layer.A_log.float().exp() * gates).unflatten(0, (last - first, -1))
             beta = b[tokens].sigmoid().unflatten(0, (last - first, -1))
             kind = "recurrent" if first < decoded else "chunk"
-            found, after = getattr(qwen3_5, f"torch_{kind}_gated_delta_rule")(
-                q, k, v, g=g, beta=beta, initial_state=None if is_new else states[slots],
-                output_final_state=True, use_qk_l2norm_in_kernel=True,
-            )  # fmt: skip
-            core_attn_out[tokens] = found.flatten(0, 1)
+            outputs, after = getattr(qwen3_5, f"torch_{kind}_gated_delta_rule")(
+                q,
+                k,
+                v,
+                g=g,
+                beta=beta,
+                initial_state=None if is_new else states[slots],
+                output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
+            )
+            core_attn_out[tokens] = outputs.flatten(0, 1)
             states[slots] = after.to(states.dtype)
 
     gdn_attention.cpu_gdn_attention_core = core

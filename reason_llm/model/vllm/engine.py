@@ -24,9 +24,9 @@ from reason_llm.model.vllm.delta_rule import keep_delta_rule
 
 log = logging.getLogger(__name__)
 
-MOST_EMPTY_STEPS = 64
+MAX_EMPTY_STEPS = 64
 """Engine steps that must suffice to clear what finished requests leave behind."""
-LEAST_RELEASED_FRACTION = 0.9
+MIN_RELEASED_FRACTION = 0.9
 """The part of the KV cache's memory that a release must give back."""
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
 """Batch sizes whose decoding is captured as a CUDA graph, besides the largest: vLLM 0.32 captures
@@ -57,8 +57,8 @@ class Engine:
     @property
     def module(self) -> nn.Module:
         """vLLM's own model, whose parameters are the only copy of the base."""
-        found: nn.Module = self.llm.apply_model(lambda module: module)[0]
-        return found
+        model: nn.Module = self.llm.apply_model(lambda module: module)[0]
+        return model
 
     def use(self, tokenizer: Any) -> None:
         """Have vLLM look for stop strings in the texts of this tokenizer, in place of the one that
@@ -115,7 +115,7 @@ class Engine:
         if not self.standby:
             self.llm.release_kv_cache_memory()
         self.released_bytes = count() - before
-        if self.released_bytes < LEAST_RELEASED_FRACTION * self.kv_cache_bytes:
+        if self.released_bytes < MIN_RELEASED_FRACTION * self.kv_cache_bytes:
             raise ModelError(
                 f"vLLM gave back {self.released_bytes:,} of the KV cache's "
                 f"{self.kv_cache_bytes:,} bytes; set sample.engine to transformers and report this"
@@ -127,15 +127,15 @@ class Engine:
         layers, the experts (N, K) that its N tokens of each pass go to."""
         from vllm.model_executor.layers.fused_moe.layer import MoERunner
 
-        found = [module for module in self.module.modules() if isinstance(module, MoERunner)]
-        held: list[Any] = [runner.router.capture_fn for runner in found]
-        seen: list[list[Tensor]] = [[] for _ in found]
-        for runner, experts in zip(found, seen, strict=True):
+        runners = [module for module in self.module.modules() if isinstance(module, MoERunner)]
+        held: list[Any] = [runner.router.capture_fn for runner in runners]
+        seen: list[list[Tensor]] = [[] for _ in runners]
+        for runner, experts in zip(runners, seen, strict=True):
             runner.router.set_capture_fn(lambda ids, seen=experts: seen.append(ids.clone()))
         try:
             yield seen
         finally:
-            for runner, before in zip(found, held, strict=True):
+            for runner, before in zip(runners, held, strict=True):
                 runner.router.set_capture_fn(before)
 
     def close(self) -> None:
@@ -164,11 +164,11 @@ class Engine:
         """Step until nothing is scheduled, before which vLLM 0.32 refuses to release ("requires a
         completed pause first"): the last finished requests are cleared by a step more."""
         core = self.llm.llm_engine.engine_core.engine_core
-        for _ in range(MOST_EMPTY_STEPS):
+        for _ in range(MAX_EMPTY_STEPS):
             if not core.scheduler.has_requests() and not core.batch_queue:
                 return
             self.llm.llm_engine.step()
-        raise ModelError(f"vLLM still holds requests after {MOST_EMPTY_STEPS} empty steps")
+        raise ModelError(f"vLLM still holds requests after {MAX_EMPTY_STEPS} empty steps")
 
 
 def start(
@@ -186,7 +186,47 @@ def start(
     Raises:
         ModelError: vLLM cannot be imported, or refuses the model.
     """
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
+    LLM, current_platform = _import_vllm()
+    on_cpu = current_platform.is_cpu()
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    has_states = has_delta_rule(config.get_text_config(decoder=True))
+    if on_cpu:
+        _keep_linear_weights()
+        _keep_expert_weights()
+        if has_states:
+            keep_delta_rule()
+    options = _options(sizes, on_cpu, has_states)
+    preloaded = os.environ.get("LD_PRELOAD")
+    free = None if on_cpu else free_gpu_bytes()
+    try:
+        llm = LLM(
+            model=path,
+            trust_remote_code=False,
+            dtype=str(dtype).removeprefix("torch."),
+            seed=seed,
+            hf_overrides=lambda config: override(_with_query_scale(config)),
+            enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",  # no sampling defaults of the model's own
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            **options,
+        )
+    except (ValueError, RuntimeError, OSError, AssertionError, ImportError) as error:
+        raise _start_error(path, sizes, error, free) from error
+    finally:
+        forget_configs()
+        # vLLM sets it for its workers; other programs must not inherit it
+        if preloaded is None:
+            os.environ.pop("LD_PRELOAD", None)
+        else:
+            os.environ["LD_PRELOAD"] = preloaded
+    return Engine(llm, path, sizes.kv_cache_bytes)
+
+
+def _import_vllm() -> tuple[Any, Any]:
+    """Import vLLM's ``LLM`` and its platform, after the settings that it reads at import."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports
     # FlashInfer's sampler gives no processed log-probs, so it is not even imported.
@@ -199,81 +239,61 @@ def start(
             f"sample.engine=vllm: vLLM cannot be imported ({one_line(error)}); "
             "install it (docs/gpu.md), or set sample.engine to transformers"
         ) from error
-    on_cpu = current_platform.is_cpu()
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    has_states = has_delta_rule(config.get_text_config(decoder=True))
-    if on_cpu:
-        _keep_linear_weights()
-        _keep_expert_weights()
-        if has_states:
-            keep_delta_rule()
+    return LLM, current_platform
+
+
+def _options(sizes: EngineSizes, on_cpu: bool, has_states: bool) -> dict[str, Any]:
+    """vLLM's options for these sizes; ``has_states``: the model has recurrent states."""
     attachments = {"language_model_only": True}  # towers that text does not pass are not loaded
     if sizes.attachments is not None:
         attachments = sizes.attachments.engine_options(is_packed=sizes.quantize != "none")
-    adapter = _adapter_options(sizes)
     batches = [size for size in GRAPH_SIZES if size < sizes.max_sequences] + [sizes.max_sequences]
     graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": batches}
-    preloaded = os.environ.get("LD_PRELOAD")
-    free = 0 if on_cpu else free_gpu_bytes()
-    try:
-        llm = LLM(
-            model=path,
-            trust_remote_code=False,
-            dtype=str(dtype).removeprefix("torch."),
-            quantization="bitsandbytes" if sizes.quantize == "nf4" else None,
-            seed=seed,
-            max_model_len=sizes.context_tokens,
-            max_num_seqs=sizes.max_sequences,
-            max_num_batched_tokens=sizes.prefill_tokens,
-            # A part of a prompt sets its generator back, which torch's on a CPU refuse.
-            enable_chunked_prefill=not on_cpu,
-            kv_cache_memory_bytes=sizes.kv_cache_bytes,
-            gpu_memory_utilization=0.01,  # the KV cache's size is given, so this only checks
-            enforce_eager=on_cpu,
-            compilation_config=None if on_cpu else graphs,
-            # A recurrent state is cached at the ends of blocks, where a prompt must be cut.
-            enable_prefix_caching=not (on_cpu and has_states),
-            **attachments,
-            hf_overrides=lambda config: override(_with_query_scale(config)),
-            enable_sleep_mode=bool(current_platform.is_sleep_mode_available()),
-            **adapter,
-            logprobs_mode="processed_logprobs",
-            generation_config="vllm",  # no sampling defaults of the model's own
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
+    return {
+        "quantization": "bitsandbytes" if sizes.quantize == "nf4" else None,
+        "max_model_len": sizes.context_tokens,
+        "max_num_seqs": sizes.max_sequences,
+        "max_num_batched_tokens": sizes.prefill_tokens,
+        # A part of a prompt sets its generator back, which torch's on a CPU refuse.
+        "enable_chunked_prefill": not on_cpu,
+        "kv_cache_memory_bytes": sizes.kv_cache_bytes,
+        "gpu_memory_utilization": 0.01,  # the KV cache's size is given, so this only checks
+        "enforce_eager": on_cpu,
+        "compilation_config": None if on_cpu else graphs,
+        # A recurrent state is cached at the ends of blocks, where a prompt must be cut.
+        "enable_prefix_caching": not (on_cpu and has_states),
+        **attachments,
+        **_adapter_options(sizes),
+    }
+
+
+def _start_error(
+    path: str, sizes: EngineSizes, error: BaseException, free: int | None
+) -> ModelError | OutOfMemory:
+    """The error to raise when vLLM does not start; ``free``: bytes of the GPU before, if any."""
+    if free is not None and is_out_of_memory(error):
+        needed = sizes.kv_cache_bytes + sizes.other_bytes
+        return OutOfMemory(
+            f"out of memory as vLLM starts ({one_line(error)[:200]}): by its plan sampling "
+            f"takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the GPU was free; "
+            f"set memory.budget_gib to {0.95 * min(free, needed) / 2**30:.1f} or less, or end "
+            "what else uses the GPU"
         )
-    except (ValueError, RuntimeError, OSError, AssertionError, ImportError) as error:
-        if not on_cpu and is_out_of_memory(error):
-            needed = sizes.kv_cache_bytes + sizes.beside_kv_bytes
-            raise OutOfMemory(
-                f"out of memory as vLLM starts ({one_line(error)[:200]}): by its plan sampling "
-                f"takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the GPU was free; "
-                f"set memory.budget_gib to {0.95 * min(free, needed) / 2**30:.1f} or less, or end "
-                "what else uses the GPU"
-            ) from error
-        if "one instance per process" in str(error):  # seen with torch 2.11
-            raise ModelError(
-                f"model.path={path}: vLLM still holds the model before it in this process; give "
-                "the command again, which goes on from here (without run.resume never), or restart "
-                "the notebook's kernel"
-            ) from error
-        raise ModelError(
-            f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
-            "set sample.engine to transformers"
-        ) from error
-    finally:
-        forget_configs()
-        # vLLM sets it for its workers; other programs must not inherit it
-        if preloaded is None:
-            os.environ.pop("LD_PRELOAD", None)
-        else:
-            os.environ["LD_PRELOAD"] = preloaded
-    return Engine(llm, path, sizes.kv_cache_bytes)
+    if "one instance per process" in str(error):  # seen with torch 2.11
+        return ModelError(
+            f"model.path={path}: vLLM still holds the model before it in this process; give "
+            "the command again, which goes on from here (without run.resume never), or restart "
+            "the notebook's kernel"
+        )
+    return ModelError(
+        f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
+        "set sample.engine to transformers"
+    )
 
 
 def _adapter_options(sizes: EngineSizes) -> dict[str, Any]:
-    """vLLM's options for the adapter, if there is one. Raises ModelError: vLLM has no such rank, or
-    drops the adapter of a target."""
+    """vLLM's options for the adapter; empty if there is none. Raises ModelError: vLLM does not
+    support the rank, or drops the adapter of a target."""
     if not sizes.lora_rank:
         return {}
     rank = next((r for r in MAX_LORA_RANKS if r >= sizes.lora_rank), None)
@@ -287,8 +307,9 @@ def _adapter_options(sizes: EngineSizes) -> dict[str, Any]:
             f"model.adapter.targets with {SHARED_EXPERT_GATE}: vLLM 0.32 applies no adapter there; "
             "leave it out, or set sample.engine to transformers"
         )
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank,
-            "lora_target_modules": list(sizes.lora_targets) or None}  # fmt: skip
+    targets = list(sizes.lora_targets) or None
+    limits = {"max_loras": 1, "max_lora_rank": rank}
+    return {"enable_lora": True, "lora_target_modules": targets, **limits}
 
 
 def forget_configs() -> None:
@@ -300,9 +321,9 @@ def forget_configs() -> None:
 
 
 def _with_query_scale(config: Any) -> Any:
-    """The config with the growth of Ministral 3's queries with their position where vLLM 0.32 looks
-    for it (vllm/model_executor/models/mistral.py): it takes that from Mistral's own params.json and
-    drops what config.json says. Ends when vLLM reads ``rope_parameters``."""
+    """The config with Ministral 3's query scaling by position where vLLM 0.32 reads it
+    (vllm/model_executor/models/mistral.py): vLLM reads it from Mistral's own params.json and drops
+    config.json's. Ends when vLLM reads ``rope_parameters``."""
     text = config.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None) or {}
     if (beta := rope.get("llama_4_scaling_beta")) is not None:
@@ -312,11 +333,11 @@ def _with_query_scale(config: Any) -> Any:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: vLLM's allocator and torch on a CPU have no class
-    of their own for it."""
-    words = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
-    is_told = any(each in str(error).casefold() for each in words)
-    return is_told or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    """Whether an error reports that memory ran out; vLLM's allocator and torch on a CPU have no
+    separate class for it."""
+    phrases = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
+    is_phrase = any(phrase in str(error).casefold() for phrase in phrases)
+    return is_phrase or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def free_gpu_bytes() -> int:
@@ -340,9 +361,9 @@ def _unhook(module: nn.Module) -> None:
     around them, which may be collected first. Ends when vLLM removes them as it shuts down."""
     from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 
-    for each in module.modules():
-        if isinstance(each, TorchCompileWithNoGuardsWrapper):
-            each.cleanup()
+    for compiled in module.modules():
+        if isinstance(compiled, TorchCompileWithNoGuardsWrapper):
+            compiled.cleanup()
 
 
 def _pool_allocators() -> list[Any]:
@@ -351,18 +372,18 @@ def _pool_allocators() -> list[Any]:
     pool are freed."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
-    found = CuMemAllocator.instance
-    return [] if found is None else [pair[1] for pair in found.allocator_and_pools.values()]
+    allocator = CuMemAllocator.instance
+    return [] if allocator is None else [pair[1] for pair in allocator.allocator_and_pools.values()]
 
 
 def _forget_slots() -> None:
     """Clear vLLM's tables of adapter slots, which it keeps by address for the whole process: vLLM
     0.32 refuses to start again while they hold anything in the pool of the weights, and would take
     a new slot at an old address for the old one. Ends when vLLM clears them as it shuts down."""
-    import vllm.lora.ops.triton_ops.utils as kept
+    from vllm.lora.ops.triton_ops import utils
 
-    kept._LORA_A_PTR_DICT.clear()
-    kept._LORA_B_PTR_DICT.clear()
+    utils._LORA_A_PTR_DICT.clear()
+    utils._LORA_B_PTR_DICT.clear()
 
 
 @contextmanager
@@ -389,9 +410,16 @@ def _keep_expert_weights() -> None:
     from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
     def apply(
-        self: Any, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor,
-        topk_weights: Tensor, topk_ids: Tensor, activation: Any, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self: Any,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        activation: Any,
+        **kwargs: Any,
+    ) -> None:
         total = torch.zeros_like(output)
         for expert in topk_ids.unique().tolist():
             rows, places = (topk_ids == expert).nonzero(as_tuple=True)

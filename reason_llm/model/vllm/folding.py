@@ -30,7 +30,7 @@ TILE_ELEMENTS = 2**22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
-    """Rows of a base weight, and the factors of what the adapter adds to them."""
+    """Rows of a base weight, and the adapter's factors for them."""
 
     name: str
     rows_RC: Tensor
@@ -112,7 +112,7 @@ class Folding:
     @property
     def kept_bytes(self) -> int:
         """Memory of the kept elements."""
-        return sum(each.nbytes for pair in self._kept for each in pair)
+        return sum(tensor.nbytes for pair in self._kept for tensor in pair)
 
     @torch.no_grad()
     def _fold(self) -> None:
@@ -127,8 +127,8 @@ class Folding:
                     changed.append((new_RC != old_RC).sum())
                     back_RC = (new_RC - delta_RC).to(old_RC.dtype)
                     (places,) = (_bits(back_RC) != _bits(old_RC)).view(-1).nonzero(as_tuple=True)
-                    kept = places.to("cpu", torch.int32), old_RC.view(-1)[places].cpu()
-                    self._kept.append(kept)  # allocates nothing between this and the next line
+                    lost = places.to("cpu", torch.int32), old_RC.view(-1)[places].cpu()
+                    self._kept.append(lost)  # allocates nothing between this and the next line
                     old_RC.copy_(new_RC)
         except BaseException:
             self._unfold()

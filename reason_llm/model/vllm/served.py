@@ -13,7 +13,7 @@ from reason_llm.model import adapters
 from reason_llm.model.sizes import EngineSizes
 from reason_llm.model.vllm import engine
 
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 """Longest text."""
 KV_CACHE_BYTES = 256 << 20
 
@@ -23,7 +23,7 @@ def logprobs(base: str, adapter: str, texts: list[list[int]]) -> list[list[float
     cannot load one of them."""
     rank = int(adapters.read_config(Path(adapter)).r)
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    sizes = EngineSizes(2 * MOST_TOKENS, KV_CACHE_BYTES, max_sequences=1, lora_rank=rank)
+    sizes = EngineSizes(2 * MAX_TOKENS, KV_CACHE_BYTES, max_sequences=1, lora_rank=rank)
     started = engine.start(base, dtype, sizes, seed=0)
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -31,13 +31,13 @@ def logprobs(base: str, adapter: str, texts: list[list[int]]) -> list[list[float
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
 
     def of(request: Any) -> list[float]:
-        found = []
+        values = []
         for ids in texts:  # one at a time, so that both passes compute the same shapes
-            prompt = {"prompt_token_ids": ids[:MOST_TOKENS]}
+            prompt = {"prompt_token_ids": ids[:MAX_TOKENS]}
             (out,) = started.llm.generate([prompt], params, lora_request=request, use_tqdm=False)
-            pairs = zip(out.prompt_logprobs[1:], ids[1:MOST_TOKENS], strict=True)
-            found += [float(each[token].logprob) for each, token in pairs]
-        return found
+            pairs = zip(out.prompt_logprobs[1:], ids[1:MAX_TOKENS], strict=True)
+            values += [float(candidates[token].logprob) for candidates, token in pairs]
+        return values
 
     try:
         return [of(LoRARequest("exported", 1, adapter)), of(None)]

@@ -46,7 +46,7 @@ def model_over(
     engine: Engine,
     config: PretrainedConfig,
     dtype: torch.dtype,
-    asked: str = "auto",
+    attention: str = "auto",
     is_whole: bool = False,
 ) -> Any:
     """A Transformers causal LM whose every parameter is a view of vLLM's storage, but for the
@@ -54,55 +54,18 @@ def model_over(
 
     Args:
         config: read before the engine started, since vLLM registers its own classes for some.
-        asked: ``model.attention``.
+        attention: ``model.attention``.
         is_whole: with the parts that text does not pass.
 
     Raises:
         ModelError: a layer that cannot be shared, with its name and why.
     """
-    from vllm.config import CompilationMode, set_current_vllm_config
-
-    if _has_own_head(engine.module):
-        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
-    # vLLM may sample with Transformers' own class, which it compiles in place; ours is not.
-    uncompiled = copy.copy(engine.llm.llm_engine.vllm_config)
-    uncompiled.compilation_config = copy.copy(uncompiled.compilation_config)
-    uncompiled.compilation_config.mode = CompilationMode.NONE
-    with init_empty_weights(include_buffers=False), set_current_vllm_config(uncompiled):
-        model = multimodal.auto_class(config).from_config(
-            config,
-            dtype=dtype,
-            attn_implementation=attention_for(config, asked),
-            trust_remote_code=False,
-        )
+    model = _empty_model(engine, config, dtype, attention)
     if not is_whole:
         multimodal.drop_towers(model)
     model.tie_weights()  # init_empty_weights unties
-    named = vllm_names(engine.module)
-    theirs = dict(engine.module.named_modules(remove_duplicate=False))
-    packed: dict[str, list[str]] = {}
-    for each in engine.module.modules():  # InternVL's table is its language model's
-        packed |= getattr(each, "packed_modules_mapping", None) or {}
+    decays = _share_parameters(model, engine, dtype)
     device = next(engine.module.parameters()).device
-    parameters = dict(model.named_parameters(remove_duplicate=True))
-    decays: dict[str, Any] = {}
-    for name, parameter in parameters.items():
-        owner, _, attribute = name.rpartition(".")
-        module, before = find_owner(theirs, packed, named(name))
-        place = model.get_submodule(owner)
-        if attribute == "weight" and hasattr(module.weight, "bnb_quant_state"):  # its plugin's mark
-            layer = nf4.linear_over(module.weight, len(before or ()), owner, place, dtype)
-            model.set_submodule(owner, layer)
-        elif attribute == DECAY and not hasattr(module, DECAY):
-            decays[name] = place
-        else:
-            is_transposed = parameter.dim() == 3 and getattr(place, "is_transposed", False)
-            start, parent = None, owner.rpartition(".")[0]
-            if before is not None:  # vLLM may cut a fused layer into more parts, as Qwen3.5's
-                start = sum(len(parameters[f"{parent}.{each}.{attribute}"]) for each in before)
-            view = shared_view(module, start, name, parameter.shape, is_transposed)
-            own = nn.Parameter(view, requires_grad=False)
-            setattr(place, attribute, own)
     for opened, key, name in _stored(model, engine.path) if decays else ():
         if name in decays:
             own = opened.get_tensor(key).to(device, dtype)
@@ -116,6 +79,56 @@ def model_over(
     return model.eval()
 
 
+def _empty_model(
+    engine: Engine, config: PretrainedConfig, dtype: torch.dtype, attention: str
+) -> Any:
+    """The Transformers model of the config, whose parameters have no storage."""
+    from vllm.config import CompilationMode, set_current_vllm_config
+
+    if _has_own_head(engine.module):
+        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    # vLLM may sample with Transformers' own class, which it compiles in place; ours is not.
+    uncompiled = copy.copy(engine.llm.llm_engine.vllm_config)
+    uncompiled.compilation_config = copy.copy(uncompiled.compilation_config)
+    uncompiled.compilation_config.mode = CompilationMode.NONE
+    with init_empty_weights(include_buffers=False), set_current_vllm_config(uncompiled):
+        return multimodal.auto_class(config).from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=attention_for(config, attention),
+            trust_remote_code=False,
+        )
+
+
+def _share_parameters(model: Any, engine: Engine, dtype: torch.dtype) -> dict[str, Any]:
+    """Make each parameter a view of vLLM's storage; return the modules of the parameters that vLLM
+    holds in another form (``DECAY``), by the parameters' names."""
+    vllm_name = vllm_names(engine.module)
+    vllm_modules = dict(engine.module.named_modules(remove_duplicate=False))
+    packed: dict[str, list[str]] = {}
+    for module in engine.module.modules():  # InternVL's table is its language model's
+        packed |= getattr(module, "packed_modules_mapping", None) or {}
+    parameters = dict(model.named_parameters(remove_duplicate=True))
+    decays: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        owner_name, _, attribute = name.rpartition(".")
+        module, before = find_owner(vllm_modules, packed, vllm_name(name))
+        owner = model.get_submodule(owner_name)
+        if attribute == "weight" and hasattr(module.weight, "bnb_quant_state"):  # its plugin's mark
+            layer = nf4.linear_over(module.weight, len(before or ()), owner_name, owner, dtype)
+            model.set_submodule(owner_name, layer)
+        elif attribute == DECAY and not hasattr(module, DECAY):
+            decays[name] = owner
+        else:
+            is_transposed = parameter.dim() == 3 and getattr(owner, "is_transposed", False)
+            start, parent = None, owner_name.rpartition(".")[0]
+            if before is not None:  # vLLM may cut a fused layer into more parts, as Qwen3.5's
+                start = sum(len(parameters[f"{parent}.{part}.{attribute}"]) for part in before)
+            view = shared_view(module, start, name, parameter.shape, is_transposed)
+            setattr(owner, attribute, nn.Parameter(view, requires_grad=False))
+    return decays
+
+
 def _has_own_head(module: nn.Module) -> bool:
     """Whether vLLM holds a head that is not the embedding: so it does, as Transformers does, where
     a checkpoint stores one that differs, though its config ties the two."""
@@ -124,19 +137,18 @@ def _has_own_head(module: nn.Module) -> bool:
         VocabParallelEmbedding,
     )
 
-    found = [each for each in module.modules() if isinstance(each, VocabParallelEmbedding)]
-    heads = [each.weight for each in found if isinstance(each, ParallelLMHead)]
-    embeddings = [each.weight for each in found if not isinstance(each, ParallelLMHead)]
-    return bool(heads) and all(head is not each for head in heads for each in embeddings)
+    tables = [m for m in module.modules() if isinstance(m, VocabParallelEmbedding)]
+    heads = [table.weight for table in tables if isinstance(table, ParallelLMHead)]
+    embeddings = [table.weight for table in tables if not isinstance(table, ParallelLMHead)]
+    return bool(heads) and all(head is not embedding for head in heads for embedding in embeddings)
 
 
-def attention_for(config: PretrainedConfig, asked: str = "auto") -> str:
-    """Attention implementation for Transformers: its SDPA with our additions; eager where it is
-    ``asked`` for (``model.attention``, which ``plan.backends`` has checked), for Gemma 2, whose
-    attention scores are soft-capped, and gpt-oss, which has sinks. Falcon, Bloom and GPT-J have an
-    attention of their own."""
+def attention_for(config: PretrainedConfig, requested: str = "auto") -> str:
+    """Attention implementation for Transformers: SDPA with our additions. It is eager if requested
+    (``model.attention``, checked by ``plan.backends``), for Gemma 2, which soft-caps its attention
+    scores, and for gpt-oss, which has sinks. Falcon, Bloom and GPT-J have their own."""
     text = config.get_text_config(decoder=True)
-    if asked == "eager" or getattr(text, "attn_logit_softcapping", None) is not None:
+    if requested == "eager" or getattr(text, "attn_logit_softcapping", None) is not None:
         return "eager"
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
     takes_any = text.model_type in families.PACKED  # Qwen3.5 does not say so
@@ -221,13 +233,13 @@ def verify(model: nn.Module, path: str) -> int:
     compared = 0
     with on_default_stream():
         for opened, key, name in _stored(model, path):
-            if (held := _found(parameters, name)) is not None:
-                own, found = held
-                if not _is_stored(model, own, found, opened, key):
+            if (held := _find_parameter(parameters, name)) is not None:
+                own, parameter = held
+                if not _is_stored(model, own, parameter, opened, key):
                     raise ModelError(f"{key} differs from {path}: it cannot be shared")
-                left[id(parameters[own])] -= found.numel()
+                left[id(parameters[own])] -= parameter.numel()
                 compared += 1
-    if missing := [name for name, each in parameters.items() if left[id(each)] > 0]:
+    if missing := [name for name, parameter in parameters.items() if left[id(parameter)] > 0]:
         raise ModelError(
             f"model.path={path}: {missing[0]} is not in its checkpoint, so sharing "
             "it cannot be verified; set sample.engine to transformers"
@@ -245,7 +257,7 @@ def _stored(model: nn.Module, path: str) -> Iterator[tuple[Any, str, str]]:
                 yield opened, key, named(key)
 
 
-def _found(parameters: dict[str, nn.Parameter], stored: str) -> tuple[str, Tensor] | None:
+def _find_parameter(parameters: dict[str, nn.Parameter], stored: str) -> tuple[str, Tensor] | None:
     """Transformers' name of a tensor in a checkpoint, and the part of that parameter which it is:
     one expert's of (E, rows, columns), of which the gate's rows come first. None if there is
     none."""
@@ -261,21 +273,24 @@ def _found(parameters: dict[str, nn.Parameter], stored: str) -> tuple[str, Tenso
     return name, expert if is_down else expert.chunk(2)[half]
 
 
-def _is_stored(model: nn.Module, name: str, found: Tensor, opened: Any, key: str) -> bool:
+def _is_stored(model: nn.Module, name: str, parameter: Tensor, opened: Any, key: str) -> bool:
     layer = model.get_submodule(name.rpartition(".")[0])
     if isinstance(layer, nf4.Linear4bit) and name.endswith(".weight"):
-        parts = {each: opened.get_tensor(each) for each in opened.keys()  # noqa: SIM118
-                 if each.startswith(f"{key}.")}  # fmt: skip
+        parts = {
+            name: opened.get_tensor(name)
+            for name in opened.keys()  # noqa: SIM118
+            if name.startswith(f"{key}.")
+        }
         return nf4.matches(layer, opened.get_tensor(key), parts)
     stored = opened.get_slice(key)
-    if tuple(stored.get_shape()) != tuple(found.shape):
+    if tuple(stored.get_shape()) != tuple(parameter.shape):
         return False
     return all(
         torch.equal(
-            stored[row : row + VERIFIED_ROWS].to(found.device, found.dtype),
-            found[row : row + VERIFIED_ROWS],
+            stored[row : row + VERIFIED_ROWS].to(parameter.device, parameter.dtype),
+            parameter[row : row + VERIFIED_ROWS],
         )
-        for row in range(0, len(found), VERIFIED_ROWS)
+        for row in range(0, len(parameter), VERIFIED_ROWS)
     )
 
 

@@ -90,9 +90,9 @@ def load(
     """
     unsloth = _import()
     mode = "unsloth" if checkpointing else False
-    said = io.StringIO()  # it prints a lot
+    printed = io.StringIO()  # it prints a lot
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(printed):
             model, _ = unsloth.from_pretrained(
                 model_name=config.path,
                 trust_remote_code=False,
@@ -111,16 +111,7 @@ def load(
             try:
                 engine.release()  # verifying needs room
                 shared_weights.verify(model, config.path)
-                policy: PeftModel = unsloth.get_peft_model(
-                    model,
-                    r=config.adapter.rank,
-                    target_modules=adapters.find_targets(model, config.adapter.targets),
-                    lora_alpha=config.adapter.alpha,
-                    use_rslora=config.adapter.rslora,
-                    lora_dropout=config.adapter.dropout,
-                    use_gradient_checkpointing=mode,
-                    random_state=seed % 2**32,  # numpy's limit
-                )
+                policy = _with_adapter(unsloth, model, config, seed, mode)
             except BaseException as error:
                 del model
                 clear_frames(error)
@@ -139,8 +130,26 @@ def load(
             "set model.backend to native"
         ) from error
     finally:
-        log.debug("%s", said.getvalue())
+        log.debug("%s", printed.getvalue())
     return engine, policy
+
+
+def _with_adapter(
+    unsloth: Any, model: Any, config: ModelSection, seed: int, checkpointing: str | bool
+) -> PeftModel:
+    """The policy over a model that Unsloth has loaded."""
+    adapter = config.adapter
+    policy: PeftModel = unsloth.get_peft_model(
+        model,
+        r=adapter.rank,
+        target_modules=adapters.find_targets(model, adapter.targets),
+        lora_alpha=adapter.alpha,
+        use_rslora=adapter.rslora,
+        lora_dropout=adapter.dropout,
+        use_gradient_checkpointing=checkpointing,
+        random_state=seed % 2**32,  # numpy's limit
+    )
+    return policy
 
 
 def _import() -> Any:
@@ -169,9 +178,9 @@ def _import() -> Any:
 
 
 def _utilisation(path: str, sizes: EngineSizes) -> float:
-    """Fraction of the free memory for weights, KV cache and workspace: [zoo]
-    approximate_vllm_memory_usage multiplies by what is free and takes no size in bytes."""
-    needed, free = sizes.kv_cache_bytes + sizes.beside_kv_bytes, torch.cuda.mem_get_info()[0]
+    """Fraction of the free memory for weights, KV cache and workspace; Unsloth accepts no size in
+    bytes ([zoo] approximate_vllm_memory_usage)."""
+    needed, free = sizes.kv_cache_bytes + sizes.other_bytes, torch.cuda.mem_get_info()[0]
     if needed > 0.97 * free:
         raise ModelError(
             f"model.path={path}: Unsloth's vLLM needs {needed / 2**30:.1f} GiB and "

@@ -21,17 +21,16 @@ class Archive:
     """The archived buffers of one run.
 
     Args:
-        most_bytes: of all together; the newest is kept whatever its size. 0: none is kept.
+        max_bytes: of all together; the newest is kept whatever its size. 0: none is kept.
     """
 
-    def __init__(self, run_folder: Path, most_bytes: int) -> None:
+    def __init__(self, run_folder: Path, max_bytes: int) -> None:
         self.folder = run_folder / "buffers"
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
 
     def read(self, step: int, run: RunIdentity) -> Document | None:
-        """This step's document as it was before it was learned from, if it exists and this run
-        sampled it with this config. A damaged one, or one of another step, is skipped with a
-        warning."""
+        """This step's document before it was trained on, if it exists and this run sampled it with
+        this config. A damaged document, or one of another step, is skipped with a warning."""
         file = self.folder / _name(step)
         if not file.exists():
             return None
@@ -65,7 +64,7 @@ class Archive:
         needed = document.step if needed_from is None else min(needed_from, document.step)
         total = sum(sizes.values())
         for file, size in sizes.items():
-            if total <= self.most_bytes or file.name >= _name(needed):
+            if total <= self.max_bytes or file.name >= _name(needed):
                 break
             file.unlink(missing_ok=True)
             total -= size
@@ -78,10 +77,12 @@ def is_archived(document: Document) -> bool:
     if not isinstance(directory, str) or "\0" in directory:
         return False
     try:
-        kept = read_document(Path(directory) / document.run.name / "buffers" / _name(document.step))
+        archived = read_document(
+            Path(directory) / document.run.name / "buffers" / _name(document.step)
+        )
     except RolloutBufferError:
         return False
-    return (kept.run.id, kept.step) == (document.run.id, document.step)
+    return (archived.run.id, archived.step) == (document.run.id, document.step)
 
 
 def _name(step: int) -> str:

@@ -67,9 +67,9 @@ def after(
     return best and replace(best, evaluations_since=best.evaluations_since + 1)
 
 
-def _rank(each: Best, sign: int) -> tuple[float, float]:
+def _rank(best: Best, sign: int) -> tuple[float, float]:
     """Higher is better: first the value, then the loss."""
-    return sign * each.value, -math.inf if each.loss is None else -each.loss
+    return sign * best.value, -math.inf if best.loss is None else -best.loss
 
 
 def ends_early(best: Best | None, patience: int) -> bool:

@@ -48,7 +48,7 @@ class RolloutBuffer:
     """Whether the file holds another run's rollouts that are also in that run's archive."""
     _document: Document | None = None
     """This run's rollouts in the file."""
-    _beside: Document | None = None
+    _second: Document | None = None
     """The current step's rollouts from elsewhere, if the file holds a later step."""
 
     def __enter__(self) -> Self:
@@ -67,7 +67,8 @@ class RolloutBuffer:
         self._lock.__exit__(None, None, None)
 
     def find(self, step: int) -> Document | None:
-        """The rollouts of a step anywhere on disk, perhaps not ``complete``; None without any."""
+        """The rollouts of a step anywhere on disk, possibly not ``complete``; None if there are
+        none."""
         held = self._held(step)
         if held is None or not held.complete:
             for source in self.sources:
@@ -85,11 +86,11 @@ class RolloutBuffer:
             checkpoint: path of the run's newest checkpoint.
         """
         document = self.find(step)
-        if document is None or document is self._document or document is self._beside:
+        if document is None or document is self._document or document is self._second:
             return document
-        document = self._as_moved(document, checkpoint)
+        document = self._as_own(document, checkpoint)
         if document.complete and self._document is not None and self._document.step > step:
-            self._beside = document
+            self._second = document
         else:
             self._write(document)
         return document
@@ -115,9 +116,16 @@ class RolloutBuffer:
         """
         held = self._held(step)
         document = Document(
-            self.run, step, whole, False, len(groups) if drawn is None else drawn, groups,
-            dict(counts), checkpoint, version if held is None else held.weight_version,
-        )  # fmt: skip
+            self.run,
+            step,
+            whole,
+            False,
+            len(groups) if drawn is None else drawn,
+            groups,
+            dict(counts),
+            checkpoint,
+            version if held is None else held.weight_version,  # that of the step's first rollouts
+        )
         self._keep(document)
 
     def finish(self) -> None:
@@ -127,10 +135,10 @@ class RolloutBuffer:
             self._write(replace(self._document, trained=True))
 
     def _held(self, step: int) -> Document | None:
-        held = (self._beside, self._document)
-        return next((each for each in held if each and each.step == step), None)
+        held = (self._second, self._document)
+        return next((document for document in held if document and document.step == step), None)
 
-    def _as_moved(self, document: Document, checkpoint: str | None) -> Document:
+    def _as_own(self, document: Document, checkpoint: str | None) -> Document:
         """Rollouts that were found elsewhere, as the file holds them."""
         return replace(document, run=self.run, trained=False, checkpoint=checkpoint)
 
@@ -174,7 +182,7 @@ def check(path: Path, run: RunIdentity) -> Document | None:
         f"or start with --run.resume never, which moves {path} aside"
     )
     if document.run.id != run.id:
-        if document.trained:
+        if document.trained:  # setting it aside loses nothing
             return document
         raise RolloutBufferError(
             f"{path} holds step {document.step} of the unfinished run {document.run.name!r} "

@@ -35,8 +35,8 @@ from reason_llm.errors import CheckpointError, ConfigError, one_line
 from reason_llm.files import (
     MIB,
     check_digests,
-    noted_digest,
     read_object,
+    recorded_digest,
     regular,
     replacing_folder,
 )
@@ -49,10 +49,10 @@ from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.train import optim
 
 FORMAT = 2
-MOST_STATE_BYTES = 64 * MIB
+MAX_STATE_BYTES = 64 * MIB
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
-MOST_SHARE = 1 / 20
+MAX_SHARE = 1 / 20
 """Part of a run's time in which checkpoints are written, with ``run.save_every: auto``."""
 FREE_SECONDS = 0.5
 """Checkpoints that take less time are written after each step."""
@@ -150,8 +150,15 @@ def begin_from(path: Path, name: str, config: dict[str, Any]) -> RunState:
             "such as runs/quickstart/checkpoints/step-00000060"
         )
     source = _newest_whole(folders)
-    same = ("stage", "model.path", "model.weights_sha256", "model.train", "model.adapter.",
-            "train.optimizer")  # fmt: skip
+    # The adapter and the moments mean something under these options alone; others may change.
+    same = (
+        "stage",
+        "model.path",
+        "model.weights_sha256",
+        "model.train",
+        "model.adapter.",
+        "train.optimizer",
+    )
     changed = [
         line
         for line in config_file.changes(source.run.config, config).refused
@@ -188,7 +195,7 @@ def date_of(run_folder: Path) -> str | None:
     with suppress(OSError):  # a name that is too long
         for folder in (*reversed(listing(run_folder)), run_folder):
             with suppress(OSError, ValueError, LookupError, TypeError):
-                return date_in(read_object(folder / STATE, MOST_STATE_BYTES)["run"]["config"])
+                return date_in(read_object(folder / STATE, MAX_STATE_BYTES)["run"]["config"])
     return None
 
 
@@ -205,14 +212,14 @@ def read(folder: Path) -> RunState:
     try:
         if folder.is_symlink():
             raise ValueError("it is a link")
-        noted = check_digests(folder).keys()
-        if STATE not in noted:
+        names = check_digests(folder).keys()
+        if STATE not in names:
             raise ValueError(f"{STATE} is missing")
-        value = read_object(folder / STATE, MOST_STATE_BYTES)
+        value = read_object(folder / STATE, MAX_STATE_BYTES)
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         state = record_from_json(RunState, value | {"folder": folder, "changed": ()})
-        if missing := {weights.FILES[state.run.config["model"]["train"]], OPTIMIZER} - noted:
+        if missing := {weights.FILES[state.run.config["model"]["train"]], OPTIMIZER} - names:
             raise ValueError(f"{min(missing)} is missing")
         return state
     except (OSError, KeyError, ValueError) as error:
@@ -283,7 +290,7 @@ def save(
                 if isinstance(content, Path):
                     _link(content, folder / name)
                     with suppress(OSError, LookupError):  # else it is read
-                        known[name] = noted_digest(content)
+                        known[name] = recorded_digest(content)
                 else:
                     save_file(dict(content), str(folder / name), metadata={"format": "pt"})
             value = {"format": FORMAT} | {name: getattr(state, name) for name in WRITTEN}
@@ -325,11 +332,11 @@ class Pace:
 
     @property
     def is_due(self) -> bool:
-        """Whether another one leaves their share of the time within ``MOST_SHARE``, or costs less
+        """Whether another one leaves their share of the time within ``MAX_SHARE``, or costs less
         than ``FREE_SECONDS``, a single slow one aside."""
         if self._shortest is None or self._shortest < FREE_SECONDS:
             return True
-        return self._seconds <= MOST_SHARE * (time.perf_counter() - self._began)
+        return self._seconds <= MAX_SHARE * (time.perf_counter() - self._began)
 
 
 def restore(
@@ -349,7 +356,7 @@ def restore(
             f"{folder} has no {missing[0]}: it is of a run without one; name its adapter as "
             "model.start"
         )
-    with _told_if_damaged(folder):
+    with _reporting_damage(folder):
         for role, optimizer in optimizers.items():
             model.load_adapter(role, load_file(regular(folder / _file(role, model.weights_file))))
             if role in model.heads:
@@ -359,19 +366,19 @@ def restore(
             optim.load_state_tensors(optimizer, moments)
 
 
-def earlier_adapters(state: RunState, most: int) -> dict[int, dict[str, Tensor]]:
+def earlier_adapters(state: RunState, max_versions: int) -> dict[int, dict[str, Tensor]]:
     """Adapters of up to this many steps before the checkpoint's, by learned steps; raises
     CheckpointError."""
     if (folder := state.folder) is None:
         return {}
-    versions = range(max(0, state.step - most), state.step)
+    versions = range(max(0, state.step - max_versions), state.step)
     files = {version: folder / version_file(version) for version in versions}
-    with _told_if_damaged(folder):
+    with _reporting_damage(folder):
         return {key: load_file(regular(file)) for key, file in files.items() if file.exists()}
 
 
 @contextmanager
-def _told_if_damaged(folder: Path) -> Iterator[None]:
+def _reporting_damage(folder: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointError:
@@ -383,7 +390,7 @@ def _told_if_damaged(folder: Path) -> Iterator[None]:
 
 
 def version_file(version: int) -> str:
-    """Name of the file with the adapter of so many learned steps."""
+    """Name of the file with the adapter after ``version`` learned steps."""
     return f"version-{version:08d}.safetensors"
 
 

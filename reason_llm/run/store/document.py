@@ -101,6 +101,7 @@ def read_document(
         raise RolloutBufferError(
             f"{path} is cut short or damaged: not whole JSON ({error}); {way_on}"
         ) from error
+    # The format comes first: fields of another version would look like damage.
     version = value.get("format") if isinstance(value, dict) else type(value).__name__
     if type(version) is not int or version != FORMAT:
         raise RolloutBufferError(
@@ -126,10 +127,10 @@ def _read(path: Path, way_on: str) -> bytes:
         if path.suffix != ".gz":
             return read_bounded(path, MAX_BYTES)
         with open_regular(path) as packed, gzip.open(packed) as file:
-            most = min(MAX_BYTES, 64 * MIB + MAX_RATIO * path.stat().st_size)
-            content = file.read(most + 1)
-        if len(content) > most:
-            raise too_large(most)
+            limit = min(MAX_BYTES, 64 * MIB + MAX_RATIO * path.stat().st_size)
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise too_large(limit)
     except (OSError, EOFError, zlib.error) as error:
         raise RolloutBufferError(f"{path} cannot be read ({one_line(error)}); {way_on}") from error
     return content

@@ -42,13 +42,13 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
     """
     path = run_folder / "environment.json"
     now: dict[str, Any] = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    now |= {"reason_llm": _ourselves(), "packages": _packages(), "machine": _machine()}
+    now |= {"reason_llm": _own_version(), "packages": _packages(), "machine": _machine()}
     now["data"] = _counts(data)
     now["plan"] = [
         {"name": line.name, "sampling": line.sampling, "learning": line.learning}
         for line in plan.lines
     ]
-    starts = [each for each in _read(path) if each["step"] < step] if step else []
+    starts = [start for start in _read(path) if start["step"] < step] if step else []
     if not starts or starts[-1] | {"step": step, "time": now["time"]} != now:
         starts.append(now)
     write_atomically(path, sealed(orjson.dumps({"starts": starts}, option=orjson.OPT_INDENT_2)))
@@ -64,7 +64,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 @cache
-def _ourselves() -> dict[str, Any]:
+def _own_version() -> dict[str, Any]:
     root = Path(reason_llm.__file__).parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     changes = _git(root, "status", "--porcelain", "--untracked-files=no") if commit else None
@@ -120,21 +120,21 @@ def _processor() -> str:
 
 
 def _counts(data: Data) -> dict[str, Any]:
-    def count(each: DataSet) -> dict[str, Any]:
+    def count(data_set: DataSet) -> dict[str, Any]:
         return {
-            "name": each.name,
-            "source": each.source,
-            "rows": each.num_rows,
-            "prompts": each.size,
-            "left_out": dict(each.dropped),
+            "name": data_set.name,
+            "source": data_set.source,
+            "rows": data_set.num_rows,
+            "prompts": data_set.size,
+            "left_out": dict(data_set.dropped),
         }
 
     held_out = [*data.held_out, *([data.held_out_rows] if data.held_out_rows else [])]
     return {
         "training": [
-            {**count(each), "weight": weight}
-            for each, weight in zip(data.training, data.weights, strict=True)
+            {**count(data_set), "weight": weight}
+            for data_set, weight in zip(data.training, data.weights, strict=True)
         ],
-        "held_out": [count(each) for each in held_out],
+        "held_out": [count(data_set) for data_set in held_out],
         "in_both": len(data.contamination),
     }

@@ -54,12 +54,12 @@ def is_run(path: Path) -> bool:
 def no_run(path: Path) -> str:
     """Message that there is no such run, with similar names in its folder and in runs/."""
     runs = [
-        each.parent
-        for each in (*path.parent.glob(f"*/{CONFIG}"), *Path("runs").glob(f"*/{CONFIG}"))
+        file.parent
+        for file in (*path.parent.glob(f"*/{CONFIG}"), *Path("runs").glob(f"*/{CONFIG}"))
     ]
-    near = difflib.get_close_matches(path.name, [each.name for each in runs], 3, 0.3)
-    meant = " or ".join(dict.fromkeys(str(each) for each in runs if each.name in near))
-    fix = f"did you mean {meant}?" if meant else "name a run's folder, such as runs/quickstart"
+    near = difflib.get_close_matches(path.name, [run.name for run in runs], 3, 0.3)
+    similar = " or ".join(dict.fromkeys(str(run) for run in runs if run.name in near))
+    fix = f"did you mean {similar}?" if similar else "name a run's folder, such as runs/quickstart"
     return f"there is no run {path}; {fix}"
 
 
@@ -69,7 +69,7 @@ def is_adapter(path: Path) -> bool:
 
 
 def holds_policy(path: Path) -> bool:
-    """Whether a folder holds what a run trained: an adapter, or a whole model."""
+    """Whether a folder holds a run's result: an adapter, or a whole model."""
     return is_adapter(path) or (path / MODEL).is_file()
 
 
@@ -103,8 +103,8 @@ def _check_config(run: Path) -> None:
     try:
         first, _, rest = read_text(run / CONFIG, MOST_CONFIG_BYTES).partition("\n")
         if first.startswith(_CONFIG_DIGEST):
-            noted = first.removeprefix(_CONFIG_DIGEST)
-            compare("it", hashlib.sha256(rest.encode()).hexdigest(), noted)
+            recorded = first.removeprefix(_CONFIG_DIGEST)
+            compare("it", hashlib.sha256(rest.encode()).hexdigest(), recorded)
     except NotAsWritten as error:
         raise ConfigError(
             f"{run / CONFIG} is damaged ({error}); call the command of the run again, which writes "
@@ -114,21 +114,21 @@ def _check_config(run: Path) -> None:
         return  # the reader reports it
 
 
-def check_writes(asked: Config | Path, what: str) -> None:
-    """Raises ConfigError for a model that gives scores, as ``what`` needs completions.
+def check_writes(target: Config | Path, what: str) -> None:
+    """Raise ConfigError for a model that gives scores, since ``what`` needs completions.
 
     Args:
-        asked: the config of a run, or the folder of an adapter; a run's folder passes.
+        target: the config of a run, or the folder of an adapter; a run's folder passes.
     """
-    if isinstance(asked, Path):
-        if not is_run(asked) and (asked / SCORE_HEAD).exists():
+    if isinstance(target, Path):
+        if not is_run(target) and (target / SCORE_HEAD).exists():
             raise ConfigError(
-                f"{asked} is a reward model's adapter, which scores completions and writes none; "
+                f"{target} is a reward model's adapter, which scores completions and writes none; "
                 "name it as a reward, or export it"
             )
-    elif asked.of_stage.scores:
+    elif target.of_stage.scores:
         raise ConfigError(
-            f"{asked.run.name} is a reward model (stage={asked.stage}): it scores completions "
+            f"{target.run.name} is a reward model (stage={target.stage}): it scores completions "
             f"and writes none, so {what} does not take it; name a run of another stage"
         )
 
@@ -142,7 +142,8 @@ def which_adapter(text: str | None) -> Which:
 
 
 def refuse_which(which: Which, what: str) -> None:
-    """Raise ConfigError if ``--which`` asks for more than the one adapter of what is no run."""
+    """Raise ConfigError if ``--which`` asks for more than the single adapter of a folder that is no
+    run."""
     if which != "last":
         raise ConfigError(f"--which {which} needs a run, and {what} is none; leave it out")
 
@@ -181,7 +182,7 @@ def learned_steps(run: Path, adapter: Path) -> int | None:
 
 
 def best_step(run: Path) -> int | None:
-    """Step of the adapter in ``adapter_best/``; None without one."""
+    """Step of the adapter in ``adapter_best/``; None if there is none."""
     step = best_record(run).get("step")
     return step if type(step) is int else None
 

@@ -75,8 +75,9 @@ class KeptAdapters:
         if not self.files:
             logger.warning(
                 "%s/ of step %d was not kept: the next one is",
-                self._folder_of("best").name, best.step,
-            )  # fmt: skip
+                self._folder_of("best").name,
+                best.step,
+            )
             return replace(state, best=None)
         notes = description(self.config, self._records(best.step), *self.digests)
         try:
@@ -95,7 +96,7 @@ class KeptAdapters:
                 self.files[f"{OF_BEST}{score_head.FILE}"] = score_head.state(head)
 
     def saved(self, state: RunState) -> None:
-        """A checkpoint is on its way to disk: after it, write the folder of what is new in it."""
+        """Write the best adapter's folder after the checkpoint that is being saved."""
         assert state.folder is not None
         is_new = any(not isinstance(source, Path) for source in self.files.values())
         self.files = {name: state.folder / name for name in self.files}
@@ -103,17 +104,17 @@ class KeptAdapters:
             self._submit(state.folder, best)
 
     def finish(self, step: int, judge: Callable[[], Record]) -> None:
-        """Write the last adapter, and the average where there is one.
+        """Write the last adapter, and the average if there is one.
 
         Args:
             judge: measures the model on the held-out rows.
         """
         self._write_end("last", step, self._records(step))
         if optim.averaged_steps(self.optimizer):
-            told = f"An exponential moving average (train.ema={self.config.train.ema})."
+            reason = f"An exponential moving average (train.ema={self.config.train.ema})."
             with optim.averaged(self.optimizer):
                 records = [judge()] if self.config.of_stage.scores else []
-                self._write_end("ema", step, records, told)
+                self._write_end("ema", step, records, reason)
 
     def _best_of(self, state: RunState) -> Best | None:
         return state.best if self.config.run.keep_best else None
@@ -122,13 +123,13 @@ class KeptAdapters:
         return self.run / kept_name(which, self.config.model.train)
 
     def _write_end(
-        self, which: Which, step: int, records: Sequence[Record], told: str = ""
+        self, which: Which, step: int, records: Sequence[Record], reason: str = ""
     ) -> None:
         with replacing_folder(self._folder_of(which)) as folder:
             self.model.snapshot().write(folder)
             if (head := self.model.heads.get("policy")) is not None:
                 score_head.save(score_head.state(head), folder)
-            self._describe(folder, step, records, told)
+            self._describe(folder, step, records, reason)
 
     def _submit(self, checkpoint: Path, best: Best) -> None:
         """Write the best adapter's folder from a checkpoint, after that is on disk."""
@@ -145,7 +146,7 @@ class KeptAdapters:
         """
         with replacing_folder(self._folder_of("best")) as folder:
             if self.model.is_full:
-                weights.copy_beside(str(checkpoint), folder)
+                weights.copy_tokenizer_files(str(checkpoint), folder)
             config = "config.json" if self.model.is_full else adapters.CONFIG
             shutil.copyfile(regular(checkpoint / config), folder / config)
             for name in names:
@@ -160,10 +161,10 @@ class KeptAdapters:
             return []
         return [record for record in self.log.records() if record["step"] <= step]
 
-    def _describe(self, folder: Path, step: int, records: Sequence[Record], told: str) -> None:
-        """Write a README that says ``told`` of the adapter, and its description for readers by the
-        last of the records."""
-        (folder / "README.md").write_bytes(readme(self.config, step, told, self.model.loader))
+    def _describe(self, folder: Path, step: int, records: Sequence[Record], reason: str) -> None:
+        """Write the README, with the reason for keeping the adapter, and the description of the
+        adapter for readers by the last of the records."""
+        (folder / "README.md").write_bytes(readme(self.config, step, reason, self.model.loader))
         for name, content in description(self.config, records, *self.digests).items():
             (folder / name).write_bytes(content)
 
@@ -179,12 +180,12 @@ def written(run: Path, train: str) -> dict[str, str]:
     }
 
 
-def check_written(run: Path, config: Config, state: RunState, noted: Mapping[str, Any]) -> None:
+def check_written(run: Path, config: Config, state: RunState, recorded: Mapping[str, Any]) -> None:
     """Compare the adapters of a finished run with its newest checkpoint, and every file of their
     folders with what the run noted when it ended.
 
     Args:
-        noted: what ``written`` gave then.
+        recorded: result of ``written`` at that time.
 
     Raises:
         NotAsWritten: one is missing or is another. OSError: one cannot be read.
@@ -193,14 +194,14 @@ def check_written(run: Path, config: Config, state: RunState, noted: Mapping[str
     file, train = weights.FILES[config.model.train], config.model.train
     last = kept_name("last", train)
     for name in (kept_name(which, train) for which in KEPT):
-        if name not in (last, *noted):
+        if name not in (last, *recorded):  # only the last adapter is there in every run
             continue
-        found = check_digests(run / name)
-        if file not in found:
+        digests = check_digests(run / name)
+        if file not in digests:
             raise NotAsWritten(f"{name}/ or its {MANIFEST} is missing")
         if name == last:
-            compare(f"{name}/{file}", found[file], check_digests(state.folder)[file])
-        compare(f"{name}/{MANIFEST}", sha256(run / name / MANIFEST, MIB), str(noted.get(name)))
+            compare(f"{name}/{file}", digests[file], check_digests(state.folder)[file])
+        compare(f"{name}/{MANIFEST}", sha256(run / name / MANIFEST, MIB), str(recorded.get(name)))
     if (
         state.best is not None
         and config.run.keep_best
@@ -211,14 +212,14 @@ def check_written(run: Path, config: Config, state: RunState, noted: Mapping[str
 
 def _check_best(folder: Path, checkpoint: Path, best: Best, notes: Mapping[str, bytes]) -> None:
     """Compare the best adapter with a checkpoint, and other files of its folder with ``notes``."""
-    noted = check_digests(folder)
+    digests = check_digests(folder)
     for name, content in notes.items():
         digest = hashlib.sha256(content).hexdigest()
-        compare(f"{folder.name}/{name}", noted.get(name, "missing"), digest)
+        compare(f"{folder.name}/{name}", digests.get(name, "missing"), digest)
     for file, digest in check_digests(checkpoint).items():
         if file.startswith(OF_BEST) or file in (adapters.CONFIG, "config.json"):
             own = file.removeprefix(OF_BEST)
-            compare(f"{folder.name}/{own}", noted.get(own, "missing"), digest)
+            compare(f"{folder.name}/{own}", digests.get(own, "missing"), digest)
     record = read_object(folder / BEST_RECORD, MIB)
     if record != _record_of(best):
         raise NotAsWritten(
@@ -227,13 +228,13 @@ def _check_best(folder: Path, checkpoint: Path, best: Best, notes: Mapping[str, 
 
 
 def readme(
-    config: Config, step: int, told: str = "", loader: str = "AutoModelForCausalLM"
+    config: Config, step: int, reason: str = "", loader: str = "AutoModelForCausalLM"
 ) -> bytes:
     """README.md of the adapter after ``step`` steps: what it is and how it is loaded. The card of
     an exported model, with its evaluation, is made by export.
 
     Args:
-        told: a sentence on why it was kept.
+        reason: a sentence on why it was kept.
         loader: Transformers' class that loads the base.
     """
     method, run, base = config.method, str(config.run.name), config.model.path
@@ -257,5 +258,5 @@ def readme(
         f"# {run}\n\n"
         f"A {kind} `{base}`, made with reason_llm: {method.name} ({method.idea}), "
         f"after step {step} of {config.run.steps}."
-        f"{' ' if told else ''}{told}\n\n{load}"
+        f"{' ' if reason else ''}{reason}\n\n{load}"
     ).encode()

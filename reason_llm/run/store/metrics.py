@@ -61,17 +61,17 @@ class MetricsLog:
     """
 
     def __init__(
-        self, run_folder: Path, step: int | None, started: float, noted: str | None = None
+        self, run_folder: Path, step: int | None, started: float, expected: str | None = None
     ) -> None:
         self.path = run_folder / "metrics.jsonl"
         last = -1 if step is None else step
-        kept = b"".join(line for line, record in _lines(self.path) if record["step"] <= last)
-        write_atomically(self.path, kept)
-        self._digest = hashlib.sha256(kept)
+        content = b"".join(line for line, record in _lines(self.path) if record["step"] <= last)
+        write_atomically(self.path, content)
+        self._digest = hashlib.sha256(content)
         self._since = started
-        if noted is not None:
+        if expected is not None:
             try:
-                compare(f"{self.path} up to step {last}", self.sha256, noted)
+                compare(f"{self.path} up to step {last}", self.sha256, expected)
             except NotAsWritten as error:
                 logger.warning("%s; curves, alarms and the summary show what is left", error)
 
@@ -87,18 +87,18 @@ class MetricsLog:
         record = {"step": step, **values, "time/total_seconds": now - self._since}
         self._since = now
         line = sealed(orjson.dumps(record) + b"\n")
-        with self._told_if_it_fails(), open_to_append(self.path) as file:
+        with self._reporting_failure(), open_to_append(self.path) as file:
             file.write(line)
         self._digest.update(line)
         return record
 
     def sync(self) -> None:
         """Make the records survive a power cut; raises WriteError."""
-        with self._told_if_it_fails():
+        with self._reporting_failure():
             sync(self.path)
 
     @contextmanager
-    def _told_if_it_fails(self) -> Iterator[None]:
+    def _reporting_failure(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -187,21 +187,21 @@ def describe(
         or not any(c.advantage != 0 for c in group.completions)
         for group in groups
     )
-    given = {
+    rewards = {
         f"score/{name}": [c.rewards[name] for c in completions if not math.isnan(c.rewards[name])]
         for name in completions[0].rewards
     }
-    given["score/reward"] = [c.reward or 0.0 for c in completions if c.has_reward]
+    rewards["score/reward"] = [c.reward or 0.0 for c in completions if c.has_reward]
     record = {
         "sample/tokens": tokens,
         "sample/completion_tokens": tokens / len(completions),
         "sample/truncated_fraction": truncated / len(completions),
         "score/groups_without_signal_fraction": flat / len(groups),
     }
-    record |= {name: sum(values) / len(values) for name, values in given.items() if values}
+    record |= {name: sum(values) / len(values) for name, values in rewards.items() if values}
     for side in rollout_sides():
         record |= side.metrics(completions)
-    if judged := given.get(f"score/{first}"):
+    if judged := rewards.get(f"score/{first}"):
         record["score/first_reward_std"] = pstdev(judged)
         if not any(judged):
             record |= _of_unpaid(groups, finds)
@@ -209,8 +209,8 @@ def describe(
 
 
 def _of_unpaid(groups: Sequence[Group], finds: Callable[[str], str | None] | None) -> Record:
-    """Why the first reward may be 0 for every completion: how many hold what it judges, how many
-    never close their thought, how many prompts open one."""
+    """Reasons why the first reward may be 0 for every completion: how many hold an answer to judge,
+    how many never close their thought, how many prompts open one."""
     texts = [group.prompt.continued_by(c) for group in groups for c in group.completions]
     open_thoughts = sum("<think>" in text.rpartition("</think>")[2] for text in texts)
     record = {
@@ -218,8 +218,8 @@ def _of_unpaid(groups: Sequence[Group], finds: Callable[[str], str | None] | Non
         "sample/opening_prompts_fraction": sum(bool(g.prompt.opened) for g in groups) / len(groups),
     }
     if finds is not None:
-        found = sum(finds(text) is not None for text in texts)
-        record["sample/answers_found_fraction"] = found / len(texts)
+        answers = sum(finds(text) is not None for text in texts)
+        record["sample/answers_found_fraction"] = answers / len(texts)
     return record
 
 
@@ -262,8 +262,8 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
 
     def ends(key: str) -> list[float] | None:
         """The first and the last value of a metric."""
-        found = values(key)
-        return [found[0], found[-1]] if found else None
+        series = values(key)
+        return [series[0], series[-1]] if series else None
 
     def largest(key: str, digits: int) -> float:
         return round(max(values(key), default=0.0), digits)
@@ -303,6 +303,6 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
 
 
 def write_summary(run_folder: Path, summary: dict[str, Any]) -> None:
-    """Write summary.json, which says that the run is finished."""
+    """Write summary.json, which marks the run as finished."""
     content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
     write_atomically(run_folder / "summary.json", sealed(content))

@@ -11,7 +11,7 @@ from reason_llm.errors import Stopped
 
 
 class BackgroundWriter:
-    """Writer thread; everything given to it is written when the ``with`` block ends. After a normal
+    """Writer thread; all submitted writes are done when the ``with`` block ends. After a normal
     end, or one that a signal asked for, a failed write raises ``WriteError``."""
 
     def __init__(self) -> None:

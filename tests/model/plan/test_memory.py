@@ -475,7 +475,7 @@ def test_the_plan_says_what_one_sequence_less_saves() -> None:
     assert (few.engine.max_sequences, more.engine.max_sequences) == (64, 128)
     each = 152_064 * 4 * 6  # bytes
     assert more.sequence_bytes == each
-    saved = more.engine.beside_kv_bytes - few.engine.beside_kv_bytes
+    saved = more.engine.other_bytes - few.engine.other_bytes
     assert saved == 64 * each
     cache = 28 * 2 * 4 * 128 * 2 * 4096
     expected = (

@@ -470,10 +470,10 @@ def test_an_expert_of_a_checkpoint_is_a_part_of_a_fused_weight() -> None:
         ("m.mlp.experts.0.down_proj.weight", "m.mlp.experts.down_proj", down[0]),
         ("n", "n", own["n"]),
     ):
-        found = shared_weights._found(own, stored)
+        found = shared_weights._find_parameter(own, stored)
         assert found is not None and found[0] == name and torch.equal(found[1], part)
-    assert shared_weights._found(own, "other") is None
-    assert shared_weights._found({"n": own["n"]}, "m.mlp.experts.0.w1.weight") is None
+    assert shared_weights._find_parameter(own, "other") is None
+    assert shared_weights._find_parameter({"n": own["n"]}, "m.mlp.experts.0.w1.weight") is None
 
 
 def test_a_layer_that_cannot_be_shared_is_named() -> None:
