@@ -18,7 +18,7 @@ from reason_llm.errors import ReasonError, printable
 from reason_llm.model import end_token_ids, load_tokenizer
 from reason_llm.model.plan import context_limit
 from reason_llm.rollout import Completion, FinishReason, Group, Prompt
-from reason_llm.sample import Ended, Progress, SamplingParams, episodes_of, unheard
+from reason_llm.sample import Ended, Progress, SamplingParams, episodes_of, ignore_ended
 from reason_llm.score import Scorer
 
 
@@ -35,7 +35,7 @@ class Written:
         params: SamplingParams,
         seed: int,
         progress: Progress,
-        ended: Ended = unheard,
+        ended: Ended = ignore_ended,
     ) -> list[Group]:
         """See ``Sampler``; of one prompt."""
         (prompt,) = prompts

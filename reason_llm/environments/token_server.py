@@ -343,8 +343,7 @@ class TokenServer:
     ) -> None:
         """Give each of these the model's answer; it is nothing to a client that has gone."""
         answers = [
-            openai_api.limited(c, ask.max_tokens)
-            for c, (_, ask) in zip(answers, requests, strict=True)
+            _truncated(c, ask.max_tokens) for c, (_, ask) in zip(answers, requests, strict=True)
         ]
         rows = [list(answer.token_ids) for answer in answers]
         texts = decode(self.renderer.tokenizer, rows, self.end_token_ids)
@@ -623,3 +622,11 @@ Play = Callable[[Session, Endpoint], Awaitable[Any]]
 """Plays a rollout; what it gives is the reward, or None."""
 Plays = Callable[[TokenServer], AbstractAsyncContextManager[Play]]
 """Context that is open while a wave is played."""
+
+
+def _truncated(completion: Completion, max_tokens: int) -> Completion:
+    """The completion, truncated where the rollout has no more room."""
+    if len(completion.token_ids) <= max_tokens:
+        return completion
+    ids, logprobs = completion.token_ids[:max_tokens], completion.logprobs[:max_tokens]
+    return replace(completion, token_ids=ids, logprobs=logprobs, finish_reason="length")

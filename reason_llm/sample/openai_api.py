@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
@@ -450,11 +450,3 @@ FORMS: Mapping[str, Form] = {
     "/v1/responses": (response_request, response),
 }
 """Reader of requests and writer of answers, by path."""
-
-
-def limited(completion: Completion, max_tokens: int) -> Completion:
-    """The completion, cut where the rollout has no more room."""
-    if len(completion.token_ids) <= max_tokens:
-        return completion
-    ids, logprobs = completion.token_ids[:max_tokens], completion.logprobs[:max_tokens]
-    return replace(completion, token_ids=ids, logprobs=logprobs, finish_reason="length")
