@@ -34,6 +34,8 @@ class Kind:
         for name, value in row.items():
             if str(name).casefold() in self.columns and not is_empty(value):
                 return True
+            if type(value) is str:
+                continue
             for each in value if isinstance(value, list) else [value]:
                 parts = each.get("content") if isinstance(each, dict) else None
                 if isinstance(parts, list) and any(map(self.is_part, parts)):
