@@ -126,7 +126,10 @@ class Folder(Protocol):
 
 def kind_of(row: Mapping[str, Any]) -> str | None:
     """The kind of a row's attachments; None for a row of text."""
-    return next((name for name, kind in KINDS.items() if kind.is_in(row)), None)
+    for name, kind in KINDS.items():
+        if kind.is_in(row):
+            return name
+    return None
 
 
 def folder_of(kind: str, asked: str) -> Folder:
@@ -142,7 +145,7 @@ def folder_of(kind: str, asked: str) -> Folder:
 
 def attached(messages: Messages) -> tuple[Any, ...]:
     """The attachments of messages, in order."""
-    return tuple(each for message in messages for each in message.get("attachments", ()))
+    return tuple([each for message in messages for each in message.get("attachments", ())])
 
 
 def with_parts(messages: Messages) -> Messages:

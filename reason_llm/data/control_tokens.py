@@ -83,11 +83,14 @@ class ControlTokens:
         """Whether a text in the value, a JSON tree, may spell one."""
         if isinstance(value, str):
             return self._spells(value)
-        if isinstance(value, (tuple, list)):
-            return any(map(self.are_in, value))
-        return isinstance(value, (dict, Mapping)) and any(
-            map(self.are_in, [*value, *value.values()])
-        )
+        if not isinstance(value, (tuple, list)):
+            if not isinstance(value, (dict, Mapping)):
+                return False
+            value = [*value, *value.values()]
+        for each in value:
+            if self._spells(each) if type(each) is str else self.are_in(each):
+                return True
+        return False
 
     def marked(self, value: Any, of_assistant: bool = False) -> Any:
         """The value, a JSON tree, with a mark for each control token that a text of it spells."""

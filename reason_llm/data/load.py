@@ -398,7 +398,7 @@ class _SetReader:
                 part.append((each.where, each.messages, each.answer))
         made, surely_fit = dict[str, Prompt | DataError](), 0
         if data_set.is_asked and data_set.prompts.encode is not None and self.attachments is None:
-            # A token of ASCII text has a character or more; one may be put before the text.
+            # One token may be put before the text.
             room = self._room(data_set.is_training)
             surely_fit = min(room, self.config.data.max_prompt_tokens or room)
         for (name, key), part in asked.items():
@@ -549,7 +549,8 @@ class _SetReader:
     def _attachments_of(self, where: str, row: Row) -> Attachments | None:
         """The reader of the row's attachments; None for a row without any, and for a model of
         text."""
-        if ignored := {*map(str.casefold, self.config.data.columns.ignore)}:
+        if given := self.config.data.columns.ignore:
+            ignored = {*map(str.casefold, given)}
             row = {n: v for n, v in row.items() if n.casefold() not in ignored}
         kind = kind_of(row)
         if kind is None:
@@ -617,13 +618,13 @@ class _SetReader:
             return read_demonstration(where, row, columns)
         if not data_set.is_asked:
             return LEARNED[data_set.form](where, row, columns)
-        judge = self.config.score.rewards[0]
         answer = data_set.form == "problems" and not is_played(data_set.source)
+        judge = self.config.score.rewards[0]
         if self.config.data.form == "prompts" and judge.custom is not None:
             answer = answer and has_answer(Cells(where, row, columns))
         needs_prompt = self.player is None or self.player.needs_prompt  # else reset may give it
         problem = read_problem(
-            where, row, columns, tests=judge.kind in CODE_REWARDS, label=judge.name == LABEL_REWARD,
+            where, row, columns, tests=self.judge in CODE_REWARDS, label=judge.name == LABEL_REWARD,
             answer=answer, prompt=needs_prompt,
         )  # fmt: skip
         return self._with_extra(problem, row)
@@ -706,9 +707,8 @@ class _SetReader:
         for name, text in self.asked.items() if data_set.is_training else ():
             self._ask_reader(name, problem, prompt, text, room)
         renderer = self.renderer.of(problem.toolset).with_extras(problem.extras)
-        data_set.ignored.update(
-            renderer.check_written(problem.where, problem.messages, prompt.text)
-        )
+        if ignored := renderer.check_written(problem.where, problem.messages, prompt.text):
+            data_set.ignored.update(ignored)
         if problem.extra:
             prompt = replace(prompt, extra={**prompt.extra, **problem.extra})
         data_set.prompts.append(prompt)
@@ -799,11 +799,10 @@ def _note_spellings(data_set: DataSet, examples: Sequence[Example], are_labels: 
     """Note gold answers, or answers to learn, that are one of a few labels and differ from its most
     frequent spelling by case or space alone. Unless ``are_labels``, all have to be words."""
     spelled: dict[str, Counter[str]] = {}
-    for each in examples:
-        label = _label_of(each)
+    for label, count in Counter(map(_label_of, examples)).items():
         if len(label) > MOST_LABEL_CHARACTERS:
             return
-        spelled.setdefault(" ".join(label.casefold().split()), Counter())[label] += 1
+        spelled.setdefault(" ".join(label.casefold().split()), Counter())[label] = count
     if not 1 < len(spelled) <= len(examples) / 2:
         return
     if not are_labels and not all(map(_LABEL.fullmatch, spelled)):

@@ -209,8 +209,8 @@ class Renderer:
     def prompts(
         self, asked: Sequence[tuple[str, Messages, str]], surely_fit: int = 0
     ) -> dict[str, Prompt | DataError]:
-        """``prompt`` of many rows, or the error that it raises, by ``where``. ASCII texts of fewer
-        characters than ``surely_fit`` get no token ids: they are for ``with_ids``."""
+        """``prompt`` of many rows, or the error that it raises, by ``where``. Texts of fewer
+        ``most_tokens`` than ``surely_fit`` get no token ids: they are for ``with_ids``."""
         found: dict[str, Prompt | DataError] = {}
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
@@ -218,17 +218,15 @@ class Renderer:
                 texts = self._texts([talk for _, talk, _ in part])
                 # What all texts have in common, such as the system message, is read once.
                 cut = [
-                    self.pieces(text)
-                    if text is not None and not (len(text) < surely_fit and text.isascii())
-                    else []
+                    [] if text is None or most_tokens(text) < surely_fit else self.pieces(text)
                     for text in texts
                 ]
                 each = [*dict.fromkeys(chain.from_iterable(cut))]
                 ids_of = dict(zip(each, self._encoded(each) if each else [], strict=True))
                 for (where, _, answer), text, parts in zip(part, texts, cut, strict=True):
                     if text is not None:
-                        ids = tuple(chain.from_iterable(map(ids_of.__getitem__, parts)))
-                        found[where] = Prompt(where, text, ids, answer)
+                        ids = [id for piece in parts for id in ids_of[piece]] if parts else ()
+                        found[where] = Prompt(where, text, tuple(ids), answer)
             for where, talk, answer in part:
                 if where not in found:
                     try:
@@ -410,13 +408,14 @@ class Renderer:
     def spells_controls(self, messages: Messages) -> bool:
         """Whether a message or a tool spells a control token that is to be read as text."""
         controls = self._controls
-        if controls.are_in(self.tools):
+        if self.tools and controls.are_in(self.tools):
             return True
         return controls.are_in(messages) and self.marked(messages) != list(messages)
 
     def controls_in(self, messages: Messages) -> list[str]:
         """Control tokens that the messages spell, each once."""
-        if not self.spells_controls(messages):
+        contents = [each["content"] for each in messages]
+        if not self._controls.are_in(contents) or not self.spells_controls(messages):
             return []
         return self._controls.names_in("".join(each["content"] for each in self.marked(messages)))
 
@@ -636,6 +635,12 @@ def _frame(renderer: Renderer) -> _Frame | None:
         if is_one and other == f"{before}{every}{after}":
             return _Frame(before, after, tuple(own), spells)
     return None
+
+
+def most_tokens(text: str) -> int:
+    """Bound of the tokens of a text: each has a byte or more, and normalization makes up to 33
+    bytes of a character that is not ASCII (U+FDFA)."""
+    return len(text) if text.isascii() else len(text) + 33 * (len(text.encode()) - len(text))
 
 
 def _is_question(talk: Messages) -> bool:

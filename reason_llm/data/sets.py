@@ -285,8 +285,9 @@ def question_key(example: Example) -> bytes:
     if isinstance(example, TextDocument):
         text = example.text
     else:
-        text = "\n".join(each["content"] for each in example.messages if each["role"] != "system")
-        digests = "".join(each.sha256 for each in attached(example.messages))
+        asked = [each for each in example.messages if each["role"] != "system"]
+        text = "\n".join([each["content"] for each in asked])
+        digests = "".join([each.sha256 for each in attached(example.messages)])
     key = folded(text) + digests.encode() or (text or example.where).encode()
     return blake2b(key, digest_size=16).digest()
 
