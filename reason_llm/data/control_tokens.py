@@ -87,10 +87,7 @@ class ControlTokens:
             if not isinstance(value, (dict, Mapping)):
                 return False
             value = [*value, *value.values()]
-        for each in value:
-            if self._spells(each) if type(each) is str else self.are_in(each):
-                return True
-        return False
+        return any(self._spells(each) if type(each) is str else self.are_in(each) for each in value)
 
     def marked(self, value: Any, of_assistant: bool = False) -> Any:
         """The value, a JSON tree, with a mark for each control token that a text of it spells."""
