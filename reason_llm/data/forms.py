@@ -49,7 +49,7 @@ PROMPT_COLUMNS = (
     "query", "question_content", "goal", "ctx",
 )  # fmt: skip
 COMPLETION_COLUMNS = ("completion", "response", "output")
-PLAIN = {
+PLAIN: dict[tuple[str, ...], tuple[str, str]] = {
     pair: names
     for names in product(("question", "problem", "prompt", "query"), ("answer", "final_answer"))
     for pair in (names, names[::-1])

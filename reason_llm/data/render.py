@@ -254,9 +254,10 @@ class Renderer:
         if all(text is not None and text.strip() for text in made):
             for number, text in zip(usual, made, strict=True):
                 texts[number] = text
-        for number in (questions[0], questions[-1]) if frame is not None else ():
-            if frame.around(talks[number][0]["content"]) not in (None, texts[number]):
-                raise ValueError(f"{self.template.source} asks for the length of a question")
+        if frame is not None:
+            for number in (questions[0], questions[-1]):
+                if frame.around(talks[number][0]["content"]) not in (None, texts[number]):
+                    raise ValueError(f"{self.template.source} asks for the length of a question")
         return texts
 
     @property
