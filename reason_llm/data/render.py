@@ -617,14 +617,14 @@ def _frame(renderer: Renderer) -> _Frame | None:
     """The frame of a template that writes two questions alike and unchanged: a word, and one with
     all characters of ASCII and all texts of the template, for which it may look in a question.
     None for another template."""
-    import jinja2
+    import jinja2.sandbox
 
     word, spells = "Qz7", renderer._controls.are_in
     with suppress(TimeoutError, ValueError, jinja2.TemplateError):
         jinja = renderer.tokenizer.get_chat_template(
             renderer.template.jinja, list(renderer.tools) or None
         )
-        tokens = jinja2.Environment().lexer.tokenize(jinja)
+        tokens = jinja2.sandbox.ImmutableSandboxedEnvironment().lexer.tokenize(jinja)
         own = [*dict.fromkeys(each.value for each in tokens if each.type == "string")]
         own = [each for each in own if each and not spells(each)]
         every = "a".join(["", *map(chr, range(128)), *own, *own, ""])
