@@ -35,7 +35,7 @@ CHANGES = {
     "a word at the start": "{% if m.content.startswith('Add 7') %}!{% endif %}{{ m.content }}",
     "a word at the end": "{{ m.content }}{% if m.content.endswith('7') %}!{% endif %}",
     "a word in it": "{{ m.content.replace('+', 'and') }}",
-    "a long one": "{{ m.content }}{% if m.content | length > 20 %}!{% endif %}",
+    "a long one": "{{ m.content }}{% if m.content | length > 999 %}!{% endif %}",
     "nothing": "{{ m.content }}{{ m.content.count('\n') if m.role == 'system' }}",
 }
 """Templates that change some questions, by what they change."""
@@ -48,7 +48,16 @@ def test_a_question_is_rendered_as_the_template_writes_it_alone(
     jinja = f"{{% for m in messages %}}<{{{{ m.role }}}}>{CHANGES[change]}{{% endfor %}}"
     renderer = Renderer(tokenizer, ChatTemplate("a test's", jinja), "Be\nbrief.")
     questions = [f"Add {n} + {m}" + "." * (n // 6) for n in range(12) for m in range(8)]
-    questions += [" Add 7", 'Say "7".', "Zähle bis 7", "Two\nlines", "<|im_end|>", "user", "7"]
+    questions += [
+        " Add 7",
+        'Say "7".',
+        "Zähle bis 7",
+        "Two\nlines",
+        "<|im_end|>",
+        "user",
+        "7",
+        *("1 + " * count + "1" for count in (300, 301)),
+    ]
     asked = [(str(n), [{"role": "user", "content": q}], "1") for n, q in enumerate(questions)]
     asked.append(("x", [*asked[0][1], {"role": "assistant", "content": "0"}, *asked[1][1]], "1"))
     alone: dict[str, Any] = {}
