@@ -391,14 +391,22 @@ def too_large(max_bytes: int) -> OSError:
     return OSError(errno.EFBIG, f"it is larger than {max_bytes / MIB:,g} MiB")
 
 
+_FLAT = frozenset({str, int, float, bool, type(None)})
+
+
 def check_nesting(value: T) -> T:
     """The parsed value; raises ValueError where it is nested deeper than ``MAX_NESTING``."""
     level: list[Any] = [value] if isinstance(value, list | Mapping) else []
     for _ in range(MAX_NESTING):
+        parts = [
+            node if type(node) is list or not isinstance(node, Mapping) else node.values()
+            for node in level
+        ]
         level = [
             item
-            for node in level
-            for item in (node.values() if isinstance(node, Mapping) else node)
+            for part in parts
+            if not _FLAT.issuperset(map(type, part))
+            for item in part
             if isinstance(item, list | Mapping)
         ]
         if not level:

@@ -34,6 +34,8 @@ class Kind:
         for name, value in row.items():
             if str(name).casefold() in self.columns and not is_empty(value):
                 return True
+            if type(value) is str:
+                continue
             for each in value if isinstance(value, list) else [value]:
                 parts = each.get("content") if isinstance(each, dict) else None
                 if isinstance(parts, list) and any(map(self.is_part, parts)):
@@ -124,7 +126,10 @@ class Folder(Protocol):
 
 def kind_of(row: Mapping[str, Any]) -> str | None:
     """The kind of a row's attachments; None for a row of text."""
-    return next((name for name, kind in KINDS.items() if kind.is_in(row)), None)
+    for name, kind in KINDS.items():
+        if kind.is_in(row):
+            return name
+    return None
 
 
 def folder_of(kind: str, asked: str) -> Folder:
@@ -140,7 +145,7 @@ def folder_of(kind: str, asked: str) -> Folder:
 
 def attached(messages: Messages) -> tuple[Any, ...]:
     """The attachments of messages, in order."""
-    return tuple(each for message in messages for each in message.get("attachments", ()))
+    return tuple([each for message in messages for each in message.get("attachments", ())])
 
 
 def with_parts(messages: Messages) -> Messages:

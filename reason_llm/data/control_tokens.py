@@ -74,16 +74,20 @@ class ControlTokens:
 
     def _found_in(self, text: str) -> bool:
         # A first look that is fast: hundreds of names begin with few pairs of characters.
-        likely = any(begin in text for begin in self._beginnings)
-        return likely and self._spelled[False].search(text) is not None
+        for begin in self._beginnings:
+            if begin in text:
+                return self._spelled[False].search(text) is not None
+        return False
 
     def are_in(self, value: Any) -> bool:
         """Whether a text in the value, a JSON tree, may spell one."""
         if isinstance(value, str):
             return self._spells(value)
-        if isinstance(value, Mapping):
-            return any(map(self.are_in, value)) or any(map(self.are_in, value.values()))
-        return isinstance(value, (tuple, list)) and any(map(self.are_in, value))
+        if not isinstance(value, (tuple, list)):
+            if not isinstance(value, (dict, Mapping)):
+                return False
+            value = [*value, *value.values()]
+        return any(self._spells(each) if type(each) is str else self.are_in(each) for each in value)
 
     def marked(self, value: Any, of_assistant: bool = False) -> Any:
         """The value, a JSON tree, with a mark for each control token that a text of it spells."""

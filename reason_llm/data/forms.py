@@ -14,13 +14,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Any, Self
 
 from reason_llm.config import RESERVED_ARGUMENTS, ColumnsSection
 from reason_llm.data.cells import Cells
 from reason_llm.data.choices import Choices, check_no_wrong_choices, read_choices
-from reason_llm.data.golds import NO_VALUES, gold_of_text, has_answer, read_gold, read_tests
+from reason_llm.data.golds import (
+    NO_VALUES,
+    gold_of_text,
+    has_answer,
+    number_of,
+    read_gold,
+    read_tests,
+)
 from reason_llm.data.messages import (
     ROLES,
     SYSTEM_ROLES,
@@ -42,6 +49,12 @@ PROMPT_COLUMNS = (
     "query", "question_content", "goal", "ctx",
 )  # fmt: skip
 COMPLETION_COLUMNS = ("completion", "response", "output")
+PLAIN: dict[tuple[str, ...], tuple[str, str]] = {
+    pair: names
+    for names in product(("question", "problem", "prompt", "query"), ("answer", "final_answer"))
+    for pair in (names, names[::-1])
+}
+"""The columns of the prompt and the gold answer of rows that have no other, by all columns."""
 SYSTEM_COLUMNS = ("system", "system_prompt")
 JOINED_COLUMNS = ("input", "context", "starter_code")
 """Columns whose text belongs to the prompt: Alpaca's, Dolly's, and those of programming tasks."""
@@ -182,6 +195,8 @@ def read_problem(
     """A row with a prompt and, unless ``answer`` is False, a gold answer: of code rewards the
     row's tests, of the reward ``exact`` a label. Unless ``prompt`` is True, a row without one has
     an empty message of the user."""
+    if answer and not (tests or label) and (plain := _plain_problem(where, row, columns)):
+        return plain
     cells = Cells(where, row, columns)
     names = PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,)
     if not prompt and cells.find(names) is None:
@@ -203,6 +218,20 @@ def read_problem(
     return Problem(
         where, asked.messages, gold, text, extras=asked.extras, ignored=cells.ignored(), doubt=doubt
     )
+
+
+def _plain_problem(where: str, row: Row, columns: ColumnsSection) -> Problem | None:
+    """What ``read_problem`` makes of a row of a text and a whole number, of which it has nothing
+    else to ask; None for any other row. Large sets have many of these."""
+    names = PLAIN.get((*row,))
+    if names is None or columns.prompt or columns.answer or columns.ignore:
+        return None
+    text, given = row[names[0]], row[names[1]]
+    if type(text) is not str or type(given) is not str or not text[:1].isalnum() or "{" in text:
+        return None
+    if text.startswith(("array(", "Human:", "Assistant:")) or not (gold := number_of(given)):
+        return None
+    return Problem(where, [{"role": "user", "content": text}], gold, text)
 
 
 def read_demonstration(

@@ -55,6 +55,8 @@ _DAMAGE = {
     ),
 }
 """Marks of what another program did to a text."""
+_UNDAMAGED = bytes({*range(32, 127), *b"\n"} - {*b"&\\"})
+"""ASCII that none of these marks has."""
 _DECIMAL_COMMA = re.compile(
     r"[-+]?\d{1,3}(?:\.\d{3})++,\d++(?: ?[^\W\d_]{1,20}+| ?[%€$£])?+"
     r"|[-+]?\d{1,9},\d{1,2}"
@@ -178,6 +180,14 @@ def read_gold(
     return answer, _doubt(value if isinstance(value, str) else "", answer)
 
 
+def number_of(text: str) -> str:
+    """The gold answer of a text that is a whole number, or ends with ``####`` and one, as
+    ``read_gold`` has it; empty for any other text, and for one in doubt."""
+    answer = text.split("####")[-1].strip(" ")
+    is_one = answer.isdecimal() and "<answer>" not in text and text.lstrip()[:1] not in ("[", "{")
+    return answer if is_one and not damage(text) else ""
+
+
 def gold_of_text(text: str, is_label: bool) -> str:
     """The gold answer in an assistant's answer: a label, or what is marked, or else the whole
     text; empty where the marks hold no single answer."""
@@ -233,6 +243,8 @@ def without_entities(text: str) -> str:
 def damage(text: str) -> str:
     """Return the damage that another program did to a text, such as an escape of JSON or Python
     that took the first letter of a LaTeX command; empty without damage."""
+    if not text.encode(errors="replace").translate(None, _UNDAMAGED):
+        return ""
     if (found := _DAMAGED.search(text)) is None or found.lastindex is None:
         if without_entities(text) != text:
             return "HTML entities (&lt;) are read as they stand"

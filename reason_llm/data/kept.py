@@ -73,7 +73,8 @@ def load_kept(
     if files is None or not is_large:
         return load()
     options = (context_tokens, sorted(extra_columns), sorted(end_token_ids))
-    key = _key(config, tokenizer, files, options)
+    known = _known(config, tokenizer, options)
+    key = _key(known, files)
     path = cache.folder() / f"{key}.rows"
     try:
         data = _read(path, key, renderer_of(config, tokenizer))
@@ -85,7 +86,7 @@ def load_kept(
         told(f"data as read and tokenised before, from {path}; remove it to read them anew")
         return data
     data = load()
-    if data.attachments is not None or _key(config, tokenizer, files, options) != key:
+    if data.attachments is not None or _key(known, files) != key:
         return data  # each start checks the attachments' files, or a file was changed meanwhile
     try:
         _write(path, key, data)
@@ -110,23 +111,25 @@ def _files(config: Config, extra_columns: Collection[str]) -> list[Path] | None:
     return found if is_file and not section.given else None
 
 
-def _key(
-    config: Config, tokenizer: "PreTrainedTokenizerBase", files: Iterable[Path], options: Any
-) -> str:
+def _key(known: bytes, files: Iterable[Path]) -> str:
     """Digest of everything that the data follow from."""
+    rows = [(str(file), sha256(file)) for file in files]
+    return hashlib.sha256(orjson.dumps(rows) + known).hexdigest()
+
+
+def _known(config: Config, tokenizer: "PreTrainedTokenizerBase", options: Any) -> bytes:
+    """Digest of everything that the data follow from but for the rows."""
     tree = config.model_dump(mode="json")
     for section in UNSEEN:
         del tree[section]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = tokenizer.get_vocab() if backend is None else backend.to_str()
     tokens = [type(tokenizer).__name__, repr(tokenizer.init_kwargs), vocabulary]
-    rows = [(str(file), sha256(file)) for file in files]
     if config.held_out_shares:
         options = [options, config.run.seed]
     made_by = [_own_source(), *map(version, LIBRARIES)]
     template = renderer_of(config, tokenizer).digest
-    content = orjson.dumps([tree, tokens, rows, made_by, template, options])
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(orjson.dumps([tree, tokens, made_by, template, options])).digest()
 
 
 @once

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from string import ascii_uppercase
@@ -243,6 +242,8 @@ class _SetReader:
     """By the reader and a training prompt's ids: its row, and what the reader is asked instead."""
     asked: Mapping[str, str] = field(init=False)
     """``Config.reader_prompts``."""
+    judge: str = field(init=False)
+    """Name of the first reward."""
     left_out: set[str] = field(default_factory=set)
     """Columns that rewards in TRL's form are not given, of which the user knows."""
     player: Player | None = None
@@ -254,6 +255,7 @@ class _SetReader:
 
     def __post_init__(self) -> None:
         self.asked = self.config.reader_prompts
+        self.judge = self.config.score.rewards[0].kind
         self.player = player_of(self.config)
         if self.player is not None:
             self.extra_columns = {*self.extra_columns, CHAT, ROW}
@@ -396,7 +398,7 @@ class _SetReader:
                 part.append((each.where, each.messages, each.answer))
         made, surely_fit = dict[str, Prompt | DataError](), 0
         if data_set.is_asked and data_set.prompts.encode is not None and self.attachments is None:
-            # A token of ASCII text has a character or more; one may be put before the text.
+            # One token may be put before the text.
             room = self._room(data_set.is_training)
             surely_fit = min(room, self.config.data.max_prompt_tokens or room)
         for (name, key), part in asked.items():
@@ -458,17 +460,12 @@ class _SetReader:
             data_set.origins.setdefault(example.origin)
         if isinstance(example, Completed) and example.label:
             data_set.labels.setdefault(example.label)
-        elsewhere = self._read_elsewhere(data_set, row)
-        unread = [name for name in example.ignored if name not in elsewhere]
-        if ALL in self.extra_columns and data_set.is_asked:
-            handed = [name for name in unread if name in row and name not in self.left_out]
-            data_set.handed.update(handed)
-            unread = [name for name in unread if name not in handed]
-        data_set.ignored.update(unread)
+        if example.ignored:
+            self._note_ignored(data_set, example, row)
         for each in filter(None, dict.fromkeys(self._doubts(example))):
             data_set.doubts.setdefault(each, []).append(where)
         # Evaluation sets are read first, so their questions are known when training rows come.
-        key = blake2b(question_key(example).encode(), digest_size=16).digest()
+        key = question_key(example)
         if isinstance(example, Problem):
             self._compare_golds(data_set, example, key)
         if not data_set.is_training:
@@ -497,20 +494,30 @@ class _SetReader:
             option += ", which learns every answer, the bad ones too"
         return option
 
-    def _doubts(self, example: Example) -> Iterator[str]:
-        """Yield what the user should look at in an example; empty texts for what is in order."""
+    def _note_ignored(self, data_set: DataSet, example: Example, row: Row) -> None:
+        """Count the columns of an example that nothing reads, and those for rewards alone."""
+        elsewhere = self._read_elsewhere(data_set, row)
+        unread = [name for name in example.ignored if name not in elsewhere]
+        if ALL in self.extra_columns and data_set.is_asked:
+            handed = [name for name in unread if name in row and name not in self.left_out]
+            data_set.handed.update(handed)
+            unread = [name for name in unread if name not in handed]
+        data_set.ignored.update(unread)
+
+    def _doubts(self, example: Example) -> tuple[str, ...]:
+        """What the user should look at in an example; empty texts for what is in order."""
         if isinstance(example, TextDocument):
-            yield damage(example.text)
-            return
-        yield self._doubt(example) if isinstance(example, Problem) else example.doubt
-        yield next(filter(None, map(damage, _texts_of(example))), "")
+            return (damage(example.text),)
+        said = _messages_of(example)
+        doubt = self._doubt(example) if isinstance(example, Problem) else example.doubt
+        damaged = next(filter(None, (damage(each["content"]) for each in said)), "")
         has_own_system = example.messages[0]["role"] in SYSTEM_ROLES
-        yield OWN_SYSTEM if has_own_system and self.renderer.system_prompt is not None else ""
-        yield self._spelled(example)
+        own = OWN_SYSTEM if has_own_system and self.renderer.system_prompt is not None else ""
+        return doubt, damaged, own, self._spelled(example, said)
 
     def _compare_golds(self, data_set: DataSet, problem: Problem, key: bytes) -> None:
         """Note a question that an earlier row of the set has with another gold answer."""
-        judge = self.config.score.rewards[0].kind
+        judge = self.judge
         if not problem.answer or judge in CODE_REWARDS:
             return
         key += problem.toolset.encode()
@@ -525,25 +532,25 @@ class _SetReader:
                 key.hex(), f"{where} has {gold!r:.40}, {problem.where} has {problem.answer!r:.40}"
             )
 
-    def _spelled(self, example: Example) -> str:
+    def _spelled(self, example: Problem | Completed, said: Messages) -> str:
         """Return a note on the control tokens that a row spells; empty where it spells none, where
         no template writes them, and where the row has its own token ids."""
         has_template = self.renderer.template.jinja or self.renderer.tokenizer.chat_template
-        if isinstance(example, TextDocument) or has_template is None:
+        if has_template is None:
             return ""
         if isinstance(example, Completed) and example.sampled is not None:
             return ""
-        said = _messages_of(example)
         if named := self.renderer.controls_in(said):
             return f"control tokens that the row spells ({named[0]}) are read as text"
-        marks = (mark for mark in TEMPLATE_MARKS for each in said if mark in each["content"])
-        mark = next(marks, None)
+        texts = [text for each in said if _may_be_marked(text := each["content"])]
+        mark = next((mark for mark in TEMPLATE_MARKS for text in texts if mark in text), None)
         return f"marks of other chat templates ({mark}) are read as text" if mark else ""
 
     def _attachments_of(self, where: str, row: Row) -> Attachments | None:
         """The reader of the row's attachments; None for a row without any, and for a model of
         text."""
-        if ignored := {name.casefold() for name in self.config.data.columns.ignore}:
+        if given := self.config.data.columns.ignore:
+            ignored = {*map(str.casefold, given)}
             row = {n: v for n, v in row.items() if n.casefold() not in ignored}
         kind = kind_of(row)
         if kind is None:
@@ -557,7 +564,7 @@ class _SetReader:
     def _doubt(self, problem: Problem) -> str:
         """Why the gold answer may be another one, or may never be paid; empty where it is clear."""
         asked, doubt = problem.messages[-1]["content"], problem.doubt
-        if doubt or self.config.score.rewards[0].kind not in MATH_REWARDS:
+        if doubt or self.judge not in MATH_REWARDS:
             return doubt
         if not problem.answer or problem.answer.isdecimal():
             return ""
@@ -611,13 +618,13 @@ class _SetReader:
             return read_demonstration(where, row, columns)
         if not data_set.is_asked:
             return LEARNED[data_set.form](where, row, columns)
-        judge = self.config.score.rewards[0]
         answer = data_set.form == "problems" and not is_played(data_set.source)
+        judge = self.config.score.rewards[0]
         if self.config.data.form == "prompts" and judge.custom is not None:
             answer = answer and has_answer(Cells(where, row, columns))
         needs_prompt = self.player is None or self.player.needs_prompt  # else reset may give it
         problem = read_problem(
-            where, row, columns, tests=judge.kind in CODE_REWARDS, label=judge.name == LABEL_REWARD,
+            where, row, columns, tests=self.judge in CODE_REWARDS, label=judge.name == LABEL_REWARD,
             answer=answer, prompt=needs_prompt,
         )  # fmt: skip
         return self._with_extra(problem, row)
@@ -700,9 +707,8 @@ class _SetReader:
         for name, text in self.asked.items() if data_set.is_training else ():
             self._ask_reader(name, problem, prompt, text, room)
         renderer = self.renderer.of(problem.toolset).with_extras(problem.extras)
-        data_set.ignored.update(
-            renderer.check_written(problem.where, problem.messages, prompt.text)
-        )
+        if ignored := renderer.check_written(problem.where, problem.messages, prompt.text):
+            data_set.ignored.update(ignored)
         if problem.extra:
             prompt = replace(prompt, extra={**prompt.extra, **problem.extra})
         data_set.prompts.append(prompt)
@@ -793,11 +799,10 @@ def _note_spellings(data_set: DataSet, examples: Sequence[Example], are_labels: 
     """Note gold answers, or answers to learn, that are one of a few labels and differ from its most
     frequent spelling by case or space alone. Unless ``are_labels``, all have to be words."""
     spelled: dict[str, Counter[str]] = {}
-    for each in examples:
-        label = _label_of(each)
+    for label, count in Counter(map(_label_of, examples)).items():
         if len(label) > MOST_LABEL_CHARACTERS:
             return
-        spelled.setdefault(" ".join(label.casefold().split()), Counter())[label] += 1
+        spelled.setdefault(" ".join(label.casefold().split()), Counter())[label] = count
     if not 1 < len(spelled) <= len(examples) / 2:
         return
     if not are_labels and not all(map(_LABEL.fullmatch, spelled)):
@@ -828,8 +833,9 @@ def _messages_of(example: Problem | Completed) -> Messages:
     return [*example.messages, *(message for part in said for message in part)]
 
 
-def _texts_of(example: Problem | Completed) -> list[str]:
-    return [message["content"] for message in _messages_of(example)]
+def _may_be_marked(text: str) -> bool:
+    """Whether a text has the first character of any of ``TEMPLATE_MARKS``."""
+    return "<" in text or "[" in text or "#" in text
 
 
 def _is_kept_by_json(value: object) -> bool:

@@ -79,11 +79,11 @@ class Packed(Items[T]):
         return np.diff(np.frombuffer(self.arrays["text_ends"], np.int64))
 
     def _add(self, ids: Sequence[int], rest: list[Any]) -> None:
-        text = orjson.dumps(rest)
-        for name, added in (("ids", array("i", ids)), ("text", text)):
-            ends = self.arrays["ends" if name == "ids" else "text_ends"]
-            self.arrays[name] += added
-            ends.append(ends[-1] + len(added))
+        arrays, text = self.arrays, orjson.dumps(rest)
+        arrays["ids"].extend(ids)
+        arrays["text"] += text
+        arrays["ends"].append(arrays["ends"][-1] + len(ids))
+        arrays["text_ends"].append(arrays["text_ends"][-1] + len(text))
 
     def _ids(self, number: int) -> tuple[int, ...]:
         ends = self.arrays["ends"]
@@ -117,6 +117,10 @@ class Prompts(Packed[Prompt]):
         """See ``Items``."""
         prompt = self.kept(number)
         return self.encode(prompt) if self.encode and not prompt.token_ids else prompt
+
+    def without_ids(self) -> Iterator[list[Any]]:
+        """The id, text, answer and columns of each prompt."""
+        return map(self._rest, range(len(self)))
 
     def kept(self, number: int) -> Prompt:
         """The prompt as it was added."""

@@ -11,7 +11,7 @@ import random
 import re
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -72,6 +72,8 @@ LEAST_CACHED = 1 << 16
 ANCHORS = ("", "\n", ".")
 """Texts before a part of a text that is tokenised alone: some tokenizers put a space before the
 first word."""
+LEAST_FRAMED = 32
+"""Questions from which a frame is looked for."""
 _Rendering = tuple[str | None, str, int | None]
 """The text; or the problem, with the template's line that has wrong syntax."""
 
@@ -106,12 +108,14 @@ class Renderer:
         Raises:
             DataError: the config has tools, too.
         """
+        if extras is NO_EXTRAS:
+            return self
         if extras.tools and self.tools:
             raise DataError(
                 "the row has tools and sample.environment has others; name the row's column in "
                 "data.columns.ignore"
             )
-        if extras is NO_EXTRAS or extras == NO_EXTRAS:
+        if extras == NO_EXTRAS:
             return self
         arguments = tuple({**dict(self.template.arguments), **extras.arguments}.items())
         template = replace(self.template, arguments=arguments)
@@ -146,7 +150,7 @@ class Renderer:
             DataError: the content of a user's or a system message, or a tool call, is not there.
         """
         ignored: dict[str, None] = {}
-        text = self._controls.plain(text)
+        text = self._controls.plain(text) if OPEN in text else text
         if self.template.arguments:
             jinja = self.tokenizer.get_chat_template(self.template.jinja)
             names = _names_in(jinja)
@@ -162,6 +166,8 @@ class Renderer:
                 )
         for message in self.with_system_prompt(messages):
             role, content = message["role"], message["content"].strip()
+            if len(message) == 2 and role != "assistant" and content in text:
+                continue
             parts = content.split(MARK) if message.get("attachments") else [content]
             if role == "assistant" and content.rpartition("</think>")[2].strip() not in text:
                 ignored.setdefault("messages[].content of the assistant's earlier turns")
@@ -203,31 +209,24 @@ class Renderer:
     def prompts(
         self, asked: Sequence[tuple[str, Messages, str]], surely_fit: int = 0
     ) -> dict[str, Prompt | DataError]:
-        """``prompt`` of many rows, or the error that it raises, by ``where``. ASCII texts of fewer
-        characters than ``surely_fit`` get no token ids: they are for ``with_ids``."""
+        """``prompt`` of many rows, or the error that it raises, by ``where``. Texts of fewer
+        ``most_tokens`` than ``surely_fit`` get no token ids: they are for ``with_ids``."""
         found: dict[str, Prompt | DataError] = {}
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
-            talks = [self.with_system_prompt(talk) for _, talk, _ in part]
-            usual = [
-                (row, talk)
-                for row, talk in zip(part, talks, strict=True)
-                if not self.spells_controls(talk)
-            ]
             with suppress(TimeoutError, Panic, ValueError):
-                made = self._rendered([talk for _, talk in usual]) if usual else []
-                texts = [text for text, _, _ in made if text is not None and text.strip()]
-                if usual and len(texts) == len(usual):
-                    # What all texts have in common, such as the system message, is read once.
-                    cut = [
-                        [] if len(text) < surely_fit and text.isascii() else self.pieces(text)
-                        for text in texts
-                    ]
-                    each = [*dict.fromkeys(chain.from_iterable(cut))]
-                    ids_of = dict(zip(each, self._encoded(each) if each else [], strict=True))
-                    for ((where, _, answer), _), text, parts in zip(usual, texts, cut, strict=True):
-                        ids = tuple(chain.from_iterable(map(ids_of.__getitem__, parts)))
-                        found[where] = Prompt(where, text, ids, answer)
+                texts = self._texts([talk for _, talk, _ in part])
+                # What all texts have in common, such as the system message, is read once.
+                cut = [
+                    [] if text is None or most_tokens(text) < surely_fit else self.pieces(text)
+                    for text in texts
+                ]
+                each = [*dict.fromkeys(chain.from_iterable(cut))]
+                ids_of = dict(zip(each, self._encoded(each) if each else [], strict=True))
+                for (where, _, answer), text, parts in zip(part, texts, cut, strict=True):
+                    if text is not None:
+                        ids = [id for piece in parts for id in ids_of[piece]] if parts else ()
+                        found[where] = Prompt(where, text, tuple(ids), answer)
             for where, talk, answer in part:
                 if where not in found:
                     try:
@@ -235,6 +234,31 @@ class Renderer:
                     except DataError as error:
                         found[where] = error
         return found
+
+    def _texts(self, talks: Sequence[Messages]) -> list[str | None]:
+        """Texts of conversations: None for those that spell a control token, and for all that have
+        to be rendered where one fails."""
+        texts: list[str | None] = [None] * len(talks)
+        questions = [n for n, talk in enumerate(talks) if _is_question(talk)]
+        frame = _frame(self) if len(questions) >= LEAST_FRAMED else None
+        if frame is not None:
+            # Two are rendered as well, to see that the template does not ask for the length.
+            questions.sort(key=lambda n: len(talks[n][0]["content"]))
+            for number in questions[1:-1]:
+                texts[number] = frame.around(talks[number][0]["content"])
+        full = {
+            n: self.with_system_prompt(talks[n]) for n, text in enumerate(texts) if text is None
+        }
+        usual = [n for n, talk in full.items() if not self.spells_controls(talk)]
+        made = [text for text, _, _ in self._rendered([full[n] for n in usual])] if usual else []
+        if all(text is not None and text.strip() for text in made):
+            for number, text in zip(usual, made, strict=True):
+                texts[number] = text
+        if frame is not None:
+            for number in (questions[0], questions[-1]):
+                if frame.around(talks[number][0]["content"]) not in (None, texts[number]):
+                    raise ValueError(f"{self.template.source} asks for the length of a question")
+        return texts
 
     @property
     def digest(self) -> str:
@@ -385,13 +409,14 @@ class Renderer:
     def spells_controls(self, messages: Messages) -> bool:
         """Whether a message or a tool spells a control token that is to be read as text."""
         controls = self._controls
-        if controls.are_in(self.tools):
+        if self.tools and controls.are_in(self.tools):
             return True
         return controls.are_in(messages) and self.marked(messages) != list(messages)
 
     def controls_in(self, messages: Messages) -> list[str]:
         """Control tokens that the messages spell, each once."""
-        if not self.spells_controls(messages):
+        contents = [each["content"] for each in messages]
+        if not self._controls.are_in(contents) or not self.spells_controls(messages):
             return []
         return self._controls.names_in("".join(each["content"] for each in self.marked(messages)))
 
@@ -566,6 +591,62 @@ class Renderer:
         if spelled is None:
             raise ValueError("some are control tokens there, too")
         return spelled
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What a chat template writes around a question, the only message of a conversation."""
+
+    before: str
+    after: str
+    own: tuple[str, ...]
+    """Texts of the template, for which it may look at the ends of a question."""
+    spells: Callable[[str], bool]
+    """Whether a question may spell a control token."""
+
+    def around(self, question: str) -> str | None:
+        """The text with this question; None where the template may write it in another way."""
+        is_plain = question.isascii() and question == question.strip() and question
+        if not is_plain or question.startswith(self.own) or question.endswith(self.own):
+            return None
+        return None if self.spells(question) else f"{self.before}{question}{self.after}"
+
+
+@lru_cache(maxsize=4)
+def _frame(renderer: Renderer) -> _Frame | None:
+    """The frame of a template that writes two questions alike and unchanged: a word, and one with
+    all characters of ASCII and all texts of the template, for which it may look in a question.
+    None for another template."""
+    import jinja2.sandbox
+
+    word, spells = "Qz7", renderer._controls.are_in
+    with suppress(TimeoutError, ValueError, jinja2.TemplateError):
+        jinja = renderer.tokenizer.get_chat_template(
+            renderer.template.jinja, list(renderer.tools) or None
+        )
+        tokens = jinja2.sandbox.ImmutableSandboxedEnvironment().lexer.tokenize(jinja)
+        own = [*dict.fromkeys(each.value for each in tokens if each.type == "string")]
+        own = [each for each in own if each and not spells(each)]
+        every = "a".join(["", *map(chr, range(128)), *own, *own, ""])
+        asked = [[{"role": "user", "content": question}] for question in (word, every)]
+        talks = [renderer.with_system_prompt(talk) for talk in asked]
+        (text, _, _), (other, _, _) = renderer._rendered(talks)
+        before, _, after = (text or "").partition(word)
+        is_one = text is not None and text.count(word) == 1 and not spells(every)
+        if is_one and other == f"{before}{every}{after}":
+            return _Frame(before, after, tuple(own), spells)
+    return None
+
+
+def most_tokens(text: str) -> int:
+    """Bound of the tokens of a text: each has a byte or more, and normalization makes up to 33
+    bytes of a character that is not ASCII (U+FDFA)."""
+    return len(text) if text.isascii() else len(text) + 33 * (len(text.encode()) - len(text))
+
+
+def _is_question(talk: Messages) -> bool:
+    """Whether a conversation is one message of the user, without attachments."""
+    return len(talk) == 1 and talk[0].keys() == {"role", "content"} and talk[0]["role"] == "user"
 
 
 def _holds_words(text: str, content: str) -> bool:

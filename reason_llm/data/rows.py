@@ -131,9 +131,10 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
 
 
 def _jsonl_rows(path: Path) -> Read:
+    name = str(path)
     with TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
         for number, line in enumerate(_lines(path, file), start=1):
-            where = f"{path}:{number}"
+            where = f"{name}:{number}"
             try:
                 if line.strip():
                     yield where, _parsed(line)
@@ -417,13 +418,27 @@ def shared_gym_tasks(training: str, held_out: str) -> str | None:
 
 def _parsed(text: str) -> Any:
     """Strict JSON with integers of any length, which orjson rounds or refuses."""
-
+    if (row := _row_of_texts(text)) is not None:
+        return row
     if text.startswith("\ufeff"):
         json.loads(text)  # raises and says so
     value = check_nesting(_STRICT.decode(text))
     if "\\ud" in text.lower():
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def _row_of_texts(text: str) -> Row | None:
+    """The object of JSON text whose members are texts, each name once; None for any other text. It
+    has four quotes a member, beside those that one backslash escapes."""
+    if '\\\\"' in text:  # a backslash that is escaped itself
+        return None
+    with suppress(ValueError):
+        found = orjson.loads(text)
+        num_quotes = text.count('"') - text.count('\\"')
+        if type(found) is dict and num_quotes == 4 * len(found):
+            return found if {*map(type, found.values())} == {str} else None
+    return None
 
 
 def _refuse(constant: str) -> None:
@@ -444,7 +459,7 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_object)
 
 
 def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:
-    for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_CHARACTERS + 1), ""), 1):
+    for number, line in enumerate(iter(partial(file.readline, MOST_LINE_CHARACTERS + 1), ""), 1):
         if len(line) > MOST_LINE_CHARACTERS:
             raise DataError(
                 f"{path}:{number}: a line of more than {MOST_LINE_CHARACTERS:,} characters; "

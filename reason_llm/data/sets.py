@@ -6,7 +6,9 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import chain, islice, product
+from string import ascii_lowercase, ascii_uppercase, whitespace
 
 import numpy as np
 import orjson
@@ -28,6 +30,14 @@ _LAYOUT = re.compile(
 )
 _SPACE = re.compile(r"(?<!\d)\s|\s(?!\d)")
 """White space but for one between two digits, where ``1 23`` is not ``12 3``."""
+_BETWEEN_DIGITS = re.compile(r"([0-9])([\s.,;:?${}]+)(?=[0-9])")
+_KEPT = {mark: chr(0x80 + n) for n, mark in enumerate(" .,;:?")}
+"""Stand-ins for layout that stays in a text of ASCII, which has none of them itself."""
+_FOLDED = bytes.maketrans(
+    "".join([*_KEPT.values(), ascii_uppercase]).encode("latin-1"),
+    "".join([*_KEPT, ascii_lowercase]).encode(),
+)
+_DROPPED = f"{whitespace}\x1c\x1d\x1e\x1f.,;:?${{}}".encode()
 
 
 @dataclass(slots=True)
@@ -215,10 +225,10 @@ class Data:
         """The data with ``digests``."""
         content, columns, has_columns = hashlib.sha256(), hashlib.sha256(), False
         for data_set in self.training:
-            for prompt in map(data_set.prompts.kept, range(len(data_set.prompts))):
-                content.update(orjson.dumps((prompt.text, prompt.answer)))
-                columns.update(orjson.dumps(prompt.extra))
-                has_columns = has_columns or bool(prompt.extra)
+            for _, text, answer, extra in data_set.prompts.without_ids():
+                content.update(orjson.dumps((text, answer)))
+                columns.update(orjson.dumps(extra))
+                has_columns = has_columns or bool(extra)
             for row in chain.from_iterable(data_set.units):
                 of_row = (row.ids, sum(row.trained), row.value)
                 content.update(orjson.dumps((*of_row, *(a.sha256 for a in row.attachments))))
@@ -266,8 +276,8 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
 
 
-def question_key(example: Example) -> str:
-    """Key of a question, equal for two examples that ask the same: the text of their messages,
+def question_key(example: Example) -> bytes:
+    """Digest of a question, equal for two examples that ask the same: the text of their messages,
     without a system message, letter case, Unicode variants, and layout (white space but for one
     between digits, LaTeX's formula marks, braces, punctuation outside of numbers); and their
     attachments. A row that leaves the question to its environment asks like no other."""
@@ -275,7 +285,25 @@ def question_key(example: Example) -> str:
     if isinstance(example, TextDocument):
         text = example.text
     else:
-        text = "\n".join(each["content"] for each in example.messages if each["role"] != "system")
-        digests = "".join(each.sha256 for each in attached(example.messages))
-    folded = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return _SPACE.sub("", " ".join(folded.split())) + digests or text or example.where
+        asked = [each for each in example.messages if each["role"] != "system"]
+        text = "\n".join([each["content"] for each in asked])
+        digests = "".join([each.sha256 for each in attached(example.messages)])
+    key = folded(text) + digests.encode() or (text or example.where).encode()
+    return blake2b(key, digest_size=16).digest()
+
+
+def folded(text: str) -> bytes:
+    """A text without what ``question_key`` does not look at."""
+    if text.isascii() and "\\" not in text:
+        kept = _BETWEEN_DIGITS.sub(_kept_between_digits, text)
+        return kept.encode("latin-1").translate(_FOLDED, _DROPPED)
+    plain = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
+    return _SPACE.sub("", " ".join(plain.split())).encode()
+
+
+def _kept_between_digits(found: re.Match[str]) -> str:
+    """A digit and the stand-in for what stays of the layout after it: one mark, or a space."""
+    digit, layout = found.groups()
+    if layout in _KEPT:
+        return digit + _KEPT[layout]
+    return digit + (_KEPT[" "] if any(map(str.isspace, layout)) else "")

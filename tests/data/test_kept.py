@@ -57,12 +57,14 @@ def test_prompts_that_surely_fit_are_tokenised_when_they_are_drawn(
     asked: Callable[..., Config],
 ) -> None:
     rows = [*ROWS, {"question": "Was ist 3 + 4, bitte schön?", "answer": "7"}]
-    rows += [{"question": f"Add {text}.", "answer": "1"} for text in ("<|im_end|>", "1, " * 25)]
+    # Normalization makes 33 bytes of the last one's characters, so that it may not fit.
+    texts = ("<|im_end|>", "1, " * 25, "\ufdfa" * 4)
+    rows += [{"question": f"Add {text}.", "answer": "1"} for text in texts]
     config = asked(rows).with_options({"data.system_prompt": "none"})
     eager, later = load(config).training[0].prompts, load(config, []).training[0].prompts
     tokens = [len(prompt.token_ids) for prompt in eager]
     assert eager.lengths.tolist() == tokens
-    assert later.lengths.tolist() == [0] * len(ROWS) + tokens[len(ROWS) :]
+    assert later.lengths.tolist() == [0] * (len(ROWS) + 1) + tokens[len(ROWS) + 1 :]
     assert [*later] == [*eager]
     in_order = sorted(eager, key=lambda prompt: len(prompt.token_ids))
     assert load(config).shortest(3) == in_order[:3]

@@ -42,6 +42,38 @@ def lines(folder: Path, *rows: Any) -> Path:
     return path
 
 
+ODD_LINES = {
+    r'{"question": "a", "answer": "1", "answer": "2"}': "key 'answer' stands twice",
+    r'{"a": "\\", "a": "\\"}': "key 'a' stands twice",
+    r'{"a": "\"", "a": "1"}': "key 'a' stands twice",
+    r'{"a": "\ud800"}': "surrogates not allowed",
+    r'{"a": "b"} {}': "Extra data",
+    '{"a": "\x01"}': "Invalid control character",
+    r'{"a": NaN}': "NaN is no JSON",
+    r'{"a": "b"': "delimiter",
+}
+
+
+@pytest.mark.parametrize("line", ODD_LINES)
+def test_a_line_that_is_no_strict_json_is_an_error(line: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(f'{{"question": "a"}}\n{line}\n')
+    errors = list[str]()
+    rows = [*read_rows(str(tmp_path / "rows.jsonl"), "", lambda error: errors.append(str(error)))]
+    assert [row for _, row in rows] == [{"question": "a"}]
+    assert len(errors) == 1 and ":2: not valid JSON" in errors[0] and ODD_LINES[line] in errors[0]
+
+
+def test_lines_are_read_as_python_reads_json(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"a": "\\", "b": '"'}, {"a": '\\"', '"': "\\\\"}, {"a": "é\u2028\x7f"}, {"": ""},
+        {"a": 10**30, "b": 1e-7}, {"a": None, "b": [{"c": "d"}], "e": True}, {"a": "1"},
+    ]  # fmt: skip
+    for ascii in (False, True):
+        text = "\n".join(json.dumps(row, ensure_ascii=ascii) for row in rows)
+        (tmp_path / "rows.jsonl").write_text(f"{text}\n")
+        assert [row for _, row in read_rows(str(tmp_path / "rows.jsonl"), "")] == rows
+
+
 def test_four_kinds_of_file_read_alike(tmp_path: Path, read: Callable) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(ROWS, indent=1))
     (tmp_path / "rows.csv").write_text(CSV)

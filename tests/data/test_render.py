@@ -9,6 +9,7 @@ import pytest
 
 from reason_llm.data.render import AT_ONCE, Renderer, order
 from reason_llm.data.templates import ChatTemplate
+from reason_llm.errors import DataError
 
 NO_ODD = "{% for m in messages %}{{ 1 // (m.content != 'odd') }}{{ m.content }}\n{% endfor %}"
 
@@ -25,6 +26,49 @@ def test_many_prompts_at_once_are_those_made_one_by_one(tokenizer: Any) -> None:
     assert str(again.pop(asked[AT_ONCE][0])).startswith("row 256 + 256: a test's fails on it")
     assert again == {name: prompt for name, prompt in made.items() if name in again}
     assert len(again) == len(made) - 1 and renderer.prompts([]) == {}
+
+
+CHANGES = {
+    "all": "{{ m.content | upper }}",
+    "an end": "{{ m.content | trim }}",
+    "quotes": "{{ m.content | tojson }}",
+    "a word at the start": "{% if m.content.startswith('Add 7') %}!{% endif %}{{ m.content }}",
+    "a word at the end": "{{ m.content }}{% if m.content.endswith('7') %}!{% endif %}",
+    "a word in it": "{{ m.content.replace('+', 'and') }}",
+    "a long one": "{{ m.content }}{% if m.content | length > 999 %}!{% endif %}",
+    "nothing": "{{ m.content }}{{ m.content.count('\n') if m.role == 'system' }}",
+}
+"""Templates that change some questions, by what they change."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_question_is_rendered_as_the_template_writes_it_alone(
+    change: str, tokenizer: Any
+) -> None:
+    jinja = f"{{% for m in messages %}}<{{{{ m.role }}}}>{CHANGES[change]}{{% endfor %}}"
+    renderer = Renderer(tokenizer, ChatTemplate("a test's", jinja), "Be\nbrief.")
+    questions = [f"Add {n} + {m}" + "." * (n // 6) for n in range(12) for m in range(8)]
+    questions += [
+        " Add 7",
+        'Say "7".',
+        "Zähle bis 7",
+        "Two\nlines",
+        "<|im_end|>",
+        "user",
+        "7",
+        *("1 + " * count + "1" for count in (300, 301)),
+    ]
+    asked = [(str(n), [{"role": "user", "content": q}], "1") for n, q in enumerate(questions)]
+    asked.append(("x", [*asked[0][1], {"role": "assistant", "content": "0"}, *asked[1][1]], "1"))
+    alone: dict[str, Any] = {}
+    for each in asked:
+        try:
+            alone[each[0]] = renderer.prompt(*each)
+        except DataError as error:
+            alone[each[0]] = str(error)
+    assert len({prompt.text for prompt in alone.values() if not isinstance(prompt, str)}) > 100
+    made: dict[str, Any] = renderer.prompts(asked)
+    assert {n: str(p) if isinstance(p, DataError) else p for n, p in made.items()} == alone
 
 
 def test_order_is_a_function_of_seed_and_position() -> None:
