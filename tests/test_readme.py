@@ -125,7 +125,7 @@ def test_every_family_that_vllm_cannot_share_is_named() -> None:
 
 
 def test_the_tree_names_every_folder_and_module() -> None:
-    tree = (ROOT / "CONTRIBUTING.md").read_text().partition("## How it is made")[2]
+    tree = (ROOT / "CONTRIBUTING.md").read_text().partition("## Layout")[2]
     entries = {
         e.name + "/" * e.is_dir() for e in PACKAGE.iterdir() if e.name[:2] not in ("__", "py")
     }

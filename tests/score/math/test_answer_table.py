@@ -63,7 +63,7 @@ def documented() -> list[tuple[str, str, str, str]]:
     lines = (ROOT / "docs" / "answers.md").read_text().splitlines()
     rows, is_table = list[tuple[str, str, str, str]](), False
     for line in lines:
-        if line.startswith("| question | gold | answer | paid |"):
+        if line.startswith("| question | gold | answer | rewarded |"):
             is_table = True
         elif not line.startswith("|"):
             is_table = False
