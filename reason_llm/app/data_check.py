@@ -206,9 +206,10 @@ def _shown_row(row: TokenRow, side: str, tokenizer: "PreTrainedTokenizerBase") -
 
 
 def _spread(lengths_tokens: Sequence[int]) -> str:
-    ordered = sorted(lengths_tokens)
+    ordered, mean = sorted(lengths_tokens), statistics.mean(lengths_tokens)
     p95 = ordered[-(-95 * len(ordered) // 100) - 1]  # the nearest rank
-    return f"min {ordered[0]}, median {statistics.median(ordered):g}, p95 {p95}, max {ordered[-1]}"
+    middle = f"mean {mean:.1f}, median {statistics.median(ordered):g}"
+    return f"min {ordered[0]}, {middle}, p95 {p95}, max {ordered[-1]}"
 
 
 def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
