@@ -56,6 +56,30 @@ def check_installed(names: Sequence[str]) -> None:
             )
 
 
+def check_login(names: Sequence[str]) -> None:
+    """Check, without the network, that wandb finds the key that it needs."""
+    if "wandb" not in names:
+        return
+    from wandb.sdk import wandb_setup
+    from wandb.sdk.lib import wbauth
+
+    settings = wandb_setup.singleton().settings
+    if settings.mode not in ("online", "run", "shared"):
+        return
+    try:
+        key = wbauth.authenticate_session(
+            host=wbauth.HostUrl(settings.base_url), source="", prompt=False, update_session=False
+        )
+        problem = "no API key is found" if key is None else ""
+    except Exception as error:  # noqa: BLE001  (a key or a file that is not valid)
+        problem = one_line(error).rstrip(".")
+    if problem:
+        raise ConfigError(
+            f"log.trackers=wandb: {without_secrets(problem)}; run wandb login, set WANDB_API_KEY, "
+            "set WANDB_MODE=offline to send the run later with wandb sync, or leave wandb out"
+        )
+
+
 class Tracker(NamedTuple):
     """A destination of records."""
 
