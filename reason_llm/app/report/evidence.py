@@ -13,7 +13,7 @@ from reason_llm.run import Record
 
 State = Literal["clear", "alarm", "unknown"]
 RECENT_STEPS = 5
-MOST_GROUPS = 12
+MAX_GROUPS = 12
 """Shown as evidence."""
 
 
@@ -42,7 +42,7 @@ class Evidence:
     @property
     def paid_by_model(self) -> bool:
         """Whether a reward model pays: what its pairs prefer, often longer answers, is the aim."""
-        return any(each.reader and each.weight for each in self.config.score.rewards)
+        return any(reward.reader and reward.weight for reward in self.config.score.rewards)
 
     @property
     def trained(self) -> list[Record]:
@@ -87,7 +87,7 @@ class Evidence:
     @property
     def newest(self) -> list[GroupFacts]:
         """The last groups, as many as are shown."""
-        return self.recent(self.groups)[-MOST_GROUPS:]
+        return self.recent(self.groups)[-MAX_GROUPS:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def alarm(
 ) -> Finding:
     """Something is wrong in these steps; the groups are cut to those that are shown."""
     ends = steps[0], steps[-1]
-    return Finding("alarm", text, advice, charts, ends, tuple(groups[:MOST_GROUPS]))
+    return Finding("alarm", text, advice, charts, ends, tuple(groups[:MAX_GROUPS]))
 
 
 ENDS = 5
@@ -179,5 +179,5 @@ def change(values: Sequence[float]) -> Change | None:
 
 def series(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
     """(steps, values) of the records that have a number there."""
-    found = [(int(r["step"]), float(r[key])) for r in records if r.get(key) is not None]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(int(r["step"]), float(r[key])) for r in records if r.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]
