@@ -1,5 +1,5 @@
-"""Report on all data that a config names (``--data-check``), and a call of the user's rewards. No
-weight is read and no program is run."""
+"""Report on a config's data (``--data-check``), and a trial call of the user's rewards, without
+reading weights or running programs."""
 
 import statistics
 from collections import defaultdict
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NUM_ERRORS_SHOWN = 10
-MOST_SHOWN_TOKENS = 1000
+MAX_SHOWN_TOKENS = 1000
 """Tokens of one part of a row that are shown."""
 
 
@@ -47,8 +47,8 @@ class DataReport:
 
 
 def check_data(config: Config, mistakes: list[ReasonError]) -> DataReport:
-    """Check the options as ``check_options`` does, and read, render and count all rows. The report
-    is empty where they cannot be read for a mistake."""
+    """Check the options as ``check_options`` does, and read, render and count all rows. If a
+    mistake makes the rows unreadable, the report is empty."""
     quiet_libraries()
     config, columns, _ = check_options(config, mistakes)
     try:
@@ -56,7 +56,7 @@ def check_data(config: Config, mistakes: list[ReasonError]) -> DataReport:
     except ReasonError as error:
         mistakes.append(error)
         return DataReport([], 0, [])
-    mistakes[:] = [each for each in mistakes if printable(str(each)) not in report.errors]
+    mistakes[:] = [mistake for mistake in mistakes if printable(str(mistake)) not in report.errors]
     return report
 
 
@@ -77,6 +77,7 @@ def _check_rows(
     except RewardError as error:
         mistakes.append(error)
     lines = _lines_of_sets(data) + _line_of_judge(config, data)
+    # Reading the rows may note further errors, so these are counted last.
     if config.data.is_offline:
         lines += _lines_of_rows(data, ends, tokenizer, note)
     else:
@@ -85,7 +86,8 @@ def _check_rows(
         lines.append(f"the {options.title} {key} in {options.path} is not read by this check")
     num_errors = sum(map(len, errors.values()))
     more = {
-        of[0]: f" (and {len(of) - 1} more such rows)" if of[1:] else "" for of in errors.values()
+        group[0]: f" (and {len(group) - 1} more such rows)" if group[1:] else ""
+        for group in errors.values()
     }
     if num_errors:
         errors_found = "1 error" if num_errors == 1 else f"{num_errors} errors"
@@ -108,8 +110,8 @@ def _try_rewards(config: Config, data: Data, tokenizer: "PreTrainedTokenizerBase
 
 def _kind(error: str) -> str:
     """Return the common part of errors that differ only in row and value."""
-    head, _, rest = error.partition(" is ")
-    return (head + rest.rpartition("; expected")[2]).translate(
+    head, _, tail = error.partition(" is ")
+    return (head + tail.rpartition("; expected")[2]).translate(
         dict.fromkeys(map(ord, "0123456789"))
     )
 
@@ -117,8 +119,8 @@ def _kind(error: str) -> str:
 def _lines_of_sets(data: Data) -> list[str]:
     lines, total = [], sum(data.weights)
     for data_set, weight in zip(data.training, data.weights, strict=True):
-        what = "prompts" if data_set.is_asked else "rows"
-        share = f", {weight / total:.1%} of the {what}" if len(data.weights) > 1 else ""
+        item_name = "prompts" if data_set.is_asked else "rows"
+        share = f", {weight / total:.1%} of the {item_name}" if len(data.weights) > 1 else ""
         lines += _described(f"train {data_set.source}{share}", data_set)
     if data.held_out_rows is not None:
         lines += _described(f"held out {data.held_out_rows.source}", data.held_out_rows)
@@ -131,8 +133,8 @@ def _lines_of_sets(data: Data) -> list[str]:
 
 
 def _line_of_judge(config: Config, data: Data) -> list[str]:
-    """The reward that judges, and the form of an answer that it reads if the system prompt does not
-    ask for it, nor a prompt. Without a system prompt the model is trusted to know the form."""
+    """The reward that scores answers, and the form of an answer that it needs if neither the system
+    prompt nor a prompt asks for it. Without a system prompt, the model should know the form."""
     prompts = data.prompts or data.held_out_prompts
     if not prompts or not config.judges_answers:
         return []
@@ -143,26 +145,26 @@ def _line_of_judge(config: Config, data: Data) -> list[str]:
         return [line]
     if any(mark in prompt.text for prompt in _some(prompts)):
         return [line]
-    where = "neither data.system_prompt nor the first, the middle or the last prompt"
-    return [f"{line}; {where} asks for {mark}"]
+    places = "neither data.system_prompt nor the first, the middle or the last prompt"
+    return [f"{line}; {places} asks for {mark}"]
 
 
 def _described(title: str, data_set: DataSet) -> list[str]:
     rows = data_set.units.lengths
-    taken = len(data_set.prompts) + len({unit[0].name for unit in data_set.units})
-    counts = f"{title}: {data_set.num_rows} rows, {taken} taken"
-    if len(rows) > taken:
+    num_used = len(data_set.prompts) + len({unit[0].name for unit in data_set.units})
+    counts = f"{title}: {data_set.num_rows} rows, {num_used} taken"
+    if len(rows) > num_used:
         counts += f" as {len(rows)} rows of tokens"
     lines = [counts + (f"; {data_set.left_out}" if data_set.dropped else "")]
     lines += [f"  {line}" for line in (*data_set.origins, *data_set.readings)]
     lines += [f"  {error}" for error in data_set.skipped]
-    for what, lengths in (
+    for kind, lengths in (
         ("prompt", data_set.prompts.lengths.tolist()),
         ("row", rows.tolist()),
         ("learned", [sum(row.trained) for unit in data_set.units for row in unit]),
     ):
         if lengths:
-            lines.append(f"  {what} tokens: {_spread(lengths)}")
+            lines.append(f"  {kind} tokens: {_spread(lengths)}")
     return lines
 
 
@@ -190,18 +192,18 @@ def _some(items: Sequence[T]) -> list[T]:
 
 
 def _shown_row(row: TokenRow, side: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The row's text in parts, each either read only or learned; ``side`` is of a pair."""
+    """The row's text in parts, each either read or learned; ``side`` is for a pair."""
     value = f", value {row.value:g}" if row.value else ""
     lines = [f"--- {', '.join(filter(None, (row.name, side)))}, {len(row.ids)} tokens{value}"]
     for is_learned, part in groupby(zip(row.ids, row.trained, strict=True), itemgetter(1)):
-        ids = [each for each, _ in part]
+        ids = [token_id for token_id, _ in part]
         if is_learned:
             lines.append(f"--- learned, {len(ids)} tokens:")
         elif len(lines) > 1:
             lines.append(f"--- read, {len(ids)} tokens:")
-        lines.append(tokenizer.decode(ids[:MOST_SHOWN_TOKENS], clean_up_tokenization_spaces=False))
-        if len(ids) > MOST_SHOWN_TOKENS:
-            lines.append(f"… and {len(ids) - MOST_SHOWN_TOKENS} tokens more")
+        lines.append(tokenizer.decode(ids[:MAX_SHOWN_TOKENS], clean_up_tokenization_spaces=False))
+        if len(ids) > MAX_SHOWN_TOKENS:
+            lines.append(f"… and {len(ids) - MAX_SHOWN_TOKENS} tokens more")
     return lines
 
 
@@ -223,6 +225,6 @@ def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str
             f"--- {answer}",
         ]
         for name, prompts in data.reader_prompts.items():
-            if (asked := prompts.get(prompt.token_ids)) is not None:
-                lines += [f"--- the {name} is asked:", *decode(tokenizer, [asked])]
+            if (reader_prompt := prompts.get(prompt.token_ids)) is not None:
+                lines += [f"--- the {name} is asked:", *decode(tokenizer, [reader_prompt])]
     return lines

@@ -34,9 +34,9 @@ from reason_llm.workers import within
 
 LIMIT_SECONDS = 60.0
 """Longest time that one call of a tracker may take."""
-MOST_CHARACTERS = 500
-MOST_ROLLOUTS = 8
-MOST_TEXT = 4_000
+MAX_CHARACTERS = 500
+MAX_ROLLOUTS = 8
+MAX_TEXT_CHARACTERS = 4_000
 """Characters of a prompt and of a completion that are sent."""
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
 PROJECT = "reason_llm"
@@ -150,21 +150,22 @@ class Trackers:
             problem = _shown(f"{type(error).__name__}: {one_line(error)}")
             logger.warning(
                 "the tracker %s stopped (%s); the run continues, and metrics.jsonl has every "
-                "record", name, problem,
-            )  # fmt: skip
+                "record",
+                *(name, problem),
+            )
             return None
 
 
 def _rows(step: int, group: Group) -> Rows:
-    prompt = without_secrets(group.prompt.text[-MOST_TEXT:])
+    prompt = without_secrets(group.prompt.text[-MAX_TEXT_CHARACTERS:])
     return [
-        [step, prompt, without_secrets(each.text[:MOST_TEXT]), each.reward, each.advantage]
-        for each in group.completions[:MOST_ROLLOUTS]
+        [step, prompt, without_secrets(c.text[:MAX_TEXT_CHARACTERS]), c.reward, c.advantage]
+        for c in group.completions[:MAX_ROLLOUTS]
     ]
 
 
 def _shown(text: str) -> str:
-    return without_secrets(printable(text))[:MOST_CHARACTERS]
+    return without_secrets(printable(text))[:MAX_CHARACTERS]
 
 
 def _tensorboard(begun: Begun, config: dict[str, Any]) -> Tracker:
@@ -209,10 +210,10 @@ def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
     """Weights & Biases, online or, with ``WANDB_MODE=offline``, in ``<run>/wandb``."""
     import wandb
 
+    names: Any = {"project": _project(), "name": begun.folder.name, "dir": str(begun.folder)}
     run: Any = wandb.init(
-        project=_project(), name=begun.folder.name, id=begun.id, config=config, resume="allow",
-        dir=str(begun.folder), settings=WANDB_SETTINGS,
-    )  # fmt: skip
+        id=begun.id, config=config, resume="allow", settings=WANDB_SETTINGS, **names
+    )
     opens = str(run.url)
     if run.offline:
         # The folder holds the whole run, rewritten from the records at each start.
@@ -236,10 +237,9 @@ def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
     import trackio
 
     project = _project()
-    run: Any = trackio.init(
-        project=project, name=f"{begun.folder.name}-{begun.id}", config=config, resume="allow",
-        embed=False, auto_log_gpu=False, auto_log_cpu=False,
-    )  # fmt: skip
+    name = f"{begun.folder.name}-{begun.id}"
+    extras = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
+    run: Any = trackio.init(project=project, name=name, config=config, resume="allow", **extras)
 
     def write(step: int, values: Values, rows: Rows) -> None:
         tables = {"rollouts": trackio.Table(columns=COLUMNS, data=rows)} if rows else {}
