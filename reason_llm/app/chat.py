@@ -50,7 +50,7 @@ SETTABLE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
 
 
 class ChatSubject(NamedTuple):
-    """The config that says how the model is prompted and sampled, and the adapter, if any."""
+    """The config for prompts and sampling, and the adapter, if any."""
 
     config: Config
     adapter: Path | None

@@ -98,7 +98,7 @@ class Console(Watch):
         self._recent = deque(begun.records, maxlen=lines.RECENT_STEPS)
         with self._shown("loading", 0) as bars:
             name, end = _safe(begun.name), self._end()
-            bars.add_task("step", total=begun.last_step, completed=begun.step, told=name, end=end)
+            bars.add_task("step", total=begun.last_step, completed=begun.step, note=name, end=end)
             bars.start()
             yield
 
@@ -130,7 +130,7 @@ class Console(Watch):
                 yield _advance(bars)
             return
         self._bars.tasks[0].total = total or None
-        self._bars.reset(self._bars.task_ids[0], description=name, told="")
+        self._bars.reset(self._bars.task_ids[0], description=name, note="")
         yield _advance(self._bars)
 
     @contextmanager
@@ -141,7 +141,7 @@ class Console(Watch):
             TextColumn("[bold]{task.description}", table_column=one_line),
             BarColumn(bar_width=None),
             MofNCompleteColumn(table_column=one_line),
-            TextColumn("{task.fields[told]}", markup=False, table_column=narrow),
+            TextColumn("{task.fields[note]}", markup=False, table_column=narrow),
             _TimeLeft(compact=True, elapsed_when_finished=True, table_column=one_line),
             console=self._rich,
             refresh_per_second=REFRESHES_PER_SECOND,
@@ -151,7 +151,7 @@ class Console(Watch):
             disable=not self._live,
             expand=True,
         )
-        bars.add_task(phase, total=total or None, told="")
+        bars.add_task(phase, total=total or None, note="")
         self._bars = bars
         try:
             yield bars
@@ -180,7 +180,7 @@ def _advance(bars: Bars) -> Progress:
         nonlocal tokens_done
         tokens_done += tokens
         speed = f"{tokens_done / max(phase.elapsed or 0.0, 1e-9):,.0f} tokens/s"
-        bars.update(phase.id, advance=items, told=speed if tokens_done else "")
+        bars.update(phase.id, advance=items, note=speed if tokens_done else "")
 
     return advance
 

@@ -141,7 +141,7 @@ def _line_of_judge(config: Config, data: Data) -> list[str]:
     first, system = config.score.rewards[0], config.data.system_prompt
     line = f"judged by {first.key}, the first of score.rewards"
     mark = None if system == "none" else unasked_form(system, first.kind)
-    if mark is None or player_of(config) is not None:  # which may ask in prompts of its own
+    if mark is None or player_of(config) is not None:  # an environment may ask for it
         return [line]
     if any(mark in prompt.text for prompt in _some(prompts)):
         return [line]

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -440,9 +441,7 @@ class PolicyServer:
         for token, value, top_of_token in zip(tokens, logprobs, top_logprobs, strict=True):
             if value is not None and top:
                 top_of_token.setdefault(token, value)
-        offsets = [0]
-        for token in tokens[:-1]:
-            offsets.append(offsets[-1] + len(token))
+        offsets = list(accumulate(map(len, tokens), initial=0))
         return {
             "tokens": tokens,
             "token_logprobs": logprobs,
@@ -495,8 +494,7 @@ def own_template(config: Config) -> str | None:
 def vllm_command(
     subject: ChatSubject, target: str, host: str, port: int, template: str | None
 ) -> list[str]:
-    """The vLLM command that serves the same models under the same names. A run's ``template`` is
-    first written to the run's folder."""
+    """The vLLM command for the same models and names; a run's folder gets its ``template``."""
     (config, adapter), (name, *_) = subject, names_of(subject, target)
     dtype = str(base.weights_dtype(config.model, default_device())).removeprefix("torch.")
     options = ["--host", host, "--port", str(port), "--dtype", dtype]

@@ -155,7 +155,7 @@ def _import_unsloth(folder: Path) -> None:
     os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"  # it would take the whole card
     os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(folder / "compiled")
-    with suppress(ImportError):  # told as the error of its first step
+    with suppress(ImportError):  # the error of its first step reports it
         import unsloth  # noqa: F401
 
 

@@ -1,6 +1,5 @@
-"""``reason-llm COMMAND ...``: table of commands, and their common behaviour: exit codes, errors as
-one line, closed output. A command is a module with a ``run`` function, which ``scripts/`` call too.
-Heavy imports wait until the command is known."""
+"""``reason-llm COMMAND ...``: table of commands, their exit codes, and errors as one line. Each is
+a module with a ``run`` function; heavy imports wait until the command is known."""
 
 import difflib
 import importlib

@@ -1,5 +1,5 @@
 """Shell completion: ``reason-llm --print-completion bash|zsh`` prints a script that completes
-commands, their options and the values of options with a fixed set; files in all other places."""
+commands, options, values of options with a fixed set, and else files."""
 
 import re
 from contextlib import redirect_stdout

@@ -35,5 +35,4 @@ def run(program: str, arguments: Sequence[str]) -> None:
     out = args.out or (first.parent / "comparison.html" if others else first / "report.html")
     alarms = write_report(args.runs, out)
     print(f"report in {out} ({out.stat().st_size / 2**20:.1f} MiB)")
-    for line in alarms:
-        print(line)
+    print(*alarms, sep="\n")

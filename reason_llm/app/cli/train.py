@@ -61,8 +61,7 @@ def train(
 
 
 def print_check(config: "Config", mistakes: list[ReasonError], is_plan: bool) -> int:
-    """Print the memory plan or the data check of a run, and raise all mistakes in options,
-    including ``mistakes``; return 2 if there are errors in the data."""
+    """Print the plan or the data check and raise all mistakes; return 2 if the data have errors."""
     from reason_llm.app.option_check import check_options
 
     num_errors = 0

@@ -41,7 +41,7 @@ def is_one(adapter: Path) -> bool:
 
 
 def head_of(adapter: Path) -> Tensor:
-    """The head's weight, (1, D) in float32; no critic's is taken."""
+    """The head's weight, (1, D) in float32. Raises a ModelError for a critic's."""
     try:
         tensors = load_file(regular(adapter / score_head.FILE))
     except (OSError, SafetensorError) as error:

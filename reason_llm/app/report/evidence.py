@@ -14,7 +14,7 @@ from reason_llm.run import Record
 State = Literal["clear", "alarm", "unknown"]
 RECENT_STEPS = 5
 MAX_GROUPS = 12
-"""Shown as evidence."""
+"""Max groups shown as evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Evidence:
         return group.parts.get(self.first, ())
 
     def difference_error(self, before: float, after: float) -> float:
-        """Standard error of the difference of two accuracies, as if the problems (128 where their
-        number is unknown) differed: too large rather than too small."""
+        """Upper bound on the standard error of the difference of two accuracies: that of different
+        problems, 128 if their number is unknown."""
         mean = min(max((before + after) / 2, 0.02), 0.98)
         return float((2 * mean * (1 - mean) / (self.num_held_out or 128)) ** 0.5)
 
@@ -144,7 +144,7 @@ class Change:
 
     @property
     def means(self) -> str:
-        """A note in brackets that says of how many steps ``before`` and ``after`` are means."""
+        """Note on the number of steps whose means ``before`` and ``after`` are."""
         return f"(means of the first and the last {self.num_ends} steps)"
 
     @property

@@ -71,7 +71,7 @@ class StepRollouts:
     groups: list[GroupFacts]
     blob: bytes
     num_split: int
-    """Completions whose tokens could be told apart in the text."""
+    """Completions whose tokens could be separated in the text."""
 
 
 @dataclass(frozen=True, slots=True)
