@@ -81,7 +81,7 @@ def answer_to(
     head = f"Host: {host}\r\nCookie: {cookie}" if cookie else f"Host: {host}"
     wire: Any = Wire(f"{method} {path} HTTP/1.1\r\n{head}\r\n\r\n")
     address = ("127.0.0.1", PORT)
-    server: Any = SimpleNamespace(followed=followed, server_address=address, token=TOKEN)
+    server: Any = SimpleNamespace(live=followed, server_address=address, token=TOKEN)
     Handler(wire, ("127.0.0.1", 1), server)
     answer = http.client.HTTPResponse(wire)
     answer.begin()
