@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ from reason_llm.model import (
 from reason_llm.model.plan import Plan, Subject, look_at
 from reason_llm.rollout import LOGGED
 from reason_llm.run import Watch
-from reason_llm.run.collect import sampling_params
 from reason_llm.run.start import dates
 from reason_llm.run.store import checkpoint
 from reason_llm.sample import (
@@ -325,6 +324,14 @@ def _wave_outcomes(
     section, k = config.sample, request.num_samples
     seed = random.Random(f"{config.run.seed}/evaluate/{wave.set}/{wave.start}").getrandbits(63)
     greedy = SamplingParams(1, section.max_new_tokens, temperature=0.0, stop=tuple(section.stop))
+    drawn = replace(
+        greedy,
+        num_completions=k,
+        temperature=section.temperature,
+        top_k=section.top_k,
+        top_p=section.top_p,
+        min_p=section.min_p,
+    )
     answer_in = None if request.generate_only else scorer.rewards[0].reward.answer
 
     def answers_by_problem(params: SamplingParams) -> list[list[Answer]]:
@@ -343,7 +350,7 @@ def _wave_outcomes(
     # Unscored completions need no greedy answer if samples are drawn.
     none: list[list[Answer]] = [[] for _ in wave.prompts]
     first = none if request.generate_only and k else answers_by_problem(greedy)
-    samples = answers_by_problem(sampling_params(config)) if k else none
+    samples = answers_by_problem(drawn) if k else none
     return [
         {
             "model": wave.model,
