@@ -16,6 +16,7 @@ from reason_llm.errors import ReasonError
 from reason_llm.files import check_writable
 from reason_llm.model.plan import plan_only
 from reason_llm.run.start import processes
+from reason_llm.run.store.folder import KEPT, check_exists
 from reason_llm.score import Scorer
 
 ON_THIS_CPU = (
@@ -28,7 +29,7 @@ def check_options(
     config: Config, mistakes: list[ReasonError], is_plan: bool = False
 ) -> tuple[Config, set[str], list[str]]:
     """Add the mistakes in the options to ``mistakes``; return the config without wrong options, the
-    columns that its rewards read, and the lines of the memory plan."""
+    columns that its rewards read, and the lines of the memory plan, if its options are right."""
     data, score, table, is_whole = config.data, config.score, list[str](), not mistakes
     without: dict[str, Any] = {}
 
@@ -52,17 +53,21 @@ def check_options(
     if data.preprocess is not None:
         check(partial(load_function, data.preprocess, "data.preprocess"), preprocess=None)
     check_files(config, mistakes.append)
-    for folder in config.other_adapters.values():
-        if is_plan and not folder.exists():
+    num_before = len(mistakes)
+    for option, folder in config.other_adapters.items():
+        if is_plan and not folder.exists() and folder.name in KEPT.values():
             table.append(f"{folder} does not exist yet: planned like the policy's adapter")
+        elif not folder.is_dir():
+            check(partial(check_exists, option, folder))
         else:
             check(partial(import_module("reason_llm.model.adapters").read_config, folder))
+    is_whole = is_whole and len(mistakes) == num_before  # the plan counts these adapters
     check(lambda: trackers.check_installed(config.log.trackers))
     check(lambda: processes.processes_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
-    lines = table if not wrong else []  # without the rewards the plan would differ
-    check(lambda: lines.extend(_planned(config, is_whole and not wrong)))
-    return config.with_options(without), columns, table
+    is_whole = is_whole and not wrong  # without the rewards the plan would differ
+    check(lambda: table.extend(_planned(config, is_whole)))
+    return config.with_options(without), columns, table if is_whole else []
 
 
 def _planned(config: Config, is_whole: bool) -> list[str]:

@@ -65,7 +65,6 @@ def print_check(config: "Config", mistakes: list[ReasonError], is_plan: bool) ->
     from reason_llm.app.option_check import check_options
 
     num_errors = 0
-    wrong = bool(mistakes)  # the config lacks the wrong options, so the plan would differ
     if is_plan:
         lines = check_options(config, mistakes, is_plan=True)[2]
     else:
@@ -73,7 +72,7 @@ def print_check(config: "Config", mistakes: list[ReasonError], is_plan: bool) ->
 
         report = check_data(config, mistakes)
         lines, num_errors = report.lines, report.num_errors
-    for line in lines if not (is_plan and wrong) else ():
+    for line in lines:
         print(line, flush=True)
     raise_all(mistakes)
     return 2 if num_errors else 0

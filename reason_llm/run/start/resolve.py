@@ -88,6 +88,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     others = config.other_adapters
     if others and (config.run.resume == "never" or not checkpoint.listing(folder)):
         for option, adapter in others.items():
+            run_folder.check_exists(option, adapter)
             run_folder.check_ended(option, adapter)
     elif start is not None:
         start = folder / reference.START  # the copy that the run made at its start

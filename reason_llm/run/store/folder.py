@@ -219,6 +219,19 @@ def has_ended(run: Path) -> bool:
     return learned >= config.run.steps
 
 
+def check_exists(option: str, adapter: Path) -> None:
+    """Raises ConfigError if the option names no folder."""
+    if adapter.is_dir():
+        return
+    others = ""
+    if "reward" in option:
+        others = (
+            ", or a folder with a sequence-classification model (hf download "
+            f"{adapter} --local-dir model/{adapter.name} fetches one from the Hub)"
+        )
+    raise ConfigError(f"{option}={adapter} is no folder; name the adapter/ of a run{others}")
+
+
 def check_ended(option: str, adapter: Path) -> None:
     """Raises CheckpointError if the option names the adapter of a run that has not ended."""
     run = adapter.parent

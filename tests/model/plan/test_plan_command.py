@@ -1,0 +1,68 @@
+"""``--plan`` through the front door: what it prints, and that a start agrees.
+
+1. An adapter that no run writes is refused by the plan as by the start; one that a run has yet to
+   write is planned.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from reason_llm.app.cli import call
+
+Command = Callable[..., str]
+CONFIGS = ROOT / "configs"
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """What ``train.py --plan`` prints for a config and options; the working folder is empty."""
+
+    def printed(config: Path | str, *options: str, code: int = 0, plan: bool = True) -> str:
+        path = config if isinstance(config, Path) else CONFIGS / config
+        given = [str(path), *options, *(["--plan"] if plan else [])]
+        assert call("train", "train.py", given) == code
+        shown = capsys.readouterr()
+        return shown.out + shown.err
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return printed
+
+
+def ppo(folder: Path, reward_model: str) -> Path:
+    """The config of the recipe's last run, without its earlier ones, with this reward model."""
+    text = (CONFIGS / "rlhf_ppo_qwen2.5-7b_24gb.yaml").read_text()
+    text = text.replace("  start: runs/rlhf_sft_qwen2.5-7b_24gb/adapter\n", "")
+    critic = "critic:\n  start: runs/rlhf_rm_qwen2.5-7b_24gb/adapter\n  warmup_steps: 10\n"
+    assert critic in text
+    text = text.replace(critic, "").replace("runs/rlhf_rm_qwen2.5-7b_24gb/adapter", reward_model)
+    (folder / "ppo.yaml").write_text(text)
+    return folder / "ppo.yaml"
+
+
+def test_a_reward_model_of_the_hub_is_no_adapter_to_come(plan: Command, tmp_path: Path) -> None:
+    said = plan(ppo(tmp_path, "Qwen/Qwen3-8B"), code=2)
+    assert "path of the reward reward_model=Qwen/Qwen3-8B is no folder" in said
+    assert "hf download Qwen/Qwen3-8B --local-dir model/Qwen3-8B" in said
+    assert "fits:" not in said
+    said = plan(ppo(tmp_path, "runs/earlier/adapter"))
+    assert "runs/earlier/adapter does not exist yet: planned like the policy's adapter" in said
+
+
+@pytest.mark.parametrize("option", ["--model.start", "--teacher.adapter"])
+def test_an_adapter_that_no_run_writes_is_refused(option: str, plan: Command) -> None:
+    name = "gsm8k_qwen2.5-7b_24gb.yaml"
+    options = [
+        option,
+        "Qwen/Qwen3-8B",
+        "--algorithm.name",
+        "opd",
+        "--teacher.prompt",
+        '"{prompt}!"',
+    ]
+    said = plan(name, *options, code=2)
+    assert f"{option[2:]}=Qwen/Qwen3-8B is no folder; name the adapter/ of a run" in said
+    started = plan("quickstart.yaml", "--model.start", "Qwen/Qwen3-8B", code=2, plan=False)
+    assert "model.start=Qwen/Qwen3-8B is no folder; name the adapter/ of a run" in started
