@@ -117,6 +117,20 @@ class LowMean:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Passes of the base and an adapter over a step's tokens."""
+
+    logprobs: int = 0
+    """Without gradient, for log-probs."""
+    values: int = 0
+    """Without gradient, for a head of one output, shared by the cards like the former."""
+    learned: int = 0
+    """Learned from, by a head of one output."""
+    scores: int = 0
+    """Without gradient, for rewards, on the first card alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderRow:
     """A kind of reader. The functions take the config."""
 
@@ -138,8 +152,8 @@ class ReaderRow:
     """Options of the reward of its name that it gives."""
     reads_base: Callable[[Any], bool] = lambda c: False
     """Whether it reads by the base's weights as they were before training."""
-    passes: Callable[[Any], tuple[int, int]] = lambda c: (0, 0)
-    """Passes over a step's tokens that it adds: without gradient, and learned from."""
+    passes: Callable[[Any], Passes] = lambda c: Passes()
+    """Passes over a step's tokens that it adds, beside those of separate models."""
     prompt: Callable[[Any], str | None] = lambda c: None
     """Its prompt, if it reads another one than the policy."""
     text_only: Callable[[Any], Iterable[str]] = lambda c: ()
@@ -167,10 +181,11 @@ def _reward_models(c: Any, is_outside: bool) -> dict[str, Path]:
     }
 
 
-def _passes_of_reference(c: Any) -> tuple[int, int]:
+def _passes_of_reference(c: Any) -> Passes:
     if c.stage == "rl":
-        return int(c.algorithm.row().kl != "none"), 0
-    return int(c.stage == "preference" and c.preference.row().needs_reference), 0
+        return Passes(logprobs=int(c.algorithm.row().kl != "none"))
+    needs_it = c.stage == "preference" and c.preference.row().needs_reference
+    return Passes(logprobs=int(needs_it))
 
 
 READERS: dict[str, ReaderRow] = {
@@ -188,7 +203,9 @@ READERS: dict[str, ReaderRow] = {
         learns=True,
         first_policy_step=lambda c: c.critic.warmup_steps if c.algorithm.row().critic else 0,
         named_adapters=lambda c: {"critic.start": c.critic.start},
-        passes=lambda c: (1, c.critic.updates) if c.algorithm.row().critic else (0, 0),
+        passes=lambda c: (
+            Passes(values=1, learned=c.critic.updates) if c.algorithm.row().critic else Passes()
+        ),
         contradictions=(
             (lambda c, row: c.critic.start is not None and c.critic.warmup_steps == 0,
              "critic.warmup_steps=0 contradicts critic.start={c.critic.start}: a reward model must "
@@ -233,7 +250,9 @@ READERS: dict[str, ReaderRow] = {
             else {"path": c.teacher.model, "quantize": c.teacher.quantize}
         ),
         reads_base=lambda c: c.samples and c.algorithm.row().teacher,
-        passes=lambda c: (int(c.algorithm.row().teacher and c.teacher.model is None), 0),
+        passes=lambda c: Passes(
+            logprobs=int(c.algorithm.row().teacher and c.teacher.model is None)
+        ),
         prompt=lambda c: c.teacher.prompt,
         text_only=lambda c: (
             f"teacher.{name}" for name in ("prompt", "model", "url")
@@ -298,6 +317,7 @@ READERS: dict[str, ReaderRow] = {
             if isinstance(each, RewardModelOptions) and not each.is_outside
         },
         classifiers=lambda c: _reward_models(c, is_outside=True),
+        passes=lambda c: Passes(scores=len(_reward_models(c, is_outside=False))),
         text_only=lambda c: (
             f"the reward model {key}" for key, each in c.rewards_by_readers.items()
             if isinstance(each, RewardModelOptions)

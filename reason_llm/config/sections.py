@@ -6,7 +6,7 @@ each into one line. ``score`` checks reward names, ``data`` checks templates.
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,7 +23,7 @@ from reason_llm.config.data import (
     share_of,
 )
 from reason_llm.config.preferences import PreferenceSection
-from reason_llm.config.readers import READERS, ReaderReward, ReaderSections
+from reason_llm.config.readers import READERS, Passes, ReaderReward, ReaderSections
 from reason_llm.config.score import ScoreSection
 from reason_llm.config.stages import (
     INSTEAD,
@@ -594,10 +594,11 @@ class Config(ReaderSections, _Sections):
         return any(reader.reads_base(self) for reader in READERS.values())
 
     @property
-    def reading_passes(self) -> tuple[int, int]:
-        """Passes over a step's tokens that readers add: without gradient, and learned from."""
-        measured, learned = zip(*(reader.passes(self) for reader in READERS.values()), strict=True)
-        return sum(measured), sum(learned)
+    def reading_passes(self) -> Passes:
+        """Passes over a step's tokens that readers add."""
+        each = [reader.passes(self) for reader in READERS.values()]
+        names = [field.name for field in fields(Passes)]
+        return Passes(**{name: sum(getattr(passes, name) for passes in each) for name in names})
 
     @property
     def reader_models(self) -> dict[str, ModelSection]:

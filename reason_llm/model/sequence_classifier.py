@@ -33,6 +33,11 @@ class ClassifierShape:
     weight_bytes: int
     passing_bytes_per_token: int
     """Memory of a forward pass without gradients: a few of a layer's widest vectors."""
+    element_bytes: int
+    passed_weights: int
+    """Weights that each token passes; those of experts are not counted."""
+    query_elements: int
+    """Elements of the queries of one token in all layers."""
     max_tokens: int | None
     """Longest text; None where the config has no limit."""
 
@@ -59,8 +64,18 @@ def look_at(path: Path) -> ClassifierShape:
     text = config.get_text_config()
     element = ELEMENT_BYTES.get(str(config.dtype).removeprefix("torch."), 4)
     widest = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    passed = [
+        shape
+        for name, shape in shapes.items()
+        if len(shape) == 2 and shape[0] != text.vocab_size
+        if not any(part in name for part in ("embed", "expert", "wpe"))
+    ]
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return ClassifierShape(
         weight_bytes=sum(math.prod(shape) for shape in shapes.values()) * element,
+        element_bytes=element,
+        passed_weights=sum(map(math.prod, passed)),
+        query_elements=text.num_hidden_layers * text.num_attention_heads * head,
         passing_bytes_per_token=(4 * widest + 8 * text.hidden_size) * element,
         max_tokens=getattr(text, "max_position_embeddings", None),
     )

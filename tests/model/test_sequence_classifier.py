@@ -107,6 +107,9 @@ def planned(folder: Path, kind: str, gib: float, **train: Any) -> memory.Plan:
 def test_it_is_on_a_gpu_in_the_scoring_phase_alone(tmp_path: Path) -> None:
     folder = make(tmp_path / "model")
     size = look_at(folder).weight_bytes
+    a_layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
+    assert look_at(folder).passed_weights == 2 * a_layer + 32
+    assert look_at(folder).query_elements == 2 * 32
     gpu, cpu = planned(folder, "cuda", 24), planned(folder, "cpu", 24)
     own = [line for line in gpu.lines if line.name.startswith("reward model")]
     assert [(line.sampling, line.learning, line.scoring) for line in own] == [(0, 0, size)]
@@ -117,6 +120,8 @@ def test_it_is_on_a_gpu_in_the_scoring_phase_alone(tmp_path: Path) -> None:
     assert all(line.scoring == line.learning for line in resident.values())
     assert {line.scoring for line in gpu.lines if line.name == "KV cache"} == {0}
     assert size < gpu.peak.scoring < gpu.peak.learning
+    names = [phase.name for phase in gpu.phases]
+    assert names == ["sampling", "the reward model a", "the reward model b", "learning"]
 
 
 def test_one_that_does_not_fit_is_refused_before_a_weight_is_read(
@@ -124,7 +129,7 @@ def test_one_that_does_not_fit_is_refused_before_a_weight_is_read(
 ) -> None:
     folder = make(tmp_path / "model")
     assert planned(folder, "cuda", 8).peak.scoring < 3 * GIB
-    large = ClassifierShape(7 * GIB, 1000, None)
+    large = ClassifierShape(7 * GIB, 1000, 2, 10**9, 1000, None)
     monkeypatch.setattr(sequence_classifier, "look_at", lambda path: large)
     with pytest.raises(ConfigError, match=r"scoring needs 7\.\d GiB.*reward model b? ?a? ?7\.0"):
         planned(folder, "cuda", 8)
@@ -133,7 +138,7 @@ def test_one_that_does_not_fit_is_refused_before_a_weight_is_read(
 def test_a_micro_batch_fits_where_it_is_scored_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, large = make(tmp_path / "model"), ClassifierShape(GIB, 4 << 20, None)
+    folder, large = make(tmp_path / "model"), ClassifierShape(GIB, 4 << 20, 2, 10**9, 1000, None)
     monkeypatch.setattr(sequence_classifier, "look_at", lambda path: large)
     plan = planned(folder, "cuda", 24)
     assert 0.9 * 24 * GIB < plan.peak.scoring < 0.95 * 24 * GIB

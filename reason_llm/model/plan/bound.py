@@ -123,8 +123,8 @@ class OutsideModel:
     weight_bytes: int
     passing_bytes: Callable[[int, int], int]
     """Bytes of a pass over so many tokens, with so many tokens' logits at once."""
-    phase: Callable[[Config, Sizes], Phase] | None = None
-    """Its time in a step; None: it is not counted."""
+    phase: Callable[[Config, Sizes], Phase]
+    """Its time in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,9 @@ def phases(
     """The phases of a step in which the card works, those of outside models included. Of several
     cards that share a step it is the first one: with its part of the rollouts, for which it reads
     all weights as often as for more of them at once, and with all that outside models read."""
-    reading = [each.phase(config, sizes) for each in outside if each.phase is not None]
+    reading = [each.phase(config, sizes) for each in outside]
+    if config.reading_passes.scores:
+        reading.append(_scoring(config, shape, sizes))
     return [
         *([_sampling(config, shape, sizes, team.cards + team.samplers)] if config.samples else []),
         *(reading if config.learns else []),
@@ -289,6 +291,23 @@ def _decoding(
     return Phase(name, flops, read, prompts * prompt + rollouts * new)
 
 
+def classifying(
+    name: str, weights: int, query: int, element_bytes: int, config: Config, sizes: Sizes
+) -> Phase:
+    """One pass of a separate reward model over a step's rollouts. Its way to the card and back is
+    not counted.
+
+    Args:
+        weights: those that each token passes.
+        query: elements of the queries of one token in all layers.
+    """
+    rows, context = config.units_per_step, sizes.context
+    tokens = rows * context
+    total = 2.0 * weights * tokens + 4 * query * rows * context**2 / 2
+    read = max(1.0, tokens / sizes.micro_batch) * element_bytes * weights
+    return Phase(name, total, read, tokens)
+
+
 def reading(name: str, quantize: str, shape: Shape, config: Config, sizes: Sizes) -> Phase:
     """One pass of an outside model over a step's rollouts. Its way to the card and back is not
     counted."""
@@ -307,42 +326,66 @@ def _reading(name: str, quantize: str, shape: Shape, sizes: Sizes, rows: int, ne
     return Phase(name, total, read, tokens)
 
 
-def _learning(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
-    """The passes before the first update, and forward and backward passes of every epoch. The base
-    has gradients in its inputs alone, or with ``model.train: full`` in its weights, too."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What the learner passes of one card's rows of a step."""
+
+    tokens: float
+    """Tokens of all rows; where rows are packed, a prompt counts once for all its completions."""
+    pairs: float
+    """Pairs of a token and one that it attends to."""
+    trained: float
+    """Tokens whose log-probs are computed."""
+
+
+def _rows(config: Config, sizes: Sizes, cards: int) -> _Rows:
     rows = config.units_per_step * (2 if config.learns_pairs else 1) / cards
     new = min(config.sample.max_new_tokens, sizes.context) if config.samples else sizes.context
     prompt, group = sizes.context - new, config.sample.completions_per_prompt
     prompts = rows / group if config.train.packing != "padded" else rows
     tokens = prompts * prompt + rows * new
     pairs = prompts * prompt**2 / 2 + rows * (new * prompt + new**2 / 2)
-    measured, epochs = _passes(config)
+    return _Rows(tokens, pairs, rows * new)
+
+
+def _scoring(config: Config, shape: Shape, sizes: Sizes) -> Phase:
+    """The passes of reward models that are adapters over the base, over a whole step."""
+    rows, passes = _rows(config, sizes, 1), config.reading_passes.scores
+    total = 2 * (_passed(shape) + shape.adapter) * rows.tokens
+    total += 4 * shape.query * shape.attention_layers * rows.pairs
+    read = max(1.0, rows.tokens / sizes.micro_batch) * _read_of_pass(config, shape)
+    return Phase("the reward model", passes * total, passes * read, rows.tokens)
+
+
+def _read_of_pass(config: Config, shape: Shape) -> float:
+    """Bytes of weights that one pass of a micro-batch reads."""
+    return _weight_bytes(config.model.quantize, shape, unpacked=True) + 2 * shape.experts
+
+
+def _learning(config: Config, shape: Shape, sizes: Sizes, cards: int) -> Phase:
+    """The passes before the first update, and forward and backward passes of every epoch. The base
+    has gradients in its inputs alone, or with ``model.train: full`` in its weights, too."""
+    rows, of, train = _rows(config, sizes, cards), config.reading_passes, config.train
+    updates = train.epochs * train.optimizer_steps
+    is_old_read = config.stage == "rl" and (config.algorithm.row().needs_whole_step or updates > 1)
+    measured, epochs = is_old_read + of.logprobs, train.epochs + of.learned
     again = 1.0 if config.train.gradient_checkpointing else 0.0
     if sizes.skip_every:
         again += 1 / sizes.skip_every
 
     def flops(backward: float) -> float:
         """Cost in forward passes, where a backward pass costs ``backward`` of them."""
-        return measured + epochs * (1 + again + backward)
+        return measured + of.values + epochs * (1 + again + backward)
 
     base, head = _passed(shape), shape.vocabulary * shape.hidden
     is_full = config.model.train == "full"
-    total = 2 * base * tokens * flops(1 + is_full) + 2 * shape.adapter * tokens * flops(2)
-    total += 4 * shape.query * shape.attention_layers * pairs * flops(BACKWARD_OF_ATTENTION)
+    total = 2 * base * rows.tokens * flops(1 + is_full) + 2 * shape.adapter * rows.tokens * flops(2)
+    total += 4 * shape.query * shape.attention_layers * rows.pairs * flops(BACKWARD_OF_ATTENTION)
     if not config.of_stage.scores:
-        total += 2 * head * rows * new * (measured + (2 + 2 * is_full) * epochs)
-    batches = max(1.0, tokens / sizes.micro_batch)
-    weights = _weight_bytes(config.model.quantize, shape, unpacked=True) + 2 * shape.experts
-    read = batches * flops(1) * weights
-    return Phase("learning", total, read, tokens)
-
-
-def _passes(config: Config) -> tuple[float, float]:
-    """Passes without gradient, and those that are learned from, of a step's tokens."""
-    train, (measured, learned) = config.train, config.reading_passes
-    updates = train.epochs * train.optimizer_steps
-    old = config.stage == "rl" and (config.algorithm.row().needs_whole_step or updates > 1)
-    return float(old + measured), float(train.epochs + learned)
+        total += 2 * head * rows.trained * (measured + (2 + 2 * is_full) * train.epochs)
+    batches = max(1.0, rows.tokens / sizes.micro_batch)
+    read = batches * flops(1) * _read_of_pass(config, shape)
+    return Phase("learning", total, read, rows.tokens)
 
 
 def _passed(shape: Shape) -> int:

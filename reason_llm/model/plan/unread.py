@@ -245,7 +245,9 @@ def _classifier(name: str, folder: Path) -> OutsideModel:
     def passing_bytes(tokens: int, chunk_tokens: int) -> int:
         return int(shape.passing_bytes_per_token) * tokens
 
-    return OutsideModel(name, shape.weight_bytes, passing_bytes)
+    sizes = shape.passed_weights, shape.query_elements, shape.element_bytes
+    phase = partial(bound.classifying, f"the {name}", *sizes)
+    return OutsideModel(name, shape.weight_bytes, passing_bytes, phase)
 
 
 @contextmanager

@@ -141,6 +141,33 @@ def test_a_teacher_reads_padded_rows_once_and_unpacks_its_weights(tmp_path: Path
     assert phases[1].tokens == rows * context
 
 
+def test_a_reward_model_over_the_base_reads_the_rollouts_once(tmp_path: Path) -> None:
+    """All of a step on the first card, packed, with a head of one output."""
+    paid = {"name": "reward_model", "options": {"path": str(tmp_path / "adapter")}}
+    rewards = [{"name": "boxed", "weight": 0}, paid]
+    changes = {"sample__prompts_per_step": PROMPTS, "score__rewards": rewards}
+    config, shape = card_config(tmp_path, **changes, sample__completions_per_prompt=GROUP)
+    shape = replace(shape, adapter=0)
+    for cards in (1, 2):
+        phases = bound.phases(config, shape, SIZES, team=TeamSizes(cards=cards))
+        assert [phase.name for phase in phases] == ["sampling", "the reward model", "learning"]
+        tokens = PROMPTS * PROMPT + PROMPTS * GROUP * NEW
+        pairs = PROMPTS * PROMPT**2 / 2 + PROMPTS * GROUP * (NEW * PROMPT + NEW**2 / 2)
+        assert phases[1].flops == pytest.approx(2 * BASE * tokens + 4 * 3584 * 28 * pairs)
+        assert phases[1].read_bytes == pytest.approx(tokens / 16384 * 2 * BASE)
+        assert phases[1].tokens == tokens
+
+
+def test_a_separate_reward_model_reads_the_rollouts_once(tmp_path: Path) -> None:
+    config, _ = card_config(tmp_path, sample__completions_per_prompt=2)
+    phase = bound.classifying("the reward model", 10**9, 28 * 3584, 2, config, SIZES)
+    rows, context = 2 * config.sample.prompts_per_step, PROMPT + NEW
+    assert phase.flops == pytest.approx(
+        2e9 * rows * context + 4 * 28 * 3584 * rows * context**2 / 2
+    )
+    assert phase.read_bytes == pytest.approx(max(1, rows * context / 16384) * 2e9)
+
+
 def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) -> None:
     """A prompt goes through once; the base has no gradient of its own."""
     tokens, trained = PROMPTS * PROMPT + PROMPTS * GROUP * NEW, PROMPTS * GROUP * NEW
@@ -161,8 +188,8 @@ def test_learning_is_two_passes_and_one_again_for_checkpointing(tmp_path: Path) 
         assert learning.limit(CARDS[0]) == "arithmetic"
     ppo = found(tmp_path, algorithm__name="ppo", critic__updates=2)[
         "learning"
-    ]  # old, KL and values
-    assert ppo.flops == pytest.approx(flops(3 + 3 * 3, 3 + 3 * 4.5, 3 + 3 * 2))
+    ]  # old, KL and values; the critic has a head of one output
+    assert ppo.flops == pytest.approx(flops(3 + 3 * 3, 3 + 3 * 4.5, 2 + 2))
     full = found(tmp_path, algorithm__name="dapo", model__train="full")["learning"]
     assert full.flops == pytest.approx(flops(4, 4.5, 4))
     padded = found(tmp_path, algorithm__name="dapo", train__packing="padded")["learning"]
