@@ -106,11 +106,13 @@ def test_what_a_run_leaves_behind(
     kept = sorted((folder / "checkpoints").iterdir())
     assert [path.name for path in kept] == ["step-00000002", "step-00000003"]
     stated = re.search(
-        r"disk: writes checkpoints of ([\d.]+) MiB and keeps 2", capsys.readouterr().out
+        r"disk: writes checkpoints of ([\d.]+) MiB and keeps 2; at most ([\d.]+) MiB at once",
+        capsys.readouterr().out,
     )
     assert stated is not None
     mib = sum(file.stat().st_size for file in kept[-1].iterdir()) / 2**20
     assert mib == pytest.approx(float(stated[1]), rel=0.05, abs=0.1)
+    assert sum(file.stat().st_size for file in folder.rglob("*.*")) / 2**20 < float(stated[2])
     buffer = orjson.loads(config.run.buffer.read_bytes())
     assert (buffer["step"], buffer["complete"], buffer["trained"]) == (2, True, True)
     for group in buffer["groups"]:

@@ -63,6 +63,8 @@ UPDATE_BYTES = {"adafactor": 8.0, "muon": 14.0}
 but for 20 bytes by bitsandbytes' 8-bit ones on a CPU."""
 STEPPED_AT_ONCE = 2**23
 """Elements of a parameter in bfloat16 whose step is made at once by those others."""
+OTHER_FILES = 1.01
+"""Disk of a run, of its weights and moments: headers, the tokenizer's files, records."""
 HOST_BYTES = 5 * GIB
 """Host memory of a process with CUDA, torch and vLLM, without the checkpoint's pages."""
 ASSUMED_PROMPT_TOKENS = 1024
@@ -106,6 +108,9 @@ class Plan:
     """Host memory of all processes of the run, if they are on one machine."""
     checkpoint_bytes: int
     """Size on disk of each: adapter, optimizer state, and the best adapter."""
+    written_bytes: int
+    """The most that a run from its start to its end has on disk at once, without rollouts and
+    downloads."""
     sequence_bytes: int
     """Memory of sampling that each sequence decoded at once takes besides its KV cache."""
     sequence_tokens: int
@@ -163,7 +168,10 @@ class Plan:
         rows += [f"disk: downloads {size / 1e9:.1f} GB of {name}" for name, size in self.downloads]
         run = self.config.run
         written = f"disk: writes checkpoints of {_shown(self.checkpoint_bytes)}"
-        written += f" and keeps {run.keep_checkpoints}"
+        most = self.written_bytes + sum(size for _, size in self.downloads)
+        kept = "models" if self.config.model.train == "full" else "adapters"
+        written += f" and keeps {run.keep_checkpoints}; at most {_shown(most)} at once (one being "
+        written += f"written, the kept {kept}{', what is downloaded' * bool(self.downloads)})"
         if self.config.samples and run.keep_buffers_gib:
             written += f", and rollouts of up to {run.keep_buffers_gib:g} GiB"
         rows.append(written)
@@ -622,6 +630,7 @@ class _Draft:
             if self.machine.kind == "cuda"
             else self.team.processes * max(total.sampling, total.learning, total.scoring),
             checkpoint_bytes=self._checkpoint_bytes,
+            written_bytes=self._written_bytes,
             sequence_bytes=self._logit_bytes + self._counts_bytes,
             sequence_tokens=self.least_cache if states else self.context,
             short_sequences=int(sizes.sequences(0)),
@@ -653,6 +662,16 @@ class _Draft:
         others = sum(4 * count for role, count in self.learned.items() if role != "policy")
         held = others + sum(self._moments(role) for role in self.learned)
         return held + (1 + self._keeps_best + self.team.earlier_adapters) * self._model_bytes
+
+    @property
+    def _written_bytes(self) -> int:
+        """While a checkpoint is written, or at the end, when the last adapter is; with the folder
+        of the best adapter."""
+        run, best = self.config.run, self._keeps_best * self._model_bytes
+        is_averaged = self.config.train.ema is not None
+        end = (1 + is_averaged) * self._model_bytes
+        most = run.keep_checkpoints * self._checkpoint_bytes + max(self._checkpoint_bytes, end)
+        return int(OTHER_FILES * (most + best))
 
     @property
     def _held_bytes(self) -> int:

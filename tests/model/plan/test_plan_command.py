@@ -2,14 +2,16 @@
 
 1. An adapter that no run writes is refused by the plan as by the start; one that a run has yet to
    write is planned.
+2. The line on the disk has the most that is there at once.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, TINY
 from reason_llm.app.cli import call
 
 Command = Callable[..., str]
@@ -66,3 +68,19 @@ def test_an_adapter_that_no_run_writes_is_refused(option: str, plan: Command) ->
     assert f"{option[2:]}=Qwen/Qwen3-8B is no folder; name the adapter/ of a run" in said
     started = plan("quickstart.yaml", "--model.start", "Qwen/Qwen3-8B", code=2, plan=False)
     assert "model.start=Qwen/Qwen3-8B is no folder; name the adapter/ of a run" in started
+
+
+def test_the_most_on_disk_is_three_checkpoints_and_the_best_model(plan: Command) -> None:
+    """Of 60 steps of full_tiny.yaml the files of weights took 43.0 MB at most: a checkpoint has the
+    weights, two moments and the best weights in float32."""
+    num_bytes = (TINY / "model.safetensors").stat().st_size
+    said = re.search(r"keeps 2; at most ([\d.]+) MiB at once \(one being", plan("full_tiny.yaml"))
+    assert said is not None
+    weights = (3 * 4 + 1) * num_bytes / 2**20
+    assert weights < float(said[1]) < 1.02 * weights
+    assert 43.0e6 / 2**20 < float(said[1])
+    said = re.search(
+        r"at most ([\d.]+) GiB at once \(.*, what is downloaded\), and rollouts of up to 4 GiB",
+        plan("full_qwen2.5-3b_24gb.yaml"),
+    )
+    assert said is not None and float(said[1]) > 3 * 17.36 + 5.7 + 6.2e9 / 2**30
