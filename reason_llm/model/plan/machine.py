@@ -4,7 +4,7 @@ import ctypes
 import math
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from reason_llm.config import Config
@@ -53,6 +53,8 @@ class Machine:
     host_bytes: int
     card: str | None = None
     """Name of this machine's GPU; None for an imagined one."""
+    is_host_known: bool = True
+    """False: the GPU is in another machine, whose host memory is not named."""
 
     @classmethod
     def here(cls, config: Config, device: str) -> "Machine":
@@ -83,6 +85,7 @@ class Machine:
         here, memory = cls.here(config, device), config.memory
         if memory.budget_gib == "auto":
             return here
-        host = here.host_bytes if memory.host_gib == "auto" else int(memory.host_gib * GIB)
+        is_known = memory.host_gib != "auto"
+        host = int(memory.host_gib * GIB) if memory.host_gib != "auto" else here.host_bytes
         budget = int(memory.budget_gib * GIB)
-        return replace(here, kind="cuda", budget_bytes=budget, host_bytes=host, card=None)
+        return cls("cuda", budget, host, is_host_known=is_known)

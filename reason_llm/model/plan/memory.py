@@ -175,15 +175,8 @@ class Plan:
         if self.config.samples and run.keep_buffers_gib:
             written += f", and rollouts of up to {run.keep_buffers_gib:g} GiB"
         rows.append(written)
-        there = f"of {_gib(self.machine.host_bytes)} GiB"
-        if self.team.processes > 1:
-            rows.append(
-                f"host memory: {self.team.processes} processes on one machine need "
-                f"{_gib(self.team_host_bytes)} {there}; the table is of one of them"
-            )
-        elif is_gpu:
-            each = "each replica needs" if self.config.run.replicas == "auto" else "needs"
-            rows.append(f"host memory: {each} {_gib(self.host_bytes)} {there}")
+        if is_gpu or self.team.processes > 1:
+            rows.append(self._host)
         if is_gpu:
             budget = self.machine.budget_bytes
             most = max(peak.sampling, peak.learning, peak.scoring)
@@ -198,6 +191,20 @@ class Plan:
                 if steps is None:
                     rows[-1] += f"; the data decides how many steps run.epochs={run.epochs:g} has"
         return rows
+
+    @property
+    def _host(self) -> str:
+        """Line with the host memory that the run needs on one machine."""
+        there, count = self.machine.host_bytes, self.team.processes
+        whose = f"{count} processes on one machine need" if count > 1 else "needs"
+        if self.config.run.replicas == "auto":
+            whose = "each replica needs"
+        needed = self.team_host_bytes if count > 1 else self.host_bytes
+        line = f"host memory: {whose} {_gib(needed)} of {_gib(there)} GiB"
+        line += "; the table is of one of them" * (count > 1)
+        if needed > there and not self.machine.is_host_known:
+            line += "; that is this machine's: name the planned one's as memory.host_gib"
+        return line
 
     @property
     def _reserved(self) -> str:
@@ -274,7 +281,7 @@ def plan(
         micro_batch = asked
     is_one_machine = config.run.ray is None
     needed, there = draft.host_bytes(micro_batch, is_one_machine), machine.host_bytes
-    if needed > there:
+    if needed > there and machine.is_host_known:
         count = draft.team.processes if is_one_machine else 1
         whose = f"{count} processes on one machine need" if count > 1 else "are needed"
         fixes = ["raise it"]

@@ -3,8 +3,10 @@
 1. An adapter that no run writes is refused by the plan as by the start; one that a run has yet to
    write is planned.
 2. The line on the disk has the most that is there at once.
+3. Too little host memory of this machine is no error of another one's plan.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -84,3 +86,22 @@ def test_the_most_on_disk_is_three_checkpoints_and_the_best_model(plan: Command)
         plan("full_qwen2.5-3b_24gb.yaml"),
     )
     assert said is not None and float(said[1]) > 3 * 17.36 + 5.7 + 6.2e9 / 2**30
+
+
+def test_the_host_memory_of_another_machine_is_not_this_ones(
+    plan: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two moments in float32 of 3.1 B parameters are 23 GiB."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    values = {"SC_PAGE_SIZE": page, "SC_PHYS_PAGES": 16 * 2**30 // page}
+    monkeypatch.setattr(os, "sysconf", values.__getitem__)
+    options = ["--memory.budget_gib", "48", "--train.optimizer", "adamw"]
+    said = plan("full_qwen2.5-3b_24gb.yaml", *options)
+    assert re.search(
+        r"host memory: needs \d\d\.\d of 16\.0 GiB; that is this machine's: name the planned one's "
+        "as memory.host_gib",
+        said,
+    )
+    assert "fits: " in said
+    said = plan("full_qwen2.5-3b_24gb.yaml", *options, "--memory.host_gib", "20", code=2)
+    assert "memory.host_gib=20.0 is less than the " in said
