@@ -106,6 +106,8 @@ class Sizes:
     """Recurrent states of each of them."""
     element_bytes: int = 2
     """Of a key."""
+    frees_windows: bool = False
+    """The cache drops what is before a layer's window."""
 
     def sequences(self, key_elements: float) -> float:
         """Sequences that are decoded at once, each with so many elements of keys in the cache, as
@@ -276,7 +278,8 @@ def _decoding(
     and values of its own completion."""
     rollouts, new = prompts * group, min(most, sizes.context)
     prompt = sizes.context - new
-    held = shape.key_elements(prompt / group + new / 2)
+    held = prompt / group + new / 2
+    held = shape.key_elements(held) if sizes.frees_windows else shape.cached * held
     at_once = max(1.0, min(rollouts, sizes.sequences(held)))
     base, head = _passed(shape), shape.vocabulary * shape.hidden
     flops = 2 * (base + shape.adapter) * (prompts * prompt + rollouts * new)

@@ -114,7 +114,8 @@ class Plan:
     sequence_bytes: int
     """Memory of sampling that each sequence decoded at once takes besides its KV cache."""
     sequence_tokens: int
-    """Tokens of the KV cache that a sequence of full length takes."""
+    """Tokens of the KV cache that a sequence of full length takes; in layers with a window vLLM
+    keeps only that."""
     short_sequences: int
     """The most sequences that are decoded at once; each has its recurrent states."""
     phases: tuple[bound.Phase, ...]
@@ -138,6 +139,11 @@ class Plan:
         """Planned peak of each phase, in bytes."""
         return _total(self.lines)
 
+    @property
+    def full_sequences(self) -> int:
+        """Sequences of full length that the KV cache holds at once."""
+        return self.cache_tokens // self.sequence_tokens
+
     def table(self) -> list[str]:
         """The ledger as lines of text."""
         is_gpu, peak = self.machine.kind == "cuda", self.peak
@@ -149,11 +155,12 @@ class Plan:
             rows.append(f"{line.name:<52}" + "".join(f"{size:>12}" for size in sizes))
         chosen = [f"context {self.context_tokens:,} tokens"]
         if self.engine is not None:
-            most, whole = self.short_sequences, self.cache_tokens // self.sequence_tokens
+            most, whole = self.short_sequences, self.full_sequences
             shorter = f", {most} shorter ones" if whole < most else ""
             chosen.append(f"{min(most, whole)} sequences at once of full length{shorter}")
         if any(line.name == "KV cache" and line.sampling for line in self.lines):
-            chosen.append(f"KV cache {self.cache_tokens:,} tokens")
+            in_all = " in all layers" * (self.sequence_tokens < self.context_tokens)
+            chosen.append(f"KV cache {self.cache_tokens:,} tokens{in_all}")
         micro_batches = f"micro-batches of {self.micro_batch_tokens:,} tokens"
         if self.tile_tokens is not None:
             micro_batches += f" (feed-forwards in tiles of {self.tile_tokens:,})"
@@ -293,7 +300,7 @@ def plan(
             f"memory.host_gib={_gib(there)} is less than the {_gib(needed)} GiB of host memory "
             f"that {whose}; {', or '.join(fixes)}"
         )
-    wanted = draft.sequences * draft.least_cache
+    wanted = draft.sequences * (draft.held_cache + draft.block_tokens)
     cache = draft.largest(draft.least_cache, wanted, lambda tokens: draft.total(tokens, 1).sampling)
     return draft.plan(cache, micro_batch)
 
@@ -467,10 +474,35 @@ class _Draft:
 
     @property
     def least_cache(self) -> int:
+        """Tokens of the cache that one sequence needs: in layers with a window, vLLM 0.32 reserves
+        it and two batches in flight (SlidingWindowSpec.max_admission_blocks_per_request)."""
+        return self._in_all_layers(2 * self.prefill_tokens) + self.block_tokens
+
+    @property
+    def held_cache(self) -> int:
+        """Tokens of the cache that a sequence of full length takes while it is decoded."""
+        return self._in_all_layers(0)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of the blocks that a sequence fills in part."""
         if not self.under_vllm:
-            return self.context + 2 * BLOCK_TOKENS
+            return 2 * BLOCK_TOKENS
         states, keys = self.shape.states, self.shape.key_value
-        return self.context + 2 * max(BLOCK_TOKENS, states.block_tokens(keys, self.element_bytes))
+        return 2 * max(BLOCK_TOKENS, states.block_tokens(keys, self.element_bytes))
+
+    @property
+    def frees_windows(self) -> bool:
+        """Whether the cache drops what is before a layer's window: vLLM's does by default, and
+        ours gives each row its full length."""
+        return self.under_vllm and self.machine.kind == "cuda" and bool(self.shape.windows)
+
+    def _in_all_layers(self, more: int) -> int:
+        """Tokens with keys in all layers that take as much as the context with ``more`` than the
+        window in the layers that have one."""
+        if not self.frees_windows:
+            return self.context
+        return math.ceil(self.shape.key_elements(self.context, more) / self.shape.cached)
 
     def state_bytes(self, cache_tokens: int) -> int:
         """Bytes of the recurrent states of the sequences of full length that fit into the cache:
@@ -621,7 +653,7 @@ class _Draft:
         is_long = longest > TILE_TOKENS[self.machine.kind]
         sizes = bound.Sizes(
             self.context, pool, micro_batch_tokens, self.sequences, self.skip_every,
-            state_bytes=states, element_bytes=self.element_bytes,
+            state_bytes=states, element_bytes=self.element_bytes, frees_windows=self.frees_windows,
         )  # fmt: skip
         return Plan(
             config=self.config,
@@ -639,7 +671,7 @@ class _Draft:
             checkpoint_bytes=self._checkpoint_bytes,
             written_bytes=self._written_bytes,
             sequence_bytes=self._logit_bytes + self._counts_bytes,
-            sequence_tokens=self.least_cache if states else self.context,
+            sequence_tokens=self.least_cache if states else self.held_cache,
             short_sequences=int(sizes.sequences(0)),
             phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside, self.team)),
             evaluations=bound.evaluations(self.config, self.shape, sizes, self.team, self.held_out),

@@ -195,9 +195,10 @@ class Shape:
         """Bytes of keys and values of one token in all layers that have them."""
         return 2 * self.cached * element_bytes
 
-    def key_elements(self, tokens: float) -> float:
-        """Elements of the keys that a query with so many tokens before it reads."""
-        in_windows = sum(size * min(tokens, window) for size, window in self.windows)
+    def key_elements(self, tokens: float, more: int = 0) -> float:
+        """Elements of the keys of so many tokens in the cache, which of a layer with a window holds
+        the window and so many ``more``."""
+        in_windows = sum(size * min(tokens, window + more) for size, window in self.windows)
         return (self.cached - sum(size for size, _ in self.windows)) * tokens + in_windows
 
     def read_elements(self, tokens: int) -> float:

@@ -58,7 +58,8 @@ def test_layers_with_a_window_read_no_more_than_it(tmp_path: Path) -> None:
     assert shape.cached == 28 * 512
     assert shape.read_elements(NEW) == 512 * (21 * 1024**2 / 2 + 7 * (256**2 / 2 + 768 * 256))
     assert shape.key_elements(1280) == 512 * (21 * 1280 + 7 * 256)
-    (sampling, *_) = bound.phases(config, shape, replace(SIZES, pool_bytes=2048 * 28 * 512 * 4))
+    sizes = replace(SIZES, pool_bytes=2048 * 28 * 512 * 4, frees_windows=True)
+    (sampling, *_) = bound.phases(config, shape, sizes)
     held = 512 * (21 * (256 / 16 + 512) + 7 * 256)
     at_once = 2048 * 28 * 512 / held
     assert sampling.read_bytes == pytest.approx(

@@ -39,7 +39,7 @@ def longest(config: Config, shape: Shape, card: int, limit: int) -> int:
             plan = memory.plan(tried, shape, Machine("cuda", card * GIB, 64 * GIB), limit)
         except ConfigError:
             return False
-        return plan.cache_tokens >= AT_ONCE * tokens
+        return plan.full_sequences >= AT_ONCE
 
     least, most = 0, limit // THOUSAND
     while least < most:

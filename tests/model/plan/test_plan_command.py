@@ -3,7 +3,8 @@
 1. An adapter that no run writes is refused by the plan as by the start; one that a run has yet to
    write is planned.
 2. The line on the disk has the most that is there at once.
-3. Too little host memory of this machine is no error of another one's plan.
+3. Layers with a window take no more than it of the cache, in the count and in the time.
+4. Too little host memory of this machine is no error of another one's plan.
 """
 
 import os
@@ -15,6 +16,8 @@ import pytest
 
 from conftest import ROOT, TINY
 from reason_llm.app.cli import call
+from reason_llm.config import load
+from reason_llm.model.plan import plan_only
 
 Command = Callable[..., str]
 CONFIGS = ROOT / "configs"
@@ -105,3 +108,21 @@ def test_the_host_memory_of_another_machine_is_not_this_ones(
     assert "fits: " in said
     said = plan("full_qwen2.5-3b_24gb.yaml", *options, "--memory.host_gib", "20", code=2)
     assert "memory.host_gib=20.0 is less than the " in said
+
+
+def test_layers_with_a_window_keep_only_that(plan: Command) -> None:
+    """Of 48 layers 8 keep 10,240 x 512 elements of keys and 40 keep 1,024 x 2,048: 0.47 GiB with
+    values. vLLM's ``get_max_concurrency_for_kv_cache_config`` and its blocks say 40.05 sequences in
+    18.97 GiB. One alone needs 1,024 + 2 x 2,048 tokens there as vLLM starts."""
+    options = ["--model.context_tokens", "10240", "--sample.max_new_tokens", "8192"]
+    said = plan("math_gemma-4-12b_48gb.yaml", *options)
+    assert (
+        ", 40 sequences at once of full length, 128 shorter ones, KV cache 59,209 tokens in" in said
+    )
+    assert "one of full length takes 0.47 GiB of KV cache" in said
+    small = {"model.context_tokens": 10240, "sample.prompts_per_step": 1}
+    small |= {"sample.completions_per_prompt": 2}
+    found = plan_only(load(CONFIGS / "math_gemma-4-12b_48gb.yaml", small))
+    one = 4 * (8 * 512 * 10240 + 40 * 2048 * (1024 + 2 * 2048))
+    assert found.engine is not None
+    assert one < found.engine.kv_cache_bytes < 1.06 * one
