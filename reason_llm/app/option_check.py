@@ -24,6 +24,9 @@ ON_THIS_CPU = (
     "such as --memory.budget_gib 24"
 )
 
+MANY_TOKENS = 2**20
+"""Longest completion of a config that may lack the option."""
+
 
 def check_options(
     config: Config, mistakes: list[ReasonError], is_plan: bool = False
@@ -41,7 +44,9 @@ def check_options(
             without.update({f"data.{name}": value for name, value in usual.items()})
 
     wrong: list[ReasonError] = []
-    with Scorer(score, config.sample.max_new_tokens, runs_programs=False, mistakes=wrong) as scorer:
+    # an option that contradicts another one is left out, and with it its value
+    most = config.sample.max_new_tokens if is_whole else MANY_TOKENS
+    with Scorer(score, most, runs_programs=False, mistakes=wrong) as scorer:
         columns = scorer.columns
     if wrong:  # which say what rows have to hold
         mistakes += wrong

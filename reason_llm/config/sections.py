@@ -412,6 +412,18 @@ class MemorySection(Section):
     host_gib: Literal["auto"] | Gib = "auto"
     """Limit of host memory in a run on a GPU. auto: all of the machine's memory."""
 
+    @field_validator("budget_gib", "host_gib", mode="before")
+    @classmethod
+    def _has_no_unit(cls, value: object) -> object:
+        if not isinstance(value, str) or value == "auto":
+            return value
+        number = value.strip().rstrip("%GgIiBb ")
+        example = number if number.isdecimal() and "%" not in value else "24"
+        raise ValueError(
+            f"is in GiB, without a unit, and no fraction; write {example}, as for a card of "
+            f"{example} GB"
+        )
+
 
 class LogSection(Section):
     """Console and trackers."""
@@ -836,7 +848,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
         and c.sample.max_new_tokens >= c.model.context_tokens
      ),
      "sample.max_new_tokens={c.sample.max_new_tokens} contradicts model.context_tokens="
-     "{c.model.context_tokens}: no prompt would fit; lower it"),
+     "{c.model.context_tokens}: no prompt would fit; lower it, or raise model.context_tokens"),
     (lambda c, row: (
         c.stage == "preference"
         and not c.learns_pairs

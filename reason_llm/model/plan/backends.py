@@ -160,11 +160,7 @@ def _engine(config: Config, described: PretrainedConfig, device: torch.device) -
         return "transformers", f"without vLLM: stage={config.stage} samples nothing here"
     if (why_not := unfit_for_vllm(config, described)) is not None:
         if engine == "vllm":
-            raise ConfigError(
-                f"{why_not} contradicts sample.engine=vllm, which needs safetensors of a "
-                "model that it knows, and no adapter on head or experts; set sample.engine to "
-                "transformers"
-            )
+            raise contradiction(why_not)
         return "transformers", f"sampling with transformers: {why_not}"
     if engine == "vllm" and not installed:
         raise ConfigError(f"sample.engine=vllm, but vLLM is not installed; {INSTALL_VLLM}")
@@ -190,6 +186,14 @@ def _engine(config: Config, described: PretrainedConfig, device: torch.device) -
         if is_so:
             return "transformers", f"sampling with transformers: {why}"
     return "vllm", "sampling with vllm, over the learner's own weights"
+
+
+def contradiction(why_not: str) -> ConfigError:
+    """The error that a model is asked to be sampled with vLLM, and cannot."""
+    return ConfigError(
+        f"{why_not} contradicts sample.engine=vllm, which needs safetensors of a model that it "
+        "knows, and no adapter on head or experts; set sample.engine to transformers"
+    )
 
 
 def unfit_for_vllm(config: Config, described: PretrainedConfig) -> str | None:

@@ -33,10 +33,11 @@ class Card:
     bandwidth: float
     """Bytes per second of its memory."""
 
-    def titled(self, budget: float) -> str:
+    def titled(self, needed: float) -> str:
         """Its name, and its memory where that is less than these GiB."""
         there = round(self.mib / 1024, 1)
-        return f"{self.name} of only {there} GiB" if there < round(budget, 1) else self.name
+        is_small = there < round(needed, 1)
+        return f"{self.name} with {there} GiB, too small for this plan" if is_small else self.name
 
 
 CARDS = (
@@ -44,12 +45,12 @@ CARDS = (
     Card("RTX 3090", 24, 24576, 71e12, 0.936e12),
     Card("L4", 24, 23034, 121e12, 0.3e12),
     Card("RTX 5090", 32, 32607, 209.5e12, 1.792e12),
-    Card("A100 40GB", 40, 40960, 312e12, 1.555e12),
+    Card("A100 SXM 40GB", 40, 40960, 312e12, 1.555e12),
     Card("RTX A6000", 48, 49140, 154.8e12, 0.768e12),
     Card("L40S", 48, 46068, 362.05e12, 0.864e12),
-    Card("H100", 80, 81559, 989.4e12, 3.35e12),
-    Card("A100 80GB", 80, 81920, 312e12, 2.039e12),
-    Card("H200", 141, 143771, 989.4e12, 4.8e12),
+    Card("H100 SXM", 80, 81559, 989.4e12, 3.35e12),
+    Card("A100 SXM 80GB", 80, 81920, 312e12, 2.039e12),
+    Card("H200 SXM", 141, 143771, 989.4e12, 4.8e12),
 )
 """Source: NVIDIA's data sheets; where they count sparse products, half of that. RTX 3090 and A6000:
 "NVIDIA Ampere GA102 GPU Architecture", V2, pages 15 and 44; RTX 5090: "NVIDIA RTX Blackwell GPU
@@ -63,10 +64,12 @@ LEAST_OF_CARD = 0.9
 
 def cards_of(machine: Machine) -> list[Card]:
     """The machine's own card, or for an imagined one all with that memory; empty where there is no
-    data sheet of it. A Ti is another card."""
+    data sheet of it. A Ti is another card, as are those for PCIe."""
     if machine.card is not None:
         words = set(machine.card.replace("-", " ").split())  # A100-SXM4-80GB
-        return [each for each in CARDS if words >= {*each.name.split()} and "Ti" not in words]
+        if words & {"Ti", "PCIe", "PCIE"}:
+            return []
+        return [each for each in CARDS if words >= {*each.name.split()} - {"SXM"}]
     budget = machine.budget_bytes / GIB
     return [card for card in CARDS if LEAST_OF_CARD * card.gib <= budget <= card.gib]
 
@@ -146,10 +149,11 @@ def line(
     phases: Sequence[Phase],
     cards: Sequence[Card],
     steps: int | None,
-    budget: float,
+    needed: float,
     team: TeamSizes = ALONE,
     alone: Phase | None = None,
     evaluations: Evaluations | None = None,
+    uncounted: Sequence[str] = (),
 ) -> str:
     """One line: the least seconds of a step on the first card, its longest phase, and the hours of
     so many steps with their evaluations; seconds and hours of the other cards; or that there are no
@@ -158,9 +162,10 @@ def line(
     Args:
         phases: the share of one card.
         steps: None where their number is not known.
-        budget: GiB that are planned for.
+        needed: GiB of the plan's peak.
         team: cards that share a step.
         alone: sampling of the whole step on one card, where samplers sample ahead.
+        uncounted: what takes time, too.
     """
     if not cards:
         names = ", ".join(each.name for each in CARDS)
@@ -174,27 +179,32 @@ def line(
         told = [f"{total:,.0f} s" if total >= 10 else f"{total:.1f} s"]
         if steps is not None:
             total = steps * total + count * sum(phase.seconds(card) for phase in evaluated)
-            told.append(f"{total / 3600:,.1f} h")
+            hours = total / 3600
+            told.append(f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} h")
         return told
 
     card, *others = cards
     told, *hours = times(card)
     length = ""
     if hours:
-        length = f"; {steps:,} steps{f' and {evaluations}' if evaluated else ''} {hours[0]}"
-        if count and not evaluated:
-            length += f" without the {count} evaluations, whose size is known if eval.limit is set"
+        length = (
+            f"; {steps:,} steps{f' and {evaluations}' if evaluated else ''} at least {hours[0]}"
+        )
+    left = [*uncounted]
+    if hours and count and not evaluated:
+        left.append(f"the {count} evaluations, whose size is known if eval.limit is set")
     total = sum(phase.seconds(card) for phase in phases)
     longest = max(phases, key=lambda phase: phase.seconds(card))
-    where = f"{'' if team.cards == 1 else f'{team.cards} times '}an {card.titled(budget)}"
+    where = f"{'' if team.cards == 1 else f'{team.cards} times '}an {card.titled(needed)}"
     if team.samplers:
         where += f" and {team.samplers} more that sample"
         where += " at the same time" if team.samples_ahead else ""
-    more = "; ".join(f"{each.titled(budget)}: {', '.join(times(each))}" for each in others)
+    more = "; ".join(f"{each.titled(needed)}: {', '.join(times(each))}" for each in others)
+    without = f"; not counted: {', '.join(left)}" if left else ""
     return (
         f"a step of full length takes at least {told} on {where}, {longest.name} "
         f"{longest.seconds(card) / total:.0%} of {'all work' if team.samples_ahead else 'it'} "
-        f"(limited by {longest.limit(card)}){length}{f' ({more})' if more else ''}"
+        f"(limited by {longest.limit(card)}){length}{f' ({more})' if more else ''}{without}"
     )
 
 
@@ -252,11 +262,14 @@ def evaluations(
     problems, rows = held_out or (sets * (of.limit or 0), has_rows * (of.limit or 0))
     told, found, group = list[str](), list[Phase](), max(1, of.samples)
     if problems:
-        told.append(f"{problems:,} problems{f' x {of.samples} completions' if of.samples else ''}")
+        most = "up to " if held_out is None else ""  # a set may have fewer than eval.limit
+        told.append(
+            f"{most}{problems:,} problems{f' x {of.samples} completions' if of.samples else ''}"
+        )
         part, new = problems / (team.cards + team.samplers), config.eval_max_new_tokens
         found.append(_decoding("evaluation", config, shape, sizes, part, group, new))
     if rows:
-        told.append(f"{rows:,} rows")
+        told.append(f"{'up to ' if held_out is None else ''}{rows:,} rows")
         rows *= 2 if config.learns_pairs else 1
         new = 0 if config.of_stage.scores else sizes.context
         found.append(_reading("evaluation", config.model.quantize, shape, sizes, rows, new))

@@ -184,20 +184,34 @@ class Plan:
         rows.append(written)
         if is_gpu or self.team.processes > 1:
             rows.append(self._host)
+        if run.replicas == "auto":
+            rows.append("run.replicas=auto: planned for 1 GPU; name a number to plan several")
         if is_gpu:
             budget = self.machine.budget_bytes
             most = max(peak.sampling, peak.learning, peak.scoring)
             rows.append(f"fits: {_gib(most)} of {_gib(budget)} GiB")
             if self.phases:
-                kinds, gib = bound.cards_of(self.machine), budget / GIB
+                kinds = bound.cards_of(self.machine)
                 steps = run.steps if run.epochs is None else None
                 time = bound.line(
-                    self.phases, kinds, steps, gib, self.team, self.alone, self.evaluations
-                )
+                    self.phases, kinds, steps, most / GIB, self.team, self.alone, self.evaluations,
+                    self._uncounted,
+                )  # fmt: skip
                 rows[-1] += f"; {time}"
                 if steps is None:
                     rows[-1] += f"; the data decides how many steps run.epochs={run.epochs:g} has"
         return rows
+
+    @property
+    def _uncounted(self) -> list[str]:
+        """Names of what takes time, too, and is not in the bound."""
+        config = self.config
+        found = ["starts and saves"]
+        if config.samples and config.model.quantize == "nf4":
+            found.append("unpacking of NF4 while sampling")
+        if config.samples and config.algorithm.row().dynamic_sampling > 1:
+            found.append("groups that are dropped")
+        return found
 
     @property
     def _host(self) -> str:
@@ -804,6 +818,8 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     tenths = math.ceil(10 * needed / USABLE_FRACTION[machine.kind] / GIB)
     fixes.append(f"memory.budget_gib to {tenths / 10} or more, if there is as much")
     where = " on the CPU of this machine, which has no GPU" if machine.kind == "cpu" else ""
+    if machine.budget_bytes <= GIB:
+        where += ": it is in GiB, not a fraction, 24 for a card of 24 GB"
     return (
         f"memory.budget_gib={_gib(machine.budget_bytes)} is too little for {config.model.path}"
         f"{where}: {phase} needs {_gib(needed)} GiB of the {_gib(draft.usable)} GiB usable "

@@ -91,7 +91,9 @@ def plan_only(config: Config) -> Plan:
 def _of_readable(config: Config) -> Plan:
     """The plan of a config without models in MXFP4."""
     options, sections = _paths(config), [config.model, *config.reader_models.values()]
-    if all(map(outline, sections)) and not (config.model.start and config.model.start.exists()):
+    plain = [found is not None and found.context_tokens <= found.positions
+             for found in map(outline, sections)]  # fmt: skip
+    if all(plain) and not (config.model.start and config.model.start.exists()):
         return replace(_plan_only(config), downloads=_downloads(config, config))
     made: dict[str, str] = {}
     with ExitStack() as folders:
@@ -143,13 +145,14 @@ def _plan_only(config: Config) -> Plan:
     machine = Machine.imagined(config, device)
     if not config.judges_answers:
         config = config.with_options({"sample.engine": "transformers"})
-    elif config.sample.engine == "auto":
+    elif config.sample.engine != "transformers":
         on_gpu = machine.kind == "cuda" and config.model.dtype != "float32"
         can_share = found is not None or _fits_vllm(config)
         engine = "vllm" if on_gpu and can_share else "transformers"
-        config = config.with_options({"sample.engine": engine})
+        if config.sample.engine == "auto":
+            config = config.with_options({"sample.engine": engine})
     shape = shape_of(config.model, config.model.attention)
-    limit = found.context_tokens if found is not None else context_limit(config.model)
+    limit = context_limit(config.model)
     models = [*outside_models(config, machine)]
     return memory.plan(config, shape, machine, limit, learns=config.learns, outside=models)
 
@@ -209,7 +212,10 @@ def _base() -> Any:
 def _fits_vllm(config: Config) -> bool:
     described = _base().read_config(config.model.path, config.model.trust_remote_code)
     backends = import_module("reason_llm.model.plan.backends")
-    return backends.unfit_for_vllm(config, described) is None
+    why_not = backends.unfit_for_vllm(config, described)
+    if why_not is not None and config.sample.engine == "vllm":
+        raise backends.contradiction(why_not)
+    return why_not is None
 
 
 def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:

@@ -201,7 +201,7 @@ def test_the_line(tmp_path: Path) -> None:
     phases = [bound.Phase("sampling", 0, 1.008e12, 0), bound.Phase("learning", 3 * 165.2e12, 0, 0)]
     assert bound.line(phases, CARDS[:1], 1800, 24) == (
         "a step of full length takes at least 4.0 s on an RTX 4090, "
-        "learning 75% of it (limited by arithmetic); 1,800 steps 2.0 h"
+        "learning 75% of it (limited by arithmetic); 1,800 steps at least 2.0 h"
     )
     for seconds, told in ((9.94, "9.9"), (10.0, "10"), (2000.4, "2,000")):
         phase = bound.Phase("sampling", seconds * 165.2e12, 0, 0)
@@ -212,8 +212,13 @@ def test_the_line(tmp_path: Path) -> None:
     phases[0] = bound.Phase("sampling", 0, 4 * 0.936e12, 0)
     assert bound.line(phases, CARDS[:3], 450, 24, TeamSizes(cards=2)).endswith(
         " on 2 times an RTX 4090, sampling 55% of it (limited by memory bandwidth); 450 steps "
-        "0.8 h (RTX 3090: 11 s, 1.4 h; L4 of only 22.5 GiB: 17 s, 2.1 h)"
+        "at least 0.8 h (RTX 3090: 11 s, 1.4 h; L4 with 22.5 GiB, too small for this plan: 17 s, "
+        "2.1 h)"
     )
+    left_out = bound.line(phases, CARDS[:1], 36_000, 22.5, uncounted=["saves", "starts"])
+    assert left_out.endswith("at least 2.8 days; not counted: saves, starts")
+    told = [bound.line(phases, CARDS[:1], steps, 24) for steps in (25_700, 25_740)]  # 6.714 s each
+    assert [line.partition(" at least ")[2][-8:] for line in told] == ["t 47.9 h", "2.0 days"]
 
 
 def test_evaluations_are_counted_where_their_size_is_known(tmp_path: Path) -> None:
@@ -227,7 +232,7 @@ def test_evaluations_are_counted_where_their_size_is_known(tmp_path: Path) -> No
     config, shape = card_config(tmp_path, **changes, eval__limit=500)
     shape = replace(shape, adapter=0)
     found = bound.evaluations(config, shape, SIZES)
-    assert str(found) == "9 evaluations of 1,000 problems"
+    assert str(found) == "9 evaluations of up to 1,000 problems"
     (phase,) = found.phases
     prompt, kept = PROMPT + NEW - 512, 28 * 2 * 512 * 2
     assert phase.read_bytes == pytest.approx(
@@ -237,22 +242,27 @@ def test_evaluations_are_counted_where_their_size_is_known(tmp_path: Path) -> No
     card, phases = CARDS[0], [bound.Phase("learning", 36 * CARDS[0].flops, 0, 0)]
     hours = 3 + 9 * phase.seconds(card) / 3600
     said = bound.line(phases, [card], 300, 24, evaluations=found)
-    assert said.endswith(f"; 300 steps and 9 evaluations of 1,000 problems {hours:.1f} h")
+    assert said.endswith(
+        f"; 300 steps and 9 evaluations of up to 1,000 problems at least {hours:.1f} h"
+    )
     sampled = config.with_options({"eval.samples": 4, "eval.every": 0})
     told = bound.evaluations(sampled, shape, SIZES)
-    assert str(told) == "2 evaluations of 1,000 problems x 4 completions"
+    assert str(told) == "2 evaluations of up to 1,000 problems x 4 completions"
     assert told.phases[0].tokens == pytest.approx(1000 * prompt + 4000 * 512)
     many = config.with_options({"eval.limit": None})
     found = bound.evaluations(many, shape, SIZES)
     said = bound.line(phases, [card], 300, 24, evaluations=found)
     assert said.endswith(
-        "; 300 steps 3.0 h without the 9 evaluations, whose size is known if eval.limit is set"
+        "; 300 steps at least 3.0 h; not counted: the 9 evaluations, whose size is known if "
+        "eval.limit is set"
     )
     known = bound.evaluations(many, shape, SIZES, held_out=(64, 0))
     assert str(known) == "9 evaluations of 64 problems"
     config, _ = card_config(tmp_path, run__steps=300)
     found = bound.evaluations(config, shape, SIZES)
-    assert bound.line(phases, [card], 300, 24, evaluations=found).endswith("; 300 steps 3.0 h")
+    assert bound.line(phases, [card], 300, 24, evaluations=found).endswith(
+        "; 300 steps at least 3.0 h"
+    )
 
 
 def test_held_out_rows_pass_the_model_once(tmp_path: Path) -> None:
@@ -260,7 +270,7 @@ def test_held_out_rows_pass_the_model_once(tmp_path: Path) -> None:
     config, shape = card_config(tmp_path, run__steps=20, **changes)
     shape = replace(shape, adapter=0)
     found = bound.evaluations(config, shape, SIZES)
-    assert str(found) == "3 evaluations of 100 rows"
+    assert str(found) == "3 evaluations of up to 100 rows"
     tokens = 100 * (PROMPT + NEW)
     of_attention = 4 * 3584 * 28 * 100 * (PROMPT + NEW) ** 2 / 2
     assert found.phases[0].flops == pytest.approx(2 * (BASE + HEAD) * tokens + of_attention)
@@ -274,7 +284,7 @@ def test_a_plan_by_epochs_leaves_the_number_of_steps_open() -> None:
     assert said.endswith("; the data decides how many steps run.epochs=2 has")
     config = load(ROOT / "configs" / "gsm8k_qwen2.5-7b_24gb.yaml")
     (said,) = [line for line in plan_only(config).table() if "a step of full length" in line]
-    assert "; 300 steps and 13 evaluations of 500 problems " in said
+    assert "; 300 steps and 13 evaluations of up to 500 problems " in said
 
 
 @pytest.mark.parametrize(
@@ -309,11 +319,14 @@ def test_the_samplers_of_a_config_are_planned() -> None:
 @pytest.mark.parametrize(
     ("gib", "told"),
     [
-        (22.5, "RTX 4090, RTX 3090, L4"), (24, "RTX 4090, RTX 3090, L4 of only 22.5 GiB"),
-        (31.8, "RTX 5090"), (32, "RTX 5090 of only 31.8 GiB"), (40, "A100 40GB"),
-        (45, "RTX A6000, L40S"), (48, "RTX A6000, L40S of only 45.0 GiB"),
-        (79.6, "H100, A100 80GB"), (80, "H100 of only 79.6 GiB, A100 80GB"),
-        (141, "H200 of only 140.4 GiB"),
+        (22.5, "RTX 4090, RTX 3090, L4"),
+        (24, "RTX 4090, RTX 3090, L4 with 22.5 GiB, too small for this plan"),
+        (31.8, "RTX 5090"), (32, "RTX 5090 with 31.8 GiB, too small for this plan"),
+        (40, "A100 SXM 40GB"),
+        (45, "RTX A6000, L40S"), (48, "RTX A6000, L40S with 45.0 GiB, too small for this plan"),
+        (79.6, "H100 SXM, A100 SXM 80GB"),
+        (80, "H100 SXM with 79.6 GiB, too small for this plan, A100 SXM 80GB"),
+        (141, "H200 SXM with 140.4 GiB, too small for this plan"),
     ],
 )  # fmt: skip
 def test_a_card_with_less_memory_than_is_planned_for_is_told(gib: float, told: str) -> None:
@@ -335,11 +348,13 @@ def test_the_memory_of_each_card_is_in_the_table() -> None:
     ("card", "gib", "name"),
     [
         (None, 24, "RTX 4090, RTX 3090, L4"), (None, 22.5, "RTX 4090, RTX 3090, L4"),
-        (None, 48, "RTX A6000, L40S"), (None, 80, "H100, A100 80GB"), (None, 40, "A100 40GB"),
-        ("NVIDIA A100-SXM4-80GB", 40, "A100 80GB"), ("NVIDIA A100 80GB PCIe", 80, "A100 80GB"),
-        ("NVIDIA A100-PCIE-40GB", 40, "A100 40GB"), ("NVIDIA L40S", 24, "L40S"),
+        (None, 48, "RTX A6000, L40S"), (None, 80, "H100 SXM, A100 SXM 80GB"),
+        (None, 40, "A100 SXM 40GB"),
+        ("NVIDIA A100-SXM4-80GB", 40, "A100 SXM 80GB"), ("NVIDIA A100 80GB PCIe", 80, ""),
+        ("NVIDIA A100-PCIE-40GB", 40, ""), ("NVIDIA H100 PCIe", 80, ""),
+        ("NVIDIA L40S", 24, "L40S"),
         (None, 12, ""), (None, 16, ""), (None, 60, ""), (None, 500, ""),
-        ("NVIDIA GeForce RTX 4090", 20, "RTX 4090"), ("NVIDIA H100 80GB HBM3", 12, "H100"),
+        ("NVIDIA GeForce RTX 4090", 20, "RTX 4090"), ("NVIDIA H100 80GB HBM3", 12, "H100 SXM"),
         ("NVIDIA L4", 22, "L4"), ("NVIDIA L40", 24, ""), ("Tesla T4", 15, ""),
         ("NVIDIA GeForce RTX 3090", 24, "RTX 3090"), ("NVIDIA GeForce RTX 3090 Ti", 24, ""),
     ],

@@ -404,10 +404,12 @@ def test_every_config_for_a_card_plans_on_it(path: Path, tmp_path: Path) -> None
     assert re.fullmatch(
         rf"fits: [\d.]+ of {card}\.0 GiB; a step of full length takes at least [\d.,]+ s on an .+, "
         r"(sampling|learning|the teacher) \d+% of it \(limited by (arithmetic|memory bandwidth)\); "
-            r"[\d,]+ steps (and \d+ evaluations of [\d,]+ (problems|rows) )?[\d,.]+ h"
-            r"( without the \d+ evaluations, whose size is known if eval.limit is set)?"
-        r"( \((RTX 3090: .+ s, .+ h; L4 of only 22\.5 GiB|L40S of only 45\.0 GiB|A100 80GB): "
-        r".+ s, .+ h\))?"
+        r"[\d,]+ steps (and \d+ evaluations of up to [\d,]+ (problems|rows) )?"
+        r"at least [\d,.]+ (h|days)"
+        r"( \((RTX 3090: .+ s, .+ (h|days); L4|L40S|A100 SXM 80GB)( with .+ GiB, too small for "
+        r"this plan)?: .+ s, .+ (h|days)\))?; not counted: starts and saves(, unpacking of "
+        r"NF4 while sampling)?(, groups that are dropped)?"
+        r"(, the \d+ evaluations, whose size is known if eval.limit is set)?"
         if card >= 24 else r"fits: .* GiB; step time unknown: .*", verdict
     ), verdict  # fmt: skip
 
@@ -513,7 +515,8 @@ def test_recurrent_layers_have_states_in_place_of_keys(caplog: pytest.LogCapture
     assert sizes["recurrent states"] == -(-bare.cache_tokens // (4096 + 256)) * state
     assert f"disk: downloads {plan.downloads[0][1] / 1e9:.1f} GB of Qwen/Qwen3.5-4B" in plan.table()
     written = [line for line in plan.table() if line.startswith("disk: writes")]
-    assert len(written) == 1 and written[0].endswith("keeps 2, and rollouts of up to 4 GiB")
+    assert len(written) == 1 and " and keeps 2; at most " in written[0]
+    assert written[0].endswith(", and rollouts of up to 4 GiB")
     assert plan.downloads == (("Qwen/Qwen3.5-4B", 2 * 4_539_265_536),)
     assert "model.path=Qwen/Qwen3.5-4B: model_type=qwen3_5 also reads images" in caplog.text
 
