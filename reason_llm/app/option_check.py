@@ -16,7 +16,7 @@ from reason_llm.errors import ReasonError
 from reason_llm.files import check_writable
 from reason_llm.model.plan import plan_only
 from reason_llm.run.start import processes
-from reason_llm.run.store.folder import KEPT, check_exists
+from reason_llm.run.store import folder as run_folder
 from reason_llm.score import Scorer
 
 ON_THIS_CPU = (
@@ -60,10 +60,10 @@ def check_options(
     check_files(config, mistakes.append)
     num_before = len(mistakes)
     for option, folder in config.other_adapters.items():
-        if is_plan and not folder.exists() and folder.name in KEPT.values():
+        if is_plan and not folder.exists() and folder.name in run_folder.KEPT.values():
             table.append(f"{folder} does not exist yet: planned like the policy's adapter")
         elif not folder.is_dir():
-            check(partial(check_exists, option, folder))
+            check(partial(run_folder.check_exists, option, folder))
         else:
             check(partial(import_module("reason_llm.model.adapters").read_config, folder))
     is_whole = is_whole and len(mistakes) == num_before  # the plan counts these adapters
