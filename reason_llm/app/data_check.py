@@ -69,6 +69,7 @@ def _check_rows(
     def note(error: DataError) -> None:
         errors[_kind(str(error))].append(str(error))
 
+    wrong_options = bool(mistakes)
     context = context_limit(config.model)
     ends = end_token_ids(config.model.path, tokenizer)
     data = load_data(config, tokenizer, context, note, columns, ends)
@@ -91,10 +92,10 @@ def _check_rows(
         errors_found = "1 error" if num_errors == 1 else f"{num_errors} errors"
         lines.append(f"{errors_found}, the first of each kind:")
         lines += [f"  {printable(error)}{more[error]}" for error in [*more][:NUM_ERRORS_SHOWN]]
+    elif wrong_options:
+        lines.append("no errors in the rows, read without the wrong options")
     else:
-        lines.append(
-            "no errors in the rows, read without the wrong options" if mistakes else "no errors"
-        )
+        lines.append("no errors in the rows; a reward has one, below" if mistakes else "no errors")
     lines = [printable(without_secrets(line), keep="\n\t") for line in lines]
     return DataReport(lines, num_errors, list(map(printable, more)))
 
