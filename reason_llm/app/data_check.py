@@ -2,7 +2,6 @@
 weight is read and no program is run."""
 
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,6 +14,7 @@ from reason_llm.data import (
     SIDES,
     Data,
     DataSet,
+    Faults,
     check_ends,
     load_data,
     player_of,
@@ -64,40 +64,33 @@ def _check_rows(
     config: Config, columns: Collection[str], mistakes: list[ReasonError]
 ) -> DataReport:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    errors: dict[str, list[str]] = defaultdict(list)
-
-    def note(error: DataError) -> None:
-        errors[_kind(str(error))].append(str(error))
-
+    faults = Faults()
     wrong_options = bool(mistakes)
     context = context_limit(config.model)
     ends = end_token_ids(config.model.path, tokenizer)
-    data = load_data(config, tokenizer, context, note, columns, ends)
+    data = load_data(config, tokenizer, context, faults, columns, ends)
     try:
         _try_rewards(config, data, tokenizer)
     except RewardError as error:
         mistakes.append(error)
     lines = _lines_of_sets(data) + _line_of_judge(config, data)
     if config.data.is_offline:
-        lines += _lines_of_rows(data, ends, tokenizer, note)
+        lines += _lines_of_rows(data, ends, tokenizer, faults)
     else:
         lines += _shown_prompts(data, tokenizer)
     for key, options in config.score.by_readers.items():
         lines.append(f"the {options.title} {key} in {options.path} is not read by this check")
-    num_errors = sum(map(len, errors.values()))
-    more = {
-        of[0]: f" (and {len(of) - 1} more such rows)" if of[1:] else "" for of in errors.values()
-    }
+    num_errors, errors = faults.count, [printable(str(error)) for error in faults.errors()]
     if num_errors:
         errors_found = "1 error" if num_errors == 1 else f"{num_errors} errors"
         lines.append(f"{errors_found}, the first of each kind:")
-        lines += [f"  {printable(error)}{more[error]}" for error in [*more][:NUM_ERRORS_SHOWN]]
+        lines += [f"  {error}" for error in errors[:NUM_ERRORS_SHOWN]]
     elif wrong_options:
         lines.append("no errors in the rows, read without the wrong options")
     else:
         lines.append("no errors in the rows; a reward has one, below" if mistakes else "no errors")
     lines = [printable(without_secrets(line), keep="\n\t") for line in lines]
-    return DataReport(lines, num_errors, list(map(printable, more)))
+    return DataReport(lines, num_errors, errors)
 
 
 def _try_rewards(config: Config, data: Data, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -105,14 +98,6 @@ def _try_rewards(config: Config, data: Data, tokenizer: "PreTrainedTokenizerBase
     if prompts and config.judges_answers:
         with Scorer(config.score, config.sample.max_new_tokens, runs_programs=False) as scorer:
             scorer.try_custom(prompts, tokenizer, only_first=not config.samples)
-
-
-def _kind(error: str) -> str:
-    """Return the common part of errors that differ only in row and value."""
-    head, _, rest = error.partition(" is ")
-    return (head + rest.rpartition("; expected")[2]).translate(
-        dict.fromkeys(map(ord, "0123456789"))
-    )
 
 
 def _lines_of_sets(data: Data) -> list[str]:
